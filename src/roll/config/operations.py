@@ -53,6 +53,11 @@ class TrackingConfig(Section):
     wandb: str | None = option(None, "Weights & Biases project to log to.")
     swanlab: str | None = option(None, "SwanLab project to log to.")
     rollouts: bool = option(True, "Write every rollout to Parquet.")
+    token_columns: bool = option(
+        True,
+        "Also write what the trainer said of every token of the rollouts (log-probs, advantages, the reference's), "
+        "for `roll dashboard`.",
+    )
     record_rollouts: bool = option(
         False, "Record every batch and the schedule of its rollouts, so that `roll replay` can train or generate again."
     )

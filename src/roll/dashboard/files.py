@@ -131,13 +131,22 @@ class Tail:
     """Whole lines that a file got since the last look, read once.
 
     A file that was cut back, replaced, or rewritten in front of what was read is read again from its start.
+
+    Args:
+        inside: the directory.
+        parts: the file's place in it.
+        end: of a whole line.
     """
 
-    def __init__(self, inside: Inside, *parts: str) -> None:
+    def __init__(self, inside: Inside, *parts: str, end: bytes = b"\n") -> None:
         self._inside = inside
+        self._end = end
         self._parts = parts
         self._stamp: Stamp | None = None
-        self._offset = 0
+        self.offset = 0
+        """Where whole lines end that were read."""
+        self.rest = b""
+        """What stood behind them at the last look."""
         self._before = b""
 
     def grown(self) -> bool:
@@ -154,35 +163,36 @@ class Tail:
         if stamp == self._stamp:
             return
         if stamp is None:
-            restarted = self._offset > 0
-            self._stamp, self._offset, self._before = None, 0, b""
+            restarted = self.offset > 0
+            self._stamp, self.offset, self._before = None, 0, b""
             if restarted:
                 yield True, b""
             return
         with self._inside.open(*self._parts) as file:
             restarted = self._restarted(file, stamp)
             if restarted:
-                self._offset, self._before = 0, b""
+                self.offset, self._before = 0, b""
                 yield True, b""
-            file.seek(self._offset)
+            file.seek(self.offset)
             rest = b""
             while piece := file.read(_CHUNK):
-                end = piece.rfind(b"\n") + 1
-                if not end:
-                    rest += piece
+                rest += piece
+                at = rest.rfind(self._end) + len(self._end)
+                if at < len(self._end):
                     if len(rest) > _LONGEST_LINE:
                         raise RunDirectoryError(f"'{_shown(self._parts)}' has a line of more than 16 MiB.")
                     continue
-                lines, rest = rest + piece[:end], piece[end:]
-                self._offset += len(lines)
+                lines, rest = rest[:at], rest[at:]
+                self.offset += len(lines)
                 self._before = (self._before + lines[-_REMEMBERED:])[-_REMEMBERED:]
                 yield False, lines
+            self.rest = rest
         self._stamp = stamp
 
     def _restarted(self, file: BinaryIO, stamp: Stamp) -> bool:
-        if not self._offset:
+        if not self.offset:
             return False
-        if stamp.size < self._offset or (self._stamp is not None and stamp.inode != self._stamp.inode):
+        if stamp.size < self.offset or (self._stamp is not None and stamp.inode != self._stamp.inode):
             return True
-        file.seek(self._offset - len(self._before))
+        file.seek(self.offset - len(self._before))
         return file.read(len(self._before)) != self._before

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-__all__ = ["LABELS", "MOST_ROWS", "NUMBERS", "Columns", "find_texts", "read_columns", "read_rows"]
+__all__ = ["LABELS", "MOST_ROWS", "NUMBERS", "FileColumns", "find_texts", "read_columns", "read_rows"]
 
 MOST_ROWS = 2**20
 """Of one file."""
@@ -34,13 +34,13 @@ NUMBERS: dict[str, Any] = {
     "num_turns": np.float32,
     "policy_version": np.float32,
 }
-"""Columns of numbers and how they are held; NaN where the file has none. `policy_version` is the oldest of a row."""
+"""Numbers and how they are held; NaN where the file has none. `policy_version` is the oldest of a row."""
 LABELS = ("domain", "verdict", "status", "finish_reason", "engine_id")
 PREVIEW = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Columns:
+class FileColumns:
     """What the index needs of one file of R rows."""
 
     num_rows: int
@@ -82,7 +82,7 @@ def _opened(inside: Inside, name: str) -> Iterator[pq.ParquetFile]:
             raise RunDirectoryError(f"'{name}' is no file of rollouts: {str(error)[:300]}") from None
 
 
-def read_columns(inside: Inside, name: str) -> Columns:
+def read_columns(inside: Inside, name: str) -> FileColumns:
     """The columns that an index needs.
 
     Raises:
@@ -98,7 +98,7 @@ def read_columns(inside: Inside, name: str) -> Columns:
         numbers = {
             column: _numbers(_source(column, columns), dtype, table.num_rows) for column, dtype in NUMBERS.items()
         }
-        return Columns(
+        return FileColumns(
             num_rows=table.num_rows,
             numbers=numbers,
             labels={column: _labels(columns.get(column), table.num_rows) for column in LABELS},

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from roll.dashboard.columns import Columns
 from roll.dashboard.files import Inside, Stamp
-from roll.dashboard.rollout_files import LABELS, MOST_ROWS, NUMBERS, Columns, read_columns
+from roll.dashboard.rollout_files import LABELS, MOST_ROWS, NUMBERS, FileColumns, read_columns
 from roll.errors import RunDirectoryError
 
 __all__ = ["KINDS", "Rollouts", "file_of", "row_of"]
@@ -65,14 +66,11 @@ class Rollouts:
         self._codes: dict[str, dict[str, int]] = {label: {"": 0} for label in LABELS}
         self._files: dict[str, _File] = {}
         self._failed: dict[str, tuple[Stamp, str]] = {}
-        self._size = 0
         types: dict[str, Any] = {"row": np.int64, "step": np.int32, "kind": np.int8, "staleness": np.float32, **NUMBERS}
-        self._columns = {
-            name: np.empty(0, dtype) for name, dtype in {**types, **dict.fromkeys(LABELS, np.int16)}.items()
-        }
+        self._columns = Columns(types | dict.fromkeys(LABELS, np.int16))
 
     def __len__(self) -> int:
-        return self._size
+        return len(self._columns)
 
     @property
     def problems(self) -> list[str]:
@@ -81,7 +79,7 @@ class Rollouts:
 
     def column(self, name: str) -> np.ndarray:
         """[size] of all rollouts, in no order to rely on."""
-        return self._columns[name][: self._size]
+        return self._columns[name]
 
     def texts(self, label: str) -> list[str]:
         """What the codes of a label stand for."""
@@ -105,8 +103,6 @@ class Rollouts:
             self._failed[name] = (stamp, str(error))
             return
         step, kind = _place(name)
-        start, end = self._size, self._size + columns.num_rows
-        self._reserve(end)
         put: dict[str, Any] = {
             "row": row_of(step, kind, 0) + np.arange(columns.num_rows),
             "step": step,
@@ -115,10 +111,8 @@ class Rollouts:
         version = self._version_before(step) if kind == "train" else math.nan
         put["staleness"] = version - columns.numbers["policy_version"]
         put |= columns.numbers | {label: self._coded(label, *columns.labels[label]) for label in LABELS}
-        for column, values in put.items():
-            self._columns[column][start:end] = values
+        self._columns.extend(columns.num_rows, put)
         self._files[name] = _File(stamp, self._keep(columns))
-        self._size = end
 
     def previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
         """Beginnings of prompt and text of each row."""
@@ -153,7 +147,7 @@ class Rollouts:
                 known.setdefault(text, len(known))
         return np.array([known.get(text, 0) for text in texts], np.int16)[codes]
 
-    def _keep(self, columns: Columns) -> list[tuple[int, int]]:
+    def _keep(self, columns: FileColumns) -> list[tuple[int, int]]:
         offset = self._spool.seek(0, 2)
         blocks = []
         for start in range(0, columns.num_rows, _BLOCK):
@@ -164,22 +158,11 @@ class Rollouts:
             offset += len(packed)
         return blocks
 
-    def _reserve(self, size: int) -> None:
-        if size <= len(self._columns["row"]):
-            return
-        for name, column in self._columns.items():
-            grown = np.empty(max(1024, size + size // 4), column.dtype)
-            grown[: self._size] = column[: self._size]
-            self._columns[name] = grown
-
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
             del self._files[name]
         gone = np.array([row_of(*_place(name), 0) // MOST_ROWS for name in names])
-        kept = ~np.isin(self.column("row") // MOST_ROWS, gone)
-        for name in self._columns:
-            self._columns[name] = self.column(name)[kept]
-        self._size = int(kept.sum())
+        self._columns.keep(~np.isin(self.column("row") // MOST_ROWS, gone))
 
 
 def _place(name: str) -> tuple[int, str]:

@@ -16,6 +16,10 @@ from roll.dashboard.files import Inside
 from roll.dashboard.metrics import Metrics
 from roll.dashboard.rollouts import Rollouts
 from roll.dashboard.settings import Settings
+from roll.dashboard.trace import Trace
+from roll.dashboard.vocabulary import Vocabulary, find_tokenizer, load_vocabulary
+from roll.errors import RunDirectoryError
+from roll.models.catalogue import CATALOGUE, cached_directory
 
 __all__ = ["Run", "Runs"]
 
@@ -39,7 +43,21 @@ class Run:
         self.inside = Inside(path)
         self.settings = Settings(self.inside)
         self.metrics = Metrics(self.inside)
+        self.trace = Trace(self.inside)
         self._rollouts: Rollouts | None = None
+        self._vocabulary: tuple[Any, Vocabulary | None] = (None, None)
+
+    @property
+    def shown_path(self) -> str:
+        """Its path for people, whatever bytes it is made of."""
+        return str(self.path).encode("utf-8", "replace").decode()
+
+    def step(self) -> int:
+        """The newest step in the metrics."""
+        with self.lock:
+            self.metrics.refresh()
+            steps = self.metrics.tables["train"].steps
+            return steps[-1] if steps else 0
 
     def refresh(self) -> None:
         """Read what changed of settings and metrics."""
@@ -64,6 +82,42 @@ class Run:
                 progress["indexing"] = {"files_left": len(pending)}
             yield index, progress
 
+    @contextlib.contextmanager
+    def traced(self) -> Iterator[tuple[Trace, dict[str, Any]]]:
+        """The trace, held still; and how far it is."""
+        with self.lock:
+            self.trace.refresh(_INDEXING_S)
+            progress: dict[str, Any] = {"problem": self.trace.problem} if self.trace.problem else {}
+            if self.trace.is_reading:
+                progress["indexing"] = {"bytes_left": self.trace.bytes_left}
+            yield self.trace, progress
+
+    def vocabulary(self) -> Vocabulary | None:
+        """Of the run's tokenizer, or the catalogue's for a model that is in there; `None` where neither is here."""
+        with self.lock:
+            where = find_tokenizer(self.inside)
+            name = self.settings.text_of("model.path")
+            inside = self.inside
+            if where is None and name in CATALOGUE:
+                inside = Inside(cached_directory(CATALOGUE[name]))
+                where = find_tokenizer(inside)
+            if where is None:
+                return None
+            if self._vocabulary[0] != where:
+                try:
+                    self._vocabulary = (where, load_vocabulary(inside, where[0]))
+                except RunDirectoryError:
+                    self._vocabulary = (where, None)
+            return self._vocabulary[1]
+
+    def stamps(self) -> dict[str, Any]:
+        """What changes when the run goes on, by what the page calls it; nothing is read."""
+        return {
+            "metrics": self.inside.stamp("metrics.jsonl"),
+            "rollouts": self.inside.stamp("rollouts"),
+            "trace": self.inside.stamp("trace.json"),
+        }
+
     def overview(self) -> dict[str, Any]:
         """For `/runs`."""
         with self.lock:
@@ -80,7 +134,7 @@ class Run:
             return {
                 "id": self.id,
                 "name": self.name,
-                "path": str(self.path).encode("utf-8", "replace").decode(),
+                "path": self.shown_path,
                 "pipeline": self.settings.text_of("pipeline"),
                 "status": self._status(max(written, default=0.0), num_steps),
                 "problem": problem or None,

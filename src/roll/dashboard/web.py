@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
-from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
 
 from roll.dashboard.access import Access
-from roll.dashboard.questions import Filters, facets, page, search
+from roll.dashboard.health import health
+from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
+from roll.dashboard.plans import plans
+from roll.dashboard.questions import Filters, facets, group_of, page, search, table
+from roll.dashboard.rollout_files import read_rows
+from roll.dashboard.rollouts import KINDS, Rollouts, file_of
 from roll.dashboard.runs import Run, Runs
 from roll.dashboard.settings import difference
 from roll.errors import RunDirectoryError
@@ -27,7 +35,9 @@ STATIC = Path(__file__).parent / "static"
 def make_app(paths: Sequence[Path], host: str, token: str | None) -> Access:
     """What answers requests about the runs at and below `paths`; see `Access` for the rest."""
     runs = Runs(paths)
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, default_response_class=JSONResponse)
+    app = FastAPI(
+        redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None, default_response_class=JSONResponse
+    )
     app.state.runs = runs
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
@@ -35,6 +45,8 @@ def make_app(paths: Sequence[Path], host: str, token: str | None) -> Access:
     app.add_exception_handler(Exception, _failed)
     _add_runs(app, runs)
     _add_rollouts(app)
+    _add_one_rollout(app)
+    _add_time(app)
     _add_page(app)
     return Access(app, host, token)
 
@@ -131,6 +143,93 @@ def _add_rollouts(app: FastAPI) -> None:
     def all_facets(run: OneRun) -> Any:
         with run.indexed() as (index, progress):
             return facets(index) | progress
+
+
+def _add_one_rollout(app: FastAPI) -> None:
+    @app.get("/api/runs/{run}/rollouts/{row}")
+    def one(run: OneRun, row: int) -> Any:
+        with run.indexed() as (index, _):
+            shown = table(index, np.array([_position(index, row)]))[0]
+            return shown | details(_read(run, row, DETAIL_COLUMNS), run.vocabulary())
+
+    @app.get("/api/runs/{run}/rollouts/{row}/group")
+    def group(run: OneRun, row: int) -> Any:
+        with run.indexed() as (index, _):
+            _position(index, row)
+            rows = table(index, group_of(index, row))
+            name = file_of(row)[0]
+            places = [file_of(one["row"])[1] for one in rows]
+            texts = read_rows(run.inside, name, places, ["text"])
+            return {"rows": [one | {"text": found.get("text") or ""} for one, found in zip(rows, texts, strict=True)]}
+
+    @app.get("/api/runs/{run}/rollouts/{row}/tokens")
+    def token_columns(run: OneRun, row: int) -> Any:
+        with run.indexed() as (index, _):
+            place = _position(index, row)
+            kind = KINDS[int(index.column("kind")[place])]
+            found = _read(run, row, TOKEN_COLUMNS)
+            return tokens(found, run.settings.values | {"kind": kind}, run.vocabulary())
+
+
+def _position(index: Rollouts, row: int) -> int:
+    try:
+        return index.position(row)
+    except KeyError:
+        raise HTTPException(404, f"there is no rollout {row} in this run (now).") from None
+
+
+def _read(run: Run, row: int, columns: Sequence[str]) -> dict[str, Any]:
+    name, place = file_of(row)
+    return read_rows(run.inside, name, [place], columns)[0]
+
+
+def _add_time(app: FastAPI) -> None:
+    @app.get("/api/runs/{run}/trace/lanes")
+    def lanes(
+        run: OneRun,
+        from_s: float | None = None,
+        to_s: float | None = None,
+        max: Annotated[int, Query(ge=1, le=20_000)] = 4000,
+    ) -> Any:
+        with run.traced() as (trace, progress):
+            return trace.lanes(from_s, to_s, max) | progress
+
+    @app.get("/api/runs/{run}/trace/steps")
+    def steps(run: OneRun) -> Any:
+        with run.traced() as (trace, _):
+            return trace.steps()
+
+    @app.get("/api/runs/{run}/health")
+    def all_health(run: OneRun) -> Any:
+        with run.indexed() as (index, progress):
+            patience = int(run.settings.number_of("alarms.patience") or 1)
+            return health(run.inside, run.metrics, index, patience) | progress
+
+    @app.get("/api/runs/{run}/plan")
+    def plan(run: OneRun) -> Any:
+        return plans(run.inside, run.shown_path)
+
+    @app.get("/api/runs/{run}/events")
+    async def events(run: OneRun) -> Any:
+        return StreamingResponse(_changes(run), media_type="text/event-stream")
+
+
+async def _changes(run: Run) -> AsyncIterator[str]:
+    """Server-Sent Events: what grew since the last second."""
+    before = await asyncio.to_thread(run.stamps)
+    yield "retry: 2000\n\n"
+    quiet = 0
+    while True:
+        await asyncio.sleep(1.0)
+        now = await asyncio.to_thread(run.stamps)
+        kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
+        before = now
+        quiet = 0 if kinds else quiet + 1
+        if kinds:
+            step = await asyncio.to_thread(run.step)
+            yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"
+        elif quiet % 15 == 0:  # so that a reader that is gone is noticed
+            yield ": nothing new\n\n"
 
 
 def _filters(

@@ -5,16 +5,26 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
 
 from roll.tracking import atomic
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from roll.types import Group, Rollout
+    from roll.types import FloatArray, Group, Rollout
 
-__all__ = ["rollout_rows", "rollout_schema", "utf8", "write_rollouts"]
+__all__ = ["TOKEN_COLUMNS", "TokenColumns", "rollout_rows", "rollout_schema", "utf8", "write_rollouts"]
+
+TokenColumns: TypeAlias = "Mapping[str, Mapping[str, FloatArray]]"
+"""By rollout id, then by column: [T] each, NaN where the loss does not count the token."""
+
+TOKEN_COLUMNS = ("trainer_logprobs", "update_logprobs", "ref_logprobs", "token_advantages")
+"""The trainer's before the step's first update, and in the last of several; the reference's; what the loss weighs."""
+_TOKENS_PER_GROUP = 2**17
+"""Of a row group, about: what is decompressed to look at one rollout."""
 
 
 def utf8(text: str) -> str:
@@ -27,6 +37,7 @@ def rollout_schema() -> pa.Schema:
     import pyarrow as pa
 
     branch = pa.struct([("start", pa.int32()), ("context", pa.list_(pa.int32()))])
+    turn = pa.struct([("start", pa.int32()), ("end", pa.int32()), ("reward", pa.float64())])
     message = pa.struct([("role", pa.string()), ("content", pa.string())])
     return pa.schema(
         [
@@ -44,6 +55,8 @@ def rollout_schema() -> pa.Schema:
             ("token_ids", pa.list_(pa.int32())),
             ("logprobs", pa.list_(pa.float32())),
             ("policy_versions", pa.list_(pa.int32())),
+            *((name, pa.list_(pa.float32())) for name in TOKEN_COLUMNS),
+            ("turns", pa.list_(turn)),
             ("branches", pa.list_(branch)),
             ("finish_reason", pa.dictionary(pa.int8(), pa.string())),
             ("status", pa.dictionary(pa.int8(), pa.string())),
@@ -55,20 +68,28 @@ def rollout_schema() -> pa.Schema:
             ("reward_duration_s", pa.float64()),
             ("advantage", pa.float64()),
             ("engine_id", pa.string()),
+            ("num_tokens", pa.int32()),
+            ("num_turns", pa.int32()),
+            ("oldest_version", pa.int32()),
         ]
     )
 
 
 def rollout_rows(
-    step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
+    step: int,
+    groups: Sequence[Group],
+    advantages: Mapping[str, float] | None = None,
+    tokens: TokenColumns | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per rollout, in group order; without a reward, or an advantage by its id, columns are null."""
-    advantages = advantages or {}
-    return [_row(step, r, advantages.get(r.sample_id)) for group in groups for r in group.rollouts]
+    """One row per rollout, in group order; without a reward, or an entry by its id, columns are null."""
+    advantages, tokens = advantages or {}, tokens or {}
+    rollouts = (rollout for group in groups for rollout in group.rollouts)
+    return [_row(step, r, advantages.get(r.sample_id), tokens.get(r.sample_id, {})) for r in rollouts]
 
 
-def _row(step: int, rollout: Rollout, advantage: float | None) -> dict[str, Any]:
+def _row(step: int, rollout: Rollout, advantage: float | None, tokens: Mapping[str, FloatArray]) -> dict[str, Any]:
     prompt, reward = rollout.prompt, rollout.reward
+    written = rollout.policy_versions[rollout.policy_versions >= 0]
     return {
         "step": step,
         "rollout_id": rollout.sample_id,
@@ -84,6 +105,8 @@ def _row(step: int, rollout: Rollout, advantage: float | None) -> dict[str, Any]
         "token_ids": rollout.token_ids,
         "logprobs": rollout.logprobs,
         "policy_versions": rollout.policy_versions,
+        **{name: tokens.get(name) for name in TOKEN_COLUMNS},
+        "turns": [{"start": turn.start, "end": turn.end, "reward": turn.reward} for turn in rollout.spans],
         "branches": [{"start": branch.start, "context": branch.context} for branch in rollout.branches],
         "finish_reason": rollout.finish_reason,
         "status": str(rollout.status),
@@ -95,11 +118,18 @@ def _row(step: int, rollout: Rollout, advantage: float | None) -> dict[str, Any]
         "reward_duration_s": reward.duration_s if reward else None,
         "advantage": advantage,
         "engine_id": rollout.engine_id,
+        "num_tokens": len(rollout.token_ids),
+        "num_turns": len(rollout.spans),
+        "oldest_version": int(written.min()) if len(written) else None,
     }
 
 
 def write_rollouts(
-    path: Path, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
+    path: Path,
+    step: int,
+    groups: Sequence[Group],
+    advantages: Mapping[str, float] | None = None,
+    tokens: TokenColumns | None = None,
 ) -> None:
     """Write the table (zstd) to `path`, atomically.
 
@@ -109,7 +139,11 @@ def write_rollouts(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist(rollout_rows(step, groups, advantages), schema=rollout_schema())
+    rows = rollout_rows(step, groups, advantages, tokens)
+    mean_tokens = float(np.mean([row["num_tokens"] for row in rows])) if rows else 0.0
+    table = pa.Table.from_pylist(rows, schema=rollout_schema())
     buffer = io.BytesIO()
-    pq.write_table(table, buffer, compression="zstd")
+    pq.write_table(
+        table, buffer, compression="zstd", row_group_size=max(16, int(_TOKENS_PER_GROUP / max(mean_tokens, 1)))
+    )
     atomic.write_bytes(path, buffer.getvalue())

@@ -1,7 +1,7 @@
 """The directory that a run writes to, and everything in it by name.
 
 runs/<name>/  config.yaml   config_history.yaml   metrics.jsonl   trace.json   summary.json   reward.png
-              rollouts/step-000001.parquet   tensorboard/
+              tokenizer.json   rollouts/step-000001.parquet   tensorboard/
               checkpoints/step-000020/…      logs/<role>-<rank>.log      recording/
 """
 
@@ -49,6 +49,8 @@ class RunDirectory:
         """Parquet files of rollouts."""
         self.recording_dir = path / "recording"
         """What `roll replay` reads: see `roll.tracking.recording`."""
+        self.tokenizer_path = path / "tokenizer.json"
+        """The model's tokenizer, for whoever shows single tokens."""
         self.tensorboard_dir = path / "tensorboard"
         """TensorBoard event files."""
         self.checkpoints_dir = path / "checkpoints"

@@ -20,12 +20,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from roll.callbacks import Callbacks
 from roll.errors import CallbackError, EngineDiedError, LossError, NoEngineError, RollError, UserError
-from roll.tracking import logs
+from roll.tracking import atomic, logs
 from roll.tracking.console import open_console
 from roll.tracking.console_views import AnswerView, Console, EvaluationView, RunHeader, StepView, trouble
 from roll.tracking.memory import PeakMemory
@@ -38,6 +39,7 @@ from roll.tracking.summary import Summary, generation_time, summarise
 
 if TYPE_CHECKING:
     from roll.config.run import RunConfig
+    from roll.tracking.rollout_table import TokenColumns
     from roll.types import Group, Rollout
 
 __all__ = ["Tracker"]
@@ -202,14 +204,30 @@ class Tracker:
         flat["time/evaluate_s"] = self.spans.elapsed("evaluate")
         self._record(step, "evaluation", flat)
         if groups:
-            self._write_rollouts(self.run.evaluation_path(step), step, groups, None)
+            self._write_rollouts(self.run.evaluation_path(step), step, groups)
         self.console.evaluation(EvaluationView.of(step, flat))
         self.callbacks.evaluation(step, flat)
 
-    def log_rollouts(self, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None) -> None:
-        """Record every rollout of a step, with its advantage by rollout id where it was trained on."""
-        self._write_rollouts(self.run.rollouts_path(step), step, groups, advantages)
+    def log_rollouts(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        advantages: Mapping[str, float] | None = None,
+        tokens: TokenColumns | None = None,
+    ) -> None:
+        """Record every rollout of a step, with its advantage and columns of tokens where it was trained on."""
+        self._write_rollouts(self.run.rollouts_path(step), step, groups, advantages, tokens)
         self.console.answers(_best_and_worst(groups))
+
+    def keep_tokenizer(self, tokenizer: Any) -> None:
+        """Write a fast tokenizer of `transformers`, which gives the rollouts' tokens a text; another is left out."""
+        fast = getattr(tokenizer, "backend_tokenizer", None)
+        if not self._config.tracking.rollouts or fast is None or self.run.tokenizer_path.is_file():
+            return
+        try:
+            atomic.write_text(self.run.tokenizer_path, fast.to_str())
+        except Exception as error:
+            logger.warning("the tokenizer was not written to %s: %s", self.run.tokenizer_path, error)
 
     def truncate(self, step: int) -> None:
         """Drop what was recorded after `step`; -1 drops everything."""
@@ -254,14 +272,19 @@ class Tracker:
             sink.log(step, metrics)
 
     def _write_rollouts(
-        self, path: Any, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None
+        self,
+        path: Path,
+        step: int,
+        groups: Sequence[Group],
+        advantages: Mapping[str, float] | None = None,
+        tokens: TokenColumns | None = None,
     ) -> None:
         if not self._config.tracking.rollouts:
             return
         from roll.tracking.rollout_table import write_rollouts
 
         try:
-            write_rollouts(path, step, groups, advantages)
+            write_rollouts(path, step, groups, advantages, tokens)
         except Exception as error:
             self._parquet_failures += 1
             logger.warning("rollouts of step %d were not written to %s: %s", step, path, error, exc_info=True)

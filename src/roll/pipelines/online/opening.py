@@ -122,6 +122,7 @@ async def _start(
     stack: AsyncExitStack,
 ) -> tuple[Roles, list[Any], SharingTrainers | None]:
     """All roles; what was placed, in order; and which of it hands memory over to engines."""
+    session.tracker.keep_tokenizer(prepared.tokenizer)
     hand_over = hands_over(config, accelerated=num_accelerators() > 0)
     beside = config.trainers_beside("actor_infer") if hand_over else []
 

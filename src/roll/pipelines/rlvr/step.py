@@ -8,10 +8,12 @@ from typing import TypeVar
 
 from roll.config.reinforcing import ReinforcingConfig
 from roll.pipelines.learning.measures import learning_metrics, mean_advantages
+from roll.pipelines.learning.token_columns import token_columns
 from roll.pipelines.learning.updates import learn
 from roll.pipelines.online.boundary import batch_figures, cross_boundary
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.rlvr.collecting import Collected
+from roll.tracking.rollout_table import TokenColumns
 
 __all__ = ["learn_from"]
 
@@ -42,6 +44,7 @@ async def _update(online: OnlineRun[C], collected: Collected) -> dict[str, float
     state, selection, batch = run.state, collected.selection, collected.batch
     metrics = await batch_figures(state, batch, selection.fates)
     advantages: dict[str, float] = {}
+    tokens: TokenColumns = {}
     if selection.rollouts:
         async with live.learning(run) if live else nullcontext():
             learned = await learn(run, online.learner, config.algorithm, selection, config.rollout)
@@ -49,9 +52,12 @@ async def _update(online: OnlineRun[C], collected: Collected) -> dict[str, float
             if config.has_demonstrations:
                 metrics["data/demonstrations"] = float(len(selection.demonstrations))
             advantages = mean_advantages(learned.batch)
+            if config.tracking.rollouts and config.tracking.token_columns:
+                seed = (run.seed, state.step)
+                tokens = token_columns(learned.batch, learned.results, config.algorithm.updates, seed)
             if learned.stepped:
                 state.policy_version += 1
                 metrics |= (await live.sync(run)).metrics() if live else {}
     with run.spans.phase("record"):
-        run.tracker.log_rollouts(state.step + 1, batch.groups, advantages)
+        run.tracker.log_rollouts(state.step + 1, batch.groups, advantages, tokens)
     return metrics

@@ -1,0 +1,188 @@
+"""What went wrong in a run, what became of its draws, and what its machine bore: for `/health`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from roll.dashboard.files import Inside
+from roll.dashboard.metrics import Metrics, nulls
+from roll.dashboard.rollout_files import read_rows
+from roll.dashboard.rollouts import KINDS, Rollouts, file_of
+from roll.errors import RunDirectoryError
+
+__all__ = ["health"]
+
+_ALARM = re.compile(r"^(\S+ \S+) WARNING \S+: (.*\(?.*alarms\.(\w+)\).*)$")
+_LARGEST_LOG = 4 * 2**20
+_LARGEST_LEDGER = 64 * 2**20
+_TAIL_LINES = 200
+_MOST_ROWS = 100
+_MOST_STEPS = 200
+_FATES = ("trained", "filtered", "failed", "expired", "in_flight")
+_CULPRITS = {
+    "timeouts_above": ("verdict", "timeout"),
+    "unfinished_above": ("finish_reason", "length"),
+    "infra_errors_above": ("status", "infra_error"),
+}
+"""Which rollouts of its step an alarm is about; others are about all of them."""
+
+
+def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
+    """All of it; what is not there is left empty.
+
+    Args:
+        inside: the run's directory.
+        metrics: of the run.
+        rollouts: its index.
+        patience: `alarms.patience` of the run.
+    """
+    log = _log(inside)
+    return {
+        "alarms": _alarms(metrics, rollouts, log, patience),
+        "ledger": _ledger(inside, metrics),
+        "syncs": _syncs(metrics),
+        "memory": _memory(metrics),
+        "failures": _failures(inside, rollouts),
+        "log_tail": log[-_TAIL_LINES:],
+    }
+
+
+def _log(inside: Inside) -> list[str]:
+    """The end of the controller's log."""
+    try:
+        with inside.open("logs", "controller-0.log") as file:
+            file.seek(0, 2)
+            file.seek(max(0, file.tell() - _LARGEST_LOG))
+            return [line[:2000] for line in file.read().decode("utf-8", "replace").splitlines() if line.strip()]
+    except (RunDirectoryError, OSError):
+        return []
+
+
+def _alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[dict[str, Any]]:
+    """Alarms that went off, with what the log said of them.
+
+    `alarm/…` of the metrics counts steps in a row, and at `patience` the alarm goes off; those that look at steps
+    together are in the log alone, without a step.
+    """
+    said: dict[str, list[str]] = {}
+    for line in log:
+        match = _ALARM.match(line)
+        if match is not None:
+            said.setdefault(match[3], []).append(match[2])
+    table = metrics.tables["train"]
+    found: list[dict[str, Any]] = []
+    for name, column in table.columns.items():
+        if not name.startswith("alarm/"):
+            continue
+        alarm = name.removeprefix("alarm/")
+        counts = np.nan_to_num(np.array(column))
+        for place in np.flatnonzero(counts == patience)[:_MOST_STEPS].tolist():
+            found.append({"step": table.steps[place], "alarm": alarm})
+    for alarm, messages in said.items():
+        own = [entry for entry in found if entry["alarm"] == alarm]
+        if not own:
+            found += [{"step": None, "alarm": alarm, "message": message} for message in messages]
+        for entry in own:
+            entry["message"] = messages[-1]
+    for entry in found:
+        entry.setdefault("message", f"{entry['alarm']} at step {entry['step']} (alarms.{entry['alarm']})")
+        entry["rows"] = _rows(rollouts, entry["step"], entry["alarm"], patience)
+    return sorted(found, key=lambda entry: (entry["step"] is None, entry["step"] or 0, entry["alarm"]))
+
+
+def _rows(rollouts: Rollouts, step: int | None, alarm: str, patience: int) -> list[int]:
+    """Of the steps that made it go off, the newest first."""
+    mask = rollouts.column("kind") == KINDS.index("train")
+    if step is not None:
+        mask &= (rollouts.column("step") > step - patience) & (rollouts.column("step") <= step)
+    elif alarm not in _CULPRITS:
+        return []
+    if alarm in _CULPRITS:
+        label, text = _CULPRITS[alarm]
+        texts = rollouts.texts(label)
+        mask &= rollouts.column(label) == (texts.index(text) if text in texts else -1)
+    return np.sort(rollouts.column("row")[mask])[::-1][:_MOST_ROWS].tolist()
+
+
+def _ledger(inside: Inside, metrics: Metrics) -> dict[str, Any]:
+    table = metrics.tables["train"]
+    fates = {fate: table.last(f"ledger/{fate}") for fate in _FATES}
+    columns = {fate: _differences(table.columns.get(f"ledger/{fate}"), len(table.steps)) for fate in _FATES[:-1]}
+    columns["in_flight"] = np.array(table.columns.get("ledger/in_flight", [math.nan] * len(table.steps)))
+    known = {fate: nulls(column) for fate, column in columns.items()}
+    by_step = [{"step": step} | {fate: known[fate][place] for fate in _FATES} for place, step in enumerate(table.steps)]
+    shown = {fate: int(count) for fate, count in fates.items() if count is not None}
+    return {"fates": shown, "by_step": by_step if shown else [], "reasons": _reasons(inside)}
+
+
+def _differences(column: Any, length: int) -> np.ndarray:
+    """What each step added to a count of the whole run."""
+    return np.diff(np.array(column), prepend=0.0) if column is not None else np.full(length, math.nan)
+
+
+def _reasons(inside: Inside) -> dict[str, int]:
+    """Of the newest checkpoint's ledger: how many draws were not trained, by fate and reason."""
+    found: Counter[str] = Counter()
+    checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
+    for name in checkpoints[:1]:
+        try:
+            content = inside.read("checkpoints", name, "ledger.jsonl", limit=_LARGEST_LEDGER)
+        except RunDirectoryError:
+            continue
+        for line in content.splitlines():
+            try:
+                entry = json.loads(line)
+                if entry["fate"] not in ("trained", "in_flight"):
+                    found[f"{entry['fate']}: {entry.get('why') or 'no reason given'}"[:300]] += 1
+            except (ValueError, TypeError, KeyError, RecursionError):
+                continue
+    return dict(found.most_common(50))
+
+
+def _syncs(metrics: Metrics) -> list[dict[str, Any]]:
+    table = metrics.tables["train"]
+    names = [name for name in table.columns if name.startswith("sync/")]
+    columns = {name.removeprefix("sync/"): nulls(np.array(table.columns[name])) for name in names}
+    versions = nulls(np.array(table.columns["policy_version"])) if "policy_version" in table.columns else None
+    return [
+        {"step": step, "version": None if versions is None else versions[place]}
+        | {name: column[place] for name, column in columns.items()}
+        for place, step in enumerate(table.steps)
+        if any(column[place] is not None for column in columns.values())
+    ][-1000:]
+
+
+def _memory(metrics: Metrics) -> dict[str, Any]:
+    table = metrics.tables["train"]
+    names = [name for name in table.columns if name.startswith("memory/") or name.endswith("_bytes")]
+    return {name: {"steps": list(table.steps), "bytes": nulls(np.array(table.columns[name]))} for name in names}
+
+
+def _failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
+    """Why answers got no reward: read from their rows, the newest first, of some files."""
+    texts = rollouts.texts("status")
+    if "infra_error" not in texts:
+        return []
+    rows = np.sort(rollouts.column("row")[rollouts.column("status") == texts.index("infra_error")])[::-1]
+    causes: dict[str, list[int]] = {}
+    files: dict[str, list[tuple[int, int]]] = {}
+    for row in rows[:2000].tolist():
+        name, place = file_of(row)
+        files.setdefault(name, []).append((place, row))
+    for name, places in list(files.items())[:50]:
+        try:
+            found = read_rows(inside, name, [place for place, _ in places], ["cause", "step"])
+        except RunDirectoryError:
+            continue
+        for entry in found:
+            causes.setdefault(str(entry.get("cause") or "no cause given")[:500], []).append(entry.get("step") or 0)
+    return [
+        {"cause": cause, "count": len(steps), "first_step": min(steps), "last_step": max(steps)}
+        for cause, steps in sorted(causes.items(), key=lambda item: -len(item[1]))
+    ]

@@ -1,0 +1,71 @@
+"""What the trainer said of every token of a step's rollouts, for the table of rollouts: nothing is computed for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from roll.algorithms.minibatches import minibatches
+from roll.config.algorithm_parts import UpdateConfig
+from roll.types import FloatArray, StepResult, TrainingBatch
+
+__all__ = ["token_columns"]
+
+
+def token_columns(
+    batch: TrainingBatch, results: Sequence[StepResult], updates: UpdateConfig, seed: tuple[int, int]
+) -> dict[str, dict[str, FloatArray]]:
+    """Columns of `roll.tracking.rollout_table` by rollout id; each array aligns with the rollout's tokens.
+
+    `trainer_logprobs` are those before the first update; `update_logprobs` those that the last update began with, where
+    there are several; NaN where the loss does not count the token. A back-end that returns none leaves them out.
+
+    Args:
+        batch: as `weigh` completed it.
+        results: of its updates, in order.
+        updates: how it was cut for them.
+        seed: of the run, and the step, as the cuts were drawn from.
+    """
+    latest = _latest(batch, results, updates, seed)
+    single = len(results) == 1
+    found: dict[str, dict[str, FloatArray]] = {}
+    for places in batch.sequences:
+        samples = [batch.samples[place] for place in places]
+        if samples[0].expert:
+            continue
+        old = [latest.get(s.sample_id) if single and s.old_logprobs is None else s.old_logprobs for s in samples]
+        columns = {
+            "trainer_logprobs": old,
+            "update_logprobs": [None if single else latest.get(s.sample_id) for s in samples],
+            "ref_logprobs": [s.ref_logprobs for s in samples],
+            "token_advantages": [s.advantages for s in samples],
+        }
+        whole = {name: [part for part in parts if part is not None] for name, parts in columns.items()}
+        found[samples[0].sample_id] = {
+            name: np.concatenate(
+                [
+                    np.where(sample.loss_mask, part, np.nan)[sample.prefix_length :]
+                    for sample, part in zip(samples, parts, strict=True)
+                ]
+            )
+            for name, parts in whole.items()
+            if len(parts) == len(samples)
+        }
+    return found
+
+
+def _latest(
+    batch: TrainingBatch, results: Sequence[StepResult], updates: UpdateConfig, seed: tuple[int, int]
+) -> dict[str, FloatArray]:
+    """[L] of each sample, by its id: what the last update that it was in began with."""
+    found: dict[str, FloatArray] = {}
+    remaining = iter(results)
+    for epoch in range(updates.num_epochs):
+        for part in minibatches(batch, updates.num_minibatches, (*seed, 0, epoch)):
+            result = next(remaining, None)
+            if result is not None and result.logprobs:
+                found |= {
+                    s.sample_id: own for s, own in zip(part.samples, result.logprobs, strict=True) if not s.expert
+                }
+    return found
