@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
+.PHONY: dashboard test-dashboard help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -113,6 +113,12 @@ bench-agentic: setup ## acting over many turns: training on rewritten histories,
 
 agentic-demo: setup ## what agentic runs learn in three environments, three seeds: table and curves (hours)
 	@$(PY) benchmarks/agentic_demo.py $(ARGS)
+
+dashboard: ## rebuild the page of `roll dashboard` from dashboard/ (needs Node and npm; what it makes is committed)
+	@cd dashboard && npm ci --no-audit --no-fund --silent && npm run --silent check && npm run --silent build
+
+test-dashboard: setup ## the page of `roll dashboard` in a real Chromium (make setup CHROMIUM=apt)
+	@$(OFFLINE) $(PY) -m pytest tests/dashboard $(ARGS)
 
 docs: setup ## build the documentation into site/
 	@$(INSTALL) -r requirements/docs.txt

@@ -2,47 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import subprocess
 import sys
-import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 from chaos.harness import tiny_config
+from dashboard.served import Site, copy, make_hostile
 
 import roll
 
-HOSTILE = '<img src=x onerror="window.hacked=1"><script>window.hacked=1</script><b>not bold</b>'
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 
 
 def chromium() -> str | None:
     """Where the browser is: `CHROMIUM` in the environment, or on the path."""
     return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-
-
-@dataclass(frozen=True)
-class Site:
-    """A dashboard that runs, and the directory that it shows."""
-
-    address: str
-    runs: Path
-
-    def get(self, path: str) -> Any:
-        """What `/api/<path>` answers."""
-        with urllib.request.urlopen(f"{self.address}api/{path}", timeout=60) as answer:
-            return json.load(answer)
-
-    def run(self, name: str) -> str:
-        """The id of a run, by the name of its directory."""
-        return next(r["id"] for r in self.get("runs") if r["path"].endswith(f"/{name}"))
 
 
 @pytest.fixture(scope="session")
@@ -66,37 +45,13 @@ def trained(browser: Any, tiny_model: Path, tmp_path_factory: pytest.TempPathFac
     return directory / "run"
 
 
-def copy(source: Path, target: Path, num_steps: int) -> None:
-    """The run as it was after `num_steps` steps; later calls let it grow."""
-    target.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source / "config.yaml", target / "config.yaml")
-    (target / "rollouts").mkdir(exist_ok=True)
-    for path in sorted((source / "rollouts").iterdir()):
-        if int(path.stem.rsplit("-", 1)[1]) <= num_steps:
-            shutil.copy(path, target / "rollouts" / path.name)
-    lines = (source / "metrics.jsonl").read_text().splitlines(keepends=True)
-    have = (target / "metrics.jsonl").read_text().count("\n") if (target / "metrics.jsonl").exists() else 0
-    with (target / "metrics.jsonl").open("a") as file:
-        file.writelines(line for line in lines[have:] if json.loads(line)["step"] <= num_steps)
-
-
-def _make_hostile(run: Path) -> None:
-    path = sorted((run / "rollouts").glob("step-*.parquet"))[0]
-    rows = pq.read_table(path)
-    columns = rows.to_pydict()
-    for name in ("text", "prompt", "domain", "verdict", "answer", "cause"):
-        columns[name][0] = HOSTILE
-    columns["messages"][0] = [{"role": HOSTILE, "content": HOSTILE}]
-    pq.write_table(type(rows).from_pydict(columns, schema=rows.schema), path)
-
-
 @pytest.fixture(scope="session")
 def site(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """A dashboard over a run that has ended, one that grows, one with hostile texts and one that cannot be read."""
     runs = tmp_path_factory.mktemp("runs")
     shutil.copytree(trained, runs / "ended")
     shutil.copytree(trained, runs / "hostile <b>run<b>")
-    _make_hostile(runs / "hostile <b>run<b>")
+    make_hostile(runs / "hostile <b>run<b>")
     copy(trained, runs / "growing", num_steps=3)
     (runs / "broken").mkdir()
     (runs / "broken" / "config.yaml").write_text("pipeline: [unclosed")
