@@ -60,7 +60,7 @@ function table(curves: Curve[], options: ChartOptions): { data: uPlot.AlignedDat
     const points = { show: y.length <= 12 && options.smoothing === 0, size: 4 };
     if (options.smoothing > 0) {
       tables.push([x, positive(y)] as uPlot.AlignedData);
-      series.push({ label: `${curve.label} (raw)`, stroke: `${curve.colour}40`, width: 1, points: { show: false }, spanGaps: true });
+      series.push({ label: `${curve.label} (raw)`, stroke: `${curve.colour}55`, width: 1, points: { show: false }, spanGaps: true });
     }
     tables.push([x, positive(smooth(y, options.smoothing))] as uPlot.AlignedData);
     series.push({ label: curve.label, stroke: curve.colour, width: 1.6, points, spanGaps: true });

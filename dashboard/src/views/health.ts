@@ -46,7 +46,7 @@ export async function health({ root, run, signal }: Context): Promise<View> {
           h("span", { class: "muted" }, a.step === null ? "" : `step ${num(a.step)}`),
           h("p", {}, a.message),
           h("span", { class: "rows" },
-            (a.rows ?? []).slice(0, 12).map((r) => rowOf(r) === null ? null : h("a", { href: link("rollout", { run: run?.id, row: rowOf(r) }) }, `row ${rowOf(r)}`)),
+            (a.rows ?? []).slice(0, 8).map((r, i) => rowOf(r) === null ? null : h("a", { href: link("rollout", { run: run?.id, row: rowOf(r) }) }, `rollout ${i + 1}`)),
             a.step !== null ? h("a", { href: link("rollouts", { run: run?.id, step_min: a.step, step_max: a.step }) }, "rollouts of this step") : null,
           ))))
       : h("p", { class: "fine" }, "✓ None. Nothing unusual was seen."));

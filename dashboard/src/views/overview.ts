@@ -40,7 +40,18 @@ export async function overview({ root, params, runs, signal }: Context): Promise
   const known = new Map<string, Metrics>();
   const series = new Map<string, Series>();
 
-  const colourOf = (id: string) => palette()[runs.findIndex((r) => r.id === id) % 8] as string;
+  const slots = new Map<string, number>();
+  /** A run keeps its colour while it is shown; the first that is free goes to the next one. */
+  function colourOf(id: string): string {
+    for (const other of [...slots.keys()]) if (!shown.includes(other)) slots.delete(other);
+    for (const other of shown) {
+      if (slots.has(other)) continue;
+      const taken = new Set(slots.values());
+      const free = Array.from({ length: 8 }, (_, i) => i).find((i) => !taken.has(i));
+      slots.set(other, free ?? slots.size % 8);
+    }
+    return palette()[slots.get(id) ?? 7] as string;
+  }
   const nameOf = (id: string) => runs.find((r) => r.id === id)?.name ?? id;
 
   // the list of runs -------------------------------------------------------------------------------------------------

@@ -112,7 +112,8 @@ export async function rollout({ root, params, run, signal }: Context): Promise<V
 }
 
 function turnsView(data: Rollout): HTMLElement {
-  const turns: Turn[] = data.turns?.length
+  const known = data.turns?.some((t) => t.kind !== "prompt" && t.text) ?? false;
+  const turns: Turn[] = known && data.turns
     ? data.turns
     : [
         { kind: "prompt", text: String(data.prompt ?? ""), start: null, end: null },

@@ -13,11 +13,13 @@ const ROW = 20;
 const MOST_LANES = 400;
 const TOP = 24;
 const DEEPEST = 3;
+/** States in which nothing works for a rollout: drawn faintly. */
+const IDLE = new Set(["queued", "accepted"]);
 const KINDS = ["controller", "trainer", "engine", "reward", "environment", "rollout"];
 
 /** One colour for one name, everywhere and always. */
 function colourIndex(name: string): number {
-  const known: Record<string, number> = { generate: 0, generating: 0, decode: 0, prefill: 4, train: 1, forward_backward: 1, sync: 2, reward: 3, rewarding: 3, evaluate: 5, environment: 6, step: 6, queued: 7, record: 7, optimizer: 4, advantages: 6, accepted: 7 };
+  const known: Record<string, number> = { generate: 0, generating: 0, decode: 0, prefill: 4, train: 1, forward_backward: 1, sync: 2, reward: 3, rewarding: 3, evaluate: 5, environment: 6, step: 6, queued: 7, record: 7, optimizer: 4, advantages: 6, accepted: 7, checkpoint: 4 };
   const word = name.split(" ")[0] as string;
   if (known[word] !== undefined) return known[word];
   let sum = 0;
@@ -121,6 +123,7 @@ export async function time({ root, params, run, signal }: Context): Promise<View
     drawAxis(c, width, height, left, toX);
     const colours = Array.from({ length: 8 }, (_, i) => css(`--c${i}`));
     const onColour = css("--on-colour");
+    const text = css("--muted");
     c.save();
     c.beginPath();
     c.rect(left, TOP, width - left, height);
@@ -133,14 +136,17 @@ export async function time({ root, params, run, signal }: Context): Promise<View
       const w = Math.max(1, Math.min(width, toX(s.end_s)) - x - 0.5);
       const y = laneTop + (depths[i] as number) * ROW + 2;
       c.fillStyle = colours[colourIndex(s.name)] as string;
+      const idle = IDLE.has(s.name);
+      c.globalAlpha = idle ? 0.28 : 1;
       c.fillRect(x, y, w, ROW - 4);
+      c.globalAlpha = 1;
       if (s === chosen) {
         c.strokeStyle = css("--text");
         c.lineWidth = 2;
         c.strokeRect(x, y, w, ROW - 4);
       }
       if (w > 34) {
-        c.fillStyle = onColour;
+        c.fillStyle = idle ? text : onColour;
         c.fillText(clipText(c, s.name, w - 8), x + 4, y + 12);
       }
     }
