@@ -121,6 +121,12 @@ agentic-demo: setup ## what agentic runs learn in three environments, three seed
 bench-dashboard: setup ## the dashboard on a run of a million rollouts, and what watching costs (about 8 minutes, 2 GB of disk)
 	@$(PY) benchmarks/bench_dashboard.py $(ARGS)
 
+dashboard: ## rebuild the page of `roll dashboard` from dashboard/ (needs Node and npm; what it makes is committed)
+	@cd dashboard && npm ci --no-audit --no-fund --silent && npm run --silent check && npm run --silent build
+
+test-dashboard: setup ## the page of `roll dashboard` in a real Chromium (make setup CHROMIUM=apt)
+	@$(OFFLINE) $(PY) -m pytest tests/dashboard $(ARGS)
+
 docs: setup ## build the documentation into site/
 	@$(INSTALL) -r requirements/docs.txt
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet

@@ -7,6 +7,7 @@
 #   DEEPSPEED=yes|no                        whether the train back-end DeepSpeed comes along (no)
 #   MEGATRON=yes|no                         whether the train back-end Megatron-core comes along (no)
 #   BUBBLEWRAP=apt                          install bubblewrap as well, with apt-get (sandboxes need it)
+#   CHROMIUM=apt                            install Chromium as well, with apt-get (`make test-dashboard` needs it)
 #
 # What was chosen is remembered in .venv: the variables are needed once. Output of pip: .venv/setup.log.
 set -euo pipefail
@@ -23,6 +24,7 @@ DEEPSPEED=${DEEPSPEED:-no}
 MEGATRON=${MEGATRON:-$(remembered MEGATRON)}
 MEGATRON=${MEGATRON:-no}
 BUBBLEWRAP=${BUBBLEWRAP:-}
+CHROMIUM=${CHROMIUM:-}
 
 fail() {
     echo "make setup: $1" >&2
@@ -43,6 +45,10 @@ case $BUBBLEWRAP in
     "" | apt) ;;
     *) fail "BUBBLEWRAP=$BUBBLEWRAP is not known. Give apt to install it with apt-get, or leave it out." ;;
 esac
+case $CHROMIUM in
+    "" | apt | /*) ;; # a path says to tests which one to use
+    *) fail "CHROMIUM=$CHROMIUM is not known. Give apt to install it with apt-get, a path, or leave it out." ;;
+esac
 
 contents() { cat scripts/setup.sh requirements/{base,dashboard,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
 stamp() {
@@ -50,7 +56,8 @@ stamp() {
         "MEGATRON $MEGATRON"
 }
 boxed() { [ -z "$BUBBLEWRAP" ] || command -v bwrap >/dev/null; }
-if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ] && boxed; then
+browsed() { [ "$CHROMIUM" != apt ] || command -v chromium >/dev/null; }
+if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ] && boxed && browsed; then
     echo "Set-up is done: $VENV has PyTorch ($TORCH), engine $ENGINE."
     exit 0
 fi
@@ -79,20 +86,25 @@ check_machine() {
 # Sandboxes (code rewards) need bubblewrap, which is the system's package: installed only where that was asked for.
 offer_bubblewrap() {
     command -v bwrap >/dev/null && return
-    if [ "$BUBBLEWRAP" = apt ] && install_bubblewrap; then return; fi
+    if [ "$BUBBLEWRAP" = apt ] && install_with_apt bubblewrap; then return; fi
     echo "  Not here: bubblewrap, which sandboxes need (code rewards; their tests skip). Everything else works without it.
   Install it as root: apt-get install bubblewrap (Debian, Ubuntu), dnf install bubblewrap (Fedora);
   or let make setup do it, with sudo where needed: make setup BUBBLEWRAP=apt"
 }
-install_bubblewrap() {
+# The tests of the dashboard's page drive a Chromium, also the system's: installed only where that was asked for.
+offer_chromium() {
+    if [ "$CHROMIUM" != apt ] || command -v chromium >/dev/null; then return; fi
+    install_with_apt chromium || echo "  Not here: Chromium, which apt-get did not install (its output: $LOG); make test-dashboard skips without it."
+}
+install_with_apt() { # a package
     local as_root=()
     [ "$(id -u)" = 0 ] || as_root=(sudo -n)
-    local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends bubblewrap)
+    local install=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends "$1")
     command -v apt-get >/dev/null || return
     echo "\$ ${install[*]}" >>$LOG
-    timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1 && return
+    timeout 300 "${install[@]}" </dev/null >>$LOG 2>&1 && return
     timeout 120 "${as_root[@]}" apt-get update --quiet </dev/null >>$LOG 2>&1 || true
-    timeout 120 "${install[@]}" </dev/null >>$LOG 2>&1
+    timeout 300 "${install[@]}" </dev/null >>$LOG 2>&1
 }
 
 step=0
@@ -148,5 +160,6 @@ run $VENV/bin/python -c 'import torch, transformers; print(torch.__version__, tr
 end
 
 offer_bubblewrap
+offer_chromium
 stamp >$STAMP
 echo "Done in $SECONDS s. Next: make quickstart, make test, or $VENV/bin/roll --help"
