@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import struct
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -359,6 +360,40 @@ def test_a_tracker_that_cannot_start_is_refused_with_what_to_do() -> None:
 
     with pytest.raises(ConfigError, match=r"tracking\.wandb: .*RuntimeError: no login\).*tracking\.wandb=null"):
         GuardedSink("wandb", fail)
+
+
+def test_a_tracker_that_does_not_answer_is_refused_after_a_while() -> None:
+    never = threading.Event()
+
+    def hang() -> Any:
+        never.wait()
+
+    with pytest.raises(ConfigError, match=r"tracking\.mlflow: .*no answer in 0\.05 s.*tracking\.mlflow=null"):
+        GuardedSink("mlflow", hang, open_limit_s=0.05)
+    never.set()
+
+
+@pytest.mark.parametrize("name", ["wandb", "swanlab"])
+def test_a_tracker_without_a_key_is_refused_and_asks_nothing(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, demo: SimpleNamespace
+) -> None:
+    pytest.importorskip(name, reason=f"the tracker's client is not here: roll-rl[{name}]")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for variable in ("WANDB_API_KEY", "SWANLAB_API_KEY"):
+        monkeypatch.delenv(variable, raising=False)
+    for variable in ("WANDB_MODE", "SWANLAB_MODE"):
+        monkeypatch.setenv(variable, "online")
+    if name == "wandb":
+        sys.modules[name].teardown()  # what it read of the environment before
+    config = demo.config(tmp_path / "runs", **{name: "roll-tests"})
+    with (
+        RunDirectory.create(config.run_dir, {}) as run,
+        pytest.raises(ConfigError, match=rf"tracking\.{name}: .*[kK]ey"),
+        Tracker(run, config, num_steps=1),
+    ):
+        pass
+    if name == "wandb":
+        sys.modules[name].teardown()
 
 
 def test_the_id_of_a_run_stays_the_same(run: RunDirectory) -> None:

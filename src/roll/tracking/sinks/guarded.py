@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 MOST_WAITING = 1000
 """Calls that a slow tracker may be behind by."""
+OPEN_LIMIT_S = 120.0
+"""How long the start of a run waits for a tracker."""
 CLOSE_LIMIT_S = 60.0
 """How long the end of a run waits for a tracker."""
 
@@ -39,6 +41,7 @@ class GuardedSink:
         name: its key in `tracking`.
         make: opens it; this waits for it.
         most_waiting: calls that may wait; further ones are failures.
+        open_limit_s: after which one that is still being opened is refused.
         close_limit_s: how long `settle` and `close` together wait.
 
     Raises:
@@ -51,6 +54,7 @@ class GuardedSink:
         make: Callable[[], Sink],
         *,
         most_waiting: int = MOST_WAITING,
+        open_limit_s: float = OPEN_LIMIT_S,
         close_limit_s: float = CLOSE_LIMIT_S,
     ) -> None:
         self.name = name
@@ -62,12 +66,14 @@ class GuardedSink:
         self._thread = threading.Thread(target=self._work, args=(make, opened), name=f"tracker {name}", daemon=True)
         self._thread.start()
         try:
-            self._sink = opened.result()
+            self._sink = opened.result(open_limit_s)
         except ConfigError:
             raise
         except Exception as error:
+            late = isinstance(error, TimeoutError) and not opened.done()
+            why = f"no answer in {open_limit_s:g} s" if late else f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise ConfigError(
-                f"tracking.{name}: it could not be started ({type(error).__name__}: {str(error).rstrip('.')}). "
+                f"tracking.{name}: it could not be started ({why}). "
                 f"Mend that, or go without: `tracking.{name}={'false' if name == 'tensorboard' else 'null'}`."
             ) from error
 

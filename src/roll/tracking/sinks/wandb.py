@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from roll.errors import ConfigError
 from roll.tracking.sinks.base import Opening, RolloutTable, load_client, run_id
 
 __all__ = ["WandbSink"]
@@ -18,6 +19,11 @@ class WandbSink:
 
     def __init__(self, opening: Opening) -> None:
         self._client = load_client("wandb")
+        if self._client.setup().settings.mode == "online" and not self._client.login(prompt=False):
+            raise ConfigError(  # it would ask for a key, where a run shows its display
+                "tracking.wandb: there is no key. Log in with `wandb login`, set WANDB_API_KEY, keep everything here "
+                "with WANDB_MODE=offline, or go without: `tracking.wandb=null`."
+            )
         self._run = self._client.init(
             project=opening.project,
             name=opening.run.name,
