@@ -290,8 +290,9 @@ def test_hostile_rollouts_reach_a_tracker_as_harmless_text(sink: str, tmp_path: 
         tracker.log_rollouts(1, [group])
         tracker.log_step(1, {"reward/mean": 0.5})
         assert tracker.finish().tracker_failures == 0
-    said = str(READERS[sink](run).tables["rollouts/train", 1])
-    assert "\\x1b" in repr(said) and not any(c in said for c in "\x1b\x07\u202e\ud800")
+    rows = READERS[sink](run).tables["rollouts/train", 1]
+    said = "\n".join(str(cell) for row in rows for cell in row)
+    assert "x1b" in said and not any(c in said for c in "\x1b\x07\u202e\ud800")
     assert "gnp.exe" in said and len(said) < 10_000
     if sink == "trackio":  # which shows cells as Markdown
         assert "<script>" not in said

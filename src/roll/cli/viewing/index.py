@@ -40,6 +40,11 @@ _READ = [
     "step", "rollout_id", "draw_id", "index", "domain", "policy_versions", "finish_reason", "status", "reward",
     "verdict", "correct", "advantage", "engine_id",
 ]  # fmt: skip
+_IN_FULL = [
+    "step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause", "components",
+    "messages", "text", "answer",
+]  # fmt: skip
+_TOKENS = ["token_ids", "logprobs", "policy_versions"]
 _FILE = re.compile(r"(eval-)?step-(\d+)\.parquet")
 
 
@@ -100,15 +105,15 @@ class RolloutFile:
             if wanted.takes(values, [column[number] or "" for column in texts]):
                 yield Row(self, number, values)
 
-    def rollout(self, number: int) -> dict[str, Any]:
-        """All columns of one rollout.
+    def rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:
+        """What can be read of one rollout; with `tokens` its tokens instead.
 
         Raises:
             UserError: as `rows`.
         """
-        return self._table(None).slice(number, 1).to_pylist()[0]
+        return self._table(_TOKENS if tokens else _IN_FULL).slice(number, 1).to_pylist()[0]
 
-    def _table(self, columns: list[str] | None) -> pa.Table:
+    def _table(self, columns: list[str]) -> pa.Table:
         import pyarrow as pa
         import pyarrow.parquet as pq
 

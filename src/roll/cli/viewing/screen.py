@@ -165,7 +165,13 @@ class RolloutApp(App[None]):
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         if event.data_table.id == "list" and (row := self.chosen) is not None:
-            self.screen_stack[0].query_one("#text", Static).update(self._described(row))
+            self._preview(row)
+
+    @work(thread=True, exclusive=True, group="preview")
+    def _preview(self, row: Row) -> None:
+        text = self._described(row)
+        if not get_current_worker().is_cancelled:
+            self.call_from_thread(self.screen_stack[0].query_one("#text", Static).update, text)
 
     def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
         if event.data_table.id == "list" and (row := self.chosen) is not None:

@@ -54,7 +54,7 @@ class TokenScreen(Screen[None]):
     @work(thread=True)
     def _read(self) -> None:
         try:
-            rollout = self._row.file.rollout(self._row.number)
+            rollout = self._row.file.rollout(self._row.number, tokens=True)
             spelt, problem = _speller(self._directory)
         except RollError as error:
             self.app.call_from_thread(self._show, [], str(error))
