@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from roll.cli.environments import env
+from roll.cli.looking import chat, compare, view
 
 if TYPE_CHECKING:
     from roll.tracking import Summary
@@ -57,6 +58,8 @@ def roll() -> None:
     roll train examples/quickstart.yaml training.num_steps=20   train with another value
     roll resume runs/quickstart                                 continue after an interruption
     roll replay runs/quickstart                                 train again on what it recorded
+    roll view runs/quickstart                                   read its rollouts
+    roll chat runs/quickstart                                   talk to what was trained
     """
 
 
@@ -306,7 +309,8 @@ def reward_test(
     return score_file(file, config, overrides, named, jobs=jobs, limit=limit, as_json=as_json)
 
 
-roll.add_command(env)
+for command in (env, view, chat, compare):
+    roll.add_command(command)
 
 
 @roll.group()

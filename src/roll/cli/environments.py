@@ -85,8 +85,8 @@ def play(
     Where answers go into \\boxed{}, you type what stands in it. An empty line plays a random action; Ctrl-D leaves.
     """
     from roll.cli.playing import one_episode, person
-    from roll.envs.transcripts import printable
     from roll.running import run_to_end
+    from roll.tracking.visible import printable
 
     played = run_to_end(one_episode(id, _settings(options), seed, 10_000, person))
     if played.terminated or played.truncated:

@@ -16,8 +16,9 @@ import click
 from roll.envs.protocol import ProtocolError
 from roll.envs.registration import make
 from roll.envs.tools import with_tools
-from roll.envs.transcripts import Policy, Transcript, play_episode, printable, random_policy
+from roll.envs.transcripts import Policy, Transcript, play_episode, random_policy
 from roll.errors import InfraError, UserError, raised_at
+from roll.tracking.visible import printable
 from roll.types.rollouts import Message
 
 __all__ = ["Sampling", "conversation", "one_episode", "person", "rollouts"]

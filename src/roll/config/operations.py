@@ -52,6 +52,14 @@ class TrackingConfig(Section):
     tensorboard: bool = option(True, "Write TensorBoard event files.")
     wandb: str | None = option(None, "Weights & Biases project to log to.")
     swanlab: str | None = option(None, "SwanLab project to log to.")
+    mlflow: str | None = option(None, "MLflow experiment to log to.")
+    trackio: str | None = option(None, "Trackio project to log to.")
+    table_num_rows: int = option(
+        8, "Rollouts in each table that trackers get, from the highest reward to the lowest; 0 means no tables.", ge=0
+    )
+    table_every_num_steps: int = option(
+        10, "Such a table every N steps; 0 means of evaluations only, which always have one.", ge=0
+    )
     rollouts: bool = option(True, "Write every rollout to Parquet.")
     token_columns: bool = option(
         True,

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from roll.envs.base import awaited, shown
 from roll.envs.protocol import checked_start, checked_step
+from roll.tracking.visible import printable
 
 __all__ = [
     "Policy",
@@ -19,7 +20,6 @@ __all__ = [
     "as_html",
     "as_text",
     "play_episode",
-    "printable",
     "random_policy",
 ]
 
@@ -142,15 +142,6 @@ def _episode(transcript: Transcript, opened: bool) -> str:
         f"<details{' open' if opened else ''}><summary>{_escaped(heading)}</summary>"
         f"<pre>{_escaped(transcript.first)}</pre>{turns}</details>"
     )
-
-
-def printable(text: str) -> str:
-    """Readable in a page, a file and a terminal, whatever a model or an environment wrote.
-
-    Lone surrogates cannot be written, and control characters not be seen: they move a terminal's cursor, set its title,
-    or turn the direction of writing.
-    """
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
 def _escaped(text: str) -> str:

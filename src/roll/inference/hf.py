@@ -36,6 +36,8 @@ import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from roll.errors import EngineDiedError, RollError, UserError, WeightSyncError
 from roll.inference.hf_requests import RequestQueue, Row, check_options, check_request, new_row
 from roll.inference.hf_thread import WorkerThread
@@ -54,7 +56,7 @@ from roll.types import (
 if TYPE_CHECKING:
     from roll.inference.hf_decoder import Decoder
 
-__all__ = ["HFEngine"]
+__all__ = ["HFEngine", "made_so_far"]
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -386,3 +388,10 @@ def _build_decoder(spec: EngineSpec) -> Decoder:
 async def _settled(future: asyncio.Future[Generation]) -> None:
     """Wait for a future, however it ends."""
     await asyncio.wait([future])
+
+
+def made_so_far(engine: HFEngine, request_id: str) -> IntArray:
+    """[T] tokens that a request has by now, for showing an answer as it is made; none before its turn."""
+    rows = engine._decoder.rows if engine._decoder else ()
+    made = [row.tokens[row.prompt_length : row.length] for row in rows if row.request.request_id == request_id]
+    return (made[0] if made else np.empty(0)).astype(np.int32)

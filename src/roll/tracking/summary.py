@@ -78,7 +78,7 @@ class Summary:
     stopped_share: float | None = None
     """Of what was launched, rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
-    """How often TensorBoard, W&B, SwanLab or a Parquet file could not be written."""
+    """How often a tracker (TensorBoard, W&B, …) or a Parquet file could not be written."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; numbers that are not finite become `None`."""

@@ -1,7 +1,7 @@
 """The one thing that a pipeline tells about its run.
 
     log_step, log_evaluation ──► metrics.jsonl (the record: must succeed)
-                             ├─► TensorBoard, W&B, SwanLab (may fail: counted)
+                             ├─► TensorBoard, W&B, SwanLab, MLflow, Trackio (may fail: counted)
     log_rollouts ────────────┼─► rollouts/*.parquet (may fail: counted)
     spans, on_rollout ───────┴─► console, trace.json
 
@@ -33,7 +33,7 @@ from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.recording import truncate_recording
 from roll.tracking.run_directory import RunDirectory, writing
-from roll.tracking.sinks import GuardedSink, open_sinks
+from roll.tracking.sinks import GuardedSink, open_sinks, rollout_table
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary, generation_time, summarise
 
@@ -205,6 +205,7 @@ class Tracker:
         self._record(step, "evaluation", flat)
         if groups:
             self._write_rollouts(self.run.evaluation_path(step), step, groups)
+            self._send_rollouts("rollouts/evaluation", step, groups)
         self.console.evaluation(EvaluationView.of(step, flat))
         self.callbacks.evaluation(step, flat)
 
@@ -217,6 +218,9 @@ class Tracker:
     ) -> None:
         """Record every rollout of a step, with its advantage and columns of tokens where it was trained on."""
         self._write_rollouts(self.run.rollouts_path(step), step, groups, advantages, tokens)
+        every = self._config.tracking.table_every_num_steps
+        if every and step % every == 0:
+            self._send_rollouts("rollouts/train", step, groups, advantages)
         self.console.answers(_best_and_worst(groups))
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
@@ -238,7 +242,7 @@ class Tracker:
                 path.unlink()
         truncate_recording(self.run.recording_dir, step)
         if any(self.run.tensorboard_dir.iterdir()):
-            from roll.tracking.tensorboard import truncate_events
+            from roll.tracking.sinks.tensorboard import truncate_events
 
             truncate_events(self.run.tensorboard_dir, step)
 
@@ -256,6 +260,8 @@ class Tracker:
         """Write `summary.json` and `reward.png`, show the table, and return the figures."""
         from roll.tracking.plot import plot_run
 
+        for sink in self._sinks:
+            sink.settle()
         summary = self._summarise()
         with writing(self.run.path):
             summary.write(self.run.summary_path)
@@ -288,6 +294,15 @@ class Tracker:
         except Exception as error:
             self._parquet_failures += 1
             logger.warning("rollouts of step %d were not written to %s: %s", step, path, error, exc_info=True)
+
+    def _send_rollouts(
+        self, name: str, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None = None
+    ) -> None:
+        num_rows = self._config.tracking.table_num_rows
+        if self._sinks and num_rows:
+            table = rollout_table(name, step, groups, advantages, num_rows)
+            for sink in self._sinks:
+                sink.table(step, table)
 
     def _on_phase(self, name: str) -> None:
         if self._phase == "train" and name != "train" and self._setup_s is None:

@@ -7,7 +7,6 @@ out of the earlier ones.
 from __future__ import annotations
 
 import io
-import math
 import os
 import socket
 import time
@@ -16,44 +15,71 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking import atomic
+from roll.tracking.sinks.base import Opening, RolloutTable
 
 __all__ = ["TensorBoardSink", "truncate_events"]
 
 
 class TensorBoardSink:
-    """Writes scalars below `directory`.
+    """Writes below the run's `tensorboard/`: scalars, which are 32 bits wide there, and texts."""
 
-    Args:
-        first_step: of this process; a running TensorBoard forgets what it has seen from there on.
-    """
-
-    def __init__(self, directory: Path, *, first_step: int = 0) -> None:
+    def __init__(self, opening: Opening) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
+        from roll.config.document import dump
+
+        first_step = opening.resumed_at + 1
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = RecordWriter((directory / name).open("ab"))
+        self._writer = RecordWriter((opening.run.tensorboard_dir / name).open("ab"))
         self._protos = _protos()
         self._write(file_version="brain.Event:2")
-        if first_step > 0:
+        if first_step > 0:  # a running TensorBoard forgets what it has seen from there on
             log = self._protos.SessionLog
             self._write(step=first_step, session_log=log(status=log.START))
+        self._text(max(0, opening.resumed_at), "configuration", _indented(dump(opening.settings)))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write one event with every finite value."""
+        """Write one event with all values."""
         from tensorboard.compat.proto import summary_pb2
 
         summary = vars(summary_pb2)["Summary"]
-        values = [summary.Value(tag=name, simple_value=v) for name, v in metrics.items() if math.isfinite(v)]
+        values = [summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
         self._write(step=step, summary=summary(value=values))
+
+    def table(self, step: int, table: RolloutTable) -> None:
+        """Write rollouts as text: TensorBoard has no tables that could hold it."""
+        cells = [zip(table.columns, row, strict=True) for row in table.rows]
+        rows = ["\n".join(f"{name}: {cell}" for name, cell in row) for row in cells]
+        self._text(step, table.name, _indented("\n\n".join(rows)))
 
     def close(self) -> None:
         """Close the file."""
         self._writer.close()
 
+    def _text(self, step: int, tag: str, markdown: str) -> None:
+        from tensorboard.compat.proto import summary_pb2, tensor_pb2, tensor_shape_pb2, types_pb2
+
+        summaries, tensors = vars(summary_pb2), vars(tensor_pb2)
+        tensor = tensors["TensorProto"](
+            dtype=vars(types_pb2)["DT_STRING"],
+            tensor_shape=vars(tensor_shape_pb2)["TensorShapeProto"](),
+            string_val=[markdown.encode()],
+        )
+        plugin = summaries["SummaryMetadata"].PluginData(plugin_name="text")
+        value = summaries["Summary"].Value(
+            tag=tag, tensor=tensor, metadata=summaries["SummaryMetadata"](plugin_data=plugin)
+        )
+        self._write(step=step, summary=summaries["Summary"](value=[value]))
+
     def _write(self, **fields: Any) -> None:
         event = self._protos.Event(wall_time=time.time(), **fields)
         self._writer.write(event.SerializeToString())
         self._writer.flush()
+
+
+def _indented(text: str) -> str:
+    """As a block of code, in which Markdown and HTML mean nothing."""
+    return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _protos() -> Any:

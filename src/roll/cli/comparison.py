@@ -1,0 +1,222 @@
+"""`roll compare`: runs side by side, from what their directories hold.
+
+config.yaml ──► keys that differ ─┐
+summary.json, metrics.jsonl ──► outcome, held-out, time ─┼──► tables, or JSON
+metrics.jsonl ──► means of the last steps that all have ─┘
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import io
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from roll.config.document import read
+from roll.errors import RunDirectoryError, UserError
+from roll.tracking import RunDirectory, Summary, read_metrics
+from roll.tracking.sinks.base import flattened
+from roll.tracking.summary import summarise
+from roll.tracking.visible import shortened
+
+__all__ = ["compared"]
+
+RECENT_STEPS = 5
+USUAL = ("reward/*", "eval/*", "training/loss", "entropy/*", "agreement/*", "response/*", "rollout/length*")
+"""Metrics that are compared where none are named."""
+WIDEST = 160
+_ABSENT = "–"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Compared:
+    """A run as it is compared."""
+
+    label: str
+    settings: dict[str, Any]
+    """By dotted key, without those that are of this run alone."""
+    summary: Summary
+    steps: list[dict[str, float]]
+    """Numbers of each training step, with its `step`."""
+    evaluations: list[dict[str, float]]
+
+
+def compared(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) -> str:
+    """The comparison of two runs or more, as text.
+
+    Args:
+        paths: run directories; the first is the one that others are compared with.
+        patterns: of metrics; by default `USUAL`.
+        as_json: one JSON object in place of tables.
+
+    Raises:
+        UserError: there are not two runs, one cannot be read, or no metric is called so.
+    """
+    if len(paths) < 2:
+        raise UserError(f"'{paths[0]}' is one run: give two or more to compare, such as `roll compare runs/a runs/b`.")
+    runs = [_opened(path) for path in paths]
+    runs = [_relabelled(run, runs, path) for run, path in zip(runs, paths, strict=True)]
+    found = {
+        "configuration": _differences(runs),
+        "outcome": _outcome(runs),
+        "metrics": _metrics(runs, patterns),
+    }
+    if as_json:
+        return json.dumps({"runs": [run.label for run in runs], **found}, indent=2, ensure_ascii=True)
+    return _rendered([run.label for run in runs], found)
+
+
+def _opened(path: str) -> _Compared:
+    run = RunDirectory.open(path)
+    settings = flattened(read(run.config_path).tree)
+    rows = [_numbers(row) for row in read_metrics(run.metrics_path)]
+    try:
+        written = json.loads(run.summary_path.read_text(encoding="utf-8")) if run.summary_path.is_file() else {}
+        summary = summarise(
+            run.name,
+            run.path,
+            run.metrics_path,
+            setup_s=written.get("setup_s"),
+            peak_rss_bytes=written.get("peak_rss_bytes"),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error
+    return _Compared(
+        label=run.name,
+        settings={key: value for key, value in settings.items() if key not in ("name", "output_dir")},
+        summary=summary,
+        steps=[row for kind, row in rows if kind == "train"],
+        evaluations=[row for kind, row in rows if kind == "evaluation"],
+    )
+
+
+def _numbers(row: dict[str, Any]) -> tuple[str, dict[str, float]]:
+    """Its kind, and what of it is a number."""
+    values = {n: v for n, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+    return str(row["kind"]), values
+
+
+def _relabelled(run: _Compared, runs: Sequence[_Compared], path: str) -> _Compared:
+    """Runs of the same name are told apart by their paths."""
+    if sum(other.label == run.label for other in runs) < 2:
+        return run
+    return _Compared(
+        label=str(Path(path)),
+        settings=run.settings,
+        summary=run.summary,
+        steps=run.steps,
+        evaluations=run.evaluations,
+    )
+
+
+def _differences(runs: Sequence[_Compared]) -> dict[str, list[Any]]:
+    """By key, what each run has; `None` where it has no such key."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    columns = {key: [run.settings.get(key) for run in runs] for key in keys}
+    return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
+
+
+def _outcome(runs: Sequence[_Compared]) -> dict[str, list[float | str | None]]:
+    """What came of each run, what of it was held out, and what it took."""
+    figures: dict[str, Callable[[Summary], float | str | None]] = {
+        "steps": lambda s: s.num_steps,
+        "held out: measure": lambda s: s.measure,
+        "held out: before": lambda s: s.score_before,
+        "held out: after": lambda s: s.score_after,
+        "held out: best": lambda s: s.score_best,
+        "reward, first 5 steps": lambda s: s.reward_first5,
+        "reward, last 5 steps": lambda s: s.reward_last5,
+        "set-up (s)": lambda s: s.setup_s,
+        "training (s)": lambda s: s.train_s,
+        "evaluation (s)": lambda s: s.evaluate_s,
+        "per step (s)": lambda s: s.seconds_per_step,
+        "generated (tokens/s)": lambda s: s.generated_tokens_per_s,
+        "trained (tokens/s)": lambda s: s.trained_tokens_per_s,
+        "peak memory (GiB)": lambda s: None if s.peak_rss_bytes is None else s.peak_rss_bytes / 2**30,
+        "answers that we failed": lambda s: s.infra_errors or None,
+        "answers verified too late": lambda s: s.timeouts or None,
+    }
+    table = {label: [figure(run.summary) for run in runs] for label, figure in figures.items()}
+    return {label: values for label, values in table.items() if any(value is not None for value in values)}
+
+
+def _metrics(runs: Sequence[_Compared], patterns: Sequence[str]) -> dict[str, list[float | None]]:
+    """Means of the last steps, and values of the last evaluation, that all runs have."""
+    names = dict.fromkeys(name for run in runs for row in (*run.steps, *run.evaluations) for name in row)
+    chosen = [
+        name
+        for name in sorted(names)
+        if name != "step" and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns or USUAL)
+    ]
+    if patterns and not chosen:
+        known = ", ".join(sorted({name.partition("/")[0] + "/*" for name in names if "/" in name}))
+        raise UserError(f"no metric of these runs is called {' or '.join(map(repr, patterns))}. There are: {known}.")
+    last_step = min((run.steps[-1]["step"] for run in runs if run.steps), default=0)
+    last_evaluation = _last_common({row["step"] for row in run.evaluations} for run in runs)
+    found = {}
+    for name in chosen:
+        values = []
+        for run in runs:
+            recent = [row[name] for row in run.steps if name in row and row["step"] <= last_step][-RECENT_STEPS:]
+            recent = recent or [row[name] for row in run.evaluations if name in row and row["step"] == last_evaluation]
+            values.append(math.fsum(recent) / len(recent) if recent else None)
+        if any(value is not None for value in values):
+            found[name] = values
+    return found
+
+
+def _last_common(steps: Iterable[set[float]]) -> float | None:
+    return max(set.intersection(*steps), default=None)
+
+
+def _rendered(labels: Sequence[str], found: dict[str, dict[str, list[Any]]]) -> str:
+    screen = Console(file=io.StringIO(), width=WIDEST, force_terminal=False, color_system=None)
+    titles = {
+        "configuration": "Configuration: what differs",
+        "outcome": "Outcome",
+        "metrics": f"Metrics: means of the last {RECENT_STEPS} steps that all have; of evaluations, the last",
+    }
+    for part, title in titles.items():
+        screen.print(Text(title))
+        if found[part]:
+            screen.print(_table(labels, found[part], with_change=part != "configuration" and len(labels) == 2))
+        else:
+            screen.print(Text("  nothing"))
+        screen.print()
+    assert isinstance(screen.file, io.StringIO)
+    return "\n".join(line.rstrip() for line in screen.file.getvalue().rstrip().splitlines())
+
+
+def _table(labels: Sequence[str], rows: dict[str, list[Any]], *, with_change: bool) -> Table:
+    table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
+    table.add_column("")
+    for label in (*labels, *(["change"] if with_change else [])):
+        table.add_column(Text(shortened(label, 60)), justify="right", overflow="fold")
+    for name, values in rows.items():
+        cells = [Text(_cell(value)) for value in values]
+        table.add_row(Text(f"  {shortened(name, 80)}"), *cells, *([Text(_change(*values))] if with_change else []))
+    return table
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return _ABSENT
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return shortened(value if isinstance(value, str) else json.dumps(value, default=str), 60).replace("\n", "⏎")
+
+
+def _change(first: Any, second: Any) -> str:
+    """By how much the second differs; by what share, where a share says something."""
+    if not all(isinstance(value, int | float) for value in (first, second)) or first == second:
+        return ""
+    share = f" ({(second - first) / abs(first):+.0%})" if abs(first) > 1e-9 else ""
+    return f"{second - first:+.3g}{share}"

@@ -1,0 +1,273 @@
+"""The full screen of `roll view`, by Textual: a list of rollouts, one in full, its group, its tokens.
+
+files ──► a thread reads them, newest first ──► the list ──(Enter, g, t)──► a screen for what is chosen
+
+Invariants: whatever a model wrote is shown as `Text` made of printable characters, so neither escape sequences nor
+markup in it act; of a long text, the first part is shown; the run's files are only read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import HorizontalScroll, VerticalScroll
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Input, Static
+from textual.worker import get_current_worker
+
+from roll.cli.viewing.cells import SHOWN, cell
+from roll.cli.viewing.index import Filter, Row, parse_filter, rollout_files, sorted_rows
+from roll.cli.viewing.tokens import TokenScreen
+from roll.errors import UserError
+from roll.tracking import RunDirectory
+from roll.tracking.visible import printable, shortened
+
+__all__ = ["RolloutApp"]
+
+MOST_ROWS = 20_000
+"""Of a list: a filter finds the rest."""
+MOST_CHARACTERS = 20_000
+"""Of one text."""
+HELP = """\
+Enter     the rollout in full           g   its group, side by side
+t         its tokens                    /   filter
+s         sort by the next column       r   read the files again
+Escape    back                          q   leave
+
+Filters   reward>0.5  step=3..7  tokens>=200  correct=no  verdict=wrong  domain=math  kind=eval  "words of it"
+Columns   step draw index reward advantage tokens kind domain verdict status finish correct engine id"""
+
+
+class RolloutApp(App[None]):
+    """The list, and what opens from it."""
+
+    CSS = """
+    #filter { display: none; }
+    #filter.open { display: block; }
+    #list { height: 2fr; }
+    #preview { height: 1fr; border-top: solid $primary; padding: 0 1; }
+    #status { height: 1; padding: 0 1; }
+    .attempt { width: 60; height: 100%; border-right: solid $primary; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("slash", "filter", "Filter"),
+        Binding("s", "sort", "Sort"),
+        Binding("g", "group", "Group"),
+        Binding("t", "tokens", "Tokens"),
+        Binding("r", "reload", "Reload"),
+        Binding("question_mark", "help", "Help"),
+        Binding("q", "quit", "Quit"),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, run: RunDirectory, filters: str = "", sort: str = "") -> None:
+        super().__init__()
+        self.directory = run
+        self.rows: list[Row] = []
+        """Of the list, in its order."""
+        self.problem = ""
+        self._sought = filters
+        self._order = sort
+        self._complete = False
+
+    def compose(self) -> ComposeResult:
+        yield Input(value=self._sought, placeholder='reward<0.5 correct=no "words"', id="filter")
+        yield DataTable(id="list", cursor_type="row", zebra_stripes=True)
+        with VerticalScroll(id="preview"):
+            yield Static(id="text")
+        yield Static(id="status")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        table = self._list
+        for name in SHOWN:
+            table.add_column(name, key=name)
+        table.focus()
+        self.action_reload()
+
+    @property
+    def _list(self) -> DataTable[Text]:
+        return self.screen_stack[0].query_one("#list", DataTable)
+
+    @property
+    def chosen(self) -> Row | None:
+        """The row that the cursor is on."""
+        place = self._list.cursor_row
+        return self.rows[place] if 0 <= place < len(self.rows) else None
+
+    def action_reload(self) -> None:
+        """Read the files anew, with the filter that stands."""
+        try:
+            wanted = parse_filter(self._sought)
+        except UserError as error:
+            self.problem = str(error)
+            self._show_status()
+            return
+        self.problem, self.rows, self._complete = "", [], False
+        self._list.clear()
+        self._read(wanted)
+
+    @work(thread=True, exclusive=True)
+    def _read(self, wanted: Filter) -> None:
+        worker = get_current_worker()
+        count = 0
+        for file in rollout_files(self.directory.rollouts_dir):
+            try:
+                found = list(file.rows(wanted))[: MOST_ROWS - count]
+            except UserError as error:
+                self.call_from_thread(self._failed, str(error))
+                continue
+            count += len(found)
+            if worker.is_cancelled:
+                return
+            self.call_from_thread(self._add, found)
+            if count >= MOST_ROWS:
+                break
+        if not worker.is_cancelled:
+            self.call_from_thread(self._all_read)
+
+    def _failed(self, problem: str) -> None:
+        self.problem = problem
+        self._show_status()
+
+    def _add(self, rows: Sequence[Row]) -> None:
+        self.rows += rows
+        for row in rows:
+            self._list.add_row(*(cell(row.values[name]) for name in SHOWN))
+        self._show_status()
+
+    def _all_read(self) -> None:
+        self._complete = True
+        self._arrange()
+
+    def _arrange(self) -> None:
+        """Put the rows into the order that was asked for."""
+        if self._order:
+            rows, self.rows = sorted_rows(self.rows, self._order), []
+            self._list.clear()
+            self._add(rows)
+        self._show_status()
+
+    def _show_status(self) -> None:
+        if self.problem:
+            text = Text(printable(self.problem), style="bold red")
+        else:
+            more = "" if self._complete else ", reading"
+            more = f", the newest {MOST_ROWS}: filter for others" if len(self.rows) >= MOST_ROWS else more
+            order = f", by {self._order}" if self._order else ""
+            text = Text(f"{printable(self.directory.name)}: {len(self.rows)} rollouts{order}{more}")
+        self.screen_stack[0].query_one("#status", Static).update(text)
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        if event.data_table.id == "list" and (row := self.chosen) is not None:
+            self._preview(row)
+
+    @work(thread=True, exclusive=True, group="preview")
+    def _preview(self, row: Row) -> None:
+        text = self._described(row)
+        if not get_current_worker().is_cancelled:
+            self.call_from_thread(self.screen_stack[0].query_one("#text", Static).update, text)
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        if event.data_table.id == "list" and (row := self.chosen) is not None:
+            self.push_screen(_Reading([self._described(row)]))
+
+    def _described(self, row: Row) -> Text:
+        try:
+            return described(row.file.rollout(row.number))
+        except UserError as error:
+            return Text(printable(str(error)), style="bold red")
+
+    def action_filter(self) -> None:
+        """Let the user type a filter."""
+        if len(self.screen_stack) > 1:
+            return
+        box = self.screen_stack[0].query_one("#filter", Input)
+        box.add_class("open")
+        box.focus()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        self._sought = event.value
+        event.input.remove_class("open")
+        self._list.focus()
+        self.action_reload()
+
+    def action_sort(self) -> None:
+        """By the next column; after the last one, as the files are."""
+        if len(self.screen_stack) > 1:
+            return
+        orders = ["", "-reward", "reward", "-tokens", "tokens", "-advantage", "advantage", "-step", "step", "verdict"]
+        self._order = orders[(orders.index(self._order) + 1) % len(orders)] if self._order in orders else ""
+        if self._order:
+            self._arrange()
+        else:
+            self.action_reload()
+
+    def action_group(self) -> None:
+        """All attempts at the prompt of the row."""
+        if (row := self.chosen) is None or len(self.screen_stack) > 1:
+            return
+        try:
+            attempts = [other for other in row.file.rows(Filter()) if other.group == row.group]
+        except UserError as error:  # the file is gone, or has changed, since it was listed
+            self._failed(str(error))
+            return
+        self.push_screen(_Reading([self._described(attempt) for attempt in sorted_rows(attempts, "index")]))
+
+    def action_tokens(self) -> None:
+        """The tokens of the row."""
+        if (row := self.chosen) is not None and len(self.screen_stack) == 1:
+            self.push_screen(TokenScreen(self.directory, row))
+
+    def action_help(self) -> None:
+        """All keys."""
+        if len(self.screen_stack) == 1:
+            self.push_screen(_Reading([Text(HELP)]))
+
+
+class _Reading(Screen[None]):
+    """Texts side by side."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back"),
+        Binding("q", "app.quit", "Quit"),
+    ]
+
+    def __init__(self, texts: Sequence[Text]) -> None:
+        super().__init__()
+        self._texts = texts
+
+    def compose(self) -> ComposeResult:
+        if len(self._texts) == 1:
+            with VerticalScroll():
+                yield Static(self._texts[0], classes="reading")
+        else:
+            with HorizontalScroll():
+                for text in self._texts:
+                    with VerticalScroll(classes="attempt"):
+                        yield Static(text, classes="reading")
+        yield Footer()
+
+
+def described(rollout: dict[str, Any]) -> Text:
+    """A rollout in full, as text that cannot act."""
+    text = Text()
+    facts = ("step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause")
+    for name in facts:
+        if rollout.get(name) not in (None, ""):
+            text.append(f"{name} ", style="dim").append(f"{shortened(str(rollout[name]), 500)}  ")
+    for name, value in rollout.get("components") or ():
+        text.append(f"{shortened(str(name), 60)} ", style="dim").append(f"{value:.3g}  ")
+    for message in rollout.get("messages") or ():
+        text.append(f"\n\n{shortened(str(message['role']), 40)}\n", style="bold blue")
+        text.append(shortened(message["content"] or "", MOST_CHARACTERS))
+    text.append("\n\nanswer of the model\n", style="bold green")
+    text.append(shortened(rollout.get("text") or "", MOST_CHARACTERS))
+    if rollout.get("answer"):
+        text.append("\n\nreference\n", style="bold yellow").append(shortened(rollout["answer"], MOST_CHARACTERS))
+    return text

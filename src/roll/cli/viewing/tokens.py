@@ -1,0 +1,118 @@
+"""The tokens of one rollout, on the screen of `roll view`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.screen import Screen
+from textual.widgets import DataTable, Footer, Static
+
+from roll.cli.viewing.index import Row
+from roll.errors import RollError
+from roll.tracking import RunDirectory
+from roll.tracking.visible import printable
+
+__all__ = ["TokenScreen"]
+
+MOST_TOKENS = 5000
+"""Of one rollout, from its beginning."""
+_COLUMNS = ("#", "token", "id", "log-prob", "probability", "version")
+
+
+class TokenScreen(Screen[None]):
+    """Each token with its log-prob, red where the model thought it unlikely, and the policy version that made it."""
+
+    CSS = "#about { height: 1; padding: 0 1; }"
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape", "app.pop_screen", "Back"),
+        Binding("q", "app.quit", "Quit"),
+    ]
+
+    def __init__(self, run: RunDirectory, row: Row) -> None:
+        super().__init__()
+        self._directory = run
+        self._row = row
+
+    def compose(self) -> ComposeResult:
+        yield Static(Text("reading the model's tokenizer …"), id="about")
+        yield DataTable(id="tokens", cursor_type="row")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        table = self.query_one("#tokens", DataTable)
+        for name in _COLUMNS:
+            table.add_column(name, key=name)
+        table.focus()
+        self._read()
+
+    @work(thread=True)
+    def _read(self) -> None:
+        try:
+            rollout = self._row.file.rollout(self._row.number, tokens=True)
+            spelt, problem = _speller(self._directory)
+        except RollError as error:
+            self.app.call_from_thread(self._show, [], str(error))
+            return
+        ids = rollout.get("token_ids") or []
+        lines = token_lines(rollout, spelt)
+        said = f"{len(ids)} tokens" + (f", the first {MOST_TOKENS} of them" if len(ids) > MOST_TOKENS else "")
+        self.app.call_from_thread(self._show, lines, f"{said}. {problem}")
+
+    def _show(self, lines: list[list[Text]], about: str) -> None:
+        table = self.query_one("#tokens", DataTable)
+        for line in lines:
+            table.add_row(*line)
+        self.query_one("#about", Static).update(Text(printable(about)))
+
+
+def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[list[Text]]:
+    """The cells of each token, of the first `MOST_TOKENS`."""
+    ids = (rollout.get("token_ids") or [])[:MOST_TOKENS]
+    logprobs, versions = rollout.get("logprobs") or [], rollout.get("policy_versions") or []
+    lines = []
+    for place, token in enumerate(ids):
+        logprob = logprobs[place] if place < len(logprobs) else math.nan
+        share = math.exp(min(0.0, logprob)) if logprob == logprob else math.nan
+        style = "bold red" if share < 0.05 else "yellow" if share < 0.5 else ""
+        text = printable(spelt(token)).replace("\n", "⏎").replace("\t", "⇥")
+        lines.append(
+            [
+                Text(str(place), style="dim"),
+                Text(text, style=style),
+                Text(str(token), style="dim"),
+                Text(f"{logprob:.4f}", style=style),
+                Text(f"{share:.1%}", style=style),
+                Text(str(versions[place]) if place < len(versions) else "–", style="dim"),
+            ]
+        )
+    return lines
+
+
+def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:
+    """How a token is spelt by the run's model, and why that is unknown, if it is. Downloads nothing."""
+    from roll.config.document import read
+    from roll.models.resolve import find_model
+
+    model = read(run.config_path).tree.get("model")
+    path = model.get("path") if isinstance(model, dict) else model
+    try:
+        found = find_model(path) if isinstance(path, str) else None
+    except RollError as error:
+        return str, f"Tokens are shown by their numbers: {error}"
+    if found is None:
+        return str, "Tokens are shown by their numbers: the run's model is not on this machine."
+    from tokenizers import Tokenizer
+
+    if not (found / "tokenizer.json").is_file():
+        return str, "Tokens are shown by their numbers: the model has no tokenizer.json."
+    try:
+        tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
+    except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
+        return str, f"Tokens are shown by their numbers: the tokenizer cannot be read ({error})."
+    return lambda token: tokenizer.decode([token], skip_special_tokens=False), ""

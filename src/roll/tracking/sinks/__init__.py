@@ -1,0 +1,25 @@
+"""Trackers besides `metrics.jsonl`: TensorBoard, Weights & Biases, SwanLab, MLflow, Trackio.
+
+    metrics, tables ──► GuardedSink (a queue, a thread) ──► Sink (one file per tracker, with its own client)
+
+Invariants:
+    - a run never waits for a tracker, and never ends because of one;
+    - what a tracker gets is what `metrics.jsonl` holds: a value that is `null` there is not sent;
+    - a resumed run goes on in the tracker's own run, wherever it is resumed.
+"""
+
+from roll.tracking.sinks.base import Opening, RolloutTable, Sink
+from roll.tracking.sinks.guarded import GuardedSink
+from roll.tracking.sinks.opening import SINKS, check_packages, open_sinks
+from roll.tracking.sinks.tables import rollout_table
+
+__all__ = [
+    "SINKS",
+    "GuardedSink",
+    "Opening",
+    "RolloutTable",
+    "Sink",
+    "check_packages",
+    "open_sinks",
+    "rollout_table",
+]

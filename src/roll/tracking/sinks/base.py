@@ -1,0 +1,97 @@
+"""What every tracker is given, and what it is asked."""
+
+from __future__ import annotations
+
+import importlib
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Protocol
+
+from roll.errors import ConfigError
+from roll.tracking import atomic
+from roll.version import install_extra
+
+if TYPE_CHECKING:
+    from roll.tracking.run_directory import RunDirectory
+
+__all__ = ["Opening", "RolloutTable", "Sink", "flattened", "load_client", "run_id"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Opening:
+    """What a sink is opened with."""
+
+    run: RunDirectory
+    project: str
+    """Where the tracker puts the run: the value of its key in `tracking`."""
+    settings: Mapping[str, Any]
+    """The resolved configuration."""
+    resumed_at: int
+    """Step that the run continues after; -1 where it starts."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutTable:
+    """Some rollouts of a step or an evaluation, as plain cells without control characters."""
+
+    name: str
+    """`rollouts/train` or `rollouts/evaluation`."""
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str | float | None, ...], ...]
+
+
+class Sink(Protocol):
+    """One run of one tracker. Built with an `Opening`, by the names in `SINKS`; called by one thread."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take the finite metrics of a step or of an evaluation."""
+        ...
+
+    def table(self, step: int, table: RolloutTable) -> None:
+        """Take some of its rollouts."""
+        ...
+
+    def close(self) -> None:
+        """Send what is left, and end."""
+        ...
+
+
+def load_client(name: str) -> ModuleType:
+    """The package of a tracker.
+
+    Raises:
+        ConfigError: it is not installed; says how to install it.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"tracking.{name} is set, but the package '{name}' cannot be imported ({error}). "
+            f"Install it with `{install_extra(name)}`, or leave it out: `tracking.{name}=null`."
+        ) from error
+
+
+def run_id(run: RunDirectory) -> str:
+    """What trackers know a run by: 21 lower-case letters and digits, the same after a resume."""
+    path = run.path / ".tracking-id"
+    if not path.is_file():
+        atomic.write_text(path, secrets.token_hex(11)[:21])
+    return path.read_text(encoding="utf-8").strip()
+
+
+def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The leaves of a configuration by their dotted keys, such as `data.0.source`."""
+    leaves: dict[str, Any] = {}
+
+    def walk(prefix: str, value: Any) -> None:
+        entries = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        inner = [(f"{prefix}.{key}" if prefix else str(key), entry) for key, entry in entries]
+        for key, entry in inner:
+            walk(key, entry)
+        if not inner and prefix:
+            leaves[prefix] = value
+
+    walk("", settings)
+    return leaves

@@ -1,0 +1,130 @@
+"""A tracker that can neither hold a run up nor end it.
+
+    run's thread: log, table ──► queue (bounded) ──► thread of the sink ──► its client, one call at a time
+
+Invariants:
+    - the client is opened, used and closed by one thread, which is not the main one (where some would take Ctrl-C);
+    - calls arrive in the order in which they were made; one that fails, or finds the queue full, is counted and
+      logged, and the run's own record is whole without it;
+    - `settle` and `close` wait for a limited time: a server that answers nobody costs a run that, once, at its end.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+
+from roll.errors import ConfigError
+from roll.tracking.sinks.base import RolloutTable, Sink
+
+__all__ = ["GuardedSink"]
+
+logger = logging.getLogger(__name__)
+
+MOST_WAITING = 1000
+"""Calls that a slow tracker may be behind by."""
+OPEN_LIMIT_S = 120.0
+"""How long the start of a run waits for a tracker."""
+CLOSE_LIMIT_S = 60.0
+"""How long the end of a run waits for a tracker."""
+
+
+class GuardedSink:
+    """A sink whose failures are counted, not raised.
+
+    Args:
+        name: its key in `tracking`.
+        make: opens it; this waits for it.
+        most_waiting: calls that may wait; further ones are failures.
+        open_limit_s: after which one that is still being opened is refused.
+        close_limit_s: how long `settle` and `close` together wait.
+
+    Raises:
+        ConfigError: it cannot be opened (at construction only).
+    """
+
+    def __init__(
+        self,
+        name: str,
+        make: Callable[[], Sink],
+        *,
+        most_waiting: int = MOST_WAITING,
+        open_limit_s: float = OPEN_LIMIT_S,
+        close_limit_s: float = CLOSE_LIMIT_S,
+    ) -> None:
+        self.name = name
+        self.num_failures = 0
+        self._limit_s = close_limit_s
+        self._counting = threading.Lock()
+        self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(most_waiting)
+        opened: Future[Sink] = Future()
+        self._thread = threading.Thread(target=self._work, args=(make, opened), name=f"tracker {name}", daemon=True)
+        self._thread.start()
+        try:
+            self._sink = opened.result(open_limit_s)
+        except ConfigError:
+            raise
+        except Exception as error:
+            late = isinstance(error, TimeoutError) and not opened.done()
+            why = f"no answer in {open_limit_s:g} s" if late else f"{type(error).__name__}: {str(error).rstrip('.')}"
+            raise ConfigError(
+                f"tracking.{name}: it could not be started ({why}). "
+                f"Mend that, or go without: `tracking.{name}={'false' if name == 'tensorboard' else 'null'}`."
+            ) from error
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Pass the finite metrics on; returns at once."""
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        self._put(lambda: self._sink.log(step, finite))
+
+    def table(self, step: int, table: RolloutTable) -> None:
+        """Pass some rollouts on; returns at once."""
+        self._put(lambda: self._sink.table(step, table))
+
+    def settle(self) -> None:
+        """Wait, for a limited time, until everything so far has arrived or failed."""
+        arrived = threading.Event()
+        started = time.monotonic()
+        if self._put(arrived.set):
+            arrived.wait(self._limit_s)
+        self._limit_s = max(0.0, self._limit_s - (time.monotonic() - started))
+
+    def close(self) -> None:
+        """Finish the sink; may be called twice. One that does not end in its time is left behind, and counted."""
+        if self._thread.is_alive():
+            self._put(self._sink.close)
+            self._put(None)
+            self._thread.join(self._limit_s)
+        if self._thread.is_alive():
+            self._failed(f"{self._calls.qsize()} calls were still waiting when the run ended")
+
+    def _put(self, call: Callable[[], None] | None) -> bool:
+        try:
+            self._calls.put_nowait(call)
+        except queue.Full:
+            self._failed(f"it is {self._calls.maxsize} calls behind")
+            return False
+        return True
+
+    def _work(self, make: Callable[[], Sink], opened: Future[Sink]) -> None:
+        try:
+            opened.set_result(make())
+        except BaseException as error:
+            opened.set_exception(error)
+            return
+        while (call := self._calls.get()) is not None:
+            try:
+                call()
+            except Exception as error:
+                self._failed(f"{type(error).__name__}: {error}", error)
+
+    def _failed(self, why: str, error: Exception | None = None) -> None:
+        with self._counting:
+            self.num_failures += 1
+            level = logging.WARNING if self.num_failures == 1 else logging.INFO
+        logger.log(level, "tracking.%s failed, training goes on: %s", self.name, why, exc_info=error)

@@ -1,0 +1,70 @@
+"""MLflow: https://mlflow.org/docs. `MLFLOW_TRACKING_URI` says where: a server, or `sqlite:///mlflow.db`."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from roll.tracking.sinks.base import Opening, RolloutTable, flattened, load_client, run_id
+from roll.version import __version__
+
+__all__ = ["MlflowSink"]
+
+_AT_ONCE = 100
+"""Parameters that MLflow takes in one call; of metrics it takes a thousand."""
+_LONGEST_PARAMETER = 6000
+
+
+class MlflowSink:
+    """One run of an experiment, found again by its tag `roll.run`.
+
+    A parameter cannot change in MLflow, so a resumed run's are those that it began with; `config.yaml` among the
+    artifacts is always the newest. Of two values of a step, the later one counts.
+    """
+
+    def __init__(self, opening: Opening) -> None:
+        load_client("mlflow")
+        from mlflow import MlflowClient, entities
+
+        self._entities: Any = entities
+        self._client: Any = MlflowClient()
+        experiment = self._client.get_experiment_by_name(opening.project)
+        place = experiment.experiment_id if experiment else self._client.create_experiment(opening.project)
+        name = run_id(opening.run)
+        found = self._client.search_runs([place], f"tags.`roll.run` = '{name}'", max_results=1)
+        if found:
+            self._id: str = found[0].info.run_id
+            self._client.set_terminated(self._id, "RUNNING")
+        else:
+            tags = {"roll.run": name, "roll.version": __version__}
+            self._id = self._client.create_run(place, run_name=opening.run.name, tags=tags).info.run_id
+            self._parameters(flattened(opening.settings))
+        self._client.log_dict(self._id, dict(opening.settings), "config.yaml")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now_ms = int(time.time() * 1000)
+        values = [self._entities.Metric(_name(name), value, now_ms, step) for name, value in metrics.items()]
+        for start in range(0, len(values), 10 * _AT_ONCE):
+            self._client.log_batch(self._id, metrics=values[start : start + 10 * _AT_ONCE])
+
+    def table(self, step: int, table: RolloutTable) -> None:
+        """An artifact in the form of MLflow's own tables."""
+        content = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
+        self._client.log_dict(self._id, content, f"{table.name}/step-{step:06d}.json")
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+    def _parameters(self, leaves: Mapping[str, Any]) -> None:
+        parameters = [
+            self._entities.Param(_name(key), str(value)[:_LONGEST_PARAMETER]) for key, value in leaves.items()
+        ]
+        for start in range(0, len(parameters), _AT_ONCE):
+            self._client.log_batch(self._id, params=parameters[start : start + _AT_ONCE])
+
+
+def _name(name: str) -> str:
+    """A name of MLflow's, which has letters, digits and `_-./: ` alone."""
+    return re.sub(r"[^\w\-./: ]", "_", name)

@@ -1,0 +1,75 @@
+"""Which trackers there are, and those of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from roll.registry import Registry
+from roll.tracking.sinks.base import Opening, Sink, load_client
+from roll.tracking.sinks.guarded import GuardedSink
+
+if TYPE_CHECKING:
+    from roll.config.operations import TrackingConfig
+    from roll.tracking.run_directory import RunDirectory
+
+__all__ = ["SINKS", "check_packages", "open_sinks"]
+
+SINKS: Registry[Callable[[Opening], Sink]] = Registry(
+    "tracker",
+    {
+        "tensorboard": "roll.tracking.sinks.tensorboard:TensorBoardSink",
+        "wandb": "roll.tracking.sinks.wandb:WandbSink",
+        "swanlab": "roll.tracking.sinks.swanlab:SwanLabSink",
+        "mlflow": "roll.tracking.sinks.mlflow:MlflowSink",
+        "trackio": "roll.tracking.sinks.trackio:TrackioSink",
+    },
+)
+"""By the key of `tracking` that switches it on, which is also the package that it needs and the extra that has it."""
+
+
+def check_packages(config: TrackingConfig) -> None:
+    """See that the packages of every configured tracker are installed.
+
+    Raises:
+        ConfigError: one is not; says how to install it.
+    """
+    for name in _chosen(config):
+        load_client(name)
+
+
+def open_sinks(
+    run: RunDirectory, config: TrackingConfig, settings: Mapping[str, Any], resumed_at: int
+) -> list[GuardedSink]:
+    """Open every configured tracker.
+
+    Args:
+        run: where it lies.
+        config: which trackers there are.
+        settings: the resolved configuration, which trackers show.
+        resumed_at: step that the run continues after; -1 where it starts.
+
+    Raises:
+        ConfigError: a tracker cannot be opened; the others are closed again.
+    """
+    sinks: list[GuardedSink] = []
+    try:
+        for name, project in _chosen(config).items():
+            opening = Opening(run=run, project=project, settings=settings, resumed_at=resumed_at)
+            sinks.append(GuardedSink(name, partial(_open, name, opening)))
+    except BaseException:
+        for sink in sinks:
+            sink.close()
+        raise
+    return sinks
+
+
+def _open(name: str, opening: Opening) -> Sink:
+    return SINKS.get(name)(opening)
+
+
+def _chosen(config: TrackingConfig) -> dict[str, str]:
+    """The project of every tracker that is switched on; TensorBoard has none."""
+    values = {name: getattr(config, name) for name in SINKS if getattr(config, name, None) not in (None, False)}
+    return {name: value if isinstance(value, str) else "" for name, value in values.items()}

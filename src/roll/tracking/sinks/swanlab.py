@@ -1,0 +1,37 @@
+"""SwanLab: https://docs.swanlab.cn. `SWANLAB_MODE=offline` keeps everything below the run directory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from roll.tracking.sinks.base import Opening, RolloutTable, load_client, run_id
+
+__all__ = ["SwanLabSink"]
+
+
+class SwanLabSink:
+    """One experiment of a project; a resumed run continues it."""
+
+    def __init__(self, opening: Opening) -> None:
+        self._client = load_client("swanlab")
+        quiet = self._client.Settings(interactive=False, terminal={"proxy_type": "none"})  # no question for a key
+        self._run = self._client.init(
+            project=opening.project,
+            name=opening.run.name,
+            log_dir=str(opening.run.path / "swanlog"),
+            id=run_id(opening.run),
+            resume="allow",
+            config=dict(opening.settings),
+            settings=quiet,
+        )
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def table(self, step: int, table: RolloutTable) -> None:
+        shown = self._client.echarts.Table()
+        shown.add(list(table.columns), [list(row) for row in table.rows])
+        self._run.log({table.name: shown}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()

@@ -1,0 +1,261 @@
+"""`roll view`: filters, the table, and the full screen, driven by Textual's own pilot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from unit.tracking.conftest import make_config, make_group
+from worlds import tiny_model
+
+from roll.cli.main import run as roll
+from roll.cli.viewing.index import RolloutFile, parse_filter, rollout_files, sorted_rows
+from roll.errors import UserError
+from roll.tracking import RunDirectory
+from roll.tracking.rollout_table import write_rollouts
+from roll.types import Group
+
+HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m [bold red]markup[/] \u202egnp.exe \u2066x [@click=app.quit]y[/]\ttab\nline"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDirectory:
+    """Two steps of two groups and an evaluation; step 2 has a rollout with hostile text."""
+    config = make_config(tmp_path / "runs")
+    settings = config.model_dump(mode="json")
+    settings["model"]["path"] = str(tmp_path / "no-model")
+    with RunDirectory.create(config.run_dir, settings) as directory:
+        for step in (1, 2):
+            groups = [make_group(2 * step), make_group(2 * step + 1, (None, 0.25))]
+            if step == 2:
+                groups[0] = _saying(groups[0], HOSTILE)
+            write_rollouts(directory.rollouts_path(step), step, groups, {f"{2 * step}.0": 1.5})
+        write_rollouts(directory.evaluation_path(2), 2, [make_group(0)])
+    return directory
+
+
+def _saying(group: Group, text: str) -> Group:
+    first = group.rollouts[0]
+    assert first.reward is not None
+    hostile = replace(first, text=text, reward=replace(first.reward, verdict=text))
+    return replace(group, rollouts=(hostile, *group.rollouts[1:]))
+
+
+def _ids(run: RunDirectory, text: str) -> list[str]:
+    wanted = parse_filter(text)
+    return [row.values["id"] for file in rollout_files(run.rollouts_dir) for row in file.rows(wanted)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", ["4.0", "4.1", "5.0", "5.1", "0.0", "0.1", "2.0", "2.1", "3.0", "3.1"]),
+        ("step=1", ["2.0", "2.1", "3.0", "3.1"]),
+        ("step=0..1 reward>=0.25", ["2.0", "3.1"]),
+        ("kind=eval", ["0.0", "0.1"]),
+        ("kind!=train correct=yes", ["0.0"]),
+        ("correct=yes", ["4.0", "0.0", "2.0"]),
+        ("reward!=0..0.5 kind=train", ["4.0", "2.0"]),
+        ("advantage>1", ["4.0", "2.0"]),
+        ("status=infra_error", ["5.0", "3.0"]),
+        ("tokens=3 draw=3", ["3.0", "3.1"]),
+        ('"ANSWER is 3"', ["2.1", "3.0"]),
+        ("gnp.exe", ["4.0"]),
+        ("'3 + 1 =' 4.", ["3.1"]),
+    ],
+)
+def test_a_filter_takes_the_rollouts_that_it_describes(run: RunDirectory, text: str, expected: list[str]) -> None:
+    assert _ids(run, text) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("rewrd>1", "rollouts have no 'rewrd'. Did you mean 'reward'?"),
+        ("reward>high", "reward is a number: write reward>0.5, or reward=3..7"),
+        ("reward<1..2", "a range goes with = or !=: write reward=1..2"),
+        ("domain>a", "domain is no number: write domain=…"),
+        ('"open', "quotation mark without its other half"),
+        ("step=1..2..3", "step is a number"),
+    ],
+)
+def test_a_malformed_filter_is_refused_with_what_to_write(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace(".", r"\.").replace("?", r"\?")):
+        parse_filter(text)
+
+
+def test_rows_without_a_value_come_last_in_either_order(run: RunDirectory) -> None:
+    rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("step=1"))]
+    assert [row.values["reward"] for row in sorted_rows(rows, "reward")] == [0.0, 0.25, 1.0, None]
+    assert [row.values["reward"] for row in sorted_rows(rows, "-reward")] == [1.0, 0.25, 0.0, None]
+    with pytest.raises(UserError, match="no 'rewards'"):
+        sorted_rows(rows, "-rewards")
+
+
+def test_where_the_output_is_no_terminal_a_table_is_printed(
+    run: RunDirectory, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert roll(["view", str(run.path), "--filter", "step=2 kind=train", "--sort", "-reward", "--limit", "2"]) == 0
+    head, *lines = capsys.readouterr().out.splitlines()
+    assert head.split()[:4] == ["step", "kind", "id", "reward"]
+    assert [line.split()[2] for line in lines] == ["4.0", "5.1"]
+    assert all(line.isprintable() for line in lines)
+    assert roll(["view", str(run.path), "-f", "reward>9"]) == 0
+    assert capsys.readouterr().out == "No rollout is like that.\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "there is no run 'nowhere'"),
+        (["{run}", "-f", "nothing>1"], "rollouts have no 'nothing'"),
+        (["{run}", "-s", "nothing"], "rollouts have no 'nothing'"),
+    ],
+)
+def test_a_mistake_gets_one_message(
+    run: RunDirectory, arguments: Sequence[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert roll(["view", *(part.format(run=run.path) for part in arguments)]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1 not really PAR1", b"\x00" * 4096], ids=["empty", "torn", "zeros"])
+def test_a_damaged_file_is_named(run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+    run.rollouts_path(2).write_bytes(content)
+    assert roll(["view", str(run.path)]) == 2
+    assert "step-000002.parquet' holds no rollouts that can be read" in capsys.readouterr().err
+
+
+def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table({"step": [1], "text": ["a"]}), run.rollouts_path(2))
+    assert roll(["view", str(run.path)]) == 2
+    assert "no rollouts that can be read: No match for FieldRef" in capsys.readouterr().err
+
+
+def test_a_run_without_rollouts_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = make_config(tmp_path / "runs")
+    RunDirectory.create(config.run_dir, config.model_dump(mode="json")).close()
+    assert roll(["view", str(config.run_dir)]) == 2
+    assert "tracking.rollouts=false" in capsys.readouterr().err
+
+
+# ---- the full screen
+
+
+def _app(run: RunDirectory, filters: str = "", sort: str = ""):
+    pytest.importorskip("textual")
+    from roll.cli.viewing.screen import RolloutApp
+
+    return RolloutApp(run, filters, sort)
+
+
+async def _settled(app, pilot) -> None:
+    await app.workers.wait_for_complete()
+    await pilot.pause()
+
+
+def _screen(app) -> str:
+    """What the terminal would show."""
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def test_the_screen_lists_filters_and_sorts(run: RunDirectory) -> None:
+    app = _app(run)
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _settled(app, pilot)
+        assert "10 rollouts" in _screen(app)
+        await pilot.press("slash", *"step=1", "enter")
+        await _settled(app, pilot)
+        assert [row.values["id"] for row in app.rows] == ["2.0", "2.1", "3.0", "3.1"]
+        await pilot.press("s")
+        assert [row.values["id"] for row in app.rows] == ["2.0", "3.1", "2.1", "3.0"]
+        await pilot.press("slash", *" rewrd>1", "enter")
+        await _settled(app, pilot)
+        assert "Did you mean 'reward'?" in _screen(app)
+        assert len(app.rows) == 4  # the list stays as it was
+
+
+async def test_a_rollout_its_group_and_its_tokens_open_and_close(run: RunDirectory) -> None:
+    app = _app(run, "step=1")
+    async with app.run_test(size=(130, 40)) as pilot:
+        await _settled(app, pilot)
+        await pilot.press("down", "enter")
+        await pilot.pause()
+        assert "The answer is 3." in _screen(app) and "reference" in _screen(app)
+        await pilot.press("escape", "g")
+        await pilot.pause()
+        assert "The answer is 2." in _screen(app) and "The answer is 3." in _screen(app)
+        assert "2 + 1 =" in _screen(app)
+        await pilot.press("escape", "t")
+        await _settled(app, pilot)
+        lines = _screen(app)
+        assert "3 tokens" in lines and "no-model" in lines  # which is not there, so numbers are shown
+        assert "-0.2500" in lines and "77.9%" in lines  # exp(-0.25)
+        await pilot.press("escape", "question_mark")
+        await pilot.pause()
+        assert "side by side" in _screen(app)
+        await pilot.press("escape", "q")
+    assert app.return_code == 0
+
+
+async def test_hostile_text_does_not_act_on_the_terminal_or_the_screen(run: RunDirectory) -> None:
+    app = _app(run, "gnp.exe")
+    async with app.run_test(size=(160, 40)) as pilot:
+        await _settled(app, pilot)
+        seen = [_screen(app)]
+        for keys in (["enter"], ["escape", "g"], ["escape", "t"]):
+            await pilot.press(*keys)
+            await _settled(app, pilot)
+            seen.append(_screen(app))
+        for text in seen:
+            assert all(c.isprintable() or c == "\n" for c in text)
+        assert (
+            "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m [bold red]markup[/] \\x202egnp.exe \\x2066x [@click=app.quit]y[/]"
+            in seen[1]
+        )
+
+
+async def test_an_answer_of_ten_megabytes_is_shown_from_its_beginning(run: RunDirectory) -> None:
+    write_rollouts(run.rollouts_path(3), 3, [_saying(make_group(6), "begin " + "\x1b[31mx" * 1_700_000)])
+    app = _app(run, "step=3")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _settled(app, pilot)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert "begin" in _screen(app) and "\\x1b[31mx\\x1b[31mx" in _screen(app)
+        (shown,) = app.screen.query(".reading")
+        text = str(shown.render())
+        assert len(text) < 100_000 and "and 10180006 characters" in text
+
+
+async def test_tokens_are_spelt_by_the_runs_model(tmp_path: Path, run: RunDirectory) -> None:
+    tiny_model.write_tiny_model(tmp_path / "no-model")
+    app = _app(run, "step=1")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _settled(app, pilot)
+        await pilot.press("t")
+        await _settled(app, pilot)
+        assert "Tokens are shown by their numbers" not in _screen(app)
+
+
+async def test_a_damaged_file_leaves_the_others_readable(run: RunDirectory) -> None:
+    run.rollouts_path(2).write_bytes(b"torn")
+    app = _app(run)
+    async with app.run_test(size=(200, 40)) as pilot:
+        await _settled(app, pilot)
+        assert len(app.rows) == 6
+        assert "step-000002.parquet" in _screen(app)
+
+
+def test_only_files_of_rollouts_are_read(run: RunDirectory) -> None:
+    for name in ("notes.parquet", "step-x.parquet", ".step-000009.parquet.tmp"):
+        (run.rollouts_dir / name).write_bytes(b"")
+    assert [(file.kind, file.step) for file in rollout_files(run.rollouts_dir)] == [
+        ("train", 2), ("eval", 2), ("train", 1),
+    ]  # fmt: skip
+    assert isinstance(rollout_files(run.rollouts_dir)[0], RolloutFile)
