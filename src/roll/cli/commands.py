@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from roll.cli.doctor import doctor
 from roll.cli.environments import env
 
 if TYPE_CHECKING:
@@ -289,6 +290,7 @@ def reward_test(
     return score_file(file, config, overrides, named, jobs=jobs, limit=limit, as_json=as_json)
 
 
+roll.add_command(doctor)
 roll.add_command(env)
 
 
