@@ -9,7 +9,7 @@ CODE := src tests tools benchmarks
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
 
 .DEFAULT_GOAL := help
-.PHONY: help setup quickstart example-code example-reasoning test test-all explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
+.PHONY: help setup quickstart example-code example-reasoning test test-all test-wheel explore chaos lint format bench-step bench-sft gallery-post-training bench-parts bench-memory bench-algorithms bench-rewards fuzz-rewards sweep bench-async bench-scheduler bench-policies bench-calibration mutation-scheduler bench-simulator simulate-paper sweep-multi-turn bench-sandbox dry-run bench-agentic agentic-demo docs clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -30,7 +30,10 @@ test: setup ## the tests, without the slow, GPU and chaos ones
 	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "$(FAST)" $(ARGS)
 
 test-all: setup ## every test this machine can run
-	@$(OFFLINE) $(PY) -m pytest $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -m "not wheel" $(ARGS)
+
+test-wheel: setup ## build the wheel, install it into a new environment, train with it (2 minutes; needs a package index)
+	@$(OFFLINE) TORCH="$(TORCH)" $(PY) -m pytest -m wheel tests/integration/test_wheel.py $(ARGS)
 
 explore: setup ## the property tests with new random examples, which `make test` keeps fixed
 	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "hypothesis and $(FAST)" --hypothesis-profile=explore $(ARGS)

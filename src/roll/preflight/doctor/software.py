@@ -9,6 +9,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from importlib import metadata
+from itertools import starmap
 
 from packaging.requirements import Requirement
 
@@ -22,11 +23,11 @@ __all__ = ["examine", "versions"]
 TRY_S = 30.0
 """For a sandbox to start, or Docker to answer."""
 _OPTIONAL = (
-    ("ray", "`cluster.type: ray`, which many ranks and many machines need"),
-    ("deepspeed", "`training.backend: deepspeed`"),
-    ("megatron-core", "`training.backend: megatron`"),
+    ("ray", "ray", "`cluster.type: ray` (several ranks or machines)"),
+    ("deepspeed", "deepspeed", "`training.backend: deepspeed`"),
+    ("megatron-core", "megatron", "`training.backend: megatron`"),
 )
-_EXTRAS = {"megatron-core": "megatron"}
+"""Distribution, the extra that brings it, and who wants it."""
 
 
 def versions() -> dict[str, str]:
@@ -44,7 +45,7 @@ def examine() -> Iterator[Finding]:
     yield fine(DISTRIBUTION, __version__)
     yield _packages()
     yield _engine()
-    yield from map(_optional, _OPTIONAL)
+    yield from starmap(_optional, _OPTIONAL)
     yield _compiler()
     yield from _sandboxes()
 
@@ -83,10 +84,9 @@ def _engine() -> Finding:
     return fine("engine", "hf, which is built in", f"vLLM generates faster: {install_extra('vllm')}")
 
 
-def _optional(package: tuple[str, str]) -> Finding:
-    name, purpose = package
-    found = _version(name)
-    return fine(name, found or f"not installed; {purpose} wants it: {install_extra(_EXTRAS.get(name, name))}")
+def _optional(distribution: str, name: str, purpose: str) -> Finding:
+    found = _version(distribution)
+    return fine(distribution, found or f"not installed; {purpose} wants it: {install_extra(name)}")
 
 
 def _compiler() -> Finding:
