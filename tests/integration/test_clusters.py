@@ -1,0 +1,143 @@
+"""Runs on Ray clusters that somebody else starts: by the script for Slurm, and by `ray job submit`."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from chaos.harness import tiny_config
+
+pytestmark = [pytest.mark.ray, pytest.mark.slow]
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+SRUN = """#!/bin/bash
+# Slurm's srun, with every node on this machine: drops its own options and does the rest.
+while [[ $1 == --* ]]; do shift; done
+if [[ $1 == hostname ]]; then echo 127.0.0.1; exit; fi
+exec "$@"
+"""
+SCONTROL = """#!/bin/bash
+if [[ $1 == show ]]; then printf 'node1\\nnode2\\n'; else echo "$@" >>"$SCONTROL_LOG"; fi
+"""
+
+
+@pytest.fixture
+def environment() -> Iterator[dict[str, str]]:
+    """With a directory for Ray alone, so that no other cluster of this machine is met; sockets need a short path."""
+    place = tempfile.mkdtemp(prefix="ray", dir="/tmp")
+    yield {
+        **os.environ,
+        "PATH": f"{BIN}:{os.environ['PATH']}",
+        "RAY_TMPDIR": place,
+        "RAY_USAGE_STATS_ENABLED": "0",
+    }
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def config_in(place: Path, model: Path, **changes: object) -> Path:
+    config = tiny_config(model, num_steps=2)
+    for key in ("output_dir", "name"):
+        config.pop(key, None)
+    path = place / "config.yaml"
+    path.write_text(yaml.safe_dump(config | changes))
+    return path
+
+
+def test_the_slurm_script_trains_on_two_nodes_and_a_requeued_job_goes_on(tmp_path, tiny_model, environment):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    environment |= {
+        "PATH": f"{tools}:{environment['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "node[1-2]",
+        "SLURM_CPUS_ON_NODE": "1",
+        "SCONTROL_LOG": str(tmp_path / "scontrol.log"),
+        "RAY_PORT": str(free_port()),
+    }
+    config = config_in(tmp_path, tiny_model)
+    script = [ROOT / "deploy" / "slurm" / "train.sbatch", config]
+    mapping = ["cluster.device_mapping.actor_train=[0]", "cluster.device_mapping.actor_infer=[1]"]
+
+    def submit(*overrides: str) -> str:
+        done = subprocess.run(
+            [*script, *overrides], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        return done.stdout
+
+    submit(*mapping)
+    run = tmp_path / "runs" / "slurm-7"
+    assert json.loads((run / "summary.json").read_text())["num_steps"] == 2
+    written = yaml.safe_load((run / "config.yaml").read_text())["cluster"]
+    assert (written["num_nodes"], written["devices_per_node"]) == (2, 1)
+
+
+def test_a_job_that_is_submitted_to_ray_trains_there(tmp_path, tiny_model, environment):
+    if importlib.util.find_spec("aiohttp_cors") is None:
+        pytest.skip("the server of `ray job submit` is not installed (pip install 'ray[default]')")
+    work, output = tmp_path / "work", tmp_path / "runs"
+    work.mkdir()
+    config_in(work, tiny_model)
+    port, dashboard = free_port(), free_port()
+    start = [
+        BIN / "ray",
+        "start",
+        "--head",
+        f"--port={port}",
+        f"--dashboard-port={dashboard}",
+        "--num-cpus=2",
+        "--block",
+    ]
+    with (tmp_path / "head.log").open("w") as log:
+        head = subprocess.Popen(start, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        address = f"http://127.0.0.1:{dashboard}"
+        _wait_for(dashboard, head)
+        overrides = ["cluster.type=ray", "cluster.address=auto", "cluster.devices_per_node=1", f"output_dir={output}"]
+        command = [BIN / "ray", "job", "submit", "--address", address, "--working-dir", work, "--"]
+        done = subprocess.run(
+            [*command, BIN / "roll", "train", "config.yaml", "name=job", *overrides],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        assert "succeeded" in done.stdout
+        assert json.loads((output / "job" / "summary.json").read_text())["num_steps"] == 2
+    finally:
+        os.killpg(head.pid, signal.SIGTERM)
+        head.wait(60)
+
+
+def _wait_for(port: int, head: subprocess.Popen) -> None:
+    """Until the server of jobs listens."""
+    end = time.monotonic() + 120
+    while head.poll() is None and time.monotonic() < end:
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        except OSError:
+            time.sleep(0.2)
+    raise AssertionError("the head did not start")
