@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -12,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,8 @@ def environment() -> Iterator[dict[str, str]]:
         "PATH": f"{BIN}:{os.environ['PATH']}",
         "RAY_TMPDIR": place,
         "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_AUTH_MODE": "token",
+        "RAY_AUTH_TOKEN": secrets.token_hex(32),
     }
     shutil.rmtree(place, ignore_errors=True)
 
@@ -61,12 +64,13 @@ def config_in(place: Path, model: Path, **changes: object) -> Path:
     return path
 
 
-def test_the_slurm_script_trains_on_two_nodes_and_a_requeued_job_goes_on(tmp_path, tiny_model, environment):
+def test_the_slurm_script_trains_on_two_nodes_and_goes_on_after_its_time_limit(tmp_path, tiny_model, environment):
     tools = tmp_path / "tools"
     tools.mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
+    del environment["RAY_AUTH_MODE"], environment["RAY_AUTH_TOKEN"]  # the script's own
     environment |= {
         "PATH": f"{tools}:{environment['PATH']}",
         "SLURM_JOB_ID": "7",
@@ -78,17 +82,28 @@ def test_the_slurm_script_trains_on_two_nodes_and_a_requeued_job_goes_on(tmp_pat
     config = config_in(tmp_path, tiny_model)
     script = [ROOT / "deploy" / "slurm" / "train.sbatch", config]
     mapping = ["cluster.device_mapping.actor_train=[0]", "cluster.device_mapping.actor_infer=[1]"]
-
-    def submit(*overrides: str) -> str:
-        done = subprocess.run(
-            [*script, *overrides], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=280
-        )
-        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        return done.stdout
-
-    submit(*mapping)
     run = tmp_path / "runs" / "slurm-7"
-    assert json.loads((run / "summary.json").read_text())["num_steps"] == 2
+
+    with (tmp_path / "first.log").open("w") as log:
+        first = subprocess.Popen(
+            [*script, "training.num_steps=5000", *mapping], cwd=tmp_path, env=environment, stdout=log, stderr=log
+        )
+    _wait_for(lambda: any(run.glob("checkpoints/step-*")), first, "a checkpoint")
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(120) == 143, (tmp_path / "first.log").read_text()[-3000:]
+    assert (tmp_path / "scontrol.log").read_text() == "requeue 7\n"
+    reached = max(int(path.name.removeprefix("step-")) for path in run.glob("checkpoints/step-*"))
+
+    second = subprocess.run(
+        [*script, f"training.num_steps={reached + 2}"],
+        cwd=tmp_path,
+        env=environment | {"RAY_PORT": str(free_port())},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert second.returncode == 0, second.stdout[-3000:] + second.stderr[-3000:]
+    assert json.loads((run / "summary.json").read_text())["num_steps"] == reached + 2
     written = yaml.safe_load((run / "config.yaml").read_text())["cluster"]
     assert (written["num_nodes"], written["devices_per_node"]) == (2, 1)
 
@@ -113,7 +128,7 @@ def test_a_job_that_is_submitted_to_ray_trains_there(tmp_path, tiny_model, envir
         head = subprocess.Popen(start, env=environment, stdout=log, stderr=log, start_new_session=True)
     try:
         address = f"http://127.0.0.1:{dashboard}"
-        _wait_for(dashboard, head)
+        _wait_for(lambda: _listens(dashboard), head, "server of jobs")
         overrides = ["cluster.type=ray", "cluster.address=auto", "cluster.devices_per_node=1", f"output_dir={output}"]
         command = [BIN / "ray", "job", "submit", "--address", address, "--working-dir", work, "--"]
         done = subprocess.run(
@@ -131,13 +146,13 @@ def test_a_job_that_is_submitted_to_ray_trains_there(tmp_path, tiny_model, envir
         head.wait(60)
 
 
-def _wait_for(port: int, head: subprocess.Popen) -> None:
-    """Until the server of jobs listens."""
-    end = time.monotonic() + 120
-    while head.poll() is None and time.monotonic() < end:
-        try:
-            socket.create_connection(("127.0.0.1", port), timeout=1).close()
-            return
-        except OSError:
-            time.sleep(0.2)
-    raise AssertionError("the head did not start")
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _wait_for(condition: Callable[[], bool], process: subprocess.Popen, what: str) -> None:
+    end = time.monotonic() + 200
+    while not condition():
+        assert process.poll() is None and time.monotonic() < end, f"no {what}"
+        time.sleep(0.1)
