@@ -249,3 +249,25 @@ def test_the_driver_is_asked_by_its_own_tool(monkeypatch, tmp_path):
     tool.chmod(0o755)
     monkeypatch.setattr(host_room.shutil, "which", lambda name: str(tool))
     assert host_room._driver() == "570.86.10"
+
+
+@pytest.mark.parametrize(
+    ("mode", "token", "file", "verdict", "says"),
+    [
+        ("", "", False, "ok", "none"),
+        ("", "", True, "ok", "asks for it"),
+        ("token", "", False, "problem", "no token"),
+        ("token", "secret", False, "ok", "RAY_AUTH_MODE=token"),
+        ("token", "", True, "ok", "RAY_AUTH_MODE=token"),
+        ("disabled", "", True, "ok", "disabled"),
+    ],
+)
+def test_that_ray_asks_for_a_token_is_said_and_not_which(monkeypatch, tmp_path, mode, token, file, verdict, says):
+    for name, value in (("RAY_AUTH_MODE", mode), ("RAY_AUTH_TOKEN", token)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "auth_token"))
+    if file:
+        (tmp_path / "auth_token").write_text("secret")
+    found = network._token()
+    assert (found.verdict, says in found.found) == (verdict, True), found
+    assert "secret" not in found.found + found.advice

@@ -38,6 +38,7 @@ def examine() -> Iterator[Finding]:
         if os.environ.get(variable):
             yield _interface(variable, os.environ[variable])
     yield _ray()
+    yield _token()
 
 
 def _name() -> Finding:
@@ -86,6 +87,21 @@ def _ray() -> Finding:
         f"{address}: {error}",
         "`ray stop` forgets it, or start its head again." if stale else "start its head, or unset RAY_ADDRESS.",
     )
+
+
+def _token() -> Finding:
+    """Whether clusters of this node ask for a token, which Ray decides by a variable or a file that it once left."""
+    name, mode = "ray token", os.environ.get("RAY_AUTH_MODE", "").lower()
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "") or Path.home() / ".ray" / "auth_token")
+    known = bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
+    if mode == "token" and not known:
+        return bad(name, "RAY_AUTH_MODE=token, and no token", "set RAY_AUTH_TOKEN to that of the cluster.")
+    if mode:
+        return fine(name, f"RAY_AUTH_MODE={mode}")
+    if known:
+        advice = "other nodes and `roll` need RAY_AUTH_MODE=token and that token in RAY_AUTH_TOKEN."
+        return fine(name, f"{file} is there: `ray start --head` asks for it", advice)
+    return fine(name, "none: whoever reaches a cluster's ports can use it")
 
 
 def _refusal(host: str, port: int) -> str | None:
