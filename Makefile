@@ -31,7 +31,10 @@ test: setup ## the tests, without the slow, GPU and chaos ones
 	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "$(FAST)" $(ARGS)
 
 test-all: setup ## every test this machine can run
-	@$(OFFLINE) $(PY) -m pytest $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -m "not wheel" $(ARGS)
+
+test-wheel: setup ## build the wheel, install it into a new environment, train with it (2 minutes; needs a package index)
+	@$(OFFLINE) TORCH="$(TORCH)" $(PY) -m pytest -m wheel tests/integration/test_wheel.py $(ARGS)
 
 explore: setup ## the property tests with new random examples, which `make test` keeps fixed
 	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "hypothesis and $(FAST)" --hypothesis-profile=explore $(ARGS)

@@ -22,6 +22,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     ├── NoEngineError (RuntimeError)    every inference engine is gone, and none can be started again
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
+    │   └── CheckpointVersionError (UserError)  another version of ROLL wrote it, and this one cannot read it
     ├── HalfUpdatedError (RuntimeError) an optimiser step failed while it moved the weights
     ├── LossError (RuntimeError)        a loss of the user's own failed; names it
     ├── CallbackError (RuntimeError)    a function that the user gave to be called during a run failed; names it
@@ -35,6 +36,7 @@ __all__ = [
     "AlarmError",
     "CallbackError",
     "CheckpointError",
+    "CheckpointVersionError",
     "ConfigError",
     "DataError",
     "EngineDiedError",
@@ -151,6 +153,10 @@ class WeightSyncError(RollError, RuntimeError):
 
 class CheckpointError(RollError, RuntimeError):
     """A checkpoint cannot be read, is incomplete, or belongs to another run."""
+
+
+class CheckpointVersionError(CheckpointError, UserError):
+    """A checkpoint that another version of ROLL wrote, and this one cannot read."""
 
 
 class HalfUpdatedError(RollError, RuntimeError):

@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from roll.cli.completing import directories, files
+from roll.cli.doctor import doctor
 from roll.cli.environments import env
+from roll.cli.init import init
 from roll.cli.looking import chat, compare, view
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ class Session:
 
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")
-_file = click.argument("file", metavar="FILE")
+_file = click.argument("file", metavar="FILE", shell_complete=files)
 _pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_default=True, help="Of this pipeline.")
 
 
@@ -53,6 +56,7 @@ def roll() -> None:
     """Train language models with reinforcement learning.
 
     \b
+    roll init                                                   write the examples to ./examples
     roll check examples/quickstart.yaml                         look before you train
     roll train examples/quickstart.yaml                         train
     roll train examples/quickstart.yaml training.num_steps=20   train with another value
@@ -82,7 +86,7 @@ def train(session: Session, file: str, overrides: tuple[str, ...]) -> int:
 
 
 @roll.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=directories)
 @_overrides
 @click.pass_obj
 def resume(session: Session, run: str, overrides: tuple[str, ...]) -> int:
@@ -98,7 +102,7 @@ def resume(session: Session, run: str, overrides: tuple[str, ...]) -> int:
 
 
 @roll.command()
-@click.argument("run", metavar="RUN")
+@click.argument("run", metavar="RUN", shell_complete=directories)
 @_overrides
 @click.option("--only", type=click.Choice(["train", "rollout"]), default="train", help="What to repeat.")
 @click.option("--checkpoint", metavar="PATH", help="Start from this checkpoint: RUN/checkpoints/step-N.")
@@ -178,7 +182,7 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
 
 
 @roll.command()
-@click.argument("file", metavar="[FILE]", required=False)
+@click.argument("file", metavar="[FILE]", required=False, shell_complete=files)
 @_overrides
 @click.option("--calibrate", metavar="RUN", help="Fit the models to a real run instead; writes RUN/calibration/.")
 @click.option("--variant", "-v", multiple=True, metavar="NAME", help="Simulate only this variant; may be repeated.")
@@ -237,8 +241,8 @@ def plan(file: str, overrides: tuple[str, ...]) -> None:
 
 
 @roll.command()
-@click.argument("source", metavar="RUN|CHECKPOINT")
-@click.argument("target", metavar="DIR")
+@click.argument("source", metavar="RUN|CHECKPOINT", shell_complete=directories)
+@click.argument("target", metavar="DIR", shell_complete=directories)
 @click.option("--adapter", is_flag=True, help="Write the LoRA adapter for peft, in place of the merged model.")
 @click.option("--to-hub", "repository", metavar="OWNER/NAME", help="Then upload DIR to the Hugging Face hub.")
 @click.option("--public", is_flag=True, help="Let everybody see a repository that --to-hub makes.")
@@ -309,7 +313,7 @@ def reward_test(
     return score_file(file, config, overrides, named, jobs=jobs, limit=limit, as_json=as_json)
 
 
-for command in (env, view, chat, compare):
+for command in (env, view, chat, compare, doctor, init):
     roll.add_command(command)
 
 

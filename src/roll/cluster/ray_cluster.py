@@ -87,7 +87,8 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
             ray.init(address=config.address, **quiet)
         else:
             os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            ray.init(num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
+            # "local", or Ray would join a cluster that somebody started here, and refuse `num_cpus` then.
+            ray.init("local", num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
 
 
 @contextlib.contextmanager

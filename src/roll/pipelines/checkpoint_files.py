@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from roll.errors import CheckpointError
+from roll.errors import CheckpointError, CheckpointVersionError
 from roll.models import find_model_directory
 from roll.pipelines.state import RunState
 from roll.rollout.ledger import DataLedger
@@ -86,11 +86,14 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
         kind: what is read of its state.
 
     Raises:
+        CheckpointVersionError: another version of ROLL wrote it, and this one cannot read it.
         CheckpointError: a file is missing or malformed.
     """
     try:
         state = kind.from_json(json.loads((path / "state.json").read_text(encoding="utf-8")))
         ledger = DataLedger.loads((path / "ledger.jsonl").read_text(encoding="utf-8"))
+    except CheckpointVersionError as error:
+        raise CheckpointVersionError(f"checkpoint '{path}' cannot be read: {error}") from None
     except (OSError, ValueError) as error:
         raise CheckpointError(f"checkpoint '{path}' cannot be read: {error}") from error
     return SavedRun(path=path, state=state, ledger=ledger)

@@ -10,12 +10,15 @@ import math
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Self
 
-from roll.errors import CheckpointError
+from roll.errors import CheckpointVersionError
+from roll.version import DISTRIBUTION, __version__
 
 __all__ = ["RunState"]
 
 FORMAT = 5
-_READABLE = {4, FORMAT}
+"""Of `state.json`. What a version with a higher number cannot read, docs/operations/upgrading.md says."""
+OLDEST = 4
+"""The oldest format that is read."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -53,22 +56,36 @@ class RunState:
             self.best_step = step
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data with a format number."""
-        return {"format": FORMAT, **asdict(self)}
+        """Plain data, with the number of its format and the version that writes it."""
+        return {"format": FORMAT, "roll": __version__, **asdict(self)}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """Read what `to_json` wrote, also of a class with more fields.
 
         Raises:
-            CheckpointError: it was written by an incompatible version.
+            CheckpointVersionError: another version wrote it, and this one cannot read it.
         """
-        found = value.get("format")
-        if found not in _READABLE:
-            raise CheckpointError(f"state.json has format {found!r}, this version of ROLL reads {FORMAT}")
-        if found == 4:
+        found, by = value.get("format"), value.get("roll", "")
+        writer = f"ROLL {by}" if by else "another version of ROLL"
+        if not isinstance(found, int) or not OLDEST <= found <= FORMAT:
+            raise CheckpointVersionError(
+                f"it has format {found!r} ({writer} wrote it), and ROLL {__version__} reads formats {OLDEST} to "
+                f"{FORMAT}. {_way_out(found, by)}"
+            )
+        if found == 4 and "accuracies" in value:
             value = {**value, "scores": value["accuracies"]}
-        try:
-            return cls(**{each.name: value[each.name] for each in fields(cls)})
-        except KeyError as error:
-            raise CheckpointError(f"state.json has no field {error}") from None
+        lacks = [each.name for each in fields(cls) if each.name not in value]
+        if lacks:
+            raise CheckpointVersionError(
+                f"its state.json lacks {', '.join(map(repr, lacks))}, which ROLL {__version__} needs ({writer} wrote "
+                f"it). {_way_out(None, by)}"
+            )
+        return cls(**{each.name: value[each.name] for each in fields(cls)})
+
+
+def _way_out(found: Any, by: str) -> str:
+    if isinstance(found, int) and found > FORMAT:
+        return f"Upgrade: pip install '{DISTRIBUTION}{f'>={by}' if by else ''}' --upgrade."
+    install = f"pip install '{DISTRIBUTION}=={by}'" if by else "install the version that wrote it"
+    return f"Resume it with that version ({install}), or train a new run from its model: model=CHECKPOINT/model."

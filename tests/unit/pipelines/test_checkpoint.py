@@ -12,7 +12,7 @@ import pytest
 
 from roll.algorithms.normalise import Moments
 from roll.config.operations import CheckpointConfig
-from roll.errors import CheckpointError, RunDirectoryError
+from roll.errors import CheckpointError, CheckpointVersionError, RunDirectoryError, UserError
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, read_checkpoint
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.learning.state import LearningState
@@ -20,6 +20,7 @@ from roll.pipelines.state import RunState
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory
 from roll.types import Fate, Prompt, PromptDraw
+from roll.version import __version__
 
 
 class FileTrainer:
@@ -178,11 +179,34 @@ def test_due_by_number_and_by_being_the_best(run: RunDirectory) -> None:
     assert not best.due(RunState(step=0, best_step=0))
 
 
-async def test_a_checkpoint_of_another_format_is_refused(run: RunDirectory) -> None:
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"format": 99, "roll": "7.1.0"}, r"format 99 \(ROLL 7\.1\.0 wrote it\).* Upgrade: .*roll-rl>=7\.1\.0"),
+        ({"format": 99, "roll": None}, r"format 99 \(another version of ROLL wrote it\).* --upgrade\.$"),
+        (
+            {"format": 2, "roll": "0.0.3"},
+            r"reads formats 4 to 5.*roll-rl==0\.0\.3'.*model=CHECKPOINT/model",
+        ),
+        ({"format": None}, "format None"),
+        ({"num_draws": None}, "lacks 'num_draws'"),
+    ],
+)
+async def test_a_checkpoint_of_another_version_is_refused_with_the_way_out(run: RunDirectory, changes, says) -> None:
     path = await Checkpointer(run, CheckpointConfig(), FileTrainer()).save(RunState(step=1), ledger_of(0))
-    (path / "state.json").write_text(json.dumps({"format": 99}))
-    with pytest.raises(CheckpointError, match="format 99"):
+    state = json.loads((path / "state.json").read_text()) | changes
+    state = {name: value for name, value in state.items() if value is not None}
+    (path / "state.json").write_text(json.dumps(state))
+    with pytest.raises(CheckpointVersionError, match=says) as caught:
         read_checkpoint(path, RunState)
+    assert str(caught.value).startswith(f"checkpoint '{path}' cannot be read: it")
+    assert isinstance(caught.value, CheckpointError | UserError), "exit code 2, without a traceback"
+
+
+def test_a_state_says_which_version_wrote_it() -> None:
+    state = RunState(step=3).to_json()
+    assert (state["format"], state["roll"]) == (5, __version__)
+    assert RunState.from_json(state | {"roll": "0.0.9"}) == RunState(step=3)
 
 
 async def test_a_checkpoint_with_a_missing_file_is_refused(run: RunDirectory) -> None:

@@ -1,0 +1,18 @@
+"""What shells offer for arguments that are paths. docs/operations/install.md says how completion is switched on."""
+
+from __future__ import annotations
+
+import click
+from click.shell_completion import CompletionItem
+
+__all__ = ["directories", "files"]
+
+
+def files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell's own completion of files."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def directories(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shell's own completion of directories, such as runs."""
+    return [CompletionItem(incomplete, type="dir")]

