@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from roll.cli.environments import env
+from roll.cli.migration import from_trl, from_verl
 
 if TYPE_CHECKING:
     from roll.tracking import Summary
@@ -326,3 +327,7 @@ def schema(pipeline: str) -> None:
     from roll.config.schema import json_schema
 
     click.echo(json.dumps(json_schema(pipeline), indent=2, ensure_ascii=False))
+
+
+config.add_command(from_trl)
+config.add_command(from_verl)
