@@ -33,7 +33,8 @@ pa.parquet.write_table(rows, "data/gsm8k/train.parquet")
 """,
     "docs/post-training.md": """
 from transformers import LlamaConfig, LlamaForSequenceClassification
-small = LlamaConfig(hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1, vocab_size=16, num_labels=1)
+sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+small = LlamaConfig(**sizes, vocab_size=16, num_labels=1)
 LlamaForSequenceClassification(small).save_pretrained("runs/reward_model/checkpoints/step-000027/model")
 """,
     "docs/metrics.md": """
