@@ -28,6 +28,8 @@ class Block:
     line: int
     language: str
     text: str
+    title: str = ""
+    """Of a block that is a file."""
 
     def __str__(self) -> str:
         return f"{self.page}:{self.line}"
@@ -69,7 +71,8 @@ def _of(page: Path) -> Iterator[Block]:
         yield Block(
             page=str(page.relative_to(ROOT)),
             line=text[: found.start()].count("\n") + 1,
-            language=found["language"].strip(),
+            language=found["language"].partition(" title=")[0].strip(),
+            title=found["language"].partition(" title=")[2].strip().strip('"'),
             text=body,
         )
 
