@@ -23,11 +23,14 @@ def test_there_are_tutorials():
 
 
 def try_out(page: str, directory: Path, capsys: pytest.CaptureFixture, only: tuple[str, ...] = ()) -> None:
+    """Write the page's files and run its commands, those of `only` or all."""
     for block in BY_PAGE[page]:
         if block.title:
             (directory / block.title).write_text(block.text)
         for words in block.commands:
-            if words[0] == "roll" and (not only or (words[1] in only and "--dry-run" not in words)):
+            if words[0] != "roll":
+                continue
+            if not only or (words[1] in only and "--dry-run" not in words):
                 further = [EVERY_GROUP] if words[1] == "train" else []
                 assert run([*words[1:], *further]) == 0, (
                     f"{block}: {' '.join(words)}\n{capsys.readouterr().err[-2000:]}"
