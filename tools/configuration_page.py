@@ -47,7 +47,7 @@ def _section(parent: tuple[str, ...], keys: list[Key], model: type[Section]) -> 
             [
                 f"`{key.path[-1]}`",
                 *([of] if column else []),
-                key.type_words,
+                key.type_words.replace("[", r"\["),  # of patterns; Markdown would take them for links
                 default_words(key) if key.required or key.members else f"`{default_words(key)}`",
                 key.meaning + unit,
             ]

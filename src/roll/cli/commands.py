@@ -14,6 +14,7 @@ from roll.cli.doctor import doctor
 from roll.cli.environments import env
 from roll.cli.init import init
 from roll.cli.looking import chat, compare, view
+from roll.cli.migration import from_trl, from_verl
 
 if TYPE_CHECKING:
     from roll.tracking import Summary
@@ -351,3 +352,7 @@ def schema(pipeline: str) -> None:
     from roll.config.schema import json_schema
 
     click.echo(json.dumps(json_schema(pipeline), indent=2, ensure_ascii=False))
+
+
+config.add_command(from_trl)
+config.add_command(from_verl)

@@ -1,0 +1,197 @@
+"""From rules and a file's values to a configuration of ROLL, and what is said of every key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from roll.config.document import dump
+from roll.config.load import load_config, resolved
+from roll.config.migration.rules import Lost, Rule, Values
+from roll.config.problems import show
+from roll.errors import ConfigError
+from roll.registry import nearest
+
+__all__ = ["Converted", "Said", "convert"]
+
+_KEPT = (
+    "pipeline",
+    "name",
+    "model.path",
+    "data",
+    "rollout.prompts_per_step",
+    "rollout.group_size",
+    "training.num_steps",
+)
+"""Written even where they are ROLL's defaults: what a reader looks for first."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Said:
+    """What became of one key."""
+
+    key: str
+    value: Any
+    given: bool
+    """By the file; otherwise it is the other library's default."""
+    outcome: Literal["became", "default", "needless", "lost"]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Converted:
+    """A configuration of ROLL that was made of another library's."""
+
+    source: str
+    tree: dict[str, Any]
+    said: Sequence[Said]
+
+    @property
+    def lost(self) -> list[Said]:
+        """What could not be converted."""
+        return [said for said in self.said if said.outcome == "lost"]
+
+    def yaml(self) -> str:
+        """The file, with what was lost in comments at its head."""
+        lines = [f"# Converted from {self.source} by `roll config`."]
+        if self.lost:
+            lines += ["# Not converted:", *(f"#   {said.key}: {said.text}" for said in self.lost)]
+        return "\n".join([*lines, dump(self.tree)])
+
+    def report(self) -> str:
+        """One line for every key of the file, and for defaults of the other library that matter."""
+        titles = {
+            "became": "Became",
+            "default": "ROLL's default anyway",
+            "needless": "Needs no key",
+            "lost": "NOT converted",
+        }
+        lines: list[str] = []
+        for outcome, title in titles.items():
+            found = [said for said in self.said if said.outcome == outcome]
+            lines += [f"{title}:"] if found else []
+            lines += [
+                f"  {said.key}={show(said.value)}{'' if said.given else ' (its default)'}: {said.text}"
+                for said in found
+            ]
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Work:
+    values: dict[str, Any]
+    given: set[str]
+    flat: dict[str, Any] = field(default_factory=dict)
+    lost: dict[str, str] = field(default_factory=dict)
+
+
+def convert(
+    rules: Sequence[Rule], given: Mapping[str, Any], *, source: str, start: Mapping[str, Any], said_by_caller: Values
+) -> Converted:
+    """Apply `rules` to the keys of a file.
+
+    Args:
+        rules: of one library and kind of training.
+        given: dotted keys of the file, with their values.
+        source: what is converted, for messages.
+        start: dotted keys of ROLL that hold whatever the file says, such as `pipeline`.
+        said_by_caller: values that the rules need and no file has, such as the number of processes.
+
+    Raises:
+        ConfigError: a value that the library itself would refuse, or one is missing without which no run can be
+            described.
+    """
+    values = {rule.key: rule.default for rule in rules if not rule.key.endswith(".*")}
+    work = _Work(values={**values, **given, **said_by_caller}, given=set(given), flat=dict(start))
+    decided: dict[str, tuple[str, ...]] = {}
+    for rule in rules:
+        if rule.convert is None:
+            continue
+        try:
+            new = rule.convert(work.values)
+        except Lost as lost:
+            work.lost[rule.key] = str(lost)
+            continue
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            problem = str(error) or type(error).__name__
+            raise ConfigError(f"{source}: '{rule.key}' is {show(work.values[rule.key])}: {problem}.") from None
+        decided[rule.key] = tuple(new)
+        work.flat.update(new)
+    try:
+        full = resolved(load_config(_tree(work.flat)))
+    except ConfigError as error:
+        raise ConfigError(f"{source} describes no run of ROLL: {error}") from None
+    _leave_defaults_out(work, full)
+    said = [*_known(rules, work, decided), *_unknown(rules, work)]
+    return Converted(source=source, tree=_tree(work.flat), said=said)
+
+
+def _leave_defaults_out(work: _Work, full: Mapping[str, Any]) -> None:
+    """Remove every key without which the configuration is still `full`."""
+    for key in sorted(work.flat, key=lambda key: -key.count(".")):
+        if key in _KEPT:
+            continue
+        fewer = {other: value for other, value in work.flat.items() if other != key}
+        with suppress(ConfigError):
+            if resolved(load_config(_tree(fewer))) == full:
+                work.flat = fewer
+
+
+def _known(rules: Sequence[Rule], work: _Work, decided: Mapping[str, tuple[str, ...]]) -> list[Said]:
+    said: list[Said] = []
+    owner = {key: next((rule for rule in rules if rule.covers(key)), None) for key in work.given}
+    for rule in rules:
+        own = [key for key in work.given if owner[key] is rule]
+        for key in own or ([] if rule.key.endswith(".*") else [rule.key]):
+            one = _say(rule, key, work, decided)
+            if one.given or one.outcome == "lost" or (one.outcome == "became" and rule.kind == "moved"):
+                said.append(one)
+    return said
+
+
+def _say(rule: Rule, key: str, work: _Work, decided: Mapping[str, tuple[str, ...]]) -> Said:
+    value = work.values.get(key, rule.default)
+    outcome: Literal["became", "default", "needless", "lost"]
+    if key in work.lost:
+        outcome, text = "lost", work.lost[key]
+    elif rule.kind in ("needless", "lacking"):
+        same = rule.kind == "needless" or value == rule.default or value in rule.harmless
+        outcome, text = ("needless" if same else "lost"), rule.note
+    else:
+        targets = decided.get(key) or rule.to
+        written = [target for target in targets if target in work.flat]
+        outcome = "became" if written else "default"
+        text = ", ".join(f"{target}={show(work.flat[target])}" for target in written) or ", ".join(targets) or rule.note
+        if written and rule.note:
+            text += f" ({rule.note})"
+    return Said(key=key, value=value, given=key in work.given, outcome=outcome, text=text)
+
+
+def _unknown(rules: Sequence[Rule], work: _Work) -> list[Said]:
+    names = [rule.key for rule in rules]
+    return [
+        Said(
+            key=key,
+            value=work.values[key],
+            given=True,
+            outcome="lost",
+            text=f"no key that this version knows.{nearest(key, names)}",
+        )
+        for key in sorted(work.given)
+        if not any(rule.covers(key) for rule in rules)
+    ]
+
+
+def _tree(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Dotted keys as nested sections, in the order in which sections are usually written."""
+    order = ("pipeline", "name", "output_dir", "seed", "model", "data")
+    tree: dict[str, Any] = {}
+    for key in sorted(flat, key=lambda key: order.index(key.split(".")[0]) if key.split(".")[0] in order else 9):
+        *parents, last = key.split(".")
+        section = tree
+        for parent in parents:
+            section = section.setdefault(parent, {})
+        section[last] = flat[key]
+    return tree

@@ -1,0 +1,93 @@
+"""What becomes of another library's keys: one rule for each, which converts it and is a row of the documentation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+__all__ = [
+    "Lost",
+    "Rule",
+    "Values",
+    "counted_with",
+    "given_with",
+    "lacking",
+    "moved",
+    "needless",
+    "needless_all",
+    "with_defaults",
+]
+
+Values: TypeAlias = Mapping[str, Any]
+"""Every key of the other library with its value, defaults included; and what the caller said of the run."""
+
+
+class Lost(Exception):
+    """A value that ROLL has no counterpart of; the text says what ROLL does in its place."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rule:
+    """What one key becomes."""
+
+    key: str
+    """Dotted; one that ends with `.*` stands for all keys below."""
+    default: Any
+    """Of the other library."""
+    kind: Literal["moved", "with", "needless", "lacking"]
+    to: tuple[str, ...] = ()
+    """Dotted keys of ROLL that it decides."""
+    note: str = ""
+    convert: Callable[[Values], Mapping[str, Any]] | None = None
+    """From all values to keys of ROLL. Raises `Lost` where there is no such value, `ConfigError` where it is no value
+    of the key at all."""
+    harmless: tuple[Any, ...] = ()
+    """Of a key that ROLL lacks: values under which both do the same."""
+
+    def covers(self, key: str) -> bool:
+        """Whether `key` is this rule's."""
+        return key == self.key or (self.key.endswith(".*") and key.startswith(self.key[:-1]))
+
+
+def moved(
+    key: str, default: Any, to: str, change: Callable[[Any, Values], Any] | None = None, note: str = "", **more: Any
+) -> Rule:
+    """The key is `to` in ROLL; `change` gives the value there, from its own and all others."""
+
+    def convert(values: Values) -> Mapping[str, Any]:
+        return {to: values[key] if change is None else change(values[key], values)}
+
+    return Rule(key=key, default=default, kind="moved", to=(to,), note=note, convert=convert, **more)
+
+
+def given_with(
+    key: str, default: Any, to: Iterable[str], convert: Callable[[Values], Mapping[str, Any]], note: str
+) -> Rule:
+    """The key, with others, decides several keys of ROLL."""
+    return Rule(key=key, default=default, kind="moved", to=tuple(to), note=note, convert=convert)
+
+
+def counted_with(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
+    """The key is part of what another rule converts."""
+    return Rule(key=key, default=default, kind="with", to=tuple(to), note=note)
+
+
+def needless(key: str, default: Any, note: str) -> Rule:
+    """The key changes nothing that is learnt, or ROLL does it in any case."""
+    return Rule(key=key, default=default, kind="needless", note=note)
+
+
+def needless_all(keys: Mapping[str, Any], note: str) -> list[Rule]:
+    """Keys with their defaults that are needless for one reason."""
+    return [needless(key, default, note) for key, default in keys.items()]
+
+
+def lacking(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
+    """ROLL has no such thing; nothing is lost at the default, and at what `harmless` adds."""
+    return Rule(key=key, default=default, kind="lacking", note=note, harmless=harmless)
+
+
+def with_defaults(rules: Iterable[Rule], defaults: Mapping[str, Any]) -> list[Rule]:
+    """The same rules, some with the defaults that one kind of training has."""
+    return [replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules]

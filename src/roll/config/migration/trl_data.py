@@ -1,0 +1,98 @@
+"""Data sets, evaluation and the length of a run, as TRL's scripts say them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, moved
+from roll.config.migration.trl_common import is_fraction
+from roll.errors import ConfigError
+
+__all__ = ["data_rules", "length_rules"]
+
+
+def _table(path: str, name: str | None, split: str) -> dict[str, Any]:
+    if PurePath(path).suffix in (".jsonl", ".parquet"):
+        return {"source": "file", "path": path}
+    entry: dict[str, Any] = {"source": "huggingface", "path": path}
+    return entry | ({"name": name} if name else {}) | ({"split": split} if split != "train" else {})
+
+
+def _tables(values: Values) -> list[dict[str, Any]]:
+    if values["datasets"]:
+        entries = []
+        for number, one in enumerate(values["datasets"]):
+            odd = sorted(set(one) - {"path", "name", "split"})
+            if odd:
+                raise Lost(f"a data set's {', '.join(odd)}: prepare the rows and name their file")
+            entry = _table(one["path"], one.get("name"), one.get("split", "train"))
+            entries.append(entry | ({"domain": f"set-{number}"} if len(values["datasets"]) > 1 else {}))
+        return entries
+    if not values["dataset_name"]:
+        raise ConfigError("neither dataset_name nor datasets says what is learnt from.")
+    entry = _table(values["dataset_name"], values["dataset_config"], values["dataset_train_split"])
+    if values["eval_strategy"] != "no" and entry["source"] == "huggingface":
+        entry["held_out_split"] = values["dataset_test_split"]
+    return [entry]
+
+
+def data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
+    """Rules of the data sets, to each of which `further` adds keys."""
+
+    def convert(values: Values) -> Mapping[str, Any]:
+        more = further(values)
+        evaluated = values["eval_strategy"] != "no"
+        return {
+            "data": [
+                entry | dict(more) | ({} if evaluated or "held_out_split" in entry else {"held_out": 0.0})
+                for entry in _tables(values)
+            ]
+        }
+
+    return [
+        given_with("dataset_name", None, ["data"], convert, "all rows are trained where TRL evaluates on none"),
+        *(
+            counted_with(key, default, ["data"], "with dataset_name")
+            for key, default in (
+                ("dataset_config", None),
+                ("dataset_train_split", "train"),
+                ("dataset_test_split", "test"),
+            )
+        ),
+        counted_with("datasets", [], ["data"], "in place of dataset_name"),
+    ]
+
+
+def _every(value: Any, values: Values) -> int:
+    if values["eval_strategy"] != "steps":
+        return 0
+    steps = float(value or values["logging_steps"])
+    if is_fraction(steps):
+        raise Lost("a share of all steps: ROLL counts steps")
+    return max(1, round(steps / values["updates_per_step"](values)))
+
+
+def _warmup(value: float, values: Values) -> int:
+    """In steps of ROLL; TRL counts updates, or takes a share of all."""
+    if not value:
+        return 0
+    updates = values["updates_per_step"](values)
+    if not is_fraction(float(value)):
+        return math.ceil(value / updates)
+    total = values["total_steps"](values)
+    if total is None:
+        raise Lost("a share of all steps, whose number depends on the data: set training.warmup_steps")
+    return math.ceil(float(value) * total)
+
+
+def length_rules() -> list[Rule]:
+    """Rules of warm-up and evaluation; the caller's values have `updates_per_step` and `total_steps`."""
+    return [
+        moved("warmup_steps", 0, "training.warmup_steps", _warmup, "in steps of ROLL; a share is one of all steps"),
+        moved("eval_steps", None, "evaluation.every_num_steps", _every),
+        counted_with("eval_strategy", "no", ["evaluation.every_num_steps", "data"], "`no`: only at the end"),
+        moved("eval_on_start", False, "evaluation.before_training", lambda value, _: bool(value)),
+    ]

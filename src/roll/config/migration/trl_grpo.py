@@ -1,0 +1,290 @@
+"""Keys of TRL 1.16's `GRPOConfig` and of its script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
+from roll.config.migration.trl_common import COMMON, generation, num_epoch_rows
+from roll.config.migration.trl_data import data_rules, length_rules
+from roll.errors import ConfigError
+
+__all__ = ["GRPO", "steps", "updates"]
+
+_AGGREGATION = {
+    "grpo": "sequence_mean",
+    "sapo": "sequence_mean",
+    "bnpo": "token_mean",
+    "dapo": "token_mean",
+    "cispo": "token_mean",
+    "dr_grpo": "constant_length",
+    "luspo": "sequence_sum",
+}
+
+
+def updates(values: Values) -> int:
+    """Optimiser steps of each of ROLL's steps."""
+    return generation(values)[1] * int(values["num_iterations"])
+
+
+def steps(values: Values) -> int:
+    """ROLL's steps, each of one generation."""
+    if values["max_steps"] > 0:
+        return math.ceil(values["max_steps"] / updates(values))
+    prompts = generation(values)[0] // int(values["num_generations"])
+    return math.ceil(num_epoch_rows(values) / prompts)
+
+
+def _batch(values: Values) -> Mapping[str, Any]:
+    completions, minibatches = generation(values)
+    group = int(values["num_generations"])
+    if completions % group:
+        raise ConfigError(
+            f"{completions} completions in a generation are no whole number of groups of num_generations {group}."
+        )
+    return {
+        "rollout.prompts_per_step": completions // group,
+        "rollout.group_size": group,
+        "algorithm.updates.num_minibatches": minibatches,
+    }
+
+
+def _loss(values: Values) -> Mapping[str, Any]:
+    kind = values["loss_type"]
+    if kind not in _AGGREGATION:
+        raise Lost(f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the file has GRPO's")
+    low, high = float(values["epsilon"]), values["epsilon_high"]
+    high = low if high is None else float(high)
+    gate: dict[str, Any]
+    if kind == "cispo":
+        gate = {"type": "stop_gradient", "lower": 0.0, "upper": high}
+    elif kind == "sapo":
+        gate = {
+            "type": "soft",
+            "tau_positive": float(values["sapo_temperature_pos"]),
+            "tau_negative": float(values["sapo_temperature_neg"]),
+        }
+    elif values["delta"] is not None:
+        gate = {"type": "dual_clip", "low": low, "high": high, "bound": float(values["delta"])}
+    else:
+        gate = {"type": "min_clip", "low": low, "high": high}
+    return {"algorithm.gate": gate, "algorithm.aggregation": _AGGREGATION[kind]}
+
+
+def _correction(values: Values) -> Mapping[str, Any]:
+    if not (values["use_vllm"] and values["vllm_importance_sampling_correction"]):
+        return {"algorithm.correction.upper": None}
+    level, form = str(values["vllm_importance_sampling_mode"]).split("_")
+    low, high = values["vllm_importance_sampling_clip_min"], values["vllm_importance_sampling_clip_max"]
+    cap = values["vllm_importance_sampling_cap"]
+    high = cap if cap is not None else high
+    if low is not None and form == "truncate":
+        raise Lost("factors are truncated from above alone, so vllm_importance_sampling_clip_min has no counterpart")
+    if high is None:
+        raise Lost("a factor without an upper bound; the file has ROLL's, truncated at 2")
+    found: dict[str, Any] = {"level": level, "upper": float(high)}
+    if form == "mask":
+        found |= {"mask_high": float(high)} | ({"mask_low": float(low)} if low is not None else {})
+    return {f"algorithm.correction.{name}": value for name, value in found.items()}
+
+
+def _std(value: Any, _: Values) -> str:
+    return {True: "group", False: "none", "True": "group", "False": "none"}.get(value, value)
+
+
+def _rewards(values: Values) -> Mapping[str, Any]:
+    names = list(values["reward_funcs"] or ())
+    model = values["reward_model_name_or_path"]
+    if not names and not model:
+        raise ConfigError(
+            "no reward: reward_funcs and reward_model_name_or_path are both empty. Name TRL's function "
+            "(accuracy_reward) or yours (module.function)."
+        )
+    rewards: list[dict[str, Any]] = (
+        [{"type": "reward_model", "path": model, "require_finished": False}] if model else []
+    )
+    more: dict[str, Any] = {"answer_key": None}
+    for name in names:
+        if name in ("accuracy_reward", "reasoning_accuracy_reward"):
+            rewards.append({"type": "math", "require_finished": False})
+            more["answer_key"] = "solution"
+        elif name == "think_format_reward":
+            rewards.append(
+                {"type": "format", "pattern": r"<think>(?!.*<think>).*?</think>.*", "require_finished": False}
+            )
+        elif name == "get_soft_overlong_punishment":
+            rewards.append({"type": "length", "free_tokens": 1024, "full_tokens": 1280})
+        else:
+            module, _, function = str(name).rpartition(".")
+            if not module:
+                raise ConfigError(f"'{name}' is neither a function of TRL nor a dotted path.")
+            rewards.append({"type": "python", "function": f"{module}:{function}", "name": function})
+    weights = values["reward_weights"] or [1.0] * len(rewards)
+    if len(weights) != len(rewards):
+        raise ConfigError(f"reward_weights has {len(weights)} entries for {len(rewards)} rewards.")
+    return more | {
+        "reward": [
+            reward | ({"weight": float(weight)} if weight != 1 else {})
+            for reward, weight in zip(rewards, weights, strict=True)
+        ]
+    }
+
+
+def _functions(values: Values) -> Mapping[str, Any]:
+    own = [name for name in values["reward_funcs"] or () if "." in str(name)]
+    if own:
+        raise Lost(
+            f"{', '.join(own)} must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float` for one "
+            "answer, TRL a function of all completions"
+        )
+    return {}
+
+
+def _bias(values: Values) -> Mapping[str, Any]:
+    if values["use_bias_correction_kl"] and values["beta"]:
+        raise Lost(
+            "KL terms are not weighted by the ratio; equal at the first update of each batch but for its gradient"
+        )
+    return {}
+
+
+_BATCH = ("rollout.prompts_per_step", "rollout.group_size", "algorithm.updates.num_minibatches")
+_GATE = ("algorithm.gate", "algorithm.aggregation")
+_CORRECTION = ("algorithm.correction.level", "algorithm.correction.upper", "algorithm.correction.mask_high")
+
+GRPO: list[Rule] = [
+    given_with(
+        "per_device_train_batch_size", 8, _BATCH, _batch, "x processes x steps_per_generation / num_generations prompts"
+    ),
+    *(
+        counted_with(key, default, _BATCH, "with per_device_train_batch_size")
+        for key, default in (
+            ("gradient_accumulation_steps", 1),
+            ("generation_batch_size", None),
+            ("steps_per_generation", None),
+            ("num_generations", 8),
+        )
+    ),
+    moved(
+        "max_steps", -1, "training.num_steps", lambda _, values: steps(values), "TRL counts updates, ROLL generations"
+    ),
+    counted_with(
+        "num_train_epochs", 3.0, ["training.num_steps"], "x rows / prompts_per_step, where max_steps is not set"
+    ),
+    moved("num_iterations", 1, "algorithm.updates.num_epochs"),
+    moved("max_completion_length", 512, "rollout.max_new_tokens"),
+    moved("temperature", 1.0, "rollout.temperature"),
+    moved("top_p", 1.0, "rollout.top_p"),
+    moved("top_k", 0, "rollout.top_k", lambda value, _: max(0, int(value or 0))),
+    given_with("loss_type", "dapo", _GATE, _loss, "`bnpo` as `dapo`: a mean over the whole batch's tokens"),
+    *(
+        counted_with(key, default, _GATE[:1], "with loss_type")
+        for key, default in (
+            ("epsilon", 0.2),
+            ("epsilon_high", None),
+            ("delta", None),
+            ("sapo_temperature_neg", 1.05),
+            ("sapo_temperature_pos", 1.0),
+        )
+    ),
+    moved("importance_sampling_level", "token", "algorithm.ratio.level"),
+    moved("beta", 0.0, "algorithm.kl.coefficient", lambda value, _: float(value), "estimator k3, in the loss, in both"),
+    moved("scale_rewards", "group", "algorithm.advantage.std", _std),
+    moved("mask_truncated_completions", False, "algorithm.filters.drop_unfinished"),
+    moved("entropy_coef", 0.0, "algorithm.entropy.coefficient"),
+    moved("router_aux_loss_coef", None, "training.router_aux_loss", lambda value, _: float(value or 0.0)),
+    given_with(
+        "vllm_importance_sampling_correction", True, _CORRECTION, _correction, "none without use_vllm, as in TRL"
+    ),
+    *(
+        counted_with(key, default, _CORRECTION, "with vllm_importance_sampling_correction")
+        for key, default in (
+            ("use_vllm", False),
+            ("vllm_importance_sampling_mode", "sequence_mask"),
+            ("vllm_importance_sampling_clip_max", 3.0),
+            ("vllm_importance_sampling_clip_min", None),
+            ("vllm_importance_sampling_cap", None),
+        )
+    ),
+    moved("vllm_tensor_parallel_size", 1, "inference.tensor_parallel"),
+    moved("vllm_max_model_length", None, "inference.max_context"),
+    moved(
+        "num_generations_eval", None, "evaluation.samples_per_prompt", lambda own, v: int(own or v["num_generations"])
+    ),
+    given_with("reward_funcs", None, ["data"], _functions, "with dataset_name: data.0.reward"),
+    counted_with("reward_weights", None, ["data"], "with reward_funcs: weight of each"),
+    counted_with("reward_model_name_or_path", None, ["data"], "with reward_funcs: a reward of type reward_model"),
+    *data_rules(_rewards),
+    *length_rules(),
+    *(
+        lacking(key, default, note)
+        for key, default, note in (
+            ("vespo_k_pos", 2.0, "no VESPO"),
+            ("vespo_lambda_pos", 3.0, "no VESPO"),
+            ("vespo_k_neg", 3.0, "no VESPO"),
+            ("vespo_lambda_neg", 2.0, "no VESPO"),
+            ("multi_objective_aggregation", "sum_then_normalize", "weighted rewards are summed, then normalised"),
+            ("min_p", None, "sampling has temperature, top_p and top_k"),
+            ("repetition_penalty", 1.0, "no penalty while sampling: what is trained must be the policy's distribution"),
+            ("generation_kwargs", None, "further arguments of an engine are inference.options"),
+            ("chat_template_kwargs", None, "chat templates get no further arguments"),
+            (
+                "vllm_structured_outputs_regex",
+                None,
+                "answers are the policy's own; a reward of type format checks them",
+            ),
+            ("sync_ref_model", False, "the reference is the first policy throughout"),
+            ("top_entropy_quantile", 1.0, "all tokens of an answer are trained"),
+            ("use_adaptive_entropy", False, "the entropy bonus is constant"),
+            ("off_policy_mask_threshold", None, "see algorithm.correction.mask_low and veto"),
+            ("max_tool_calling_iterations", None, "tools belong to environments: data.0.tools"),
+            ("log_completions_hub_repo", None, "rollouts/ of the run directory has them"),
+            ("cast_lm_head_to_fp32", False, "log-probs are computed in float32 from the model's hidden states"),
+            ("vllm_server_base_url", None, "ROLL starts its engines itself: cluster.device_mapping.actor_infer"),
+            ("vllm_model_impl", "vllm", "vLLM's own implementation of a model"),
+        )
+    ),
+    *needless_all({"ref_model_mixup_alpha": 0.6, "ref_model_sync_steps": 512}, "means nothing without sync_ref_model"),
+    *needless_all(
+        {"entropy_coef_min": 0.0, "entropy_coef_max": 1.0, "entropy_coef_delta": 0.005, "entropy_target": 0.2},
+        "means nothing without use_adaptive_entropy",
+    ),
+    *needless_all(
+        {
+            "vllm_mode": "colocate",
+            "vllm_enable_sleep_mode": False,
+            "vllm_server_host": "0.0.0.0",
+            "vllm_server_port": 8000,
+            "vllm_server_timeout": 240.0,
+            "vllm_group_port": 51216,
+            "vllm_gpu_memory_utilization": 0.3,
+        },
+        "cluster.device_mapping says where engines are; those that share devices with trainers sleep by themselves",
+    ),
+    *needless_all(
+        {
+            "ds3_gather_for_generation": True,
+            "pad_to_multiple_of": "auto",
+            "cache_implementation": None,
+            "use_transformers_continuous_batching": False,
+            "transformers_continuous_batching_config": None,
+            "use_transformers_paged": False,
+        },
+        "of TRL's own generation",
+    ),
+    *needless_all({"disable_dropout": False}, "models have no dropout but that of adapters (model.lora.dropout)"),
+    *needless_all({"shuffle_dataset": True}, "rows always come in random order"),
+    *needless_all(
+        {
+            "log_completions": False,
+            "log_multimodal": True,
+            "num_completions_to_print": None,
+            "log_unique_prompts": False,
+        },
+        "every rollout is recorded",
+    ),
+    given_with("use_bias_correction_kl", True, [], _bias, "changes nothing without beta"),
+    *COMMON,
+]

@@ -1,0 +1,67 @@
+"""What every metric means, in which unit it is, and what a bad value says: `metrics.yaml`, read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+
+import yaml
+
+__all__ = ["MetricMeaning", "MetricSection", "meaning_of", "metric_sections"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricMeaning:
+    """One metric, or a family of them."""
+
+    name: str
+    """As in metrics.jsonl; `{…}` stands for any text."""
+    unit: str
+    means: str
+    bad: str
+    """What a value that should worry says, and what to do; empty where none does."""
+    also_held_out: bool = False
+    """Whether the last part of the name is, below `eval/`, the same of held-out examples."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All names that it has."""
+        return (self.name, f"eval/{self.name.rpartition('/')[2]}") if self.also_held_out else (self.name,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MetricSection:
+    """Metrics that belong together."""
+
+    title: str
+    about: str
+    metrics: Sequence[MetricMeaning]
+
+
+@cache
+def metric_sections() -> tuple[MetricSection, ...]:
+    """All of them, in the order in which they are documented."""
+    text = (files("roll.tracking") / "metrics.yaml").read_text(encoding="utf-8")
+    return tuple(
+        MetricSection(
+            title=section["section"],
+            about=section["about"],
+            metrics=tuple(MetricMeaning(name=name, **facts) for name, facts in section["metrics"].items()),
+        )
+        for section in yaml.safe_load(text)
+    )
+
+
+def meaning_of(name: str) -> MetricMeaning | None:
+    """What a metric of a run means: of families that cover it, the one that says most of its name."""
+    found = [
+        (len(re.sub(r"\{.*?\}", "", own)), meaning)
+        for section in metric_sections()
+        for meaning in section.metrics
+        for own in meaning.names
+        if re.fullmatch(re.sub(r"\\\{.*?\\\}", ".+", re.escape(own)), name)
+    ]
+    return max(found, key=lambda pair: pair[0])[1] if found else None

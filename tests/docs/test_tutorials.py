@@ -1,0 +1,48 @@
+"""Every tutorial does what it says: its files are written, and its commands run, in their order."""
+
+from pathlib import Path
+
+import pytest
+from docs.pages import ROOT, blocks
+
+from roll.cli.main import run
+
+BY_PAGE: dict[str, list] = {}
+for _block in blocks():
+    if _block.page.startswith("docs/tutorials/"):
+        BY_PAGE.setdefault(_block.page, []).append(_block)
+QUICK = ("check", "config", "env", "reward")
+"""Commands that train nothing; what needs a run, or tries one dry, is in the slow test."""
+
+EVERY_GROUP = "algorithm.filters.skip_zero_variance=false"
+"""A random model earns nothing, and a run in which no group says anything ends with a message of that and code 1."""
+
+
+def test_there_are_tutorials():
+    assert len(BY_PAGE) == len(list((ROOT / "docs/tutorials").glob("*.md"))) >= 8
+
+
+def try_out(page: str, directory: Path, capsys: pytest.CaptureFixture, only: tuple[str, ...] = ()) -> None:
+    """Write the page's files and run its commands, those of `only` or all."""
+    for block in BY_PAGE[page]:
+        if block.title:
+            (directory / block.title).write_text(block.text)
+        for words in block.commands:
+            if words[0] != "roll":
+                continue
+            if not only or (words[1] in only and "--dry-run" not in words):
+                further = [EVERY_GROUP] if words[1] == "train" else []
+                assert run([*words[1:], *further]) == 0, (
+                    f"{block}: {' '.join(words)}\n{capsys.readouterr().err[-2000:]}"
+                )
+
+
+@pytest.mark.parametrize("page", BY_PAGE)
+def test_what_a_tutorial_looks_at(page, workplace, capsys):
+    try_out(page, workplace, capsys, QUICK)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", BY_PAGE)
+def test_a_tutorial(page, workplace, capsys):
+    try_out(page, workplace, capsys)

@@ -1,0 +1,25 @@
+"""What holds of every run that a test makes."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from roll.tracking.metric_meanings import meaning_of
+
+
+@pytest.fixture(autouse=True)
+def every_metric_is_documented(tmp_path: Path) -> Iterator[None]:
+    """Each name in each metrics.jsonl below the test's directory is in docs/metrics.md."""
+    yield
+    names = {
+        name
+        for path in tmp_path.rglob("metrics.jsonl")
+        for line in path.read_text().splitlines()
+        if line.endswith("}")  # a test may have damaged the file
+        for name in json.loads(line)
+    } - {"step", "kind"}
+    assert sorted(name for name in names if meaning_of(name) is None) == [], (
+        "add them to src/roll/tracking/metrics.yaml"
+    )

@@ -1,0 +1,35 @@
+"""`roll config from-trl` and `from-verl`: the configuration on standard output, the report on standard error."""
+
+from pathlib import Path
+
+from roll.cli.main import run
+from roll.config.load import load_config
+
+TRL = """\
+model_name_or_path: some/model
+dataset_name: some/set
+reward_funcs: [accuracy_reward]
+max_steps: 5
+beta: 0.04
+"""
+
+
+def test_what_is_printed_is_a_configuration(tmp_path: Path, capsys):
+    (tmp_path / "trl.yaml").write_text(TRL)
+    assert run(["config", "from-trl", str(tmp_path / "trl.yaml"), "--processes", "2"]) == 0
+    out, err = capsys.readouterr()
+    (tmp_path / "roll.yaml").write_text(out)
+    assert load_config(tmp_path / "roll.yaml").algorithm.kl.coefficient == 0.04
+    assert "beta=0.04: algorithm.kl.coefficient=0.04" in err
+
+
+def test_a_file_is_never_overwritten(tmp_path: Path, capsys):
+    (tmp_path / "verl.sh").write_text("trainer.total_training_steps=5")
+    target = tmp_path / "roll.yaml"
+    command = ["config", "from-verl", str(tmp_path / "verl.sh"), "-o", str(target)]
+    assert run(command) == 0
+    written = target.read_text()
+    assert load_config(target).training.num_steps == 5
+    assert run(command) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert target.read_text() == written

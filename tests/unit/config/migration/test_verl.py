@@ -1,0 +1,123 @@
+"""verl's configurations: every key of its trainer has a rule, and the run means the same."""
+
+from pathlib import Path
+
+import pytest
+
+from roll.config.load import load_config
+from roll.config.migration.verl import from_verl
+from roll.config.migration.verl_rules import VERL
+from roll.errors import ConfigError
+
+SCRIPT = """\
+set -x
+MODEL=Qwen/Qwen2-7B-Instruct
+python3 -m verl.trainer.main_ppo \\
+    algorithm.adv_estimator=grpo \\
+    data.train_files=data/train.parquet data.val_files=data/test.parquet \\
+    data.train_batch_size=1024 actor_rollout_ref.actor.ppo_mini_batch_size=256 \\
+    actor_rollout_ref.model.path=${MODEL} \\
+    actor_rollout_ref.actor.optim.lr=3e-6 \\
+    actor_rollout_ref.actor.use_kl_loss=True \\
+    actor_rollout_ref.actor.kl_loss_coef=0.002 \\
+    actor_rollout_ref.rollout.n=5 \\
+    trainer.logger='["console","wandb"]' \\
+    trainer.total_epochs=15 $@
+"""
+
+
+def converted(tmp_path: Path, text: str, name: str = "run.sh", rows: int | None = 7473):
+    path = tmp_path / name
+    path.write_text(text)
+    result = from_verl(path, rows=rows)
+    return result, load_config(result.tree)
+
+
+def test_every_key_of_verl_has_a_rule():
+    """`verl_keys.txt` has the leaves of its generated reference, `_generated_ppo_trainer.yaml`."""
+    keys = Path(__file__).with_name("verl_keys.txt").read_text().split()
+    assert len(keys) > 400
+    assert [key for key in keys if not any(rule.covers(key) for rule in VERL)] == []
+
+
+def test_every_single_rule_is_a_key_of_verl_or_of_its_recipes():
+    keys = set(Path(__file__).with_name("verl_keys.txt").read_text().split())
+    further = {rule.key for rule in VERL if not rule.key.endswith(".*")} - keys
+    recipes = ("algorithm.filter_groups.", "reward_model.overlong_buffer.")
+    assert {key for key in further if not key.startswith(recipes)} == set()
+
+
+def test_an_example_script_means_the_same(tmp_path):
+    _, config = converted(tmp_path, SCRIPT)
+    assert config.model.path == "Qwen/Qwen2-7B-Instruct"
+    assert (config.rollout.prompts_per_step, config.rollout.group_size) == (1024, 5)
+    assert config.algorithm.updates.num_minibatches == 4
+    assert config.training.num_steps == 7473 // 1024 * 15 == 105
+    assert config.training.learning_rate == 3e-6
+    gate = config.algorithm.gate
+    assert (gate.type, gate.low, gate.high, gate.bound) == ("dual_clip", 0.2, 0.2, 3.0)
+    assert config.algorithm.aggregation == "token_mean"
+    kl = config.algorithm.kl
+    assert (kl.coefficient, kl.estimator, kl.place) == (0.002, "k3", "loss")
+    assert (config.algorithm.advantage.mean, config.algorithm.advantage.std) == ("group", "group")
+    assert not config.algorithm.filters.skip_zero_variance
+    assert list(config.cluster.device_mapping.actor_train) == list(range(8))
+    assert config.tracking.wandb == "verl_examples"
+
+
+def test_a_yaml_tree_and_the_overrides_are_read_alike(tmp_path):
+    tree = """\
+defaults: [ppo_trainer, _self_]
+algorithm: {adv_estimator: rloo, use_kl_in_reward: true, kl_penalty: kl, kl_ctrl: {kl_coef: 0.01, type: adaptive}}
+actor_rollout_ref:
+  actor: {loss_agg_mode: seq-mean-token-sum, use_kl_loss: false, clip_ratio_high: 0.28}
+  rollout: {n: 4, tensor_model_parallel_size: 1, prompt_length: "${oc.select:data.max_prompt_length,512}"}
+trainer: {total_training_steps: 9, n_gpus_per_node: 1}
+"""
+    lines = """\
+algorithm.adv_estimator=rloo algorithm.use_kl_in_reward=true algorithm.kl_penalty=kl
+algorithm.kl_ctrl.kl_coef=0.01 +algorithm.kl_ctrl.type=adaptive
+actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum actor_rollout_ref.actor.clip_ratio_high=0.28
+actor_rollout_ref.actor.use_kl_loss=false actor_rollout_ref.rollout.n=4
+actor_rollout_ref.rollout.tensor_model_parallel_size=1
+trainer.total_training_steps=9 trainer.n_gpus_per_node=1
+"""
+    one, config = converted(tmp_path, tree, "run.yaml", rows=None)
+    other, _ = converted(tmp_path, lines, "run.txt", rows=None)
+    assert one.tree == other.tree
+    assert config.algorithm.advantage.mean == "leave_one_out"
+    assert config.algorithm.aggregation == "sequence_sum"
+    kl = config.algorithm.kl
+    assert (kl.place, kl.estimator, kl.coefficient, kl.target) == ("reward", "k1", 0.01, 0.1)
+    assert config.algorithm.gate.high == 0.28
+
+
+def test_gae_brings_the_critic(tmp_path):
+    _, config = converted(tmp_path, "critic.optim.lr=2e-5 trainer.critic_warmup=3 trainer.total_training_steps=5")
+    assert config.algorithm.uses_critic
+    assert (config.algorithm.advantage.gae_lambda, config.algorithm.advantage.whiten) == (1.0, "token")
+    assert (config.algorithm.critic.learning_rate, config.algorithm.critic.warmup_steps) == (2e-5, 3)
+
+
+def test_dynamic_sampling_is_refilling(tmp_path):
+    text = (
+        "algorithm.adv_estimator=grpo algorithm.filter_groups.enable=True algorithm.filter_groups.metric=acc "
+        "algorithm.filter_groups.max_num_gen_batches=10 actor_rollout_ref.rollout.n=8 trainer.total_training_steps=5"
+    )
+    _, config = converted(tmp_path, text)
+    filters = config.algorithm.filters
+    assert (filters.refill, filters.metric, filters.max_refills) == (True, "accuracy", 9)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["algorithm.adv_estimator=grpo_passk", "actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "a.b=1"],
+)
+def test_what_cannot_be_converted_is_said(tmp_path, override):
+    result, _ = converted(tmp_path, f"trainer.total_training_steps=5 actor_rollout_ref.rollout.n=8 {override}")
+    assert override.split("=")[0] in {said.key for said in result.lost}
+
+
+def test_epochs_need_the_number_of_rows(tmp_path):
+    with pytest.raises(ConfigError, match="--rows"):
+        converted(tmp_path, SCRIPT, rows=None)
