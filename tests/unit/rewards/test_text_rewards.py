@@ -103,8 +103,8 @@ def test_the_letter_is_found_in_linear_time(piece: str) -> None:
         chosen_letter(text, "ABCDE")
         return time.process_time() - started
 
-    # 20,000 characters, all that is looked at; 19,000 line ends once took 16.5 s
-    assert seconds((piece * 20_000)[:20_000]) < 0.5
+    # 20,000 characters, all that is looked at, take some 10 ms; 19,000 line ends once took 16.5 s
+    assert seconds((piece * 20_000)[:20_000]) < 5
 
 
 async def test_a_choice_without_a_letter_is_no_answer(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
