@@ -20,6 +20,7 @@ def every_metric_is_documented(tmp_path: Path) -> Iterator[None]:
         if line.endswith("}")  # a test may have damaged the file
         for name in json.loads(line)
     } - {"step", "kind"}
-    assert sorted(name for name in names if meaning_of(name) is None) == [], (
+    of_tests = {name for name in names if name.startswith("training/own/")}  # of losses that tests define
+    assert sorted(name for name in names - of_tests if meaning_of(name) is None) == [], (
         "add them to src/roll/tracking/metrics.yaml"
     )

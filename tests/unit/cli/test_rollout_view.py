@@ -194,7 +194,7 @@ async def test_a_rollout_its_group_and_its_tokens_open_and_close(run: RunDirecto
         await pilot.press("escape", "t")
         await _settled(app, pilot)
         lines = _screen(app)
-        assert "3 tokens" in lines and "no-model" in lines  # which is not there, so numbers are shown
+        assert "3 tokens. Tokens are shown by their numbers" in lines  # since the model is not there
         assert "-0.2500" in lines and "77.9%" in lines  # exp(-0.25)
         await pilot.press("escape", "question_mark")
         await pilot.pause()

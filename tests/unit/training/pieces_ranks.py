@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from families import FAMILIES
 from torch.distributed.tensor import DTensor
 from training_helpers import make_spec
@@ -24,6 +26,9 @@ ROLES: dict[str, dict[str, Any]] = {
     "reference": {"role": "reference"},
 }
 
+_meetings = itertools.count()
+"""Ranks meet anew for every layout, at a place of its own."""
+
 
 def loaded(model: Path, parallel: dict[str, int], dtype: str, **spec: Any) -> dict[str, torch.Tensor] | str:
     """All parameters and buffers of a network, whole; of a stage those that it has. Or why it is refused."""
@@ -31,13 +36,16 @@ def loaded(model: Path, parallel: dict[str, int], dtype: str, **spec: Any) -> di
     plain = make_spec(model, dtype=dtype, lora=lora, parallel=ParallelConfig(**parallel))
     try:
         network = TorchBackend(dataclasses.replace(plain, **spec)).network
+        tensors = dict(network.named_parameters()) | dict(network.named_buffers())
+        return {
+            name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().to(torch.float64)
+            for name, x in tensors.items()
+        }
     except ModelError as error:
         return str(error)
-    tensors = dict(network.named_parameters()) | dict(network.named_buffers())
-    return {
-        name: (x.full_tensor() if isinstance(x, DTensor) else x).detach().to(torch.float64)
-        for name, x in tensors.items()
-    }
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()  # with its groups, each of which has threads that never sleep
 
 
 def differences(model: Path, ways: dict[str, dict[str, int]], ranks: dict[str, Any], **spec: Any) -> list[str]:
@@ -47,7 +55,8 @@ def differences(model: Path, ways: dict[str, dict[str, int]], ranks: dict[str, A
         expected = loaded(model, {}, dtype, **spec)
         assert not isinstance(expected, str), expected
         for way, parallel in ways.items():
-            found = loaded(model, parallel, dtype, **spec, **ranks)
+            meeting = f"{ranks['init_method']}-{next(_meetings)}"
+            found = loaded(model, parallel, dtype, **spec, **(ranks | {"init_method": meeting}))
             if isinstance(found, str):
                 continue  # families that cannot be divided are named elsewhere
             names = found if way == "pp" else expected
@@ -63,4 +72,3 @@ def run_rank(rank: int, directory: Path) -> None:
         for adapted in (False, True):
             found[f"{role} {adapted}"] = differences(directory / "qwen3-moe", WAYS, ranks, adapted=adapted, **spec)
     torch.save(found, directory / f"found-{rank}.pt")
-    torch.distributed.destroy_process_group()

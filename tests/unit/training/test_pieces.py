@@ -181,6 +181,7 @@ def test_adapters_are_gathered_before_an_export_can_fail(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_every_family_in_every_layout_loads_what_one_rank_loads(tiny_model: Path, tmp_path: Path) -> None:
     for name, family in FAMILIES.items():
         write_model(tmp_path / name, tiny_model, family)

@@ -115,7 +115,7 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     from roll.pipelines.environments import first_observations
     from roll.rollout.episode import EpisodePlan, opened
 
-    directory = find_model(config.model.path)
+    directory = None if report.model is None else find_model(config.model.path)
     if report.model is None or directory is None:
         _count_prompts(report, config)
         return

@@ -14,6 +14,8 @@ from . import operations
 from .outcomes import Kept
 
 _VARIANTS = 4
+_ASKED = 3
+"""How often each question is asked: a coin that is tossed for every answer is steady in none of a thousand."""
 _order = random.SystemRandom()
 
 
@@ -59,9 +61,9 @@ def _believed(one, other, claims, what):
     if made._made is None:
         made = next((each for each in reversed(one._line.made) if each._kind == one._kind), None)
     variants = [] if made is None else _variants(made)
-    questions = [(one, other, None)] * 2
+    questions = [(one, other, None)] * _ASKED
     for index, variant in enumerate(variants):
-        questions += [(variant, fixed, index) if swap else (fixed, variant, index)] * 2
+        questions += [(variant, fixed, index) if swap else (fixed, variant, index)] * _ASKED
     _order.shuffle(questions)
     answers = {}
     for left, right, index in questions:
