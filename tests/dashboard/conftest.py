@@ -21,7 +21,8 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 def chromium() -> str | None:
     """Where the browser is: `CHROMIUM` in the environment, or on the path."""
-    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    named = os.environ.get("CHROMIUM", "")
+    return named if named.startswith("/") else next(filter(None, map(shutil.which, NAMES)), None)
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def test_an_unknown_architecture_is_refused(model_copy: Path) -> None:
 
 def test_damaged_weights_are_refused(model_copy: Path) -> None:
     (model_copy / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(ModelError, match="model.safetensors' is damaged or not safetensors"):
+    with pytest.raises(ModelError, match=r"model\.safetensors' is damaged or not safetensors"):
         load_causal_lm(model_copy, "float32")
 
 
