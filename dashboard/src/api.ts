@@ -46,8 +46,9 @@ const of = (run: string) => `runs/${encodeURIComponent(run)}`;
 export const api = {
   runs: (signal?: AbortSignal) => get<RunInfo[]>("runs", {}, signal),
   metrics: (run: string, signal?: AbortSignal) => get<Metrics>(`${of(run)}/metrics`, {}, signal),
-  series: (run: string, names: string[], kind: string, signal?: AbortSignal) =>
-    get<Series>(`${of(run)}/series`, { names: names.join(","), kind }, signal),
+  /** Curves to draw: of thousands of steps lows and highs, or all of them with `full`. */
+  series: (run: string, names: string[], kind: string, full: boolean, signal?: AbortSignal) =>
+    get<Series>(`${of(run)}/series`, { names: names.join(","), kind, full: full || null }, signal),
   config: (run: string, signal?: AbortSignal) => get<Config>(`${of(run)}/config`, {}, signal),
   diff: (runs: string[], signal?: AbortSignal) => get<Diff>("diff", { runs: runs.join(",") }, signal),
   rollouts: (run: string, query: Query, signal?: AbortSignal) => get<Rows>(`${of(run)}/rollouts`, query, signal),

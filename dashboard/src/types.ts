@@ -90,6 +90,7 @@ export interface Lanes {
   start_s: number;
   end_s: number;
   problem?: string;
+  indexing?: { bytes_left: number };
 }
 export interface StepPhases {
   step: number;
@@ -106,6 +107,7 @@ export interface Health {
   memory?: Record<string, unknown>;
   failures?: { cause: string; count: number; first_step: Num; last_step: Num }[];
   log_tail?: unknown[];
+  indexing?: { files_left: number };
 }
 
 export interface PlanItem {

@@ -117,6 +117,12 @@ export async function health({ root, run, signal }: Context): Promise<View> {
       section("Log", "its last lines", log.length ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": "Log, lines" }, log.map((l) => plain(l)).join("\n")) : empty("Empty")),
     );
     scrollTo(0, scroll);
+    if (data.indexing) soon(data.indexing.files_left);
+  }
+  /** Alarms and failures name rows of rollouts, so they are whole once all files of rollouts were read. */
+  function soon(filesLeft: number): void {
+    body.prepend(h("p", { class: "muted padded", role: "status" }, `${num(filesLeft)} files of rollouts are still to read`));
+    setTimeout(() => !signal.aborted && void draw(), 300);
   }
   await draw();
   const grown = debounce(() => void draw(), 1000);
