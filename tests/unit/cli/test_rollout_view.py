@@ -75,6 +75,7 @@ def test_a_filter_takes_the_rollouts_that_it_describes(run: RunDirectory, text: 
     [
         ("rewrd>1", "rollouts have no 'rewrd'. Did you mean 'reward'?"),
         ("reward>high", "reward is a number: write reward>0.5, or reward=3..7"),
+        ("reward>nan", "nothing compares with NaN"),
         ("reward<1..2", "a range goes with = or !=: write reward=1..2"),
         ("domain>a", "domain is no number: write domain=…"),
         ('"open', "quotation mark without its other half"),
@@ -235,6 +236,17 @@ async def test_an_answer_of_ten_megabytes_is_shown_from_its_beginning(run: RunDi
 
 async def test_tokens_are_spelt_by_the_runs_model(tmp_path: Path, run: RunDirectory) -> None:
     tiny_model.write_tiny_model(tmp_path / "no-model")
+    app = _app(run, "step=1")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _settled(app, pilot)
+        await pilot.press("t")
+        await _settled(app, pilot)
+        assert "Tokens are shown by their numbers" not in _screen(app)
+
+
+async def test_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_path: Path, run: RunDirectory) -> None:
+    tiny_model.write_tiny_model(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "tokenizer.json").rename(run.tokenizer_path)
     app = _app(run, "step=1")
     async with app.run_test(size=(120, 40)) as pilot:
         await _settled(app, pilot)
