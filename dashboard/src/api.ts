@@ -55,10 +55,8 @@ export const api = {
   facets: (run: string, signal?: AbortSignal) => get<Facets>(`${of(run)}/facets`, {}, signal),
   rollout: (run: string, row: number, signal?: AbortSignal) =>
     get<Rollout>(`${of(run)}/rollouts/${row}`, {}, signal),
-  group: async (run: string, row: number, signal?: AbortSignal) => {
-    const answer = await get<Row[] | { rows: Row[] }>(`${of(run)}/rollouts/${row}/group`, {}, signal);
-    return Array.isArray(answer) ? answer : answer.rows;
-  },
+  group: async (run: string, row: number, signal?: AbortSignal) =>
+    (await get<{ rows: Row[] }>(`${of(run)}/rollouts/${row}/group`, {}, signal)).rows,
   tokens: (run: string, row: number, signal?: AbortSignal) =>
     get<Tokens>(`${of(run)}/rollouts/${row}/tokens`, {}, signal),
   lanes: (run: string, query: Query, signal?: AbortSignal) => get<Lanes>(`${of(run)}/trace/lanes`, query, signal),

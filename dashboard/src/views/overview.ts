@@ -265,12 +265,7 @@ export async function overview({ root, params, runs, signal }: Context): Promise
     const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
     const names = new Map<string, [string, string]>();
     for (const id of shown) {
-      const metrics = known.get(id);
-      for (const entry of metrics?.names ?? []) {
-        const kinds = typeof entry === "string" ? Object.keys(metrics?.kinds ?? {}) : [entry.kind];
-        const name = typeof entry === "string" ? entry : entry.name;
-        for (const kind of kinds) names.set(`${kind}:${name}`, [kind, name]);
-      }
+      for (const { kind, name } of known.get(id)?.names ?? []) names.set(`${kind}:${name}`, [kind, name]);
     }
     const found = [...names.values()].filter(([, name]) => words.every((w) => name.toLowerCase().includes(w)));
     const groups = new Map<string, [string, string][]>();
@@ -344,7 +339,7 @@ export async function overview({ root, params, runs, signal }: Context): Promise
   }
 
   function has(id: string, c: Card): boolean {
-    return (known.get(id)?.names ?? []).some((n) => (typeof n === "string" ? n === c.name : n.name === c.name && n.kind === c.kind));
+    return (known.get(id)?.names ?? []).some((n) => n.name === c.name && n.kind === c.kind);
   }
 
   function redraw(): void {
