@@ -123,10 +123,17 @@ def test_a_mistake_gets_one_message(
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really PAR1", b"\x00" * 4096], ids=["empty", "torn", "zeros"])
-def test_a_damaged_file_is_named(run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_named_and_the_others_are_shown(
+    run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.rollouts_path(2).write_bytes(content)
+    assert roll(["view", str(run.path)]) == 0
+    said = capsys.readouterr()
+    assert "step-000002.parquet' holds no rollouts that can be read" in said.err
+    assert said.out.count("train") == 4 and said.out.count("eval") == 2
+    run.rollouts_path(1).write_bytes(content)
+    run.evaluation_path(2).write_bytes(content)
     assert roll(["view", str(run.path)]) == 2
-    assert "step-000002.parquet' holds no rollouts that can be read" in capsys.readouterr().err
 
 
 def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -134,7 +141,7 @@ def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.Ca
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"step": [1], "text": ["a"]}), run.rollouts_path(2))
-    assert roll(["view", str(run.path)]) == 2
+    assert roll(["view", str(run.path)]) == 0
     assert "no rollouts that can be read: No match for FieldRef" in capsys.readouterr().err
 
 

@@ -131,3 +131,10 @@ def test_a_run_that_is_not_there_is_named_with_those_that_are(
     path = make_run("quickstart")
     assert roll(["dashboard", str(path.with_name("quikstart")), "--port", "0"]) == 2
     assert "Did you mean 'quickstart'?" in capsys.readouterr().err
+
+
+def test_where_no_browser_opens_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    serving._open_browser("http://127.0.0.1:7265/", said.append)
+    assert "open the address" in said[0]
