@@ -46,18 +46,17 @@ const of = (run: string) => `runs/${encodeURIComponent(run)}`;
 export const api = {
   runs: (signal?: AbortSignal) => get<RunInfo[]>("runs", {}, signal),
   metrics: (run: string, signal?: AbortSignal) => get<Metrics>(`${of(run)}/metrics`, {}, signal),
-  series: (run: string, names: string[], kind: string, signal?: AbortSignal) =>
-    get<Series>(`${of(run)}/series`, { names: names.join(","), kind }, signal),
+  /** Curves to draw: of thousands of steps lows and highs, or all of them with `full`. */
+  series: (run: string, names: string[], kind: string, full: boolean, signal?: AbortSignal) =>
+    get<Series>(`${of(run)}/series`, { names: names.join(","), kind, full: full || null }, signal),
   config: (run: string, signal?: AbortSignal) => get<Config>(`${of(run)}/config`, {}, signal),
   diff: (runs: string[], signal?: AbortSignal) => get<Diff>("diff", { runs: runs.join(",") }, signal),
   rollouts: (run: string, query: Query, signal?: AbortSignal) => get<Rows>(`${of(run)}/rollouts`, query, signal),
   facets: (run: string, signal?: AbortSignal) => get<Facets>(`${of(run)}/facets`, {}, signal),
   rollout: (run: string, row: number, signal?: AbortSignal) =>
     get<Rollout>(`${of(run)}/rollouts/${row}`, {}, signal),
-  group: async (run: string, row: number, signal?: AbortSignal) => {
-    const answer = await get<Row[] | { rows: Row[] }>(`${of(run)}/rollouts/${row}/group`, {}, signal);
-    return Array.isArray(answer) ? answer : answer.rows;
-  },
+  group: async (run: string, row: number, signal?: AbortSignal) =>
+    (await get<{ rows: Row[] }>(`${of(run)}/rollouts/${row}/group`, {}, signal)).rows,
   tokens: (run: string, row: number, signal?: AbortSignal) =>
     get<Tokens>(`${of(run)}/rollouts/${row}/tokens`, {}, signal),
   lanes: (run: string, query: Query, signal?: AbortSignal) => get<Lanes>(`${of(run)}/trace/lanes`, query, signal),

@@ -10,6 +10,8 @@ export interface Context {
   /** The run that a view of one run shows, if there is any. */
   run: RunInfo | null;
   signal: AbortSignal;
+  /** Draws the view anew, as its address says. */
+  reopen: () => void;
 }
 
 /** What the page asks of an open view; all of it is optional. */

@@ -141,7 +141,7 @@ async function open(): Promise<void> {
   }
   root.setAttribute("aria-busy", "true");
   try {
-    const opened = await entry.open({ root, params, runs, run, signal });
+    const opened = await entry.open({ root, params, runs, run, signal, reopen: () => void open() });
     if (signal.aborted) opened.close?.();
     else view = opened;
   } catch (error) {
@@ -243,7 +243,7 @@ async function start(): Promise<void> {
       const same = fresh.length === runs.length && fresh.every((r, i) => r.id === runs[i]?.id && r.status === runs[i]?.status);
       fresh.forEach((r, i) => (runs[i] = r));
       runs.length = fresh.length;
-      if (!same && current().view === "overview") void open();
+      if (!same) void (current().view === "overview" ? open() : drawBar(current().view, runs.find((r) => r.id === lastRun) ?? null));
     }, () => live.classList.add("lost"));
   }, 15_000);
 }

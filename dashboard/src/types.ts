@@ -20,7 +20,7 @@ export interface RunInfo {
 }
 
 export interface Metrics {
-  names: (string | { name: string; kind: string })[];
+  names: { name: string; kind: string }[];
   kinds: Record<string, { steps: number[]; time_s: Num[] }>;
 }
 
@@ -90,6 +90,7 @@ export interface Lanes {
   start_s: number;
   end_s: number;
   problem?: string;
+  indexing?: { bytes_left: number };
 }
 export interface StepPhases {
   step: number;
@@ -100,12 +101,13 @@ export interface StepPhases {
 }
 
 export interface Health {
-  alarms?: { step: Num; alarm: string; message: string; rows?: (number | Row)[] }[];
+  alarms?: { step: Num; alarm: string; message: string; rows?: number[] }[];
   ledger?: { fates?: Record<string, number>; by_step?: Record<string, Num>[]; reasons?: Record<string, number> };
   syncs?: Record<string, unknown>[];
-  memory?: Record<string, unknown>;
+  memory?: Record<string, { steps: number[]; bytes: Num[] }>;
   failures?: { cause: string; count: number; first_step: Num; last_step: Num }[];
   log_tail?: unknown[];
+  indexing?: { files_left: number };
 }
 
 export interface PlanItem {

@@ -145,6 +145,27 @@ def test_time_goes_from_the_whole_run_to_a_step(page: Any, site: Site) -> None:
     assert page.locator(".lanes-canvas").get_attribute("aria-label") == whole
 
 
+def test_a_long_trace_is_followed_until_the_server_has_read_it_all(page: Any, site: Site) -> None:
+    whole = {path: site.get(f"runs/{site.run('ended')}/trace/{path}") for path in ("lanes", "steps")}
+    half = whole["lanes"]["end_s"] / 2
+    early = [span for span in whole["lanes"]["spans"] if span["end_s"] <= half]
+    first = {
+        "lanes": whole["lanes"] | {"spans": early, "end_s": half, "indexing": {"bytes_left": 2**20}},
+        "steps": whole["steps"][:1],
+    }
+    asked = {"lanes": 0, "steps": 0}
+
+    def answer(route: Any) -> None:
+        path = route.request.url.split("?")[0].rsplit("/", 1)[1]
+        asked[path] += 1
+        route.fulfill(json=(first if asked[path] == 1 else whole)[path])
+
+    page.route("**/trace/*", answer)
+    show(page, site, "time")
+    until(page, f"document.querySelectorAll('.phase-row').length === {len(whole['steps'])}")
+    until(page, "!document.querySelector('.time').textContent.includes('still to read')")
+
+
 def test_health_says_what_became_of_every_draw(page: Any, site: Site) -> None:
     show(page, site, "health")
     fates = site.get(f"runs/{site.run('ended')}/health")["ledger"]["fates"]
@@ -226,6 +247,22 @@ def test_plots_and_tables_are_saved(page: Any, site: Site) -> None:
     shown = table[0].keys() - {"run", "step", "time_s"}
     name = shown.pop()
     assert [float(row[name]) for row in table] == [row[name] for row in steps(site.runs / "ended")]
+
+
+def test_a_saved_table_of_a_long_run_has_every_step(page: Any, site: Site) -> None:
+    rows = [{"step": step, "kind": "train", "reward/mean": (step * 7919 % 1000) / 1000} for step in range(1, 5001)]
+    (site.runs / "long").mkdir()
+    (site.runs / "long" / "config.yaml").write_text("pipeline: rlvr\n")
+    (site.runs / "long" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    show(page, site, "overview", "long", q="reward/mean")
+    page.wait_for_selector(".card canvas")
+    page.locator(".card").first.hover()
+    with page.expect_download() as download:
+        page.get_by_role("button", name="as CSV").first.click()
+    table = list(csv.DictReader(io.StringIO(Path(download.value.path()).read_text())))
+    assert [(int(row["step"]), float(row["reward/mean"])) for row in table] == [
+        (row["step"], row["reward/mean"]) for row in rows
+    ]
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -9,7 +9,7 @@ import { link } from "../router";
 import { csv } from "../save";
 import type { Health } from "../types";
 
-const FATES: Record<string, number> = { trained: 2, filtered: 3, expired: 7, failed: 1, in_flight: 0, "in flight": 0 };
+const FATES: Record<string, number> = { trained: 2, filtered: 3, expired: 7, failed: 1, in_flight: 0 };
 
 export async function health({ root, run, signal }: Context): Promise<View> {
   if (!run) {
@@ -39,14 +39,13 @@ export async function health({ root, run, signal }: Context): Promise<View> {
 
   function alarms(data: Health): HTMLElement {
     const list = data.alarms ?? [];
-    const rowOf = (r: unknown) => (typeof r === "number" ? r : ((r as { row?: number })?.row ?? null));
     return section("Alarms", list.length ? `${list.length}` : "", list.length
       ? h("ul", { class: "alarms" }, list.map((a) => h("li", {},
           h("span", { class: "tag bad" }, a.alarm),
           h("span", { class: "muted" }, a.step === null ? "" : `step ${num(a.step)}`),
           h("p", {}, a.message),
           h("span", { class: "rows" },
-            (a.rows ?? []).slice(0, 8).map((r, i) => rowOf(r) === null ? null : h("a", { href: link("rollout", { run: run?.id, row: rowOf(r) }) }, `rollout ${i + 1}`)),
+            (a.rows ?? []).slice(0, 8).map((row, i) => h("a", { href: link("rollout", { run: run?.id, row }) }, `rollout ${i + 1}`)),
             a.step !== null ? h("a", { href: link("rollouts", { run: run?.id, step_min: a.step, step_max: a.step }) }, "rollouts of this step") : null,
           ))))
       : h("p", { class: "fine" }, "✓ None. Nothing unusual was seen."));
@@ -84,17 +83,16 @@ export async function health({ root, run, signal }: Context): Promise<View> {
   }
 
   function memory(data: Health): HTMLElement {
-    const curves = Object.entries(data.memory ?? {}).flatMap(([label, value], i) => {
-      const v = value as { steps?: number[]; bytes?: (number | null)[] };
-      if (!Array.isArray(v?.steps) || !Array.isArray(v.bytes)) return [];
-      return [{ label, colour: palette()[i % 8] as string, x: v.steps, y: v.bytes.map((b) => (b === null ? null : b / 2 ** 30)) }];
-    });
-    const single = Object.entries(data.memory ?? {}).filter(([, v]) => typeof v === "number" || typeof v === "string");
+    const curves = Object.entries(data.memory ?? {}).map(([label, v], i) => ({
+      label,
+      colour: palette()[i % 8] as string,
+      x: v.steps,
+      y: v.bytes.map((b) => (b === null ? null : b / 2 ** 30)),
+    }));
     const plot = h("div", { class: "plot" });
     if (curves.length) queueMicrotask(() => charts.push(new Chart(plot, curves, { title: "memory, GiB", axis: "step", log: false, smoothing: 0, height: 180 })));
     const peaks = curves.map((c) => h("div", {}, h("dt", {}, h("i", { class: "swatch", vars: { "--run": c.colour } }), c.label), h("dd", {}, bytes(Math.max(...c.y.map((v) => v ?? 0)) * 2 ** 30), h("small", {}, " at most"))));
-    const facts = single.map(([k, v]) => h("div", {}, h("dt", {}, k), h("dd", {}, byName(k, v))));
-    return section("Memory", "GiB over steps", peaks.length + facts.length ? h("div", {}, h("dl", { class: "facts big" }, peaks, facts), plot) : empty("Nothing recorded"),
+    return section("Memory", "GiB over steps", peaks.length ? h("div", {}, h("dl", { class: "facts big" }, peaks), plot) : empty("Nothing recorded"),
       () => csv(`${name}-memory`, ["name", "step", "gib"], curves.flatMap((c) => c.x.map((x, i) => [c.label, x, c.y[i]]))));
   }
 
@@ -117,6 +115,12 @@ export async function health({ root, run, signal }: Context): Promise<View> {
       section("Log", "its last lines", log.length ? h("pre", { class: "log", tabindex: 0, role: "region", "aria-label": "Log, lines" }, log.map((l) => plain(l)).join("\n")) : empty("Empty")),
     );
     scrollTo(0, scroll);
+    if (data.indexing) soon(data.indexing.files_left);
+  }
+  /** Alarms and failures name rows of rollouts, so they are whole once all files of rollouts were read. */
+  function soon(filesLeft: number): void {
+    body.prepend(h("p", { class: "muted padded", role: "status" }, `${num(filesLeft)} files of rollouts are still to read`));
+    setTimeout(() => !signal.aborted && void draw(), 300);
   }
   await draw();
   const grown = debounce(() => void draw(), 1000);

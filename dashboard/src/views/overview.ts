@@ -3,7 +3,7 @@
 import { api } from "../api";
 import { Chart, type ChartOptions, type Curve, palette } from "../charts";
 import type { Context, View } from "../context";
-import { debounce, empty, h, replace } from "../dom";
+import { debounce, empty, h, replace, toast } from "../dom";
 import { ago, num, plain } from "../format";
 import { link, remember } from "../router";
 import { csv } from "../save";
@@ -38,7 +38,9 @@ export async function overview({ root, params, runs, signal }: Context): Promise
   };
   const cards = new Map<string, Card>();
   const known = new Map<string, Metrics>();
+  /** By run, kind and name; and whether it is all of it, which smoothing needs, or what suffices to draw it. */
   const series = new Map<string, Series>();
+  const keyOf = (id: string, c: Card) => `${id}|${c.kind}|${c.name}|${state.smoothing > 0 ? "full" : "drawn"}`;
 
   const slots = new Map<string, number>();
   /** A run keeps its colour while it is shown; the first that is free goes to the next one. */
@@ -150,6 +152,7 @@ export async function overview({ root, params, runs, signal }: Context): Promise
       smoothValue.textContent = state.smoothing.toFixed(2);
       remember({ smooth: state.smoothing || null });
       redraw();
+      void load();
     },
   });
   const axisButtons = (["step", "time"] as const).map((axis) =>
@@ -226,7 +229,7 @@ export async function overview({ root, params, runs, signal }: Context): Promise
           h("button", { type: "button", title: "Larger", "aria-label": `Larger: ${name}`, onclick: () => enlarge(made) }, "⤢"),
           h("button", { type: "button", "aria-label": `Save ${name} as PNG`, onclick: () => made.chart?.savePng() }, "PNG"),
           h("button", { type: "button", "aria-label": `Save ${name} as SVG`, onclick: () => made.chart?.saveSvg() }, "SVG"),
-          h("button", { type: "button", "aria-label": `Save ${name} as CSV`, onclick: () => saveCsv(made) }, "CSV"),
+          h("button", { type: "button", "aria-label": `Save ${name} as CSV`, onclick: () => void saveCsv(made) }, "CSV"),
         ),
       ),
       host,
@@ -246,12 +249,15 @@ export async function overview({ root, params, runs, signal }: Context): Promise
     });
   }
 
-  function saveCsv(of: Card): void {
-    const rows = shown.flatMap((id) => {
-      const s = series.get(`${id}|${of.kind}|${of.name}`);
-      return (s?.steps ?? []).map((step, i) => [nameOf(id), step, s?.time_s[i] ?? null, s?.series[of.name]?.[i] ?? null]);
-    });
-    csv(of.name, ["run", "step", "time_s", of.name], rows);
+  async function saveCsv(of: Card): Promise<void> {
+    const ids = shown.filter((id) => has(id, of));
+    try {
+      const all = await Promise.all(ids.map((id) => api.series(id, [of.name], of.kind, true, signal)));
+      const rows = all.flatMap((s, k) => s.steps.map((step, i) => [nameOf(ids[k] as string), step, s.time_s[i] ?? null, s.series[of.name]?.[i] ?? null]));
+      csv(of.name, ["run", "step", "time_s", of.name], rows);
+    } catch (error) {
+      if (!signal.aborted) toast((error as Error).message);
+    }
   }
 
   /** Metrics of the shown runs that the search finds, in groups by their first part. */
@@ -259,12 +265,7 @@ export async function overview({ root, params, runs, signal }: Context): Promise
     const words = state.q.toLowerCase().split(/\s+/).filter(Boolean);
     const names = new Map<string, [string, string]>();
     for (const id of shown) {
-      const metrics = known.get(id);
-      for (const entry of metrics?.names ?? []) {
-        const kinds = typeof entry === "string" ? Object.keys(metrics?.kinds ?? {}) : [entry.kind];
-        const name = typeof entry === "string" ? entry : entry.name;
-        for (const kind of kinds) names.set(`${kind}:${name}`, [kind, name]);
-      }
+      for (const { kind, name } of known.get(id)?.names ?? []) names.set(`${kind}:${name}`, [kind, name]);
     }
     const found = [...names.values()].filter(([, name]) => words.every((w) => name.toLowerCase().includes(w)));
     const groups = new Map<string, [string, string][]>();
@@ -315,19 +316,20 @@ export async function overview({ root, params, runs, signal }: Context): Promise
       for (const c of cards.values()) {
         if (!c.visible) continue;
         for (const id of shown) {
-          if (has(id, c) && !series.has(`${id}|${c.kind}|${c.name}`)) {
+          if (has(id, c) && !series.has(keyOf(id, c))) {
             const key = `${id}|${c.kind}`;
             wanted.set(key, [...(wanted.get(key) ?? []), c.name]);
           }
         }
       }
       if (!wanted.size) break;
+      const full = state.smoothing > 0;
       await Promise.all(
         [...wanted].map(async ([key, names]) => {
           const [id, kind] = key.split("|") as [string, string];
-          const answer = await api.series(id, names, kind, signal).catch(() => null);
+          const answer = await api.series(id, names, kind, full, signal).catch(() => null);
           for (const name of names) {
-            series.set(`${id}|${kind}|${name}`, answer ?? { steps: [], time_s: [], series: {} });
+            series.set(`${id}|${kind}|${name}|${full ? "full" : "drawn"}`, answer ?? { steps: [], time_s: [], series: {} });
           }
         }),
       );
@@ -337,14 +339,14 @@ export async function overview({ root, params, runs, signal }: Context): Promise
   }
 
   function has(id: string, c: Card): boolean {
-    return (known.get(id)?.names ?? []).some((n) => (typeof n === "string" ? n === c.name : n.name === c.name && n.kind === c.kind));
+    return (known.get(id)?.names ?? []).some((n) => n.name === c.name && n.kind === c.kind);
   }
 
   function redraw(): void {
     for (const c of cards.values()) {
       if (!c.visible || !c.root.isConnected) continue;
       c.curves = shown.flatMap((id) => {
-        const s = series.get(`${id}|${c.kind}|${c.name}`);
+        const s = series.get(keyOf(id, c)) ?? series.get(`${id}|${c.kind}|${c.name}|drawn`);
         const y = s?.series[c.name];
         if (!s || !y?.some((v) => v !== null)) return [];
         return [{ label: nameOf(id), colour: colourOf(id), x: state.axis === "time" ? s.time_s : s.steps, y }];

@@ -30,7 +30,7 @@ async function measurements(id: string, items: PlanItem[], signal: AbortSignal):
   const names = [...new Set(items.flatMap((i) => Object.keys(i.predicted ?? {})))];
   const found = new Map<string, number>();
   if (!names.length) return found;
-  const answer = await api.series(id, names, "train", signal).catch(() => null);
+  const answer = await api.series(id, names, "train", true, signal).catch(() => null);
   for (const name of names) {
     const values = (answer?.series[name] ?? []).filter((v): v is number => v !== null);
     if (values.length) found.set(name, values.reduce((a, b) => a + b, 0) / values.length);

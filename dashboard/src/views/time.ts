@@ -4,7 +4,7 @@ import { api } from "../api";
 import { css } from "../charts";
 import type { Context, View } from "../context";
 import { debounce, empty, h, replace } from "../dom";
-import { duration, num, plain } from "../format";
+import { bytes, duration, num, plain } from "../format";
 import { remember } from "../router";
 import { csv, png } from "../save";
 import type { Lanes, Span, StepPhases } from "../types";
@@ -27,7 +27,7 @@ function colourIndex(name: string): number {
   return sum % 8;
 }
 
-export async function time({ root, params, run, signal }: Context): Promise<View> {
+export async function time({ root, params, run, signal, reopen }: Context): Promise<View> {
   if (!run) {
     root.append(empty("No run", "There is no run to show the time of."));
     return {};
@@ -45,8 +45,8 @@ export async function time({ root, params, run, signal }: Context): Promise<View
     return {};
   }
   if (!lanes.lanes.length) {
-    root.append(empty("No trace yet", lanes.problem ?? "A run writes trace.json while it works: tracking.trace must be on."));
-    return {};
+    root.append(empty("No trace yet", lanes.problem ?? "A run writes trace.json while it works; it appears here by itself."));
+    return { changed: (which, kindsOf) => which === id && kindsOf.includes("trace") && reopen() };
   }
   whole.from = lanes.start_s;
   whole.to = Math.max(lanes.end_s, lanes.start_s + 1e-6);
@@ -151,7 +151,7 @@ export async function time({ root, params, run, signal }: Context): Promise<View
       }
     }
     c.restore();
-    extent.textContent = `${duration(view.from - whole.from)} to ${duration(view.to - whole.from)} (${duration(view.to - view.from)})${lanes.merged ? " · short spans are joined: zoom in" : ""}`;
+    extent.textContent = `${duration(view.from - whole.from)} to ${duration(view.to - whole.from)} (${duration(view.to - view.from)})${lanes.merged ? " · short spans are joined: zoom in" : ""}${lanes.indexing ? ` · ${bytes(lanes.indexing.bytes_left)} of the trace are still to read` : ""}`;
     canvas.setAttribute("aria-label", `${shownLanes.length} lanes, ${extent.textContent}`);
   }
 
@@ -327,16 +327,21 @@ export async function time({ root, params, run, signal }: Context): Promise<View
   drawSteps();
   draw();
   if (params.has("from")) fetchView();
-  const grown = debounce(async () => {
+  /** Follows the trace to its end: of a run that grows, and of a long trace that the server reads for seconds. */
+  async function follow(): Promise<void> {
     const atEnd = view.to >= whole.to;
     const answer = await api.lanes(id, { max: 10 }, signal).catch(() => null);
-    if (!answer) return;
+    if (!answer || signal.aborted) return;
     const all = view.from <= whole.from && atEnd;
     whole.to = Math.max(whole.to, answer.end_s);
     if (all) look(whole.from, whole.to);
     steps = await api.steps(id, signal).catch(() => steps);
     drawSteps();
-  }, 1000);
+    if (answer.indexing) setTimeout(() => !signal.aborted && void follow(), 300);
+    else if (lanes.indexing) fetchView();
+  }
+  const grown = debounce(() => void follow(), 1000);
+  if (lanes.indexing) void follow();
   return {
     changed: (which, kindsOf) => {
       if (which === id && (kindsOf.includes("trace") || kindsOf.includes("metrics"))) grown();

@@ -272,7 +272,14 @@ def dashboard(runs: tuple[str, ...], host: str, port: int, token: str | None, op
     and reads only its directory.
     """
     from roll.dashboard.serving import serve
+    from roll.errors import RunDirectoryError
+    from roll.tracking.run_directory import no_run
 
+    for run in runs:
+        if not Path(run).exists():
+            raise RunDirectoryError(no_run(Path(run)))
+    if not runs and not Path("runs").exists():
+        click.echo(f"'{Path('runs').absolute()}' is not there yet: runs appear on the page once they begin.")
     serve([Path(run) for run in runs or ("runs",)], host, port, token, open_browser=open_browser, say=click.echo)
 
 

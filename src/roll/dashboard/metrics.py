@@ -116,8 +116,14 @@ class Metrics:
         found = [{"name": name, "kind": kind} for kind, table in self.tables.items() for name in sorted(table.columns)]
         return {"names": found, "kinds": kinds}
 
-    def series(self, names: Sequence[str], kind: str, since: int | None) -> dict[str, Any]:
+    def series(self, names: Sequence[str], kind: str, since: int | None, *, full: bool = False) -> dict[str, Any]:
         """For `/series`: columns that share their steps, thinned to lows and highs where there are many.
+
+        Args:
+            names: of metrics; unknown ones are left out.
+            kind: of rows.
+            since: a step; only later ones are wanted.
+            full: nothing is thinned. What is computed of a curve (a mean, a smoothed curve, a table) needs all of it.
 
         Raises:
             KeyError: there is no such kind.
@@ -125,7 +131,8 @@ class Metrics:
         table = self.tables[kind]
         first = 0 if since is None else bisect.bisect_right(table.steps, since)
         columns = {name: np.array(table.columns[name])[first:] for name in names if name in table.columns}
-        kept = _thinned(list(columns.values()), len(table.steps) - first)
+        num_rows = len(table.steps) - first
+        kept = np.arange(num_rows) if full else _thinned(list(columns.values()), num_rows)
         return {
             "steps": np.array(table.steps, dtype=np.int64)[first:][kept].tolist(),
             "time_s": np.array(table.time_s)[first:][kept].round(3).tolist(),

@@ -14,7 +14,7 @@ from roll.dashboard.rollout_files import LABELS, MOST_ROWS, find_texts
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of
 from roll.errors import RunDirectoryError
 
-__all__ = ["Filters", "facets", "matching", "page", "search", "sorted_positions", "table"]
+__all__ = ["Filters", "facets", "group_of", "matching", "page", "search", "sorted_positions", "table"]
 
 _SEARCH_S = 1.5
 _MOST_HITS = 500

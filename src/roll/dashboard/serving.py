@@ -52,10 +52,15 @@ def serve(
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
     say(f"ROLL's dashboard: {address}   (Ctrl-C ends it)")
     if open_browser:
-        threading.Timer(0.5, webbrowser.open, [address]).start()
+        threading.Timer(0.5, _open_browser, [address, say]).start()
     app = make_app(paths, host, token)
     config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def _open_browser(address: str, say: Callable[[str], None]) -> None:
+    if not webbrowser.open(address):
+        say("No browser could be opened on this machine: open the address in one.")
 
 
 def _listen(host: str, port: int) -> socket.socket:

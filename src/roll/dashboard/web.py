@@ -102,12 +102,12 @@ def _add_runs(app: FastAPI, runs: Runs) -> None:
             return run.metrics.names() | {"problem": run.metrics.problem or None}
 
     @app.get("/api/runs/{run}/series")
-    def series(run: OneRun, names: str, kind: str = "train", since: int | None = None) -> Any:
+    def series(run: OneRun, names: str, kind: str = "train", since: int | None = None, full: bool = False) -> Any:
         with run.lock:
             run.refresh()
             if kind not in run.metrics.tables:
                 raise HTTPException(400, f"kind '{kind[:80]}' is not known: use {' or '.join(run.metrics.tables)}.")
-            return run.metrics.series([name for name in names.split(",") if name], kind, since)
+            return run.metrics.series([name for name in names.split(",") if name], kind, since, full=full)
 
     @app.get("/api/runs/{run}/config")
     def config(run: OneRun) -> Any:

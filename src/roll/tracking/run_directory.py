@@ -22,7 +22,7 @@ from roll.errors import RunDirectoryError
 from roll.registry import looked_from, nearest
 from roll.tracking import atomic
 
-__all__ = ["RunDirectory", "writing"]
+__all__ = ["RunDirectory", "no_run", "writing"]
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class RunDirectory:
         """
         run = cls(Path(path))
         if not run.config_path.is_file():
-            raise RunDirectoryError(_not_found(run.path))
+            raise RunDirectoryError(no_run(run.path))
         if lock:
             with writing(run.path):
                 run.lock()
@@ -249,17 +249,23 @@ def _free_name(path: Path) -> str:
     return f"{path.name}-{number}"
 
 
-def _not_found(path: Path) -> str:
+def no_run(path: Path) -> str:
+    """That `path` is no run, and which runs there are in it or beside it."""
     what = (
         f"'{path}' is not a run: it has no config.yaml."
         if path.is_dir()
         else f"there is no run '{path}'{looked_from(path)}."
     )
-    try:
-        runs = sorted(p.name for p in path.parent.iterdir() if (p / "config.yaml").is_file())
-    except OSError:
-        runs = []
+    place, runs = next(((place, found) for place in (path, path.parent) if (found := _runs_in(place))), (path, []))
     if not runs:
         return f"{what} '{path.parent}' holds no runs; start one with `roll train`."
     listed = ", ".join(runs[:10]) + (f" and {len(runs) - 10} more" if len(runs) > 10 else "")
-    return f"{what}{nearest(path.name, runs)} Runs in '{path.parent}': {listed}."
+    meant = nearest(path.name, runs) if place != path else ""
+    return f"{what}{meant} Runs in '{place}': {listed}."
+
+
+def _runs_in(path: Path) -> list[str]:
+    try:
+        return sorted(p.name for p in path.iterdir() if (p / "config.yaml").is_file())
+    except OSError:
+        return []

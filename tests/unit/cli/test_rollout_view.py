@@ -75,6 +75,7 @@ def test_a_filter_takes_the_rollouts_that_it_describes(run: RunDirectory, text: 
     [
         ("rewrd>1", "rollouts have no 'rewrd'. Did you mean 'reward'?"),
         ("reward>high", "reward is a number: write reward>0.5, or reward=3..7"),
+        ("reward>nan", "nothing compares with NaN"),
         ("reward<1..2", "a range goes with = or !=: write reward=1..2"),
         ("domain>a", "domain is no number: write domain=…"),
         ('"open', "quotation mark without its other half"),
@@ -122,10 +123,17 @@ def test_a_mistake_gets_one_message(
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really PAR1", b"\x00" * 4096], ids=["empty", "torn", "zeros"])
-def test_a_damaged_file_is_named(run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_file_is_named_and_the_others_are_shown(
+    run: RunDirectory, content: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
     run.rollouts_path(2).write_bytes(content)
+    assert roll(["view", str(run.path)]) == 0
+    said = capsys.readouterr()
+    assert "step-000002.parquet' holds no rollouts that can be read" in said.err
+    assert said.out.count("train") == 4 and said.out.count("eval") == 2
+    run.rollouts_path(1).write_bytes(content)
+    run.evaluation_path(2).write_bytes(content)
     assert roll(["view", str(run.path)]) == 2
-    assert "step-000002.parquet' holds no rollouts that can be read" in capsys.readouterr().err
 
 
 def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,7 +141,7 @@ def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.Ca
     import pyarrow.parquet as pq
 
     pq.write_table(pa.table({"step": [1], "text": ["a"]}), run.rollouts_path(2))
-    assert roll(["view", str(run.path)]) == 2
+    assert roll(["view", str(run.path)]) == 0
     assert "no rollouts that can be read: No match for FieldRef" in capsys.readouterr().err
 
 
@@ -235,6 +243,17 @@ async def test_an_answer_of_ten_megabytes_is_shown_from_its_beginning(run: RunDi
 
 async def test_tokens_are_spelt_by_the_runs_model(tmp_path: Path, run: RunDirectory) -> None:
     tiny_model.write_tiny_model(tmp_path / "no-model")
+    app = _app(run, "step=1")
+    async with app.run_test(size=(120, 40)) as pilot:
+        await _settled(app, pilot)
+        await pilot.press("t")
+        await _settled(app, pilot)
+        assert "Tokens are shown by their numbers" not in _screen(app)
+
+
+async def test_tokens_are_spelt_by_the_tokenizer_that_the_run_kept(tmp_path: Path, run: RunDirectory) -> None:
+    tiny_model.write_tiny_model(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere" / "tokenizer.json").rename(run.tokenizer_path)
     app = _app(run, "step=1")
     async with app.run_test(size=(120, 40)) as pilot:
         await _settled(app, pilot)

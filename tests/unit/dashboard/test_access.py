@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 from unit.dashboard.conftest import client_of, endpoints, ids
 
+from roll.cli.main import run as roll
 from roll.dashboard import serving
 from roll.dashboard.access import cookie_name
 from roll.dashboard.rollouts import row_of
@@ -122,3 +123,18 @@ def test_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
         serving.serve([make_run()], "127.0.0.1", port, None, open_browser=False, say=print)
     taken.close()
+
+
+def test_a_run_that_is_not_there_is_named_with_those_that_are(
+    make_run: MakeRun, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = make_run("quickstart")
+    assert roll(["dashboard", str(path.with_name("quikstart")), "--port", "0"]) == 2
+    assert "Did you mean 'quickstart'?" in capsys.readouterr().err
+
+
+def test_where_no_browser_opens_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    serving._open_browser("http://127.0.0.1:7265/", said.append)
+    assert "open the address" in said[0]

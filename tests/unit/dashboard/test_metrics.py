@@ -69,3 +69,12 @@ def test_many_points_are_thinned_and_keep_lows_and_highs(tmp_path: Path) -> None
     assert {0, 3333, 7777, 9999} <= set(found["steps"])
     assert (min(found["series"]["a"]), max(found["series"]["a"])) == (-50.0, 50.0)
     assert found["series"]["b"] == pytest.approx([-value for value in found["series"]["a"]])
+
+
+def test_all_points_come_where_they_are_asked_for(tmp_path: Path) -> None:
+    with (tmp_path / "metrics.jsonl").open("w") as file:
+        for step in range(5000):
+            file.write(json.dumps({"step": step, "kind": "train", "a": float(step)}) + "\n")
+    found = read(tmp_path).series(["a"], "train", None, full=True)
+    assert found["steps"] == list(range(5000))
+    assert found["series"]["a"] == [float(step) for step in range(5000)]

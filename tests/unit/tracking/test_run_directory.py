@@ -101,6 +101,12 @@ def test_a_missing_run_is_answered_with_the_nearest_one(tmp_path: Path) -> None:
         RunDirectory.open(tmp_path / "nowhere" / "quickstart")
 
 
+def test_a_directory_of_runs_is_answered_with_the_runs_in_it(tmp_path: Path) -> None:
+    RunDirectory.create(tmp_path / "runs" / "mine", {}).close()
+    with pytest.raises(RunDirectoryError, match=r"no config\.yaml\. Runs in '.*/runs': mine\.$"):
+        RunDirectory.open(tmp_path / "runs")
+
+
 def test_a_second_writer_is_refused_with_the_process_id_of_the_first(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path / "a", {}):
         with pytest.raises(RunDirectoryError, match=f"process {os.getpid()} on "):

@@ -6,6 +6,7 @@ rollouts/*.parquet, one file at a time ──► rows of the list (no texts, no 
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import shlex
@@ -181,6 +182,8 @@ def _number(name: str, sign: str, value: str) -> Callable[[Any], bool]:
         low, high = (float(end) for end in (value.split("..") if ".." in value else (value, value)))
     except ValueError:
         raise UserError(f"'{name}{sign}{value}': {name} is a number: write {name}>0.5, or {name}=3..7.") from None
+    if math.isnan(low) or math.isnan(high):
+        raise UserError(f"'{name}{sign}{value}': nothing compares with NaN. Write {name}>0.5, or {name}=3..7.")
     if low == high:
         return lambda found: found is not None and _OPERATORS[sign](found, low)
     if sign not in ("=", "!="):

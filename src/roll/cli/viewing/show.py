@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Sequence
 
 import click
 from rich.console import Console
@@ -11,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.cli.viewing.cells import SHOWN, cell
-from roll.cli.viewing.index import Row, parse_filter, rollout_files, sorted_rows
+from roll.cli.viewing.index import Filter, RolloutFile, Row, parse_filter, rollout_files, sorted_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 
@@ -38,12 +39,26 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
         else:
             RolloutApp(run, filters, sort).run()
             return
-    rows: list[Row] = []
-    for file in files:
-        rows += file.rows(wanted)
-        if not sort and len(rows) >= limit:  # the newest ones are all that is asked for
-            break
+    rows, damaged = _rows(files, wanted, limit if not sort else None)
+    if len(damaged) == len(files):
+        raise damaged[0]
+    for error in damaged:
+        click.echo(f"Left out: {error}", err=True)
     click.echo(_table((sorted_rows(rows, sort) if sort else rows)[:limit]))
+
+
+def _rows(files: Sequence[RolloutFile], wanted: Filter, limit: int | None) -> tuple[list[Row], list[UserError]]:
+    """Those that a filter takes, of the newest files until there are `limit`; and of damaged files, what is wrong."""
+    rows: list[Row] = []
+    damaged: list[UserError] = []
+    for file in files:
+        try:
+            rows += file.rows(wanted)
+        except UserError as error:
+            damaged.append(error)
+        if limit is not None and len(rows) >= limit:
+            break
+    return rows, damaged
 
 
 def _table(rows: list[Row]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -95,24 +96,28 @@ def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[li
 
 
 def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:
-    """How a token is spelt by the run's model, and why that is unknown, if it is. Downloads nothing."""
+    """How a token is spelt by the run's tokenizer, and why that is unknown, if it is. Downloads nothing."""
+    try:
+        found = run.tokenizer_path if run.tokenizer_path.is_file() else _tokenizer_of_model(run)
+    except RollError as error:
+        return str, f"Tokens are shown by their numbers: {error}"
+    if found is None:
+        return str, "Tokens are shown by their numbers: neither the run's tokenizer.json nor its model's is here."
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(found))
+    except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
+        return str, f"Tokens are shown by their numbers: the tokenizer cannot be read ({error})."
+    return lambda token: tokenizer.decode([token], skip_special_tokens=False), ""
+
+
+def _tokenizer_of_model(run: RunDirectory) -> Path | None:
+    """Of a run that kept none: runs of earlier versions, and such whose tokenizer is no fast one."""
     from roll.config.document import read
     from roll.models.resolve import find_model
 
     model = read(run.config_path).tree.get("model")
     path = model.get("path") if isinstance(model, dict) else model
-    try:
-        found = find_model(path) if isinstance(path, str) else None
-    except RollError as error:
-        return str, f"Tokens are shown by their numbers: {error}"
-    if found is None:
-        return str, "Tokens are shown by their numbers: the run's model is not on this machine."
-    from tokenizers import Tokenizer
-
-    if not (found / "tokenizer.json").is_file():
-        return str, "Tokens are shown by their numbers: the model has no tokenizer.json."
-    try:
-        tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
-    except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
-        return str, f"Tokens are shown by their numbers: the tokenizer cannot be read ({error})."
-    return lambda token: tokenizer.decode([token], skip_special_tokens=False), ""
+    found = find_model(path) if isinstance(path, str) else None
+    return found / "tokenizer.json" if found is not None and (found / "tokenizer.json").is_file() else None

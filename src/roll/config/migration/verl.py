@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from roll.config.migration.convert import Converted, convert
-from roll.config.migration.verl_file import read_keys
+from roll.config.migration.convert import Converted, Said, convert
+from roll.config.migration.verl_file import left_to_the_shell, read_keys
 from roll.config.migration.verl_rules import VERL
 
 __all__ = ["VERL_COMMIT", "from_verl"]
@@ -24,10 +26,19 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> Converted:
     Raises:
         ConfigError: the file cannot be read, or lacks what a run needs.
     """
-    return convert(
+    keys = read_keys(path)
+    unset = {key: names for key, value in keys.items() if (names := left_to_the_shell(value))}
+    converted = convert(
         VERL,
-        read_keys(path),
+        {key: value for key, value in keys.items() if key not in unset},
         source=f"verl's {Path(path).name}",
         start={"pipeline": "rlvr", "algorithm.filters.skip_zero_variance": False},
         said_by_caller={"rows": rows},
     )
+    return replace(converted, said=[*converted.said, *(_unset(key, keys[key], names) for key, names in unset.items())])
+
+
+def _unset(key: str, value: Any, names: list[str]) -> Said:
+    known = f"only a shell knows {', '.join(names)}, so verl's default stands in its place"
+    text = f"{known}: write the value, and convert again"
+    return Said(key=key, value=value, given=True, outcome="lost", text=text)

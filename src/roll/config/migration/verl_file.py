@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
+import ast
+import operator
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from roll.config.document import parse
 from roll.errors import ConfigError
+from roll.registry import looked_from
 
-__all__ = ["read_keys"]
+__all__ = ["left_to_the_shell", "read_keys"]
 
 _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 _USE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
+_SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
+_HOME = "HOME"
+"""The one variable that is known wherever a script runs; it is put in where a path is opened."""
+_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def read_keys(path: str | Path) -> dict[str, Any]:
@@ -26,8 +39,11 @@ def read_keys(path: str | Path) -> dict[str, Any]:
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"file '{path}' does not exist{looked_from(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read '{path}': {error}.") from None
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"'{path}' cannot be read: {reason}.") from None
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         tree, _ = parse(text, str(path))
         if not isinstance(tree, Mapping):
@@ -41,9 +57,16 @@ def read_keys(path: str | Path) -> dict[str, Any]:
     return keys
 
 
+def left_to_the_shell(value: Any) -> list[str]:
+    """What only a shell that runs the script knows of a value: variables that it does not set, and commands."""
+    names = {f"${use[1] or use[3]}" for use in _USE.finditer(str(value))} - {f"${_HOME}"}
+    return sorted(names | ({"$(…)"} if "$(" in str(value) else set()))
+
+
 def _is_reference(key: str, value: Any) -> bool:
-    """Whether Hydra gives the value from another key, or makes an object of it."""
-    return key.split(".")[-1] == "_target_" or value == "???" or (isinstance(value, str) and "${" in value)
+    """Whether Hydra gives the value from another key (`${data.seed}`, `${oc.env:…}`), or makes an object of it."""
+    is_text = isinstance(value, str)
+    return key.split(".")[-1] == "_target_" or value == "???" or (is_text and "${" in value and not _USE.search(value))
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -56,7 +79,8 @@ def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def _overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
     try:
-        words = shlex.split(text.replace("\\\n", " "), comments=True)
+        joined = _SUM.sub(lambda found: re.sub(r"\s+", "", found[0]), text.replace("\\\n", " "))
+        words = shlex.split(joined, comments=True)
     except ValueError as error:
         raise ConfigError(f"{name}: not a shell command: {error}.") from None
     variables: dict[str, str] = {}
@@ -74,11 +98,37 @@ def _overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _substituted(text: str, variables: Mapping[str, str]) -> str:
-    """`$NAME` of variables that the script sets; others stay as they are written."""
+    """`$NAME` of variables that the script sets, and sums of whole numbers; others stay as they are written."""
 
     def value(use: re.Match[str]) -> str:
         name = use[1] or use[3]
         default = use[2] if use[2] is not None else use[0]
         return variables.get(name, default)
 
-    return _USE.sub(value, text)
+    def number(found: re.Match[str]) -> str:
+        inner = re.sub(
+            r"\b[A-Za-z_]\w*\b", lambda name: f"({variables.get(name[0], name[0])})", _USE.sub(value, found[1])
+        )
+        try:
+            return str(_computed(ast.parse(inner, mode="eval").body))
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return found[0]
+
+    return _USE.sub(value, _SUM.sub(number, text))
+
+
+def _computed(node: ast.expr) -> int:
+    """A sum of the shell, which knows whole numbers alone.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 2**63:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_computed(node.operand)
+    if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
+        found = _OPERATORS[type(node.op)](_computed(node.left), _computed(node.right))
+        if abs(found) < 2**63:
+            return found
+    raise ValueError("no whole numbers")

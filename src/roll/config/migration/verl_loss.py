@@ -182,13 +182,18 @@ LOSS_RULES: list[Rule] = [
         },
     ),
     given_with(f"{_ACTOR}.policy_loss.loss_mode", "vanilla", ["algorithm.gate"], _gate, "verl's own clip is dual"),
+    counted_with(
+        f"{_ACTOR}.clip_ratio",
+        0.2,
+        ["algorithm.gate"],
+        "only where clip_ratio_low or clip_ratio_high is null, as in verl",
+    ),
     *_all(
         ("algorithm.gate",),
         "with policy_loss.loss_mode",
         {
-            f"{_ACTOR}.clip_ratio": 0.2,
-            f"{_ACTOR}.clip_ratio_low": None,
-            f"{_ACTOR}.clip_ratio_high": None,
+            f"{_ACTOR}.clip_ratio_low": 0.2,
+            f"{_ACTOR}.clip_ratio_high": 0.2,
             f"{_ACTOR}.clip_ratio_c": 3.0,
             f"{_ACTOR}.tau_pos": 1.0,
             f"{_ACTOR}.tau_neg": 1.05,

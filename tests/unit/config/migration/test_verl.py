@@ -121,3 +121,46 @@ def test_what_cannot_be_converted_is_said(tmp_path, override):
 def test_epochs_need_the_number_of_rows(tmp_path):
     with pytest.raises(ConfigError, match="--rows"):
         converted(tmp_path, SCRIPT, rows=None)
+
+
+def test_sums_of_a_script_are_computed_and_what_it_does_not_set_is_said(tmp_path):
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "prompts=$((1024 * 2))\nlong=$((1024*4))\n"
+        "python3 -m verl.trainer.main_ppo data.train_batch_size=$((prompts / 8)) \\\n"
+        "  data.max_response_length=$(( (long + 1) / 2 )) data.max_prompt_length=${prompts} \\\n"
+        "  actor_rollout_ref.actor.ppo_mini_batch_size=64 trainer.total_training_steps=3 \\\n"
+        "  actor_rollout_ref.model.path=${MODEL} trainer.nnodes=$NODES 'data.train_files=$HOME/x.parquet'\n"
+    )
+    converted = from_verl(path)
+    config = load_config(converted.tree)
+    assert (config.rollout.prompts_per_step, config.rollout.max_new_tokens) == (256, 2048)
+    assert config.data[0].path.endswith("/x.parquet") and "$" not in config.data[0].path
+    lost = {said.key: said.text for said in converted.lost}
+    assert "knows $MODEL," in lost["actor_rollout_ref.model.path"]
+    assert "knows $NODES," in lost["trainer.nnodes"]
+
+
+@pytest.mark.parametrize("text", ["$((2**9**9))", "$((NODES+1))", "$((1/0))", "$(wc -l nodes)"])
+def test_what_only_a_shell_knows_is_said(tmp_path, text):
+    path = tmp_path / "run.sh"
+    path.write_text(f"python3 -m verl.trainer.main_ppo 'trainer.nnodes={text}' trainer.total_training_steps=3\n")
+    lost = {said.key: said.text for said in from_verl(path).lost}
+    assert "only a shell knows $(…)" in lost["trainer.nnodes"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "low", "high"),
+    [
+        ("", 0.2, 0.2),
+        ("_low=null", 0.3, 0.2),
+        ("_low=null {}_high=null", 0.3, 0.3),
+        ("_low=0.1 {}_high=0.28", 0.1, 0.28),
+    ],
+)
+def test_one_clip_for_both_sides_counts_only_where_a_side_has_none(tmp_path, overrides, low, high):
+    """verl's own defaults of both sides, 0.2, go before `clip_ratio` (`actor.yaml`, `compute_policy_loss_vanilla`)."""
+    clip = "actor_rollout_ref.actor.clip_ratio"
+    sides = f"{clip}{overrides.format(clip)}" if overrides else ""
+    _, config = converted(tmp_path, f"{SCRIPT.replace('$@', '')} \\\n {clip}=0.3 {sides}")
+    assert (config.algorithm.gate.low, config.algorithm.gate.high) == (low, high)
