@@ -18,7 +18,7 @@ from roll.errors import RunDirectoryError
 
 __all__ = ["health"]
 
-_ALARM = re.compile(r"^(\S+ \S+) WARNING \S+: (.*\(?.*alarms\.(\w+)\).*)$")
+_ALARM = re.compile(r"(\S+ \S+) WARNING \S+: (?=.*alarms\.(\w+)\))(.*)")
 _LARGEST_LOG = 4 * 2**20
 _LARGEST_LEDGER = 64 * 2**20
 _TAIL_LINES = 200
@@ -74,7 +74,7 @@ def _alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int)
     for line in log:
         match = _ALARM.match(line)
         if match is not None:
-            said.setdefault(match[3], []).append(match[2])
+            said.setdefault(match[2], []).append(match[3])
     table = metrics.tables["train"]
     found: list[dict[str, Any]] = []
     for name, column in table.columns.items():

@@ -18,6 +18,9 @@ from roll.version import install_extra
 
 __all__ = ["serve"]
 
+_FAREWELL_S = 5
+"""How long open requests may go on once it is interrupted."""
+
 
 def serve(
     paths: Sequence[Path], host: str, port: int, token: str | None, *, open_browser: bool, say: Callable[[str], None]
@@ -53,9 +56,17 @@ def serve(
     say(f"ROLL's dashboard: {address}   (Ctrl-C ends it)")
     if open_browser:
         threading.Timer(0.5, _open_browser, [address, say]).start()
-    app = make_app(paths, host, token)
-    config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False, lifespan="off")
-    uvicorn.Server(config).run(sockets=[listening])
+    app = make_app(paths, host, token, lambda: server.should_exit)
+    config = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="off",
+        timeout_graceful_shutdown=_FAREWELL_S,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listening])
 
 
 def _open_browser(address: str, say: Callable[[str], None]) -> None:

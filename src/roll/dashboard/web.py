@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,13 +35,25 @@ _REST_S = 2.0
 STATIC = Path(__file__).parent / "static"
 
 
-def make_app(paths: Sequence[Path], host: str, token: str | None) -> Access:
-    """What answers requests about the runs at and below `paths`; see `Access` for the rest."""
+class _Json(JSONResponse):
+    """Whatever readers found: what JSON has no number for comes as `null`, and halves of surrogate pairs as `?`."""
+
+    def render(self, content: Any) -> bytes:
+        try:
+            return super().render(content)
+        except ValueError:
+            plain = json.loads(json.dumps(content), parse_constant=lambda _: None)
+            return json.dumps(plain, ensure_ascii=False).encode("utf-8", "replace")
+
+
+def make_app(
+    paths: Sequence[Path], host: str, token: str | None, is_ending: Callable[[], bool] = lambda: False
+) -> Access:
+    """What answers requests about the runs at and below `paths`, until `is_ending`; see `Access` for the rest."""
     runs = Runs(paths)
-    app = FastAPI(
-        redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None, default_response_class=JSONResponse
-    )
+    app = FastAPI(redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None, default_response_class=_Json)
     app.state.runs = runs
+    app.state.is_ending = is_ending
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RunDirectoryError, _unreadable)
@@ -213,16 +225,16 @@ def _add_time(app: FastAPI) -> None:
         return plans(run.inside, run.shown_path)
 
     @app.get("/api/runs/{run}/events")
-    async def events(run: OneRun) -> Any:
-        return StreamingResponse(_changes(run), media_type="text/event-stream")
+    async def events(run: OneRun, request: Request) -> Any:
+        return StreamingResponse(_changes(run, request.app.state.is_ending), media_type="text/event-stream")
 
 
-async def _changes(run: Run) -> AsyncIterator[str]:
-    """Server-Sent Events: what grew since the last second."""
+async def _changes(run: Run, is_ending: Callable[[], bool] = lambda: False) -> AsyncIterator[str]:
+    """Server-Sent Events: what grew since the last second; it ends when the server does, which waits for it."""
     before = await asyncio.to_thread(run.stamps)
     yield "retry: 2000\n\n"
     quiet = 0
-    while True:
+    while not is_ending():
         await asyncio.sleep(_POLL_S)
         now = await asyncio.to_thread(run.stamps)
         kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]

@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from unit.dashboard.conftest import client_of, endpoints, ids
 from unit.dashboard.spoiling import spoil
 from unit.tracking.conftest import make_group
 
+from roll.dashboard.health import _ALARM
 from roll.dashboard.rollouts import row_of
 from roll.dashboard.runs import Run
 from roll.dashboard.vocabulary import Vocabularies
@@ -77,6 +79,36 @@ def test_health_names_alarms_draws_and_failures(make_run: MakeRun) -> None:
     assert found["failures"] == [{"cause": "engine died", "count": 3, "first_step": 1, "last_step": 3}]
     assert found["syncs"][0] == {"step": 1, "version": 1.0, "bytes": 5.0}
     assert found["log_tail"][0].endswith("it begins")
+
+
+def test_a_long_log_is_read_in_time_that_grows_with_it() -> None:
+    line = "2026-01-01 10:00:01,000 WARNING roll.x: " + "alarms.x" * 10_000
+    began = time.process_time()
+    assert _ALARM.match(line) is None
+    assert time.process_time() - began < 1.0  # with two greedy gaps before the name it takes minutes
+
+
+def test_what_json_has_no_place_for_is_null_or_a_question_mark(make_run: MakeRun) -> None:
+    path = make_run()
+    (path / "config.yaml").write_text("a: .nan\nb: -.inf\nc: 1.5\n")
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "step": 9, "\\ud800x": 1}\n')
+    event = '{"ts": 1, "ph": "X", "name": "a", "dur": 5, "pid": 1, "tid": 0, "args": {"v": NaN, "w": "\\ud800"}}'
+    (path / "trace.json").write_text(f"[\n{event},\n")
+    client = client_of(path)
+    (run,) = ids(client).values()
+    own = f"/api/runs/{run}"
+    assert strict(client.get(f"{own}/config"))["values"] == {"a": None, "b": None, "c": 1.5}
+    assert "?x" in [found["name"] for found in strict(client.get(f"{own}/metrics"))["names"]]
+    assert strict(client.get(f"{own}/trace/lanes"))["spans"][0]["args"] == {"v": None, "w": "?"}
+
+
+async def test_the_stream_of_changes_ends_with_the_server(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.dashboard.web._POLL_S", 0.001)
+    run = Run(make_run(), "demo", Vocabularies())
+    ending = iter([False, True])
+    told = [text async for text in _changes(run, lambda: next(ending))]
+    assert told == ["retry: 2000\n\n"]
 
 
 def test_a_run_that_is_being_written_runs_and_afterwards_it_is_finished(make_run: MakeRun) -> None:
