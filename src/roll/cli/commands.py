@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -155,7 +156,7 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
         from roll.preflight.inspection import look
         from roll.preflight.layout import try_a_step
 
-        look(report, config, try_a_step)
+        look(report, config, partial(try_a_step, say=partial(click.echo, err=True)))
     click.echo(str(report))
     if report.problems:
         raise UserError("\n".join(["this run cannot start:", *(f"  {problem}" for problem in report.problems)]))

@@ -10,7 +10,8 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["look_at_layout", "try_a_step"]
 
 GIB = 2**30
+SAY_EVERY_S = 10.0
 _PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
 """By train back-end, the optional package that it needs."""
 
@@ -50,8 +52,11 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
         _ask(_request(config, 0, with_step=False))
 
 
-def try_a_step(report: Report, config: RunConfig) -> None:
+def try_a_step(report: Report, config: RunConfig, say: Callable[[str], None] = lambda line: None) -> None:
     """Find out what a rank of each stage holds and sends in a step of full micro-batches.
+
+    Args:
+        say: told now and then how far it is; a large model takes minutes.
 
     Raises:
         ModelError: the model is not on this machine, or cannot be divided so.
@@ -62,7 +67,9 @@ def try_a_step(report: Report, config: RunConfig) -> None:
         raise ModelError(f"a dry run needs the model's configuration: '{config.model.path}' is not on this machine")
     count, stages = config.roles["actor_train"].count, config.section("training", TrainingConfig).parallel.pp
     for stage in range(stages):
-        found = _ask(_request(config, stage * count // stages, with_step=True))
+        rank = stage * count // stages
+        which = f"rank {rank} of {count}" + (f", stage {stage + 1} of {stages}" if stages > 1 else "")
+        found = _ask(_request(config, rank, with_step=True), lambda s, of=which: say(f"dry run of {of}: {s:.0f} s"))
         report.layout += _in_words(found, stage if stages > 1 else None)
 
 
@@ -100,19 +107,36 @@ def _request(config: RunConfig, rank: int, *, with_step: bool) -> tuple[TrainerS
     return spec, with_step
 
 
-def _ask(request: tuple[TrainerSpec, bool]) -> dict[str, Any]:
+def _ask(request: tuple[TrainerSpec, bool], waited: Callable[[float], None] = lambda s: None) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
         asked, said = Path(directory) / "asked", Path(directory) / "said"
         asked.write_bytes(pickle.dumps(request))
         command = [sys.executable, "-P", "-m", __name__, str(asked), str(said)]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False, text=True)
-        if done.returncode != 0:
-            last = done.stderr.strip().rpartition("\n")[2]
-            raise ModelError(f"dividing the model could not be tried: exit code {done.returncode}{last and ': '}{last}")
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as trial:
+            try:
+                complaints = _waited(trial, waited)
+            except BaseException:
+                trial.kill()
+                raise
+        if trial.returncode != 0:
+            last = complaints.strip().rpartition("\n")[2]
+            raise ModelError(
+                f"dividing the model could not be tried: exit code {trial.returncode}{last and ': '}{last}"
+            )
         found = json.loads(said.read_text())
     if isinstance(found, str):
         raise ModelError(found)
     return found
+
+
+def _waited(trial: subprocess.Popen[str], waited: Callable[[float], None]) -> str:
+    """What it complained of."""
+    began = time.monotonic()
+    while True:
+        try:
+            return trial.communicate(timeout=SAY_EVERY_S)[1]
+        except subprocess.TimeoutExpired:
+            waited(time.monotonic() - began)
 
 
 def _in_words(found: Mapping[str, Any], stage: int | None) -> Iterator[str]:

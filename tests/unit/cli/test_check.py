@@ -182,7 +182,8 @@ def test_places_on_ray_are_listed(place, capsys):
 RANKS = ["cluster.type=ray", "cluster.devices_per_node=4", "cluster.device_mapping.actor_train=0-3"]
 
 
-def test_a_dry_run_says_what_ranks_hold_and_send(place, capsys):
+def test_a_dry_run_says_what_ranks_hold_and_send_and_how_far_it_is(place, capsys, monkeypatch):
+    monkeypatch.setattr(layout, "SAY_EVERY_S", 0.05)
     assert run(["check", "config.yaml", *RANKS, "training.parallel.tp=2", "--dry-run"]) == 0
     shown = capsys.readouterr().out
     assert "a trainer's rank holds 0.00 GiB between steps" in shown
