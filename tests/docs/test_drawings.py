@@ -1,13 +1,10 @@
 """The drawings are current, readable to everybody, and each is on a page."""
 
-import sys
 from xml.etree import ElementTree
 
-import pytest
-from docs.pages import PAGES, ROOT
-
-sys.path.insert(0, str(ROOT / "tools"))
 import diagrams
+import pytest
+from docs.pages import PAGES
 
 MADE = {path.stem: text for path, text in diagrams.drawings().items()}
 SVG = "{http://www.w3.org/2000/svg}"
