@@ -20,7 +20,7 @@ LETTER = 6.7
 """Width of a letter of 13 units, generously: what a box says must fit in it whatever the font."""
 COLOURS = {"blue": "#4f7df3", "green": "#1f9d6b", "orange": "#d9762b", "purple": "#8b5cd6", "grey": "#8a93a2"}
 _STYLE = """\
-.roll-drawing{width:100%;max-width:760px;height:auto;font:13px system-ui,-apple-system,"Segoe UI",sans-serif}
+.roll-drawing{width:760px;max-width:100%;height:auto;font:13px system-ui,-apple-system,"Segoe UI",sans-serif}
 .roll-drawing text{fill:currentColor}
 .roll-drawing .small{font-size:11px}
 .roll-drawing .strong{font-weight:650}
