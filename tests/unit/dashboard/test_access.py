@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -122,3 +123,8 @@ def test_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
         serving.serve([make_run()], "127.0.0.1", port, None, open_browser=False, say=print)
     taken.close()
+
+
+def test_who_is_told_the_address_can_connect_at_once() -> None:
+    with serving._listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
+        pass
