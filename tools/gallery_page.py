@@ -193,7 +193,7 @@ def _others(figures: Mapping[str, Any], machine: Mapping[str, Any]) -> str:
     if others is None:
         return "what other programs did then was not measured"
     if others <= FULL_LOAD:
-        return "nothing else ran on it"
+        return "other programs took less than a tenth of a core"
     cores = machine["num_cores"]
     return f"**shared**: other programs kept {others:.1f} of {cores} cores busy, so times are too long"
 

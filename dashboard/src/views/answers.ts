@@ -2,12 +2,14 @@
 
 import { api } from "../api";
 import type { Context, View } from "../context";
-import { debounce, empty, h, replace } from "../dom";
+import { empty, h, replace } from "../dom";
 import { num } from "../format";
 import { link } from "../router";
 import type { Answer } from "../types";
 
 const FIRST_LINKS = 8;
+/** Between two answers about a run that grows: all of its ledger and index are looked at. */
+const REST_MS = 10_000;
 
 export async function answers({ root, run, signal }: Context): Promise<View> {
   if (!run) {
@@ -39,10 +41,15 @@ export async function answers({ root, run, signal }: Context): Promise<View> {
     }
   }
   await draw();
-  const grown = debounce(() => void draw(), 2000);
+  let waiting = 0;
   return {
     changed: (which) => {
-      if (which === id) grown();
+      if (which !== id || waiting) return;
+      waiting = window.setTimeout(() => {
+        waiting = 0;
+        void draw();
+      }, REST_MS);
     },
+    close: () => clearTimeout(waiting),
   };
 }
