@@ -155,7 +155,9 @@ def test_health_says_what_became_of_every_draw(page: Any, site: Site) -> None:
 
 
 def test_every_answer_leads_to_where_it_comes_from(page: Any, site: Site) -> None:
-    answers = site.get(f"runs/{site.run('ended')}/answers")["answers"]
+    while "indexing" in (found := site.get(f"runs/{site.run('ended')}/answers")):
+        page.wait_for_timeout(20)
+    answers = found["answers"]
     show(page, site, "answers")
     cards = page.locator(".answer-card")
     assert cards.locator("h2").all_inner_texts() == [answer["question"] for answer in answers]

@@ -34,7 +34,8 @@ export async function answers({ root, run, signal }: Context): Promise<View> {
   async function draw(): Promise<void> {
     try {
       const data = await api.answers(id, signal);
-      replace(body, data.answers.map(card));
+      const left = data.indexing?.files_left;
+      replace(body, left ? h("p", { class: "muted", role: "status" }, `${num(left)} files of rollouts are still to be read: answers about them change.`) : null, data.answers.map(card));
       if (data.indexing) setTimeout(() => !signal.aborted && void draw(), 300);
     } catch (error) {
       if (!signal.aborted) replace(body, empty("No answers", (error as Error).message));

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from roll.dashboard.metrics import Table
-from roll.dashboard.rollouts import KINDS, Rollouts
+from roll.dashboard.known import Known
+from roll.dashboard.rollouts import KINDS
 
-__all__ = ["Known", "answers"]
+__all__ = ["answers"]
 
 _FEW = 5
 """Steps at the beginning and the end that are compared."""
@@ -25,44 +25,6 @@ _MOVED = 0.05
 _MOST_STEPS = 60
 _LEAST_RATE = 1e-9
 """Of a learning rate that moves anything."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Known:
-    """What is known of a run."""
-
-    status: str
-    num_steps: float | None
-    settings: Mapping[str, Any]
-    train: Table
-    rollouts: Rollouts
-    ledger: Sequence[Mapping[str, Any]]
-    """Entries of the newest checkpoint's."""
-    alarms: Sequence[Mapping[str, Any]]
-    log: Sequence[str]
-    steps: Sequence[Mapping[str, Any]]
-    """Phases of each, from the trace."""
-    plans: Sequence[Mapping[str, Any]]
-    others: Sequence[tuple[str, str, int]]
-    """Id, name and number of keys that differ, of each other run."""
-    run: str
-    """Its id."""
-
-    def mean(self, name: str, rows: slice = slice(None)) -> float | None:
-        """Of a metric over some steps; `None` where it is not there."""
-        values = np.array(self.train.columns.get(name, ()), dtype=np.float64)[rows]
-        values = values[np.isfinite(values)]
-        return float(values.mean()) if len(values) else None
-
-    def number(self, key: str) -> float | None:
-        """The value of a key of the configuration, where it is a number."""
-        value = self.settings.get(key)
-        return value if isinstance(value, int | float) and math.isfinite(value) else None
-
-    def most(self, name: str) -> float | None:
-        """The largest value of a metric."""
-        values = [value for value in self.train.columns.get(name, ()) if math.isfinite(value)]
-        return max(values, default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,6 +275,8 @@ def _pushed(known: Known) -> _Answer:
     places = np.flatnonzero(np.isfinite(advantage))
     if not len(places):
         text = "No answer has an advantage: nothing was trained on, or the run learns from examples."
+        if known.files_left:
+            text = f"{known.files_left} files of answers are still to be read."
         return _Answer(id="pushed", question=question, text=text)
     newest = places[rollouts.column("step")[places] == rollouts.column("step")[places].max()]
     down, up = newest[advantage[newest].argmin()], newest[advantage[newest].argmax()]

@@ -17,8 +17,9 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.staticfiles import StaticFiles
 
 from roll.dashboard.access import Access
-from roll.dashboard.answers import Known, answers
+from roll.dashboard.answers import answers
 from roll.dashboard.health import alarms, health, log_of, newest_ledger
+from roll.dashboard.known import Known
 from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
 from roll.dashboard.plans import plans
 from roll.dashboard.questions import Filters, facets, group_of, page, search, table
@@ -248,6 +249,7 @@ def _add_answers(app: FastAPI, runs: Runs) -> None:
                 steps=steps,
                 plans=plans(run.inside, run.shown_path).get("items", []),
                 others=others,
+                files_left=progress.get("indexing", {}).get("files_left", 0),
             )
             return {"answers": answers(known)} | progress
 

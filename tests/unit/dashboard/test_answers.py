@@ -15,8 +15,9 @@ MakeRun = Callable[..., Path]
 def asked(run: Path, *others: Path) -> dict[str, Any]:
     """All answers about a run, by their ids."""
     client = client_of(run, *others)
-    answers = client.get(f"/api/runs/{ids(client)[run.name]}/answers").json()["answers"]
-    return {answer["id"]: answer for answer in answers}
+    while "indexing" in (found := client.get(f"/api/runs/{ids(client)[run.name]}/answers").json()):
+        pass
+    return {answer["id"]: answer for answer in found["answers"]}
 
 
 def rewrite(run: Path, **values: float) -> None:
