@@ -124,6 +124,12 @@ agentic-demo: setup ## what agentic runs learn in three environments, three seed
 bench-dashboard: setup ## the dashboard on a run of a million rollouts, and what watching costs (about 8 minutes, 2 GB of disk)
 	@$(PY) benchmarks/bench_dashboard.py $(ARGS)
 
+gallery: setup ## what every example learns, takes and answers: pages in docs/gallery/ (hours; ARGS="--only quickstart": minutes)
+	@$(PY) benchmarks/gallery.py $(ARGS)
+
+questions: setup ## questions to a run, answered by clicking in a real Chromium: docs/questions.md (about 5 minutes)
+	@$(OFFLINE) $(PY) benchmarks/questions.py $(ARGS)
+
 dashboard: ## rebuild the page of `roll dashboard` from dashboard/ (needs Node and npm; what it makes is committed)
 	@cd dashboard && npm ci --no-audit --no-fund --silent && npm run --silent check && npm run --silent build
 

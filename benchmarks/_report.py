@@ -25,8 +25,9 @@ def report(name: str, figures: Mapping[str, Any]) -> None:
         "commit": commit(),
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / f"{name}.json").write_text(json.dumps(record, indent=2) + "\n")
+    path = RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=2) + "\n")
     print(json.dumps(record), flush=True)
 
 

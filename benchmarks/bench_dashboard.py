@@ -111,6 +111,7 @@ def look(directory: Path, arguments: argparse.Namespace) -> dict[str, float]:
         if not arguments.no_trace:
             figures |= _time(address, own)
         figures["health_ms"] = _timed(address, f"{own}/health")
+        figures["answers_ms"] = _timed(address, f"{own}/answers")
         figures["rss_peak_mib"] = _peak_mib(server)
     shutil.rmtree(directory / "long")
     return figures

@@ -1,6 +1,7 @@
 // Requests to the server; one error for all that goes wrong, with a text for people.
 
 import type {
+  Answers,
   Config,
   Diff,
   Facets,
@@ -62,6 +63,7 @@ export const api = {
   lanes: (run: string, query: Query, signal?: AbortSignal) => get<Lanes>(`${of(run)}/trace/lanes`, query, signal),
   steps: (run: string, signal?: AbortSignal) => get<StepPhases[]>(`${of(run)}/trace/steps`, {}, signal),
   health: (run: string, signal?: AbortSignal) => get<Health>(`${of(run)}/health`, {}, signal),
+  answers: (run: string, signal?: AbortSignal) => get<Answers>(`${of(run)}/answers`, {}, signal),
   plan: (run: string, signal?: AbortSignal) => get<Plan>(`${of(run)}/plan`, {}, signal),
 };
 

@@ -5,6 +5,7 @@ import type { Opener, View } from "./context";
 import { empty, h, replace, toast } from "./dom";
 import { current, go, link } from "./router";
 import type { RunInfo } from "./types";
+import { answers } from "./views/answers";
 import { health } from "./views/health";
 import { overview } from "./views/overview";
 import { plan } from "./views/plan";
@@ -14,6 +15,7 @@ import { time } from "./views/time";
 
 const VIEWS: Record<string, { title: string; open: Opener; tab?: string; key?: string }> = {
   overview: { title: "Overview", open: overview, tab: "overview", key: "o" },
+  answers: { title: "Answers", open: answers, tab: "answers", key: "a" },
   rollouts: { title: "Rollouts", open: rollouts, tab: "rollouts", key: "r" },
   rollout: { title: "Rollout", open: rollout },
   time: { title: "Time", open: time, tab: "time", key: "t" },
@@ -29,6 +31,7 @@ const KEYS: [string, string][] = [
   ["s", "the row's group side by side"],
   ["1 2 3", "turns, tokens, group of a rollout"],
   ["g o", "overview"],
+  ["g a", "answers"],
   ["g r", "rollouts"],
   ["g t", "time"],
   ["g h", "health"],

@@ -124,6 +124,19 @@ export interface Plan {
   [key: string]: unknown;
 }
 
+export interface Answer {
+  id: string;
+  question: string;
+  answer: string;
+  tone: "" | "good" | "warn" | "bad";
+  figures: { name: string; value: number | string }[];
+  links: { text: string; view: string; params: Record<string, string | number> }[];
+}
+export interface Answers {
+  answers: Answer[];
+  indexing?: { files_left: number };
+}
+
 export interface Config {
   text: string;
   values: Record<string, unknown>;

@@ -16,7 +16,7 @@ import pytest
 from dashboard.served import HOSTILE, Site, copy
 
 pytestmark = pytest.mark.slow
-VIEWS = ("overview", "rollouts", "time", "health", "plan")
+VIEWS = ("overview", "answers", "rollouts", "time", "health", "plan")
 
 
 def show(page: Any, site: Site, view: str, run: str = "ended", **params: Any) -> None:
@@ -173,6 +173,30 @@ def test_health_says_what_became_of_every_draw(page: Any, site: Site) -> None:
     assert f"{sum(fates.values()):,} draws" in ledger.inner_text()
     for fate, number in fates.items():
         assert f"{fate}\n{number:,}" in ledger.inner_text()
+
+
+def test_every_answer_leads_to_where_it_comes_from(page: Any, site: Site) -> None:
+    while "indexing" in (found := site.get(f"runs/{site.run('ended')}/answers")):
+        page.wait_for_timeout(20)
+    answers = found["answers"]
+    show(page, site, "answers")
+    cards = page.locator(".answer-card")
+    assert cards.locator("h2").all_inner_texts() == [answer["question"] for answer in answers]
+    assert cards.locator(".said").all_inner_texts() == [answer["answer"] for answer in answers]
+    links = [link.get_attribute("href") for link in cards.locator("a").all()]
+    assert len(links) == sum(len(answer["links"]) for answer in answers)
+    for view in {link.split("?")[0]: link for link in links}.values():
+        page.goto(f"{site.address}{view}")
+        page.wait_for_selector(".view:not([aria-busy])")
+        assert "could not be shown" not in page.locator("main").inner_text()
+
+
+def test_rollouts_that_were_not_trained_are_one_choice(page: Any, site: Site) -> None:
+    rows = answers(site.runs / "ended", "step-*.parquet")
+    left_out = sum(row["advantage"] is None for row in rows)
+    show(page, site, "rollouts", kind="train")
+    page.get_by_label("trained").select_option("false")
+    until(page, f"document.querySelector('#matching').textContent.startsWith('{left_out:,} ')")
 
 
 def test_a_run_without_a_plan_says_how_to_make_one(page: Any, site: Site) -> None:

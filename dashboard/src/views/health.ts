@@ -11,7 +11,7 @@ import type { Health } from "../types";
 
 const FATES: Record<string, number> = { trained: 2, filtered: 3, expired: 7, failed: 1, in_flight: 0 };
 
-export async function health({ root, run, signal }: Context): Promise<View> {
+export async function health({ root, params, run, signal }: Context): Promise<View> {
   if (!run) {
     root.append(empty("No run", "There is no run to show the health of."));
     return {};
@@ -123,6 +123,8 @@ export async function health({ root, run, signal }: Context): Promise<View> {
     setTimeout(() => !signal.aborted && void draw(), 300);
   }
   await draw();
+  const asked = params.get("show");
+  if (asked) requestAnimationFrame(() => [...body.querySelectorAll("section")].find((s) => s.getAttribute("aria-label") === asked)?.scrollIntoView());
   const grown = debounce(() => void draw(), 1000);
   return {
     changed: (which) => {

@@ -110,6 +110,7 @@ export async function overview({ root, params, runs, signal }: Context): Promise
         : h(
             "div",
             { class: "run-links" },
+            h("a", { href: link("answers", { run: run.id }), "aria-label": `Answers about ${run.name}` }, "answers"),
             h("a", { href: link("rollouts", { run: run.id }), "aria-label": `Rollouts of ${run.name}` }, "rollouts"),
             h("a", { href: link("time", { run: run.id }), "aria-label": `Time of ${run.name}` }, "time"),
             h("a", { href: link("health", { run: run.id }), "aria-label": `Health of ${run.name}` }, "health"),
@@ -190,7 +191,8 @@ export async function overview({ root, params, runs, signal }: Context): Promise
   // the curves -------------------------------------------------------------------------------------------------------
   const grid = h("div", { class: "groups" });
   const diff = h("section", { class: "panel", "aria-label": "What the configurations differ in" });
-  root.append(h("div", { class: "overview" }, side, h("div", { class: "main" }, tools, grid, diff)));
+  const first = params.get("show") === "differences";
+  root.append(h("div", { class: "overview" }, side, h("div", { class: "main" }, tools, first ? [diff, grid] : [grid, diff])));
 
   const observer = new IntersectionObserver(
     (entries) => {

@@ -12,7 +12,7 @@ import { FILTERS, groupView, rewardCell, verdictCell } from "./rollouts";
 
 const TABS = ["turns", "tokens", "group"] as const;
 const FACTS = ["step", "index", "draw_id", "domain", "advantage", "num_tokens", "num_turns", "staleness", "finish_reason", "status", "engine_id", "reward_duration_s", "uid", "answer", "cause"];
-const SIGNED = new Set(["difference", "advantage", "kl", "returns"]);
+const SIGNED = new Set(["difference", "advantage", "push", "kl", "returns"]);
 const CATEGORIES = new Set(["mask", "policy_version", "clip"]);
 const KINDS: Record<string, string> = { prompt: "prompt", model: "model", environment: "environment", tool: "tool" };
 const SHOWN_TOKENS = 6000;
@@ -194,7 +194,7 @@ function scaleOf(name: string, values: (number | null)[]): Scale {
 
 function tokensView(data: Tokens, turns: Turn[], name: string, params: URLSearchParams): HTMLElement {
   const columns = Object.keys(data.columns);
-  let by = columns.find((c) => c === params.get("by")) ?? columns.find((c) => c === "logprob") ?? columns[0] ?? "";
+  let by = columns.find((c) => c === params.get("by")) ?? columns.find((c) => c === "push") ?? columns.find((c) => c === "logprob") ?? columns[0] ?? "";
   const field = h("div", { class: "tokens", role: "group", "aria-label": "Tokens" });
   const legendBox = h("div", { class: "legend-box" });
   const detail = h("aside", { class: "token-detail", "aria-live": "off", "aria-label": "Numbers of a token" });

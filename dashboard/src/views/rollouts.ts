@@ -15,7 +15,7 @@ const RANGES: [string, string, string][] = [
   ["reward", "reward_min", "reward_max"],
   ["tokens", "tokens_min", "tokens_max"],
 ];
-export const FILTERS = [...CHOICES, "correct", ...RANGES.flatMap(([, a, b]) => [a, b]), "staleness_min", "draw_id"];
+export const FILTERS = [...CHOICES, "correct", "trained", ...RANGES.flatMap(([, a, b]) => [a, b]), "staleness_min", "draw_id"];
 const MOST_SAVED = 10_000;
 
 /** How good a reward is, between what the run's lowest and highest are; a colour beside the number, never instead of it. */
@@ -130,17 +130,19 @@ export async function rollouts({ root, params, run, signal }: Context): Promise<
       const f = facets[key === "tokens" ? "num_tokens" : key];
       return f && !Array.isArray(f) && f[end] !== null ? num(f[end], 3) : end;
     };
-    const correct = h(
-      "select",
-      { "aria-label": "correct", class: state.correct ? "set" : "", onchange: (e: Event) => set("correct", (e.target as HTMLSelectElement).value) },
-      h("option", { value: "" }, "right or wrong"),
-      h("option", { value: "true", selected: state.correct === "true" }, "right"),
-      h("option", { value: "false", selected: state.correct === "false" }, "wrong"),
-    );
+    const either = (key: string, neither: string, yes: string, no: string) =>
+      h(
+        "select",
+        { "aria-label": key, class: state[key] ? "set" : "", onchange: (e: Event) => set(key, (e.target as HTMLSelectElement).value) },
+        h("option", { value: "" }, neither),
+        h("option", { value: "true", selected: state[key] === "true" }, yes),
+        h("option", { value: "false", selected: state[key] === "false" }, no),
+      );
     replace(
       filters,
       CHOICES.map(choice),
-      correct,
+      either("correct", "right or wrong", "right", "wrong"),
+      either("trained", "trained or not", "trained", "not trained"),
       RANGES.map(([name, min, max]) => h("span", { class: "range", role: "group", "aria-label": name }, h("span", {}, name), number(min, bound(name, "min"), `${name}, at least`), "–", number(max, bound(name, "max"), `${name}, at most`))),
       h("span", { class: "range" }, h("span", {}, "stale ≥"), number("staleness_min", "0", "staleness, at least")),
       state.draw_id ? h("button", { type: "button", class: "chip", onclick: () => { set("draw_id", ""); drawFilters(); } }, `draw ${state.draw_id} ×`) : null,

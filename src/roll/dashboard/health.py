@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from roll.dashboard.rollout_files import read_rows
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of
 from roll.errors import RunDirectoryError
 
-__all__ = ["health"]
+__all__ = ["alarms", "health", "log_of", "newest_ledger"]
 
 _ALARM = re.compile(r"(\S+ \S+) WARNING \S+: (?=.*alarms\.(\w+)\))(.*)")
 _LARGEST_LOG = 4 * 2**20
@@ -42,9 +43,9 @@ def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) 
         rollouts: its index.
         patience: `alarms.patience` of the run.
     """
-    log = _log(inside)
+    log = log_of(inside)
     return {
-        "alarms": _alarms(metrics, rollouts, log, patience),
+        "alarms": alarms(metrics, rollouts, log, patience),
         "ledger": _ledger(inside, metrics),
         "syncs": _syncs(metrics),
         "memory": _memory(metrics),
@@ -53,7 +54,7 @@ def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) 
     }
 
 
-def _log(inside: Inside) -> list[str]:
+def log_of(inside: Inside) -> list[str]:
     """The end of the controller's log."""
     try:
         with inside.open("logs", "controller-0.log") as file:
@@ -64,7 +65,7 @@ def _log(inside: Inside) -> list[str]:
         return []
 
 
-def _alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[dict[str, Any]]:
+def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[dict[str, Any]]:
     """Alarms that went off, with what the log said of them.
 
     `alarm/…` of the metrics counts steps in a row, and at `patience` the alarm goes off; those that look at steps
@@ -118,7 +119,7 @@ def _ledger(inside: Inside, metrics: Metrics) -> dict[str, Any]:
     known = {fate: nulls(column) for fate, column in columns.items()}
     by_step = [{"step": step} | {fate: known[fate][place] for fate in _FATES} for place, step in enumerate(table.steps)]
     shown = {fate: int(count) for fate, count in fates.items() if count is not None}
-    return {"fates": shown, "by_step": by_step if shown else [], "reasons": _reasons(inside)}
+    return {"fates": shown, "by_step": by_step if shown else [], "reasons": _reasons(newest_ledger(inside))}
 
 
 def _differences(column: Any, length: int) -> np.ndarray:
@@ -126,23 +127,36 @@ def _differences(column: Any, length: int) -> np.ndarray:
     return np.diff(np.array(column), prepend=0.0) if column is not None else np.full(length, math.nan)
 
 
-def _reasons(inside: Inside) -> dict[str, int]:
-    """Of the newest checkpoint's ledger: how many draws were not trained, by fate and reason."""
-    found: Counter[str] = Counter()
+def _reasons(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many draws were not trained, by fate and reason."""
+    found = Counter(
+        f"{entry['fate']}: {entry.get('why') or 'no reason given'}"[:300]
+        for entry in entries
+        if entry["fate"] not in ("trained", "in_flight")
+    )
+    return dict(found.most_common(50))
+
+
+def newest_ledger(inside: Inside) -> list[dict[str, Any]]:
+    """Entries of the newest checkpoint's ledger that can be read, each with its `fate`."""
     checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for name in checkpoints[:1]:
         try:
             content = inside.read("checkpoints", name, "ledger.jsonl", limit=_LARGEST_LEDGER)
         except RunDirectoryError:
             continue
-        for line in content.splitlines():
-            try:
-                entry = json.loads(line)
-                if entry["fate"] not in ("trained", "in_flight"):
-                    found[f"{entry['fate']}: {entry.get('why') or 'no reason given'}"[:300]] += 1
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue
-    return dict(found.most_common(50))
+        return list(_entries(content))
+    return []
+
+
+def _entries(content: bytes) -> Iterator[dict[str, Any]]:
+    for line in content.splitlines():
+        try:
+            entry = json.loads(line)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(entry, dict) and isinstance(entry.get("fate"), str):
+            yield entry
 
 
 def _syncs(metrics: Metrics) -> list[dict[str, Any]]:

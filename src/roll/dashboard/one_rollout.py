@@ -21,6 +21,8 @@ TOKEN_COLUMNS = (
     "token_ids", "logprobs", "policy_versions", "trainer_logprobs", "update_logprobs", "ref_logprobs",
     "token_advantages", "turns", "advantage",
 )  # fmt: skip
+_NAMES = ("logprob", "policy_version", "trainer_logprob", "difference", "advantage", "push", "ratio", "clip", "kl")
+"""Columns that a rollout may have."""
 _TOOL = ("<tool_response>", "<|tool", "tool\n", "<|start_header_id|>tool", "<|start_header_id|>ipython")
 
 
@@ -90,9 +92,11 @@ def tokens(row: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Voca
     found |= _of_two(current, against, "ratio", lambda own, other: np.exp(own - other))
     ratio = found.get("ratio")
     if ratio is not None and advantages is not None:
-        found |= _clipped(ratio, advantages, settings)
+        clipped = _clipped(ratio, advantages, settings)
+        found |= clipped
+        found["push"] = ratio * advantages * (1 - clipped.get("clip", np.zeros(len(ids))))
     columns |= {name: nulls(column) for name, column in found.items() if column is not None}
-    for name in ("logprob", "policy_version", "trainer_logprob", "difference", "advantage", "ratio", "clip", "kl"):
+    for name in _NAMES:
         if name not in columns:
             missing[name] = _why(name, settings, trainer is not None)
     missing["entropy"] = (

@@ -31,6 +31,8 @@ class Filters:
     labels: dict[str, str] = field(default_factory=dict)
     kind: str = ""
     correct: bool | None = None
+    trained: bool | None = None
+    """Whether an update was made from it: those of filtered, failed and expired groups have no advantage."""
     draw_id: int | None = None
 
 
@@ -48,6 +50,8 @@ def matching(rollouts: Rollouts, filters: Filters) -> np.ndarray:
         mask &= rollouts.column("kind") == (KINDS.index(filters.kind) if filters.kind in KINDS else -1)
     if filters.correct is not None:
         mask &= rollouts.column("correct") == filters.correct
+    if filters.trained is not None:
+        mask &= np.isfinite(rollouts.column("advantage")) == filters.trained
     if filters.draw_id is not None:
         mask &= rollouts.column("draw_id") == filters.draw_id
     return np.flatnonzero(mask)

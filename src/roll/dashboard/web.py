@@ -17,7 +17,9 @@ from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, R
 from starlette.staticfiles import StaticFiles
 
 from roll.dashboard.access import Access
-from roll.dashboard.health import health
+from roll.dashboard.answers import answers
+from roll.dashboard.health import alarms, health, log_of, newest_ledger
+from roll.dashboard.known import Known
 from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
 from roll.dashboard.plans import plans
 from roll.dashboard.questions import Filters, facets, group_of, page, search, table
@@ -32,6 +34,8 @@ __all__ = ["make_app"]
 _POLL_S = 1.0
 _REST_S = 2.0
 """After a change: a step writes several files, and who is told asks for all that changed."""
+_MOST_OTHERS = 20
+"""Runs that one is compared with."""
 STATIC = Path(__file__).parent / "static"
 
 
@@ -62,6 +66,7 @@ def make_app(
     _add_rollouts(app)
     _add_one_rollout(app)
     _add_time(app)
+    _add_answers(app, runs)
     _add_page(app)
     return Access(app, host, token)
 
@@ -229,6 +234,38 @@ def _add_time(app: FastAPI) -> None:
         return StreamingResponse(_changes(run, request.app.state.is_ending), media_type="text/event-stream")
 
 
+def _add_answers(app: FastAPI, runs: Runs) -> None:
+    @app.get("/api/runs/{run}/answers")
+    def all_answers(run: OneRun) -> Any:
+        others = []
+        for other in (one for one in runs.all()[:_MOST_OTHERS] if one.id != run.id):
+            other.settings.refresh()
+            run.settings.refresh()
+            others.append((other.id, other.name, len(difference([run.settings.values, other.settings.values]))))
+        with run.traced() as (trace, _):
+            steps = trace.steps()
+        status = run.overview()["status"]
+        with run.indexed() as (index, progress):
+            log = log_of(run.inside)
+            patience = int(run.settings.number_of("alarms.patience") or 1)
+            known = Known(
+                run=run.id,
+                status=status,
+                num_steps=run.settings.number_of("training.num_steps"),
+                settings=run.settings.values,
+                train=run.metrics.tables["train"],
+                rollouts=index,
+                ledger=newest_ledger(run.inside),
+                alarms=alarms(run.metrics, index, log, patience),
+                log=log,
+                steps=steps,
+                plans=plans(run.inside, run.shown_path).get("items", []),
+                others=others,
+                files_left=progress.get("indexing", {}).get("files_left", 0),
+            )
+            return {"answers": answers(known)} | progress
+
+
 async def _changes(run: Run, is_ending: Callable[[], bool] = lambda: False) -> AsyncIterator[str]:
     """Server-Sent Events: what grew since the last second; it ends when the server does, which waits for it."""
     before = await asyncio.to_thread(run.stamps)
@@ -264,6 +301,7 @@ def _filters(
     engine_id: str | None = None,
     kind: str = "",
     correct: bool | None = None,
+    trained: bool | None = None,
     draw_id: int | None = None,
 ) -> Filters:
     lowest = {"step": step_min, "reward": reward_min, "num_tokens": tokens_min, "staleness": staleness_min}
@@ -281,6 +319,7 @@ def _filters(
         labels={name: text for name, text in labels.items() if text is not None},
         kind=kind,
         correct=correct,
+        trained=trained,
         draw_id=draw_id,
     )
 

@@ -122,4 +122,5 @@ def endpoints(run: str, row: int) -> Sequence[str]:
         f"{own}/trace/steps",
         f"{own}/health",
         f"{own}/plan",
+        f"{own}/answers",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -138,3 +139,8 @@ def test_where_no_browser_opens_that_is_said(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("webbrowser.open", lambda address: False)
     serving._open_browser("http://127.0.0.1:7265/", said.append)
     assert "open the address" in said[0]
+
+
+def test_who_is_told_the_address_can_connect_at_once() -> None:
+    with serving._listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
+        pass

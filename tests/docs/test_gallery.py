@@ -1,0 +1,52 @@
+"""The gallery is what its results say."""
+
+import json
+from xml.etree import ElementTree
+
+import gallery_page
+import pytest
+import yaml
+from docs.pages import ROOT
+
+RECORDS = {path.stem: json.loads(path.read_text()) for path in gallery_page.RESULTS.glob("*.json")}
+
+
+def test_pages_are_current():
+    made = gallery_page.pages()
+    there = {path: path.read_text(encoding="utf-8") for path in gallery_page.DOCS.iterdir()}
+    assert there == made, "run: python tools/gallery_page.py"
+
+
+def test_every_page_is_in_the_navigation():
+    text = (ROOT / "mkdocs.yml").read_text()
+    assert all(f"gallery/{name}.md" in text for name in (*RECORDS, "index"))
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_results_are_of_the_example_as_it_is(name):
+    figures = RECORDS[name]["figures"]
+    example = yaml.safe_load((ROOT / figures["example"]).read_text())
+    assert example["pipeline"] == figures["pipeline"]
+    assert example["training"].get("num_steps", figures["num_steps"]) == figures["num_steps"]
+    assert {"cpu", "num_cores", "memory_bytes"} <= RECORDS[name]["machine"].keys()
+
+
+def test_curves_are_drawn_where_the_figures_are():
+    figures = {
+        "measure": "eval/accuracy",
+        "learnt": "reward/mean",
+        "curves": {"held-out": [[0, 0.0], [10, 1.0]], "training": [[1, 0.0], [10, 0.5]]},
+    }
+    root = ElementTree.fromstring(gallery_page.curves(figures))
+    dots = [(float(dot.get("cx")), float(dot.get("cy"))) for dot in root.iter("{http://www.w3.org/2000/svg}circle")]
+    # steps 0 to 10 lie on 46 … 624, rewards 0 to 1 on 192 … 34
+    assert dots[:2] == [(46.0, 192.0), (624.0, 34.0)]
+
+
+def test_what_a_model_wrote_cannot_leave_its_block():
+    sample = {"prompt": "a|b <i>", "right": "1"}
+    answer = {"text": "```\n# not a heading", "cut": False, "reward": 0.0}
+    lines = gallery_page._sample(sample | {"before": answer, "after": answer | {"cut": True, "reward": None}})
+    assert lines[0] == "**a\\|b \\<i\\>** (right: 1)"
+    assert lines.count("````text") == 2 and lines.count("````") == 2
+    assert "After, reward none:" in lines
