@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from rich.text import Text
@@ -77,7 +77,7 @@ def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[li
     logprobs, versions = rollout.get("logprobs") or [], rollout.get("policy_versions") or []
     lines = []
     for place, token in enumerate(ids):
-        logprob = logprobs[place] if place < len(logprobs) else math.nan
+        logprob = _number(logprobs, place)
         share = math.exp(min(0.0, logprob)) if logprob == logprob else math.nan
         style = "bold red" if share < 0.05 else "yellow" if share < 0.5 else ""
         text = printable(spelt(token)).replace("\n", "⏎").replace("\t", "⇥")
@@ -92,6 +92,11 @@ def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[li
             ]
         )
     return lines
+
+
+def _number(values: Sequence[float | None], place: int) -> float:
+    value = values[place] if place < len(values) else None
+    return math.nan if value is None else value
 
 
 def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:
@@ -115,4 +120,11 @@ def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:
         tokenizer = Tokenizer.from_file(str(found / "tokenizer.json"))
     except Exception as error:  # `tokenizers` raises plain exceptions for damaged files
         return str, f"Tokens are shown by their numbers: the tokenizer cannot be read ({error})."
-    return lambda token: tokenizer.decode([token], skip_special_tokens=False), ""
+
+    def spelt(token: int) -> str:
+        try:
+            return tokenizer.decode([token], skip_special_tokens=False)
+        except (OverflowError, TypeError):  # no id at all
+            return str(token)
+
+    return spelt, ""
