@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -10,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.files import Inside
+from roll.dashboard.files import Inside, from_json
 from roll.dashboard.metrics import Metrics, nulls
 from roll.dashboard.rollout_files import read_rows
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of
@@ -137,7 +136,7 @@ def _reasons(inside: Inside) -> dict[str, int]:
             continue
         for line in content.splitlines():
             try:
-                entry = json.loads(line)
+                entry = from_json(line)
                 if entry["fate"] not in ("trained", "in_flight"):
                     found[f"{entry['fate']}: {entry.get('why') or 'no reason given'}"[:300]] += 1
             except (ValueError, TypeError, KeyError, RecursionError):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import json
 import math
 from array import array
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.files import Inside, Tail
+from roll.dashboard.files import Inside, Tail, from_json
 from roll.errors import RunDirectoryError
 
 __all__ = ["Metrics", "Table"]
@@ -86,7 +85,7 @@ class Metrics:
 
     def _read(self, line: bytes) -> None:
         try:
-            row = json.loads(line)
+            row = from_json(line)
             kind, step = KINDS[row["kind"]], row["step"]
         except (ValueError, TypeError, KeyError, RecursionError):
             self._malformed += bool(line.strip())

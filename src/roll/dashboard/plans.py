@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from roll.dashboard.files import Inside
+from roll.dashboard.files import Inside, from_json
 from roll.errors import RunDirectoryError
 
 __all__ = ["plans"]
@@ -41,7 +40,7 @@ def plans(inside: Inside, path: str) -> dict[str, Any]:
 
 def _simulations(name: str, content: bytes) -> list[dict[str, Any]]:
     try:
-        variants = json.loads(content)["variants"]
+        variants = from_json(content)["variants"]
         rows = [[name, *_range(one.get("step_s")), *_range(one.get("speed_up"))] for name, one in variants.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []

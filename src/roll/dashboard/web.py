@@ -35,11 +35,19 @@ _REST_S = 2.0
 STATIC = Path(__file__).parent / "static"
 
 
+class _Answer(JSONResponse):
+    """JSON of whatever files hold: halves of surrogate pairs, which UTF-8 cannot hold, become `?`."""
+
+    def render(self, content: Any) -> bytes:
+        text = json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
+
+
 def make_app(paths: Sequence[Path], host: str, token: str | None) -> Access:
     """What answers requests about the runs at and below `paths`; see `Access` for the rest."""
     runs = Runs(paths)
     app = FastAPI(
-        redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None, default_response_class=JSONResponse
+        redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None, default_response_class=_Answer
     )
     app.state.runs = runs
     app.add_exception_handler(HTTPException, _refused)
@@ -56,21 +64,21 @@ def make_app(paths: Sequence[Path], host: str, token: str | None) -> Access:
 
 def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
+    return _Answer({"error": str(error.detail)}, status_code=error.status_code)
 
 
 def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     said = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
-    return JSONResponse({"error": said[:1000]}, status_code=400)
+    return _Answer({"error": said[:1000]}, status_code=400)
 
 
 def _unreadable(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=404)
+    return _Answer({"error": str(error)}, status_code=404)
 
 
 def _failed(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
+    return _Answer({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
 
 
 def _run(run: str, request: Request) -> Run:

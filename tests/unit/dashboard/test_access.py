@@ -122,3 +122,10 @@ def test_an_address_that_is_taken_is_said(make_run: MakeRun) -> None:
     with pytest.raises(ConfigError, match=f"127.0.0.1:{port}.*--port"):
         serving.serve([make_run()], "127.0.0.1", port, None, open_browser=False, say=print)
     taken.close()
+
+
+def test_a_malformed_cookie_of_another_server_does_not_hide_ours(make_run: MakeRun) -> None:
+    client = client_of(make_run(), token=TOKEN)
+    for other in ('theme={"dark": 1}', "a b=c", "=", 'x="y'):
+        cookies = f"{other}; {cookie_name(TOKEN)}={TOKEN}; {other}"
+        assert client.get("/api/runs", headers={"Cookie": cookies}).status_code == 200

@@ -170,6 +170,39 @@ def test_hostile_texts_come_as_data(make_run: MakeRun, hostile: str) -> None:
     assert hit["row"] == row
 
 
+def test_halves_of_surrogate_pairs_in_any_file_are_shown_as_question_marks(make_run: MakeRun) -> None:
+    path = make_run()
+    row = {"step": 4, "kind": "train"} | dict.fromkeys(("x/\ud800", "sync/\ud800", "alarm/\ud800", "memory/\ud800"), 3)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    event = {"name": "a\ud800", "ph": "X", "ts": 1e9, "dur": 1e6, "args": {"b\ud800": "\ud800"}}
+    (path / "trace.json").write_text(f"[\n{json.dumps(event)},\n")
+    ledger = {"fate": "\ud800", "why": "\ud800"}
+    (path / "checkpoints" / "step-000003" / "ledger.jsonl").write_text(json.dumps(ledger) + "\n")
+    (path / "results.json").write_text(json.dumps({"variants": {"c\ud800": {}}}))
+    client = client_of(path)
+    (run,) = ids(client).values()
+    answers = [client.get(url) for url in endpoints(run, row_of(1, "train", 0))]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    together = "".join(answer.text for answer in answers)
+    assert all(text in together for text in ('"x/?"', '"a?"', '"b?":"?"', '"?: ?":1', '"c?"'))
+
+
+@pytest.mark.parametrize("number", [".inf", ".nan", "1e400", "9" * 4000, "0x" + "f" * 5000, "{a: 1}", "yes", "-1"])
+def test_settings_that_are_no_usual_numbers_end_no_page(make_run: MakeRun, number: str) -> None:
+    path = make_run()
+    (path / "config.yaml").write_text(
+        f"training: {{num_steps: {number}}}\nalarms: {{patience: {number}}}\n"
+        f"rollout: {{scheduling: {{async_ratio: {number}}}}}\n"
+    )
+    client = client_of(path)
+    (run,) = ids(client).values()
+    for url in endpoints(run, row_of(1, "train", 0)):
+        answer = client.get(url)
+        assert answer.status_code == 200, (url, answer.text)
+        strict(answer)
+
+
 def test_hostile_names_of_runs_are_only_names(make_run: MakeRun, tmp_path: Path) -> None:
     names = ["<img src=x onerror=alert(1)>", "a\nb", "x..;", "'; DROP TABLE runs", "%2e%2e%2fetc", "\u202e", " "]
     source = make_run()

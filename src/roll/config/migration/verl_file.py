@@ -15,6 +15,8 @@ __all__ = ["read_keys"]
 
 _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
+_LONGEST = 100_000
+"""Of a value: variables of variables would otherwise fill the memory from a few lines."""
 _USE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
 
 
@@ -64,21 +66,26 @@ def _overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
         found = _OVERRIDE.match(word)
         if found is None:
             if assigned := _VARIABLE.match(word):
-                variables[assigned[1]] = _substituted(assigned[2], variables)
+                variables[assigned[1]] = _substituted(assigned[2], variables, name)
             continue
-        value = _substituted(found[2], variables)
+        value = _substituted(found[2], variables, name)
         try:
             yield found[1], parse(value, name)[0]
         except ConfigError:
             yield found[1], value
 
 
-def _substituted(text: str, variables: Mapping[str, str]) -> str:
+def _substituted(text: str, variables: Mapping[str, str], name: str) -> str:
     """`$NAME` of variables that the script sets; others stay as they are written."""
+    left = _LONGEST
 
     def value(use: re.Match[str]) -> str:
-        name = use[1] or use[3]
         default = use[2] if use[2] is not None else use[0]
-        return variables.get(name, default)
+        found = variables.get(use[1] or use[3], default)
+        nonlocal left
+        left -= len(found)
+        if left < 0:
+            raise ConfigError(f"{name}: a value of more than {_LONGEST} characters: this is not a script of verl.")
+        return found
 
     return _USE.sub(value, text)

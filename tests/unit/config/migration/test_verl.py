@@ -121,3 +121,18 @@ def test_what_cannot_be_converted_is_said(tmp_path, override):
 def test_epochs_need_the_number_of_rows(tmp_path):
     with pytest.raises(ConfigError, match="--rows"):
         converted(tmp_path, SCRIPT, rows=None)
+
+
+def test_what_a_key_is_called_stays_in_its_comment(tmp_path):
+    hostile = '"a\\nname: other": 1\n"b\\x1b[2J\\u202e": 1\n"%s": 1\n' % ("c" * 1000)
+    text = f"trainer:\n  total_training_steps: 5\nactor_rollout_ref:\n  rollout:\n    n: 8\n{hostile}"
+    result, _ = converted(tmp_path, text, name="x.yaml")
+    assert "\nname: other" not in result.yaml()
+    for shown in (result.yaml(), result.report()):
+        assert shown.replace("\n", "").isprintable() and len(max(shown.splitlines(), key=len)) < 1100
+
+
+def test_variables_of_variables_do_not_fill_the_memory(tmp_path):
+    lines = ["a0=xxxxxxxxxx", *(f"a{i}={f'$a{i - 1}' * 10}" for i in range(1, 12))]
+    with pytest.raises(ConfigError, match="more than 100000 characters"):
+        converted(tmp_path, "\n".join([*lines, SCRIPT]))
