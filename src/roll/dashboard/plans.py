@@ -10,7 +10,9 @@ from roll.errors import RunDirectoryError
 
 __all__ = ["plans"]
 
-_LARGEST = 16 * 2**20
+_LARGEST = 2**20
+_MOST_FILES = 50
+"""Of one directory."""
 _DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 
@@ -19,7 +21,7 @@ def plans(inside: Inside, path: str) -> dict[str, Any]:
     items: list[dict[str, Any]] = []
     for parts in _DIRECTORIES:
         names = inside.stamps(*parts)
-        for name in sorted(names):
+        for name in sorted(names)[:_MOST_FILES]:
             try:
                 if name == "results.json":
                     items += _simulations("/".join((*parts, name)), inside.read(*parts, name, limit=_LARGEST))

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 from unit.dashboard.conftest import client_of, endpoints, ids
@@ -201,6 +203,36 @@ def test_settings_that_are_no_usual_numbers_end_no_page(make_run: MakeRun, numbe
         answer = client.get(url)
         assert answer.status_code == 200, (url, answer.text)
         strict(answer)
+
+
+def test_what_is_asked_for_stays_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_run()
+    client = client_of(path)
+    (run,) = ids(client).values()
+    answer = client.get("/api/diff", params={"runs": ",".join([run] * 101)})
+    assert (answer.status_code, answer.json()["error"]) == (400, "at most 100 runs are compared at once, not 101.")
+    monkeypatch.setattr("roll.dashboard.questions._LARGEST_GROUP", 1)
+    group = f"/api/runs/{run}/rollouts/{row_of(1, 'train', 1)}/group"
+    assert [one["rollout_id"] for one in client.get(group).json()["rows"]] == ["2.0"]
+    monkeypatch.undo()
+    monkeypatch.setattr("roll.dashboard.web._MOST_GROUP_CHARACTERS", 10)
+    assert [len(one["text"]) for one in client.get(group).json()["rows"]] == [5, 5]
+    (path / "calibration").mkdir()
+    for number in range(60):
+        (path / "calibration" / f"{number:02}.yaml").write_text("x")
+    (path / "plan.txt").write_text("x" * (2**20 + 1))
+    assert len(client.get(f"/api/runs/{run}/plan").json()["items"]) == 50
+
+
+def test_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: MakeRun) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(0, "step", pa.array(["x"] * len(table))), file)
+    client = client_of(path)
+    (run,) = ids(client).values()
+    (failure,) = strict(client.get(f"/api/runs/{run}/health"))["failures"]
+    assert (failure["count"], failure["first_step"], failure["last_step"]) == (3, 1, 3)
 
 
 def test_hostile_names_of_runs_are_only_names(make_run: MakeRun, tmp_path: Path) -> None:
