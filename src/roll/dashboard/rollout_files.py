@@ -14,6 +14,7 @@ import numpy as np
 
 from roll.dashboard.files import Inside
 from roll.errors import RunDirectoryError
+from roll.tracking.rollout_table import rollout_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -204,9 +205,18 @@ def read_rows(
         for group in sorted({int(np.searchsorted(starts, row, side="right")) - 1 for row in rows}):
             inner = [row for row in rows if starts[group] <= row < starts[group + 1]]
             table = file.read_row_group(group, columns=wanted, use_threads=False)
-            taken = table.take(np.array(inner) - starts[group])
+            taken = _as_written(table.take(np.array(inner) - starts[group]))
             found |= dict(zip(inner, taken.to_pylist(), strict=True))
         return [found[row] for row in rows]
+
+
+def _as_written(table: pa.Table) -> pa.Table:
+    """Of the types that a run writes; columns that no run writes are left out."""
+    import pyarrow as pa
+
+    schema = rollout_schema()
+    names = [name for name in table.column_names if name in schema.names]
+    return table.select(names).cast(pa.schema([schema.field(name) for name in names]), safe=False)
 
 
 def find_texts(inside: Inside, name: str, wanted: str) -> np.ndarray:

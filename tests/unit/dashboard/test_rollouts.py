@@ -88,10 +88,11 @@ def test_rollouts_are_filtered_and_sorted(make_run: MakeRun, query: dict[str, An
         assert answer["matching"] == len(expected)
 
 
-def test_a_page_is_what_sorting_everything_gives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [0.1, 0.97])
+def test_a_page_is_what_sorting_everything_gives(tmp_path: Path, missing: float) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "rollouts").mkdir()
-    rewards: list[float | None] = [None if rng.random() < 0.1 else float(rng.integers(5)) for _ in range(400)]
+    rewards: list[float | None] = [None if rng.random() < missing else float(rng.integers(5)) for _ in range(400)]
     groups = [make_group(draw, tuple(rewards[4 * draw : 4 * draw + 4])) for draw in range(100)]
     write_rollouts(tmp_path / "rollouts" / "step-000001.parquet", 1, groups)
     known = [i for i, reward in enumerate(rewards) if reward is not None]

@@ -224,6 +224,20 @@ def test_what_is_asked_for_stays_bounded(make_run: MakeRun, monkeypatch: pytest.
     assert len(client.get(f"/api/runs/{run}/plan").json()["items"]) == 50
 
 
+@pytest.mark.parametrize("column", ["uid", "answer", "turns", "components", "policy_versions", "token_ids"])
+def test_a_row_with_values_of_another_type_is_refused_with_the_reason(make_run: MakeRun, column: str) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    table = pq.read_table(file)
+    place = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(place, column, pa.array([b"\xff"] * len(table))), file)
+    client = client_of(path)
+    (run,) = ids(client).values()
+    one = f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}"
+    answer = client.get(one)
+    assert answer.status_code == 404 and "'step-000002.parquet' is no file of rollouts" in answer.json()["error"]
+
+
 def test_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: MakeRun) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"
