@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 from unit.dashboard.conftest import client_of, endpoints, ids
 
 from roll.dashboard import serving
@@ -129,3 +130,9 @@ def test_a_malformed_cookie_of_another_server_does_not_hide_ours(make_run: MakeR
     for other in ('theme={"dark": 1}', "a b=c", "=", 'x="y'):
         cookies = f"{other}; {cookie_name(TOKEN)}={TOKEN}; {other}"
         assert client.get("/api/runs", headers={"Cookie": cookies}).status_code == 200
+
+
+def test_a_web_socket_is_refused(make_run: MakeRun) -> None:
+    client = client_of(make_run())
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/runs"):
+        pass

@@ -120,6 +120,34 @@ def test_a_text_is_searched_for_in_slices_that_go_on(make_run: MakeRun, monkeypa
     assert ask(path, q="no such text", kind="eval")["rows"] == []
 
 
+def test_a_search_with_very_many_hits_goes_on_behind_the_last_one(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll.dashboard.questions._MOST_HITS", 1)
+    path, found, cursor = make_run(), [], ""
+    while cursor is not None:
+        answer = ask(path, q="answer", kind="eval", cursor=cursor)
+        assert len(answer["rows"]) <= 1
+        found += shown(answer)
+        cursor = answer["cursor"]
+    assert found == ["eval 0.0", "eval 0.1"]
+
+
+def test_a_file_that_could_not_be_read_is_read_once_it_was_replaced(make_run: MakeRun) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    good = file.read_bytes()
+    file.write_bytes(b"PAR1")
+    client = client_of(path)
+    (run,) = ids(client).values()
+    first = client.get(f"/api/runs/{run}/rollouts").json()
+    file.unlink()
+    file.write_bytes(good)
+    second = client.get(f"/api/runs/{run}/rollouts").json()
+    assert (first["total"], len(first["problems"])) == (10, 1)
+    assert (second["total"], "problems" in second) == (14, False)
+
+
 def test_facets_count_labels_and_know_how_far_numbers_reach(make_run: MakeRun) -> None:
     client = client_of(make_run())
     (run,) = ids(client).values()
