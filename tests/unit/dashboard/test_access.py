@@ -67,6 +67,11 @@ def test_a_request_that_calls_this_machine_otherwise_is_refused(make_run: MakeRu
     assert "demo" not in answer.text
 
 
+def test_without_a_token_a_server_on_all_addresses_answers_to_no_name(make_run: MakeRun) -> None:
+    client = client_of(make_run(), host="0.0.0.0", own="http://machine.example:7265")
+    assert client.get("/api/runs").status_code == 403
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1:7265", "localhost", "LOCALHOST:8000", "[::1]:7265", "127.0.0.2"])
 def test_this_machine_has_several_names(make_run: MakeRun, host: str) -> None:
     assert client_of(make_run()).get("/api/runs", headers={"Host": host}).status_code == 200
