@@ -37,6 +37,8 @@ NUMBERS: dict[str, Any] = {
 }
 """Numbers and how they are held; NaN where the file has none. `policy_version` is the oldest of a row."""
 LABELS = ("domain", "verdict", "status", "finish_reason", "engine_id")
+_WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches"))
+"""Lists in which a run leaves nothing out."""
 PREVIEW = 200
 
 
@@ -216,7 +218,11 @@ def _as_written(table: pa.Table) -> pa.Table:
 
     schema = rollout_schema()
     names = [name for name in table.column_names if name in schema.names]
-    return table.select(names).cast(pa.schema([schema.field(name) for name in names]), safe=False)
+    cast = table.select(names).cast(pa.schema([schema.field(name) for name in names]), safe=False)
+    for name in _WHOLE.intersection(names):
+        if cast.column(name).combine_chunks().flatten().null_count:
+            raise RunDirectoryError(f"'{name}' has entries without a value.")
+    return cast
 
 
 def find_texts(inside: Inside, name: str, wanted: str) -> np.ndarray:

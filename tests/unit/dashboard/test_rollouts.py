@@ -133,6 +133,14 @@ def test_a_search_with_very_many_hits_goes_on_behind_the_last_one(
     assert found == ["eval 0.0", "eval 0.1"]
 
 
+def test_a_text_is_found_in_every_row_group(make_run: MakeRun) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    pq.write_table(pq.read_table(file), file, row_group_size=1)
+    before = ask(path, q="answer", kind="train", step_min=2, step_max=2)
+    assert [row["row"] for row in before["rows"]] == [row_of(2, "train", place) for place in range(4)]
+
+
 def test_a_file_that_could_not_be_read_is_read_once_it_was_replaced(make_run: MakeRun) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"

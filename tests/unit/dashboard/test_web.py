@@ -238,6 +238,20 @@ def test_a_row_with_values_of_another_type_is_refused_with_the_reason(make_run: 
     assert answer.status_code == 404 and "'step-000002.parquet' is no file of rollouts" in answer.json()["error"]
 
 
+@pytest.mark.parametrize("column", ["token_ids", "policy_versions", "turns", "branches"])
+def test_a_list_with_entries_left_out_is_refused_with_the_reason(make_run: MakeRun, column: str) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    table = pq.read_table(file)
+    place = table.schema.get_field_index(column)
+    field = table.schema.field(column)
+    pq.write_table(table.set_column(place, field, pa.array([[None]] * len(table), field.type)), file)
+    client = client_of(path)
+    (run,) = ids(client).values()
+    answer = client.get(f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}")
+    assert (answer.status_code, answer.json()["error"]) == (404, f"'{column}' has entries without a value.")
+
+
 def test_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: MakeRun) -> None:
     path = make_run()
     file = path / "rollouts" / "step-000002.parquet"
