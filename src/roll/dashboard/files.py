@@ -41,7 +41,8 @@ def from_json(text: str | bytes) -> Any:
         ValueError: it is no JSON. RecursionError: it is nested too deeply.
     """
     value = json.loads(text)
-    if ("\\ud" if isinstance(text, str) else b"\\ud") in text.lower():
+    has_halves = "\\ud" in text.lower() if isinstance(text, str) else b"\\ud" in text.lower()
+    if has_halves:
         return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
 

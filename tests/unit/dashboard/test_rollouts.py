@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,17 @@ def test_a_search_with_very_many_hits_goes_on_behind_the_last_one(
         found += shown(answer)
         cursor = answer["cursor"]
     assert found == ["eval 0.0", "eval 0.1"]
+
+
+def test_a_group_is_of_one_step_and_kind_whatever_draws_are_called(make_run: MakeRun) -> None:
+    path = make_run()
+    for name in ("step-000002", "eval-step-000001"):
+        shutil.copy(path / "rollouts" / "step-000001.parquet", path / "rollouts" / f"{name}.parquet")
+    client = client_of(path)
+    (run,) = ids(client).values()
+    for row in (row_of(1, "train", 0), row_of(1, "eval", 0), row_of(2, "train", 0)):
+        found = client.get(f"/api/runs/{run}/rollouts/{row}/group").json()["rows"]
+        assert [one["row"] for one in found] == [row, row + 1]
 
 
 def test_a_text_is_found_in_every_row_group(make_run: MakeRun) -> None:
