@@ -11,6 +11,7 @@ import fnmatch
 import io
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,17 +78,17 @@ def compared(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) ->
 def _opened(path: str) -> _Compared:
     run = RunDirectory.open(path)
     settings = flattened(read(run.config_path).tree)
-    rows = [_numbers(row) for row in read_metrics(run.metrics_path)]
     try:
+        rows = [_numbers(row) for row in read_metrics(run.metrics_path)]
         written = json.loads(run.summary_path.read_text(encoding="utf-8")) if run.summary_path.is_file() else {}
         summary = summarise(
             run.name,
             run.path,
             run.metrics_path,
-            setup_s=written.get("setup_s"),
-            peak_rss_bytes=written.get("peak_rss_bytes"),
+            setup_s=_number(written, "setup_s"),
+            peak_rss_bytes=_number(written, "peak_rss_bytes"),
         )
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+    except (ArithmeticError, RecursionError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error
     return _Compared(
         label=run.name,
@@ -100,8 +101,15 @@ def _opened(path: str) -> _Compared:
 
 def _numbers(row: dict[str, Any]) -> tuple[str, dict[str, float]]:
     """Its kind, and what of it is a number."""
-    values = {n: v for n, v in row.items() if isinstance(v, int | float) and not isinstance(v, bool)}
-    return str(row["kind"]), values
+    values = {name: value for name in row if (value := _number(row, name)) is not None}
+    return row["kind"], values
+
+
+def _number(row: dict[str, Any], name: str) -> Any:
+    """A value where it is a number that a float can be."""
+    value = row.get(name)
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and not abs(value) > sys.float_info.max else None
 
 
 def _relabelled(run: _Compared, runs: Sequence[_Compared], path: str) -> _Compared:

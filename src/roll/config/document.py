@@ -25,6 +25,7 @@ _TAG = "tag:yaml.org,2002:"
 _MAX_NODES = 100_000
 """Far beyond any configuration; aliases of aliases would otherwise fill the memory from a few lines."""
 
+_TOO_MANY = f"more than {_MAX_NODES} values: this is not a configuration"
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
     r"[-+]?(?:\.[0-9]+|[0-9]+(?:_[0-9]+)*(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)"
@@ -42,6 +43,13 @@ class _Loader(yaml.SafeLoader):
     """Only composes nodes; values are made here, so nothing but plain data can come out."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (PyYAML's own protocol)
+    num_nodes = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self.num_nodes += 1
+        if self.num_nodes > _MAX_NODES:
+            raise yaml.YAMLError(_TOO_MANY)
+        return super().compose_node(parent, index)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -196,7 +204,7 @@ class _Builder:
     def build(self, node: yaml.Node, path: KeyPath) -> Any:
         self._count += 1
         if self._count > _MAX_NODES:
-            raise ConfigError(f"{self.name}: more than {_MAX_NODES} values: this is not a configuration.")
+            raise ConfigError(f"{self.name}: {_TOO_MANY}.")
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(node)
         if id(node) in self._open:
@@ -269,9 +277,11 @@ class _Builder:
 
     def _int(self, text: str, node: yaml.Node) -> int:
         try:
-            return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+            number = int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+            str(number)
         except ValueError:  # Python's limit on digits
             raise ConfigError(f"{self._at(node)}: the number {text[:20]}… is too long.") from None
+        return number
 
     def _expect_tag(self, node: yaml.Node, kind: str) -> None:
         if node.tag != _TAG + kind:

@@ -10,10 +10,10 @@ import hashlib
 import hmac
 import ipaddress
 import re
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl, urlencode
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -66,6 +66,8 @@ class Access:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close"})
         elif scope["type"] == "http":
             refusal = self._refusal(scope)
 
@@ -117,11 +119,8 @@ class Access:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return found.value if found is not None else ""
+    """As browsers write them: Python's own parser drops all of them where another server's is malformed."""
+    return cookie_parser(headers.get("cookie", "")).get(name, "")
 
 
 def _no(status: int, reason: str) -> Response:

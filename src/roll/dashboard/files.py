@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 from roll.errors import RunDirectoryError
 
-__all__ = ["Inside", "Stamp", "Tail"]
+__all__ = ["Inside", "Stamp", "Tail", "from_json"]
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
@@ -31,6 +32,19 @@ class Stamp(NamedTuple):
     def modified_s(self) -> float:
         """Unix time."""
         return self.modified_ns / 1e9
+
+
+def from_json(text: str | bytes) -> Any:
+    """What JSON holds, with `?` for halves of surrogate pairs, which no answer can hold.
+
+    Raises:
+        ValueError: it is no JSON. RecursionError: it is nested too deeply.
+    """
+    value = json.loads(text)
+    has_halves = "\\ud" in text.lower() if isinstance(text, str) else b"\\ud" in text.lower()
+    if has_halves:
+        return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
+    return value
 
 
 class Inside:

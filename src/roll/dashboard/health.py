@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
@@ -11,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.files import Inside
+from roll.dashboard.files import Inside, from_json
 from roll.dashboard.metrics import Metrics, nulls
 from roll.dashboard.rollout_files import read_rows
-from roll.dashboard.rollouts import KINDS, Rollouts, file_of
+from roll.dashboard.rollouts import KINDS, Rollouts, file_of, step_of
 from roll.errors import RunDirectoryError
 
 __all__ = ["alarms", "health", "log_of", "newest_ledger"]
@@ -152,7 +151,7 @@ def newest_ledger(inside: Inside) -> list[dict[str, Any]]:
 def _entries(content: bytes) -> Iterator[dict[str, Any]]:
     for line in content.splitlines():
         try:
-            entry = json.loads(line)
+            entry = from_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("fate"), str):
@@ -188,14 +187,14 @@ def _failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
     files: dict[str, list[tuple[int, int]]] = {}
     for row in rows[:2000].tolist():
         name, place = file_of(row)
-        files.setdefault(name, []).append((place, row))
+        files.setdefault(name, []).append((place, step_of(row)))
     for name, places in list(files.items())[:50]:
         try:
-            found = read_rows(inside, name, [place for place, _ in places], ["cause", "step"])
+            found = read_rows(inside, name, [place for place, _ in places], ["cause"])
         except RunDirectoryError:
             continue
-        for entry in found:
-            causes.setdefault(str(entry.get("cause") or "no cause given")[:500], []).append(entry.get("step") or 0)
+        for entry, (_, step) in zip(found, places, strict=True):
+            causes.setdefault(str(entry.get("cause") or "no cause given")[:500], []).append(step)
     return [
         {"cause": cause, "count": len(steps), "first_step": min(steps), "last_step": max(steps)}
         for cause, steps in sorted(causes.items(), key=lambda item: -len(item[1]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import json
 import math
 from array import array
 from collections.abc import Sequence
@@ -11,12 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.files import Inside, Tail
+from roll.dashboard.files import Inside, Tail, from_json
 from roll.errors import RunDirectoryError
 
 __all__ = ["Metrics", "Table"]
 
 _MOST_NAMES = 5000
+_MOST_VALUES = 2**25
+"""Of one kind of row, missing ones included: 256 MiB."""
+_LONGEST_STEP_S = 1e9
 _MOST_POINTS = 2000
 _LARGEST_STEP = 2**31 - 1
 KINDS = {"train": "train", "evaluation": "eval"}
@@ -31,6 +33,11 @@ class Table:
         self.time_s = array("d")
         self.columns: dict[str, array[float]] = {}
 
+    @property
+    def is_full(self) -> bool:
+        """Whether it takes no more rows: a few bytes of a file make a value of every name."""
+        return (len(self.columns) + 1) * (len(self.steps) + 1) > _MOST_VALUES
+
     def add(self, step: int, time_s: float, row: dict[str, Any]) -> None:
         """Append a row; what is no finite number is NaN."""
         for name, value in row.items():
@@ -38,7 +45,7 @@ class Table:
                 continue
             column = self.columns.get(name)
             if column is None:
-                if len(self.columns) >= _MOST_NAMES:
+                if len(self.columns) >= _MOST_NAMES or self.is_full:
                     continue
                 column = self.columns[name] = array("d", [math.nan]) * len(self.steps)
             column.append(_number(value))
@@ -70,7 +77,7 @@ class Metrics:
     def _clear(self) -> None:
         self.tables: dict[str, Table] = {kind: Table() for kind in KINDS.values()}
         self._elapsed_s = 0.0
-        self._malformed = 0
+        self._malformed = self._left_out = 0
 
     def refresh(self) -> None:
         """Read what is new; what cannot be read is told by `problem`."""
@@ -80,13 +87,15 @@ class Metrics:
                     self._clear()
                 for line in lines.splitlines():
                     self._read(line)
-            self.problem = f"{self._malformed} lines of metrics.jsonl are malformed." if self._malformed else ""
+            malformed = f"{self._malformed} lines of metrics.jsonl are malformed." if self._malformed else ""
+            left_out = f"{self._left_out} lines of metrics.jsonl are too many to show." if self._left_out else ""
+            self.problem = " ".join(filter(None, (malformed, left_out)))
         except RunDirectoryError as error:
             self.problem = str(error)
 
     def _read(self, line: bytes) -> None:
         try:
-            row = json.loads(line)
+            row = from_json(line)
             kind, step = KINDS[row["kind"]], row["step"]
         except (ValueError, TypeError, KeyError, RecursionError):
             self._malformed += bool(line.strip())
@@ -94,8 +103,11 @@ class Metrics:
         if not isinstance(row, dict) or type(step) is not int or not 0 <= step <= _LARGEST_STEP:
             self._malformed += 1
             return
+        if self.tables[kind].is_full:
+            self._left_out += 1
+            return
         spent = _number(row.get("time/step_s" if kind == "train" else "time/evaluate_s"))
-        if spent > 0 and not (self.beside and kind == "eval"):
+        if 0 < spent < _LONGEST_STEP_S and not (self.beside and kind == "eval"):
             self._elapsed_s += spent
         self.tables[kind].add(step, self._elapsed_s, row)
 

@@ -52,7 +52,10 @@ def details(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, 
         "reward_duration_s": _finite(row.get("reward_duration_s")),
         "policy_versions": sorted({version for version in row.get("policy_versions") or [] if version >= 0}),
         "num_prompt_tokens": len(row.get("prompt_token_ids") or []),
-        "branches": [{"start": b["start"], "context_tokens": len(b["context"])} for b in row.get("branches") or []],
+        "branches": [
+            {"start": branch["start"], "context_tokens": len(branch["context"] or [])}
+            for branch in row.get("branches") or []
+        ],
     }
 
 

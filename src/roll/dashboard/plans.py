@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
-from roll.dashboard.files import Inside
+from roll.dashboard.files import Inside, from_json
 from roll.errors import RunDirectoryError
 
 __all__ = ["plans"]
 
-_LARGEST = 16 * 2**20
+_LARGEST = 2**20
+_MOST_FILES = 50
+"""Of one directory."""
 _DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 
@@ -20,7 +21,7 @@ def plans(inside: Inside, path: str) -> dict[str, Any]:
     items: list[dict[str, Any]] = []
     for parts in _DIRECTORIES:
         names = inside.stamps(*parts)
-        for name in sorted(names):
+        for name in sorted(names)[:_MOST_FILES]:
             try:
                 if name == "results.json":
                     items += _simulations("/".join((*parts, name)), inside.read(*parts, name, limit=_LARGEST))
@@ -41,7 +42,7 @@ def plans(inside: Inside, path: str) -> dict[str, Any]:
 
 def _simulations(name: str, content: bytes) -> list[dict[str, Any]]:
     try:
-        variants = json.loads(content)["variants"]
+        variants = from_json(content)["variants"]
         rows = [[name, *_range(one.get("step_s")), *_range(one.get("speed_up"))] for name, one in variants.items()]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return []

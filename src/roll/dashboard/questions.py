@@ -19,6 +19,7 @@ __all__ = ["Filters", "facets", "group_of", "matching", "page", "search", "sorte
 _SEARCH_S = 1.5
 _MOST_HITS = 500
 _MOST_VALUES = 200
+_LARGEST_GROUP = 1024
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,7 +186,7 @@ def _plain(value: float) -> float | int | None:
 
 
 def group_of(rollouts: Rollouts, row: int) -> np.ndarray:
-    """Positions of the rollouts of the same draw, kind and step, in the order of their index.
+    """Positions of the rollouts of the same draw, kind and step, in the order of their index; of very many the first.
 
     Raises:
         KeyError: there is no such row.
@@ -194,4 +195,4 @@ def group_of(rollouts: Rollouts, row: int) -> np.ndarray:
     same = rollouts.column("draw_id") == rollouts.column("draw_id")[at]
     for name in ("kind", "step"):
         same &= rollouts.column(name) == rollouts.column(name)[at]
-    return np.flatnonzero(same)[np.argsort(rollouts.column("index")[same], kind="stable")]
+    return np.flatnonzero(same)[np.argsort(rollouts.column("index")[same], kind="stable")][:_LARGEST_GROUP]

@@ -14,6 +14,7 @@ import numpy as np
 
 from roll.dashboard.files import Inside
 from roll.errors import RunDirectoryError
+from roll.tracking.rollout_table import rollout_schema
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,6 +37,8 @@ NUMBERS: dict[str, Any] = {
 }
 """Numbers and how they are held; NaN where the file has none. `policy_version` is the oldest of a row."""
 LABELS = ("domain", "verdict", "status", "finish_reason", "engine_id")
+_WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches"))
+"""Lists in which a run leaves nothing out."""
 PREVIEW = 200
 
 
@@ -204,9 +207,22 @@ def read_rows(
         for group in sorted({int(np.searchsorted(starts, row, side="right")) - 1 for row in rows}):
             inner = [row for row in rows if starts[group] <= row < starts[group + 1]]
             table = file.read_row_group(group, columns=wanted, use_threads=False)
-            taken = table.take(np.array(inner) - starts[group])
+            taken = _as_written(table.take(np.array(inner) - starts[group]))
             found |= dict(zip(inner, taken.to_pylist(), strict=True))
         return [found[row] for row in rows]
+
+
+def _as_written(table: pa.Table) -> pa.Table:
+    """Of the types that a run writes; columns that no run writes are left out."""
+    import pyarrow as pa
+
+    schema = rollout_schema()
+    names = [name for name in table.column_names if name in schema.names]
+    cast = table.select(names).cast(pa.schema([schema.field(name) for name in names]), safe=False)
+    for name in _WHOLE.intersection(names):
+        if cast.column(name).combine_chunks().flatten().null_count:
+            raise RunDirectoryError(f"'{name}' has entries without a value.")
+    return cast
 
 
 def find_texts(inside: Inside, name: str, wanted: str) -> np.ndarray:

@@ -23,7 +23,7 @@ from roll.dashboard.files import Inside, Stamp
 from roll.dashboard.rollout_files import LABELS, MOST_ROWS, NUMBERS, FileColumns, read_columns
 from roll.errors import RunDirectoryError
 
-__all__ = ["KINDS", "Rollouts", "file_of", "row_of"]
+__all__ = ["KINDS", "Rollouts", "file_of", "row_of", "step_of"]
 
 KINDS = ("train", "eval")
 _FILE = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
@@ -42,6 +42,11 @@ def file_of(row: int) -> tuple[str, int]:
     rest, place = divmod(row, MOST_ROWS)
     step, kind = divmod(rest, len(KINDS))
     return f"{'eval-' if kind else ''}step-{step:06d}.parquet", place
+
+
+def step_of(row: int) -> int:
+    """The step of a rollout."""
+    return row // MOST_ROWS // len(KINDS)
 
 
 @dataclass(slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from roll.errors import ConfigError, RunDirectoryError
 
 __all__ = ["Settings", "difference"]
 
-_LARGEST = 4 * 2**20
+_LARGEST = 2**20
 _MOST_KEYS = 20_000
 
 
@@ -53,9 +54,10 @@ class Settings:
         return "" if value is None else str(value)[:500]
 
     def number_of(self, key: str) -> float | None:
-        """The value of `key` where it is a number."""
+        """The value of `key` where it is a finite number."""
         value = self.values.get(key)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if number and abs(value) <= sys.float_info.max else None
 
 
 def difference(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -9,7 +9,6 @@ its last, and whoever comes next takes it over.
 from __future__ import annotations
 
 import heapq
-import json
 import math
 import time
 from collections import defaultdict
@@ -19,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from roll.dashboard.columns import Blocks, Columns
-from roll.dashboard.files import Inside, Tail
+from roll.dashboard.files import Inside, Tail, from_json
 from roll.errors import RunDirectoryError
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
 
@@ -270,7 +269,7 @@ class _Window:
 
 def _event(line: str) -> dict[str, Any] | None:
     try:
-        event = json.loads(line.rstrip(",\r\n]"))
+        event = from_json(line.rstrip(",\r\n]"))
     except (ValueError, RecursionError):
         return None
     if not isinstance(event, dict) or not isinstance(event.get("name"), str) or not isinstance(event.get("ph"), str):

@@ -36,6 +36,10 @@ _REST_S = 2.0
 """After a change: a step writes several files, and who is told asks for all that changed."""
 _MOST_OTHERS = 20
 """Runs that one is compared with."""
+_MOST_GROUP_CHARACTERS = 2**24
+"""Of all texts of a group together: a page cannot show more, and one rollout is there in full."""
+_MOST_DIFFERENT = 100
+"""Runs whose settings are compared."""
 STATIC = Path(__file__).parent / "static"
 
 
@@ -73,21 +77,21 @@ def make_app(
 
 def _refused(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    return JSONResponse({"error": str(error.detail)}, status_code=error.status_code)
+    return _Json({"error": str(error.detail)}, status_code=error.status_code)
 
 
 def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     said = "; ".join(f"{'.'.join(map(str, e['loc'][1:]))}: {e['msg']}" for e in error.errors())
-    return JSONResponse({"error": said[:1000]}, status_code=400)
+    return _Json({"error": said[:1000]}, status_code=400)
 
 
 def _unreadable(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": str(error)}, status_code=404)
+    return _Json({"error": str(error)}, status_code=404)
 
 
 def _failed(_: Request, error: Exception) -> Response:
-    return JSONResponse({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
+    return _Json({"error": f"{type(error).__name__}: {str(error)[:300]}"}, status_code=500)
 
 
 def _run(run: str, request: Request) -> Run:
@@ -107,7 +111,10 @@ def _add_runs(app: FastAPI, runs: Runs) -> None:
 
     @app.get("/api/diff")
     def diff(request: Request, runs: str) -> Any:
-        found = [_run(run, request) for run in runs.split(",") if run]
+        wanted = [run for run in runs.split(",") if run]
+        if len(wanted) > _MOST_DIFFERENT:
+            raise HTTPException(400, f"at most {_MOST_DIFFERENT} runs are compared at once, not {len(wanted)}.")
+        found = [_run(run, request) for run in wanted]
         for run in found:
             run.settings.refresh()
         return {"keys": difference([run.settings.values for run in found])}
@@ -180,7 +187,9 @@ def _add_one_rollout(app: FastAPI) -> None:
             name = file_of(row)[0]
             places = [file_of(one["row"])[1] for one in rows]
             texts = read_rows(run.inside, name, places, ["text"])
-            return {"rows": [one | {"text": found.get("text") or ""} for one, found in zip(rows, texts, strict=True)]}
+            longest = _MOST_GROUP_CHARACTERS // len(rows)
+            cut = [str(found.get("text") or "")[:longest] for found in texts]
+            return {"rows": [one | {"text": text} for one, text in zip(rows, cut, strict=True)]}
 
     @app.get("/api/runs/{run}/rollouts/{row}/tokens")
     def token_columns(run: OneRun, row: int) -> Any:

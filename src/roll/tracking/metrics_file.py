@@ -108,7 +108,8 @@ def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
 
 
 def _parsed(line: bytes) -> Iterator[dict[str, Any]]:
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         row = json.loads(line)
-        if line.endswith(b"\n") and isinstance(row, dict) and {"step", "kind"} <= row.keys():
+        is_row = line.endswith(b"\n") and isinstance(row, dict)
+        if is_row and type(row.get("step")) is int and isinstance(row.get("kind"), str):
             yield row

@@ -91,7 +91,10 @@ def test_one_run_and_no_run_get_one_message(runs: list[str], capsys: pytest.Capt
     assert "there is no run 'nowhere'" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("content", ["{", "[1]", '"x"', '{"setup_s": "long"}'])
+@pytest.mark.parametrize(
+    "content",
+    ["{", "[1]", '"x"', '{"setup_s": "long"}', '{"peak_rss_bytes": "x"}', f'{{"setup_s": {"9" * 400}}}', "[" * 100_000],
+)
 def test_a_damaged_summary_is_named_or_passed_over(
     runs: list[str], content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -99,6 +102,29 @@ def test_a_damaged_summary_is_named_or_passed_over(
     assert roll(["compare", *runs]) in (0, 2)
     said = capsys.readouterr()
     assert "Traceback" not in said.err + said.out
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": "x", "kind": "train"}',
+        '{"step": true, "kind": "train"}',
+        '{"step": null, "kind": "evaluation"}',
+        '{"step": 9, "kind": ["train"]}',
+        '{"step": 9, "kind": "train", "reward/mean": %s}' % ("9" * 400),
+        '{"step": 9, "kind": "train", "reward/mean": "x", "time/step_s": [1]}',
+        '{"step": 9, "kind": "train", "a": %s' % ("[" * 100_000),
+        '{"step": 9, "kind": "train", "reward/mean": NaN, "reward/x": Infinity, "reward/y": 1e400}',
+    ],
+)
+def test_a_malformed_line_of_metrics_is_left_out_or_named(
+    runs: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Path(runs[1], "metrics.jsonl").open("a") as file:
+        file.write(line + "\n")
+    for more in ([], ["--json"]):
+        assert roll(["compare", *runs, *more]) in (0, 2)
+        assert capsys.readouterr().err.count("\n") <= 1
 
 
 def test_hostile_settings_do_not_act_on_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

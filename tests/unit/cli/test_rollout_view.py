@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from unit.tracking.conftest import make_config, make_group
@@ -143,6 +144,60 @@ def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.Ca
     pq.write_table(pa.table({"step": [1], "text": ["a"]}), run.rollouts_path(2))
     assert roll(["view", str(run.path)]) == 0
     assert "no rollouts that can be read: No match for FieldRef" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("column", "cell"),
+    [
+        ("policy_versions", "x"),
+        ("reward", [1.0]),
+        ("verdict", [1.0]),
+        ("text", b"\xff"),
+        ("messages", [1]),
+        ("components", 1.5),
+    ],
+)
+def test_a_column_of_another_type_is_named(
+    run: RunDirectory, column: str, cell: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _spoil(run, column, cell)
+    asked = ["view", str(run.path), "--filter", "reward>0", "--sort", "verdict"]
+    (file, *_) = rollout_files(run.rollouts_dir)
+    with pytest.raises(UserError, match=r"step-000002\.parquet' holds no rollouts that can be read"):
+        file.rollout(0, tokens=column == "policy_versions")
+    if column not in ("text", "messages", "components"):  # which a list does not read
+        assert roll(asked) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
+    pytest.importorskip("textual")
+    from roll.cli.viewing.screen import described
+    from roll.cli.viewing.tokens import token_lines
+
+    _spoil(run, "logprobs", [None])
+    _spoil(run, "messages", [None, {"role": None, "content": None}])
+    (file, *_) = rollout_files(run.rollouts_dir)
+    assert [cell.plain for cell in token_lines(file.rollout(0, tokens=True), str)[0]][3:5] == ["nan", "nan%"]
+    assert "answer of the model" in described(file.rollout(0)).plain
+    assert "a –" in described({"components": [("a", None)]}).plain
+
+
+def test_a_rollout_that_a_resume_has_dropped_is_said(run: RunDirectory) -> None:
+    (file, *_) = rollout_files(run.rollouts_dir)
+    rows = list(file.rows(parse_filter("")))
+    write_rollouts(run.rollouts_path(2), 2, [make_group(4, (1.0,))])
+    with pytest.raises(UserError, match="fewer rollouts than before: read the files again"):
+        rows[-1].file.rollout(rows[-1].number)
+
+
+def _spoil(run: RunDirectory, column: str, cell: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pq.read_table(run.rollouts_path(2))
+    place = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(place, column, pa.array([cell] * len(table))), run.rollouts_path(2))
 
 
 def test_a_run_without_rollouts_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

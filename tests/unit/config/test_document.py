@@ -9,7 +9,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from roll.config.document import dump, parse, read
+from roll.config.document import _Loader, dump, parse, read
 from roll.errors import ConfigError
 
 
@@ -172,3 +172,18 @@ def test_plain_data_comes_back_as_it_was_written(value):
 def test_what_is_written_means_the_same_to_a_yaml_1_1_reader():
     data = {"text": ["yes", "010", "1e-5", "2026-01-01", "1:30"], "number": 1e-05, "flag": True, "none": None}
     assert yaml.safe_load(dump(data)) == data
+
+
+def test_text_with_very_many_values_is_refused_before_all_of_it_is_read():
+    begun = _Loader("[" + "a," * 300_000 + "]")
+    with pytest.raises(yaml.YAMLError, match="more than 100000 values"):
+        begun.get_single_node()
+    assert begun.get_mark().index < 250_000
+    with pytest.raises(ConfigError, match=r"c\.yaml: .*more than 100000 values: this is not a configuration"):
+        parse("[" + "a," * 100_001 + "]", "c.yaml")
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000, "0o" + "7" * 9000])
+def test_a_number_that_nothing_can_print_is_refused(number):
+    with pytest.raises(ConfigError, match=r"c\.yaml:1: the number .{20}… is too long"):
+        parse(f"a: {number}", "c.yaml")

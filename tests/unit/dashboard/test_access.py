@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 from unit.dashboard.conftest import client_of, endpoints, ids
 
 from roll.cli.main import run as roll
@@ -66,6 +67,11 @@ def test_a_request_that_calls_this_machine_otherwise_is_refused(make_run: MakeRu
     answer = client.get("/api/runs", headers={"Host": host})
     assert answer.status_code == 403
     assert "demo" not in answer.text
+
+
+def test_without_a_token_a_server_on_all_addresses_answers_to_no_name(make_run: MakeRun) -> None:
+    client = client_of(make_run(), host="0.0.0.0", own="http://machine.example:7265")
+    assert client.get("/api/runs").status_code == 403
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:7265", "localhost", "LOCALHOST:8000", "[::1]:7265", "127.0.0.2"])
@@ -143,4 +149,17 @@ def test_where_no_browser_opens_that_is_said(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_who_is_told_the_address_can_connect_at_once() -> None:
     with serving._listen("127.0.0.1", 0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
+        pass
+
+
+def test_a_malformed_cookie_of_another_server_does_not_hide_ours(make_run: MakeRun) -> None:
+    client = client_of(make_run(), token=TOKEN)
+    for other in ('theme={"dark": 1}', "a b=c", "=", 'x="y'):
+        cookies = f"{other}; {cookie_name(TOKEN)}={TOKEN}; {other}"
+        assert client.get("/api/runs", headers={"Cookie": cookies}).status_code == 200
+
+
+def test_a_web_socket_is_refused(make_run: MakeRun) -> None:
+    client = client_of(make_run())
+    with pytest.raises(WebSocketDisconnect), client.websocket_connect("/api/runs"):
         pass

@@ -78,3 +78,23 @@ def test_all_points_come_where_they_are_asked_for(tmp_path: Path) -> None:
     found = read(tmp_path).series(["a"], "train", None, full=True)
     assert found["steps"] == list(range(5000))
     assert found["series"]["a"] == [float(step) for step in range(5000)]
+
+
+def test_few_bytes_do_not_become_very_many_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.dashboard.metrics._MOST_VALUES", 40)
+    wide = {"step": 1, "kind": "train"} | {f"n{number}": 1.0 for number in range(9)}
+    rows = [wide, *({"step": step, "kind": "train"} for step in range(2, 9)), {"step": 9, "kind": "train", "new": 1}]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = Metrics(Inside(tmp_path))
+    metrics.refresh()
+    table = metrics.tables["train"]
+    assert (len(table.columns), list(table.steps)) == (9, [1, 2, 3, 4])
+    assert metrics.problem == "5 lines of metrics.jsonl are too many to show."
+
+
+def test_time_stays_finite(tmp_path: Path) -> None:
+    rows = [{"step": step, "kind": "train", "time/step_s": 1e308 if step > 1 else 2.0} for step in (1, 2, 3)]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    metrics = Metrics(Inside(tmp_path))
+    metrics.refresh()
+    assert metrics.names()["kinds"]["train"]["time_s"] == [2.0, 2.0, 2.0]

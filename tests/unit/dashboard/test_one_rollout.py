@@ -53,6 +53,13 @@ def test_a_token_is_clipped_only_where_its_advantage_pushes_outwards() -> None:
     assert columns["clip"] == [0.0, 0.0, None, 0.0]
 
 
+def test_each_side_is_clipped_at_its_own_bound() -> None:
+    gate = GATE | {"algorithm.gate.low": 0.5, "algorithm.gate.high": 0.9}
+    row = ROW | {"update_logprobs": [-0.9, -2.3, None, -3.8]}  # ratios e^0.6 = 1.82, e^-0.3 = 0.74, e^-0.8 = 0.45
+    for advantages, clipped in (([1.0, 1.0, None, 1.0], [0, 0, None, 0]), ([-1.0, -1.0, None, -1.0], [0, 0, None, 1])):
+        assert tokens(row | {"token_advantages": advantages}, gate, None)["columns"]["clip"] == clipped
+
+
 def test_with_one_update_the_ratio_is_one_and_against_the_engine_it_is_their_factor() -> None:
     row = ROW | {"update_logprobs": None}
     assert tokens(row, GATE, None)["columns"]["ratio"] == [1.0, 1.0, None, 1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -88,10 +89,11 @@ def test_rollouts_are_filtered_and_sorted(make_run: MakeRun, query: dict[str, An
         assert answer["matching"] == len(expected)
 
 
-def test_a_page_is_what_sorting_everything_gives(tmp_path: Path) -> None:
+@pytest.mark.parametrize("missing", [0.1, 0.97])
+def test_a_page_is_what_sorting_everything_gives(tmp_path: Path, missing: float) -> None:
     rng = np.random.default_rng(0)
     (tmp_path / "rollouts").mkdir()
-    rewards: list[float | None] = [None if rng.random() < 0.1 else float(rng.integers(5)) for _ in range(400)]
+    rewards: list[float | None] = [None if rng.random() < missing else float(rng.integers(5)) for _ in range(400)]
     groups = [make_group(draw, tuple(rewards[4 * draw : 4 * draw + 4])) for draw in range(100)]
     write_rollouts(tmp_path / "rollouts" / "step-000001.parquet", 1, groups)
     known = [i for i, reward in enumerate(rewards) if reward is not None]
@@ -117,6 +119,53 @@ def test_a_text_is_searched_for_in_slices_that_go_on(make_run: MakeRun, monkeypa
     assert found == ["train 6.1", "train 7.0"]
     assert searched == [4, 8, 12]
     assert ask(path, q="no such text", kind="eval")["rows"] == []
+
+
+def test_a_search_with_very_many_hits_goes_on_behind_the_last_one(
+    make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll.dashboard.questions._MOST_HITS", 1)
+    path, found, cursor = make_run(), [], ""
+    while cursor is not None:
+        answer = ask(path, q="answer", kind="eval", cursor=cursor)
+        assert len(answer["rows"]) <= 1
+        found += shown(answer)
+        cursor = answer["cursor"]
+    assert found == ["eval 0.0", "eval 0.1"]
+
+
+def test_a_group_is_of_one_step_and_kind_whatever_draws_are_called(make_run: MakeRun) -> None:
+    path = make_run()
+    for name in ("step-000002", "eval-step-000001"):
+        shutil.copy(path / "rollouts" / "step-000001.parquet", path / "rollouts" / f"{name}.parquet")
+    client = client_of(path)
+    (run,) = ids(client).values()
+    for row in (row_of(1, "train", 0), row_of(1, "eval", 0), row_of(2, "train", 0)):
+        found = client.get(f"/api/runs/{run}/rollouts/{row}/group").json()["rows"]
+        assert [one["row"] for one in found] == [row, row + 1]
+
+
+def test_a_text_is_found_in_every_row_group(make_run: MakeRun) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    pq.write_table(pq.read_table(file), file, row_group_size=1)
+    before = ask(path, q="answer", kind="train", step_min=2, step_max=2)
+    assert [row["row"] for row in before["rows"]] == [row_of(2, "train", place) for place in range(4)]
+
+
+def test_a_file_that_could_not_be_read_is_read_once_it_was_replaced(make_run: MakeRun) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    good = file.read_bytes()
+    file.write_bytes(b"PAR1")
+    client = client_of(path)
+    (run,) = ids(client).values()
+    first = client.get(f"/api/runs/{run}/rollouts").json()
+    file.unlink()
+    file.write_bytes(good)
+    second = client.get(f"/api/runs/{run}/rollouts").json()
+    assert (first["total"], len(first["problems"])) == (10, 1)
+    assert (second["total"], "problems" in second) == (14, False)
 
 
 def test_facets_count_labels_and_know_how_far_numbers_reach(make_run: MakeRun) -> None:

@@ -13,6 +13,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from starlette.testclient import TestClient
 from unit.dashboard.conftest import client_of, endpoints, ids
@@ -200,6 +202,97 @@ def test_hostile_texts_come_as_data(make_run: MakeRun, hostile: str) -> None:
     assert (one["text"], one["prompt"], one["messages"][0]["content"]) == (kept, kept, kept)
     (hit,) = strict(client.get(f"/api/runs/{run}/rollouts", params={"q": kept[:8]}))["rows"]
     assert hit["row"] == row
+
+
+def test_halves_of_surrogate_pairs_in_any_file_are_shown_as_question_marks(make_run: MakeRun) -> None:
+    path = make_run()
+    row = {"step": 4, "kind": "train"} | dict.fromkeys(("x/\ud800", "sync/\ud800", "alarm/\ud800", "memory/\ud800"), 3)
+    with (path / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    event = {"name": "a\ud800", "ph": "X", "ts": 1e9, "dur": 1e6, "args": {"b\ud800": "\ud800"}}
+    (path / "trace.json").write_text(f"[\n{json.dumps(event)},\n")
+    ledger = {"fate": "\ud800", "why": "\ud800"}
+    (path / "checkpoints" / "step-000003" / "ledger.jsonl").write_text(json.dumps(ledger) + "\n")
+    (path / "results.json").write_text(json.dumps({"variants": {"c\ud800": {}}}))
+    client = client_of(path)
+    (run,) = ids(client).values()
+    answers = [client.get(url) for url in endpoints(run, row_of(1, "train", 0))]
+    assert [answer.status_code for answer in answers] == [200] * len(answers)
+    together = "".join(answer.text for answer in answers)
+    assert all(text in together for text in ('"x/?"', '"a?"', '"b?":"?"', '"?: ?":1', '"c?"'))
+
+
+@pytest.mark.parametrize("number", [".inf", ".nan", "1e400", "9" * 4000, "0x" + "f" * 5000, "{a: 1}", "yes", "-1"])
+def test_settings_that_are_no_usual_numbers_end_no_page(make_run: MakeRun, number: str) -> None:
+    path = make_run()
+    (path / "config.yaml").write_text(
+        f"training: {{num_steps: {number}}}\nalarms: {{patience: {number}}}\n"
+        f"rollout: {{scheduling: {{async_ratio: {number}}}}}\n"
+    )
+    client = client_of(path)
+    (run,) = ids(client).values()
+    for url in endpoints(run, row_of(1, "train", 0)):
+        answer = client.get(url)
+        assert answer.status_code == 200, (url, answer.text)
+        strict(answer)
+
+
+def test_what_is_asked_for_stays_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make_run()
+    client = client_of(path)
+    (run,) = ids(client).values()
+    answer = client.get("/api/diff", params={"runs": ",".join([run] * 101)})
+    assert (answer.status_code, answer.json()["error"]) == (400, "at most 100 runs are compared at once, not 101.")
+    monkeypatch.setattr("roll.dashboard.questions._LARGEST_GROUP", 1)
+    group = f"/api/runs/{run}/rollouts/{row_of(1, 'train', 1)}/group"
+    assert [one["rollout_id"] for one in client.get(group).json()["rows"]] == ["2.0"]
+    monkeypatch.undo()
+    monkeypatch.setattr("roll.dashboard.web._MOST_GROUP_CHARACTERS", 10)
+    assert [len(one["text"]) for one in client.get(group).json()["rows"]] == [5, 5]
+    (path / "calibration").mkdir()
+    for number in range(60):
+        (path / "calibration" / f"{number:02}.yaml").write_text("x")
+    (path / "plan.txt").write_text("x" * (2**20 + 1))
+    assert len(client.get(f"/api/runs/{run}/plan").json()["items"]) == 50
+
+
+@pytest.mark.parametrize("column", ["uid", "answer", "turns", "components", "policy_versions", "token_ids"])
+def test_a_row_with_values_of_another_type_is_refused_with_the_reason(make_run: MakeRun, column: str) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    table = pq.read_table(file)
+    place = table.schema.get_field_index(column)
+    pq.write_table(table.set_column(place, column, pa.array([b"\xff"] * len(table))), file)
+    client = client_of(path)
+    (run,) = ids(client).values()
+    one = f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}"
+    answer = client.get(one)
+    assert answer.status_code == 404 and "'step-000002.parquet' is no file of rollouts" in answer.json()["error"]
+
+
+@pytest.mark.parametrize("column", ["token_ids", "policy_versions", "turns", "branches"])
+def test_a_list_with_entries_left_out_is_refused_with_the_reason(make_run: MakeRun, column: str) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    table = pq.read_table(file)
+    place = table.schema.get_field_index(column)
+    field = table.schema.field(column)
+    pq.write_table(table.set_column(place, field, pa.array([[None]] * len(table), field.type)), file)
+    client = client_of(path)
+    (run,) = ids(client).values()
+    answer = client.get(f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}")
+    assert (answer.status_code, answer.json()["error"]) == (404, f"'{column}' has entries without a value.")
+
+
+def test_failures_are_of_the_step_of_their_file_whatever_stands_in_it(make_run: MakeRun) -> None:
+    path = make_run()
+    file = path / "rollouts" / "step-000002.parquet"
+    table = pq.read_table(file)
+    pq.write_table(table.set_column(0, "step", pa.array(["x"] * len(table))), file)
+    client = client_of(path)
+    (run,) = ids(client).values()
+    (failure,) = strict(client.get(f"/api/runs/{run}/health"))["failures"]
+    assert (failure["count"], failure["first_step"], failure["last_step"]) == (3, 1, 3)
 
 
 def test_hostile_names_of_runs_are_only_names(make_run: MakeRun, tmp_path: Path) -> None:

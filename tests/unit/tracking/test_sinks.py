@@ -363,6 +363,49 @@ def test_a_tracker_that_cannot_start_is_refused_with_what_to_do() -> None:
         GuardedSink("wandb", fail)
 
 
+def test_only_finite_values_are_sent() -> None:
+    sent: list[Mapping[str, float]] = []
+
+    class Kept(_Blocked):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            sent.append(metrics)
+
+    sink = GuardedSink("kept", Kept)
+    sink.log(1, {"a": 1.0, "b": math.inf, "c": math.nan})
+    sink.close()
+    assert sent == [{"a": 1.0}]
+
+
+def test_a_tracker_that_is_left_behind_at_the_end_is_counted_once() -> None:
+    blocked = _Blocked()
+    sink = GuardedSink("slow", lambda: blocked, close_limit_s=0.05)
+    sink.log(1, {"a": 1.0})
+    sink.close()
+    assert sink.num_failures == 1
+    blocked.free.set()
+
+
+def test_a_client_that_would_end_the_process_is_a_failure_like_others() -> None:
+    class Leaving(_Blocked):
+        def log(self, step: int, metrics: Mapping[str, float]) -> None:
+            self.steps.append(step)
+            sys.exit("no space left")
+
+    leaving = Leaving()
+    sink = GuardedSink("leaving", lambda: leaving, close_limit_s=10)
+    sink.log(1, {"a": 1.0})
+    sink.log(2, {"a": 1.0})
+    sink.settle()
+    sink.close()
+    assert (leaving.steps, sink.num_failures) == ([1, 2], 2)
+
+    def leave() -> Any:
+        sys.exit("log in first")
+
+    with pytest.raises(ConfigError, match=r"tracking\.swanlab: .*SystemExit: log in first"):
+        GuardedSink("swanlab", leave)
+
+
 def test_a_tracker_that_does_not_answer_is_refused_after_a_while() -> None:
     never = threading.Event()
 

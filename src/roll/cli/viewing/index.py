@@ -110,17 +110,26 @@ class RolloutFile:
         """What can be read of one rollout; with `tokens` its tokens instead.
 
         Raises:
-            UserError: as `rows`.
+            UserError: as `rows`; or the file has become shorter, as by a resume.
         """
-        return self._table(_TOKENS if tokens else _IN_FULL).slice(number, 1).to_pylist()[0]
+        found = self._table(_TOKENS if tokens else _IN_FULL).slice(number, 1).to_pylist()
+        if not found:
+            raise UserError(f"'{self.path}' holds fewer rollouts than before: read the files again.")
+        return found[0]
 
     def _table(self, columns: list[str]) -> pa.Table:
+        """Columns, of the types that a run writes."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        from roll.tracking.rollout_table import rollout_schema
+
         try:
-            return pq.read_table(self.path, columns=columns, partitioning=None)
-        except (OSError, pa.ArrowException, ValueError) as error:
+            table = pq.read_table(self.path, columns=columns, partitioning=None).select(columns)
+            table = table.cast(pa.schema([rollout_schema().field(name) for name in columns]), safe=False)
+            table.validate(full=True)  # of texts, whether they are UTF-8
+            return table
+        except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
             first = shortened((str(error).splitlines() or [""])[0], 200)
             raise UserError(f"'{self.path}' holds no rollouts that can be read: {first}") from error
 

@@ -262,8 +262,8 @@ def described(rollout: dict[str, Any]) -> Text:
         if rollout.get(name) not in (None, ""):
             text.append(f"{name} ", style="dim").append(f"{shortened(str(rollout[name]), 500)}  ")
     for name, value in rollout.get("components") or ():
-        text.append(f"{shortened(str(name), 60)} ", style="dim").append(f"{value:.3g}  ")
-    for message in rollout.get("messages") or ():
+        text.append(f"{shortened(str(name), 60)} ", style="dim").append("–  " if value is None else f"{value:.3g}  ")
+    for message in filter(None, rollout.get("messages") or ()):
         text.append(f"\n\n{shortened(str(message['role']), 40)}\n", style="bold blue")
         text.append(shortened(message["content"] or "", MOST_CHARACTERS))
     text.append("\n\nanswer of the model\n", style="bold green")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,7 +78,7 @@ def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[li
     logprobs, versions = rollout.get("logprobs") or [], rollout.get("policy_versions") or []
     lines = []
     for place, token in enumerate(ids):
-        logprob = logprobs[place] if place < len(logprobs) else math.nan
+        logprob = _number(logprobs, place)
         share = math.exp(min(0.0, logprob)) if logprob == logprob else math.nan
         style = "bold red" if share < 0.05 else "yellow" if share < 0.5 else ""
         text = printable(spelt(token)).replace("\n", "⏎").replace("\t", "⇥")
@@ -93,6 +93,11 @@ def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[li
             ]
         )
     return lines
+
+
+def _number(values: Sequence[float | None], place: int) -> float:
+    value = values[place] if place < len(values) else None
+    return math.nan if value is None else value
 
 
 def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:

@@ -26,6 +26,7 @@ _KEPT = (
     "training.num_steps",
 )
 """Written even where they are ROLL's defaults: what a reader looks for first."""
+_LONGEST_LINE = 1000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +56,10 @@ class Converted:
 
     def yaml(self) -> str:
         """The file, with what was lost in comments at its head."""
-        lines = [f"# Converted from {self.source} by `roll config`."]
+        lines = [f"Converted from {self.source} by `roll config`."]
         if self.lost:
-            lines += ["# Not converted:", *(f"#   {said.key}: {said.text}" for said in self.lost)]
-        return "\n".join([*lines, dump(self.tree)])
+            lines += ["Not converted:", *(f"  {said.key}: {said.text}" for said in self.lost)]
+        return "\n".join([*(f"# {_one_line(line)}" for line in lines), dump(self.tree)])
 
     def report(self) -> str:
         """One line for every key of the file, and for defaults of the other library that matter."""
@@ -76,7 +77,13 @@ class Converted:
                 f"  {said.key}={show(said.value)}{'' if said.given else ' (its default)'}: {said.text}"
                 for said in found
             ]
-        return "\n".join(lines)
+        return "\n".join(map(_one_line, lines))
+
+
+def _one_line(text: str) -> str:
+    """What a foreign file says, on one line: it can neither leave a comment nor act on a terminal."""
+    text = text[:_LONGEST_LINE]
+    return text if text.isprintable() else repr(text)[1:-1]
 
 
 @dataclass(slots=True)

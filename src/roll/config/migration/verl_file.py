@@ -18,6 +18,8 @@ __all__ = ["left_to_the_shell", "read_keys"]
 
 _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
+_LONGEST = 100_000
+"""Of a value: variables of variables would otherwise fill the memory from a few lines."""
 _USE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
 _SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _HOME = "HOME"
@@ -88,26 +90,31 @@ def _overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
         found = _OVERRIDE.match(word)
         if found is None:
             if assigned := _VARIABLE.match(word):
-                variables[assigned[1]] = _substituted(assigned[2], variables)
+                variables[assigned[1]] = _substituted(assigned[2], variables, name)
             continue
-        value = _substituted(found[2], variables)
+        value = _substituted(found[2], variables, name)
         try:
             yield found[1], parse(value, name)[0]
         except ConfigError:
             yield found[1], value
 
 
-def _substituted(text: str, variables: Mapping[str, str]) -> str:
+def _substituted(text: str, variables: Mapping[str, str], name: str) -> str:
     """`$NAME` of variables that the script sets, and sums of whole numbers; others stay as they are written."""
+    left = _LONGEST
 
     def value(use: re.Match[str]) -> str:
-        name = use[1] or use[3]
         default = use[2] if use[2] is not None else use[0]
-        return variables.get(name, default)
+        found = variables.get(use[1] or use[3], default)
+        nonlocal left
+        left -= len(found)
+        if left < 0:
+            raise ConfigError(f"{name}: a value of more than {_LONGEST} characters: this is not a script of verl.")
+        return found
 
     def number(found: re.Match[str]) -> str:
         inner = re.sub(
-            r"\b[A-Za-z_]\w*\b", lambda name: f"({variables.get(name[0], name[0])})", _USE.sub(value, found[1])
+            r"\b[A-Za-z_]\w*\b", lambda word: f"({variables.get(word[0], word[0])})", _USE.sub(value, found[1])
         )
         try:
             return str(_computed(ast.parse(inner, mode="eval").body))

@@ -69,7 +69,9 @@ class GuardedSink:
             self._sink = opened.result(open_limit_s)
         except ConfigError:
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not isinstance(error, Exception) and not opened.done():  # Ctrl-C here, not the client's own end
+                raise
             late = isinstance(error, TimeoutError) and not opened.done()
             why = f"no answer in {open_limit_s:g} s" if late else f"{type(error).__name__}: {str(error).rstrip('.')}"
             raise ConfigError(
@@ -120,10 +122,10 @@ class GuardedSink:
         while (call := self._calls.get()) is not None:
             try:
                 call()
-            except Exception as error:
+            except BaseException as error:  # some clients call `sys.exit`
                 self._failed(f"{type(error).__name__}: {error}", error)
 
-    def _failed(self, why: str, error: Exception | None = None) -> None:
+    def _failed(self, why: str, error: BaseException | None = None) -> None:
         with self._counting:
             self.num_failures += 1
             level = logging.WARNING if self.num_failures == 1 else logging.INFO

@@ -164,3 +164,18 @@ def test_one_clip_for_both_sides_counts_only_where_a_side_has_none(tmp_path, ove
     sides = f"{clip}{overrides.format(clip)}" if overrides else ""
     _, config = converted(tmp_path, f"{SCRIPT.replace('$@', '')} \\\n {clip}=0.3 {sides}")
     assert (config.algorithm.gate.low, config.algorithm.gate.high) == (low, high)
+
+
+def test_what_a_key_is_called_stays_in_its_comment(tmp_path):
+    hostile = '"a\\nname: other": 1\n"b\\x1b[2J\\u202e": 1\n"%s": 1\n' % ("c" * 1000)
+    text = f"trainer:\n  total_training_steps: 5\nactor_rollout_ref:\n  rollout:\n    n: 8\n{hostile}"
+    result, _ = converted(tmp_path, text, name="x.yaml")
+    assert "\nname: other" not in result.yaml()
+    for shown in (result.yaml(), result.report()):
+        assert shown.replace("\n", "").isprintable() and len(max(shown.splitlines(), key=len)) < 1100
+
+
+def test_variables_of_variables_do_not_fill_the_memory(tmp_path):
+    lines = ["a0=xxxxxxxxxx", *(f"a{i}={f'$a{i - 1}' * 10}" for i in range(1, 12))]
+    with pytest.raises(ConfigError, match="more than 100000 characters"):
+        converted(tmp_path, "\n".join([*lines, SCRIPT]))
