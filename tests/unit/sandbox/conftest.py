@@ -103,6 +103,16 @@ async def sandboxes(
             yield manager
 
 
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serviced(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SandboxManager]:
+    """A manager with one idle sandbox of a service."""
+    if reason := missing("service"):
+        pytest.skip(reason)
+    with served(tmp_path_factory.mktemp("service"), "--warm", "1") as (url, token):
+        async for manager in started("service", warm=1, instance=RemoteRuntime(url, token)):
+            yield manager
+
+
 WAYS = ["zygote", pytest.param("bwrap", marks=pytest.mark.slow)] if os.geteuid() == 0 else ["bwrap"]
 """How sandboxes are started: forked from a zygote where root may, and by bwrap."""
 

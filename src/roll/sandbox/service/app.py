@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import AsyncIterator
 
 from fastapi import FastAPI
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp
 from starlette.websockets import WebSocket
 
 from roll.sandbox.service.access import Access
+from roll.sandbox.service.metrics import exposition
+from roll.sandbox.service.routes import add_routes
 from roll.sandbox.service.service import Service
 from roll.version import __version__
 
@@ -43,6 +45,17 @@ def make_app(service: Service) -> ASGIApp:
     @app.get("/health/live", include_in_schema=False)
     def live() -> JSONResponse:
         return JSONResponse({"live": True})
+
+    @app.get("/health/ready")
+    def ready() -> JSONResponse:
+        here = service.ready and any(worker.here for worker in service.board.workers.values())
+        return JSONResponse({"ready": here}, status_code=200 if here else 503)
+
+    @app.get("/metrics", response_class=PlainTextResponse)
+    async def metrics() -> str:
+        return exposition(service.board)
+
+    add_routes(app, service.board)
 
     @app.websocket("/v1/line")
     async def line(socket: WebSocket) -> None:
