@@ -85,6 +85,45 @@ def serve(
     serve_sandboxes(settings, host, port, certificate=certificate, key=key, say=click.echo, insecure=insecure)
 
 
+@sandbox.command()
+@click.option("--join", "url", metavar="URL", required=True, help="Of the service, as `roll sandbox serve` printed it.")
+@click.option("--token", envvar="ROLL_SANDBOX_TOKEN", required=True, help="Of scope worker; or ROLL_SANDBOX_TOKEN.")
+@click.option("--name", default=None, help="By which the service knows it again; else a new one.")
+@click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates.")
+@click.option("--warm", type=click.IntRange(min=0), default=None, help="Sandboxes to start in advance.")
+@click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
+@click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
+def worker(
+    url: str,
+    token: str,
+    name: str | None,
+    runtime: str,
+    warm: int | None,
+    max_sandboxes: int,
+    mounts: tuple[str, ...],
+    ca_file: str | None,
+) -> None:
+    """Run sandboxes on this machine for a service elsewhere."""
+    import asyncio
+    import secrets
+
+    from roll.sandbox import SandboxManager
+    from roll.sandbox.worker import Joined, Worker
+
+    async def work() -> None:
+        async with SandboxManager(runtime, warm=warm, max_sandboxes=max_sandboxes) as manager:
+            held = Worker(manager, mounts=mounts)
+            known = name or f"worker-{secrets.token_hex(6)}"
+            click.echo(f"Worker {known} for {url}   (Ctrl-C ends it)")
+            try:
+                await Joined(held, url, token, name=known, capacity=max_sandboxes, ca_file=ca_file).serve()
+            finally:
+                await held.close()
+
+    asyncio.run(work())
+
+
 @sandbox.group()
 def token() -> None:
     """Who may use a service. Tokens are kept as digests: each is shown once, when it is made."""

@@ -58,6 +58,8 @@ class _Sent:
         self.messages: list[Message] = []
         self.have = 0
         self.answered = 0
+        self.asked_at = -1
+        """With how many pieces the rest was asked for again."""
         self.kept_bytes: int | None = 0
         """`None`: too much to keep."""
 
@@ -137,17 +139,26 @@ class RemoteConnection:
                 sent.have += 1
                 sent.job.add({"stdout": ord("o"), "stderr": ord("e")}.get(message["stream"], ord("r")), message["data"])
             elif message["n"] > sent.have:
-                self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
+                self._ask_again(name, sent)
         elif op == "used":
             if message["n"] > sent.answered:
                 sent.answered = message["n"]
                 sent.job.used(message["used_s"])
         elif op == "end":
-            missing = message["pieces"] - sent.have
-            lost = SandboxLostError("a program has ended, and its output is no longer kept") if missing > 0 else ""
-            self._finish(name, None if lost else message["end"], lost)
+            if message["pieces"] > sent.have:
+                self._ask_again(name, sent)
+            else:
+                self._finish(name, message["end"], "")
         else:
             self._finish(name, None, failure_of(message))
+
+    def _ask_again(self, name: str, sent: _Sent) -> None:
+        """For output that a worker said while it had no line."""
+        if not sent.messages:
+            self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
+        elif sent.asked_at < sent.have:
+            sent.asked_at = sent.have
+            self._line.send({**sent.messages[0], "have": sent.have})
 
     def _finish(self, name: str, end: dict[str, Any] | None, error: str | Exception) -> None:
         self._counts.pop(name, None)

@@ -20,7 +20,7 @@ from roll.sandbox.service.sockets import Channel
 from roll.sandbox.service.store import Store
 from roll.sandbox.service.switchboard import ClientLine, Switchboard
 from roll.sandbox.service.tokens import Identity, Tokens
-from roll.sandbox.wire import Message, check_name, checked
+from roll.sandbox.wire import Message, check_name, checked, spec_said
 from roll.sandbox.worker import Worker
 
 __all__ = ["Service"]
@@ -159,9 +159,11 @@ class Service:
         channel.send({"op": "welcome"})
         for entry in held(board, link):
             if entry.place in holds:
-                entry.state, entry.traits = "running", holds[entry.place]["traits"]
+                board.found(entry, holds[entry.place]["traits"], holds[entry.place]["programs"])
             elif entry.state == "running":
-                lose(board, entry, f"its worker '{name}' started again without it")
+                lose(board, entry, f"its worker '{name}' came back without it")
+            else:
+                channel.send({"op": "create", "sandbox": entry.place, "spec": spec_said(entry.spec)})
         for place in holds:
             if place not in board.entries or board.entries[place].worker is not link:
                 channel.send({"op": "stop", "sandbox": place})

@@ -296,6 +296,15 @@ class Switchboard:
         for line in list(entry.lines):
             line.deliver(message)
 
+    def found(self, entry: Entry, traits: dict[str, Any], known: list[str]) -> None:
+        """A worker came back with it; programs that it does not know never came to it, or were forgotten."""
+        self.hear({"op": "created", "sandbox": entry.place, "traits": traits})
+        sent_soon = {message.get("id") for message in entry.worker.waiting}
+        for name, program in list(entry.programs.items()):
+            if program.recorded and not program.over and program.waiting is None and name not in {*known, *sent_soon}:
+                lost = SandboxLostError("the line to the worker broke, and nobody knows what became of the program")
+                self.hear({**failure_said(lost), "op": "error", "sandbox": entry.place, "id": name})
+
     # --- bookkeeping
 
     def restore(self, row: dict[str, Any], *, lost: bool) -> None:

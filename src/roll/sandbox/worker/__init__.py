@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roll.sandbox.worker.joining import Joined
 from roll.sandbox.worker.worker import Worker
 
-__all__ = ["Worker"]
+__all__ = ["Joined", "Worker"]

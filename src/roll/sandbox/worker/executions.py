@@ -187,9 +187,9 @@ class Executions:
             gone = self._known.pop(self._kept.popleft(), None)
             self._kept_bytes -= sum(len(chunk.data) for chunk in gone.chunks) if gone is not None else 0
 
-    def running(self) -> list[str]:
-        """Names of what has not ended."""
-        return [name for name, execution in self._known.items() if execution.ended is None]
+    def names(self) -> list[str]:
+        """Of what runs, and what has ended and is kept."""
+        return list(self._known)
 
     def unheard(self) -> list[Message]:
         """Ends that are still kept, for a server that may not have heard them."""

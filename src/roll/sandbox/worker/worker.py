@@ -129,9 +129,12 @@ class Worker:
         why = held.executions.why or SandboxLostError("the sandbox ended unexpectedly")
         self.tell({"op": "gone", "sandbox": place, **failure_said(why)})
 
-    def holds(self) -> dict[str, list[str]]:
-        """Every sandbox here, with the names of its programs that run."""
-        return {place: held.executions.running() for place, held in self._held.items()}
+    def holds(self) -> dict[str, Message]:
+        """Every sandbox here, and its programs whose end is not forgotten."""
+        return {
+            place: {"traits": held.sandbox.traits, "programs": held.executions.names()}
+            for place, held in self._held.items()
+        }
 
     def unheard(self) -> list[Message]:
         """Ends of programs that a server may not have heard."""
