@@ -90,7 +90,7 @@ class Quotas:
             if most is not None and have + more > most:
                 raise SandboxQuotaError(
                     f"'{owner}' has {have:,} {what} of {most:,}, and asks for {more:,} more: stop some, or have the "
-                    "quota raised (`roll sandbox quota`)."
+                    "quota raised (`roll sandbox serve --owner-sandboxes`)."
                 )
         if quota.cpu_s is not None and limits.cpu_s is not None and limits.cpu_s > quota.cpu_s:
             raise SandboxQuotaError(
