@@ -65,7 +65,7 @@ class Access:
             return
         refusal = None if scope["path"] == _OPEN else await self._refusal(scope)
         if scope["type"] == "websocket":
-            await (self._refuse_socket(refusal, receive, send) if refusal else self._app(scope, receive, send))
+            await (_refuse_socket(receive, send) if refusal else self._app(scope, receive, send))
             return
         if refusal is None:
             length = Headers(scope=scope).get("content-length", "0")
@@ -125,16 +125,11 @@ class Access:
 
         return bounded
 
-    async def _refuse_socket(self, refusal: Response, receive: Receive, send: Send) -> None:
-        await receive()
-        await send(
-            {
-                "type": "websocket.http.response.start",
-                "status": refusal.status_code,
-                "headers": [(b"content-type", b"application/json")],
-            }
-        )
-        await send({"type": "websocket.http.response.body", "body": bytes(refusal.body)})
+
+async def _refuse_socket(receive: Receive, send: Send) -> None:
+    """403, whatever the reason: before a WebSocket is accepted the server has no other word for it."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1008})
 
 
 def _with_headers(send: Send) -> Send:
