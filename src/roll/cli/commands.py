@@ -16,6 +16,7 @@ from roll.cli.environments import env
 from roll.cli.init import init
 from roll.cli.looking import chat, compare, view
 from roll.cli.migration import from_trl, from_verl
+from roll.cli.sandboxes import sandbox
 
 if TYPE_CHECKING:
     from roll.tracking import Summary
@@ -322,7 +323,7 @@ def reward_test(
     return score_file(file, config, overrides, named, jobs=jobs, limit=limit, as_json=as_json)
 
 
-for command in (env, view, chat, compare, doctor, init):
+for command in (env, view, chat, compare, doctor, sandbox, init):
     roll.add_command(command)
 
 

@@ -2,6 +2,8 @@
 
 async with SandboxManager() as sandboxes:
     result = await sandboxes.execute(PythonCode(source="print(input())", stdin=b"1\\n", cpu_s=2.0))
+
+`connect(url, token)` gives the same manager for sandboxes of a service (`roll sandbox serve`).
 """
 
 from __future__ import annotations
@@ -9,12 +11,19 @@ from __future__ import annotations
 from roll.sandbox.agent_sandbox import Job, Sandbox, Session
 from roll.sandbox.errors import (
     OversizedUploadError,
+    SandboxAccessError,
     SandboxError,
+    SandboxExpiredError,
+    SandboxLostError,
     SandboxPathError,
+    SandboxQuotaError,
+    SandboxRequestError,
     SandboxUnavailableError,
+    UnknownSandboxError,
     UntrustedCodeError,
 )
 from roll.sandbox.manager import SandboxManager
+from roll.sandbox.remote import connect
 from roll.sandbox.runtime import Runtime
 from roll.sandbox.types import (
     Chunk,
@@ -44,12 +53,19 @@ __all__ = [
     "PythonCode",
     "Runtime",
     "Sandbox",
+    "SandboxAccessError",
     "SandboxError",
+    "SandboxExpiredError",
+    "SandboxLostError",
     "SandboxManager",
     "SandboxPathError",
+    "SandboxQuotaError",
+    "SandboxRequestError",
     "SandboxSpec",
     "SandboxUnavailableError",
     "Session",
     "Snapshot",
+    "UnknownSandboxError",
     "UntrustedCodeError",
+    "connect",
 ]

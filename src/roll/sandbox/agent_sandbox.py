@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Self
 
 from roll.sandbox import file_programs
-from roll.sandbox.connection import AgentConnection, AgentJob
+from roll.sandbox.connection import AgentJob, Connection
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxPathError
 from roll.sandbox.requests import check_texts, run_request
@@ -44,10 +44,20 @@ class Job:
     def __init__(self, sandbox: Sandbox, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox
         self._job = job
-        self._give_up = asyncio.get_running_loop().call_later(wall_s + SILENCE_S, self._abandon)
+        self._give_up: asyncio.TimerHandle | None = None
         self._silent = False
         self._result: ExecutionResult | None = None
-        job.end.add_done_callback(lambda _: self._give_up.cancel())
+        self._be_patient(wall_s)
+        job.end.add_done_callback(lambda _: self._be_patient(None))
+
+    def _be_patient(self, wall_s: float | None) -> None:
+        """Give the agent this long, and the time that it may be silent, from now on; `None`: for good."""
+        if self._give_up is not None:
+            self._give_up.cancel()
+            self._give_up = None
+        if wall_s is not None and self._sandbox.silence_s is not None:
+            loop = asyncio.get_running_loop()
+            self._give_up = loop.call_later(wall_s + self._sandbox.silence_s, self._abandon)
 
     def _abandon(self) -> None:
         self._silent = True
@@ -70,10 +80,8 @@ class Job:
         Raises:
             SandboxError: the sandbox broke.
         """
-        self._give_up.cancel()
         counted = self._job.bound(wall_s, cpu_s)
-        if not self.done():
-            self._give_up = asyncio.get_running_loop().call_later(wall_s + SILENCE_S, self._abandon)
+        self._be_patient(None if self.done() else wall_s)
         used_s = await counted
         return (await self.wait()).cpu_s if used_s is None else used_s
 
@@ -113,6 +121,26 @@ class Job:
             self._result = self._interpret(end, limits)
         return self._result
 
+    async def report(self) -> dict[str, Any]:
+        """Its end in the words of an agent: a `Job` on another host that is told this has the same result.
+
+        Raises:
+            SandboxError: the sandbox broke.
+        """
+        result = await self.wait()
+        said = self._job.end.result() if self._job.end.exception() is None else {}
+        limits = said.get("limits", ()) if said else [limit.value for limit in result.limits_hit]
+        return {
+            "code": int(said.get("code", 255)),
+            "signal": int(said.get("signal", 0)),
+            "limits": [Limit(name).value for name in limits],
+            "counted": sorted(limit.value for limit in result.limits_hit),
+            "wall_s": result.wall_s,
+            "cpu_s": result.cpu_s,
+            "peak": result.peak_memory_bytes,
+            "closed": self.closed_session,
+        }
+
     def _interpret(self, end: dict[str, Any], limits: set[Limit]) -> ExecutionResult:
         limits |= {Limit(name) for name in end.get("limits", ())}
         code = int(end.get("code", 255))
@@ -147,11 +175,14 @@ class Sandbox:
     `async with` closes it at the end. The manager, which uses it again, asks for more than callers do.
     """
 
+    silence_s: float | None = SILENCE_S
+    """How long after a program's time its agent may be silent before it is ended; `None`: another host counts."""
+
     def __init__(
         self,
         spec: SandboxSpec,
         settings: dict[str, Any],
-        connection: AgentConnection,
+        connection: Connection,
         *,
         destroy: Callable[[], None],
         ended: asyncio.Future[None],
@@ -161,6 +192,8 @@ class Sandbox:
         self.spec = spec
         self.home: str = settings["home"]
         """Where relative paths begin, and where programs start."""
+        self.traits = {name: settings[name] for name in ("home", "isolated", "mount_space")}
+        """What of it depends on the runtime."""
         self._namespaces: bool = settings["mount_space"]
         # Without isolation /tmp is the host's.
         self._places = (f"home={self.home}", "tmp=/tmp") if settings["isolated"] else (f"home={self.home}",)
@@ -204,15 +237,15 @@ class Sandbox:
         Raises:
             SandboxError: the sandbox broke: not the program's doing.
         """
-        return await self._finish(self._start(program))
+        return await self._finish(self.begin(program))
 
     async def start_fresh(self, program: Program) -> Job:
         """Start it in namespaces and files of its own, of which nothing remains, or as all there is in this sandbox."""
-        return self._start(program, alone=True)
+        return self.begin(program, alone=True)
 
     async def start(self, program: Program) -> Job:
         """Start a program in this sandbox, beside others; what it starts may outlive it."""
-        return self._start(program)
+        return self.begin(program)
 
     async def _finish(self, job: Job) -> ExecutionResult:
         try:
@@ -221,7 +254,8 @@ class Sandbox:
             job.kill()
             raise
 
-    def _start(self, program: Program, *, alone: bool = False) -> Job:
+    def begin(self, program: Program, *, alone: bool = False) -> Job:
+        """The same at once: `start`, and, where it is `alone`, `start_fresh`."""
         request = run_request(program, self.spec.limits, alone=alone, fresh=alone and self._namespaces)
         stdin = b"" if program.interactive else program.stdin
         job = Job(self, self._connection.submit("run", request, stdin, request["output_bytes"]), request["wall_s"])
@@ -300,7 +334,7 @@ class Sandbox:
 class Session:
     """A shell that keeps its directory, variables, functions and jobs between commands."""
 
-    def __init__(self, sandbox: Sandbox, connection: AgentConnection, channel: int) -> None:
+    def __init__(self, sandbox: Sandbox, connection: Connection, channel: Any) -> None:
         self._sandbox = sandbox
         self._connection = connection
         self._channel = channel

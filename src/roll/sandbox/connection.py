@@ -14,12 +14,12 @@ import json
 import marshal
 from collections import deque
 from collections.abc import AsyncIterator, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from roll.sandbox.errors import SandboxError
 from roll.sandbox.types import Chunk
 
-__all__ = ["AgentConnection", "AgentJob"]
+__all__ = ["AgentConnection", "AgentJob", "Connection"]
 
 _STREAMS = {ord("o"): "stdout", ord("e"): "stderr", ord("r"): "result"}
 _END, _USED = ord("x"), ord("u")
@@ -27,10 +27,36 @@ _MAX_FRAME_BYTES = 2**20
 _DATA_BYTES = 2**20
 
 
+class Connection(Protocol):
+    """A way to one agent: straight to it, or through a service (`remote`). Channels are names that it gave."""
+
+    lost: bool
+
+    def configure(self, settings: dict[str, Any]) -> AgentJob:
+        """See `AgentConnection.configure`."""
+        ...
+
+    def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
+        """See `AgentConnection.submit`."""
+        ...
+
+    def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+        """See `AgentConnection.again`."""
+        ...
+
+    def send(self, *message: Any) -> None:
+        """See `AgentConnection.send`."""
+        ...
+
+    def close(self) -> None:
+        """See `AgentConnection.close`."""
+        ...
+
+
 class AgentJob:
     """What one channel brings."""
 
-    def __init__(self, connection: AgentConnection, channel: int, output_bytes: int) -> None:
+    def __init__(self, connection: Connection, channel: Any, output_bytes: int) -> None:
         self.channel = channel
         self.chunks: list[Chunk] = []
         self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
@@ -46,13 +72,14 @@ class AgentJob:
             self._left -= len(data)
             self._news.set()
 
-    def finish(self, end: dict[str, Any] | None, reason: str = "") -> None:
+    def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
         """The last thing that happens to a job."""
         if not self.end.done():
             if end is not None and "error" not in end:
                 self.end.set_result(end)
             else:
-                self.end.set_exception(SandboxError(str(end["error"]) if end else reason))
+                why = str(end["error"]) if end else reason
+                self.end.set_exception(SandboxError(why) if isinstance(why, str) else why)
                 self.end.exception()  # whoever waits gets it; nobody else is told
         self.used(None, len(self._asked))
         self._news.set()

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from roll.errors import InfraError, RollError, UserError
 
-__all__ = ["OversizedUploadError", "SandboxError", "SandboxPathError", "SandboxUnavailableError", "UntrustedCodeError"]
+__all__ = [
+    "OversizedUploadError",
+    "SandboxAccessError",
+    "SandboxError",
+    "SandboxExpiredError",
+    "SandboxLostError",
+    "SandboxPathError",
+    "SandboxQuotaError",
+    "SandboxRequestError",
+    "SandboxUnavailableError",
+    "UnknownSandboxError",
+    "UntrustedCodeError",
+]
 
 
 class SandboxUnavailableError(UserError):
@@ -17,6 +29,30 @@ class UntrustedCodeError(UserError):
 
 class SandboxError(InfraError):
     """A sandbox broke or could not be started: not the program's doing. The work may be issued again."""
+
+
+class SandboxLostError(SandboxError):
+    """A service lost a sandbox, or what a program in it came to: nobody knows how it ended, and it is not run again."""
+
+
+class SandboxExpiredError(SandboxError):
+    """A sandbox reached the end of the lifetime that it was given."""
+
+
+class UnknownSandboxError(SandboxError):
+    """A service has no such sandbox for this owner: never, or no more."""
+
+
+class SandboxAccessError(UserError):
+    """A service refuses a token, or what it was used for."""
+
+
+class SandboxQuotaError(UserError):
+    """More than an owner may have of a service."""
+
+
+class SandboxRequestError(UserError):
+    """A service does not understand a request, or never does what it asks for."""
 
 
 class SandboxPathError(RollError, OSError):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
-from collections.abc import AsyncIterator
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +17,7 @@ import pytest_asyncio
 
 from roll.sandbox import Limits, SandboxManager, SandboxSpec, SandboxUnavailableError
 from roll.sandbox.bubblewrap import BubblewrapRuntime
+from roll.sandbox.remote import RemoteRuntime
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=128 * 2**20, disk_bytes=16 * 2**20, file_size_bytes=8 * 2**20, max_files=512)
 IMAGE = os.environ.get("ROLL_TEST_IMAGE", "python:3.11-slim")
@@ -22,7 +27,7 @@ IMAGE = os.environ.get("ROLL_TEST_IMAGE", "python:3.11-slim")
 @functools.cache
 def missing(runtime: str) -> str:
     """Why tests of this runtime cannot run here; empty if they can."""
-    if runtime == "bubblewrap" and not shutil.which("bwrap"):
+    if runtime in ("bubblewrap", "service") and not shutil.which("bwrap"):
         return "bubblewrap is not installed (scripts/setup.sh says how)"
     if runtime == "docker":
         docker = pytest.importorskip("docker", reason="the Docker SDK is not installed")
@@ -59,11 +64,53 @@ async def started(runtime: str, **settings: object) -> AsyncIterator[SandboxMana
     await manager.close()
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["bubblewrap", "docker", "subprocess"])
-async def sandboxes(request: pytest.FixtureRequest) -> AsyncIterator[SandboxManager]:
-    """A manager of each runtime."""
-    async for manager in started(request.param, warm=1):
-        yield manager
+@contextlib.contextmanager
+def served(directory: Path, *arguments: str) -> Iterator[tuple[str, str]]:
+    """`roll sandbox serve` in a process of its own; its address, and a token for all scopes."""
+    pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+    database = f"sqlite:///{directory}/sandboxes.db"
+    token = roll_sandbox("token", "create", "tester", "--scope", "admin", "--scope", "worker", "--database", database)
+    command = ["serve", "--port", "0", "--database", database, *arguments]
+    with subprocess.Popen([*_ROLL_SANDBOX, *command], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield process.stdout.readline().split()[-1], token
+        finally:
+            process.terminate()
+            process.wait(30)
+
+
+_ROLL_SANDBOX = (sys.executable, "-c", "from roll_rl import main; main()", "sandbox")
+
+
+def roll_sandbox(*arguments: str) -> str:
+    """What the command `roll sandbox …` prints."""
+    return subprocess.run([*_ROLL_SANDBOX, *arguments], check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["bubblewrap", "docker", "subprocess", "service"])
+async def sandboxes(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> AsyncIterator[SandboxManager]:
+    """A manager of each runtime, and one whose sandboxes are those of a service."""
+    if request.param != "service":
+        async for manager in started(request.param, warm=1):
+            yield manager
+        return
+    if reason := missing("service"):
+        pytest.skip(reason)
+    with served(tmp_path_factory.mktemp("service"), "--warm", "1") as (url, token):
+        async for manager in started("service", warm=1, instance=RemoteRuntime(url, token)):
+            yield manager
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def serviced(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SandboxManager]:
+    """A manager with one idle sandbox of a service."""
+    if reason := missing("service"):
+        pytest.skip(reason)
+    with served(tmp_path_factory.mktemp("service"), "--warm", "1") as (url, token):
+        async for manager in started("service", warm=1, instance=RemoteRuntime(url, token)):
+            yield manager
 
 
 WAYS = ["zygote", pytest.param("bwrap", marks=pytest.mark.slow)] if os.geteuid() == 0 else ["bwrap"]

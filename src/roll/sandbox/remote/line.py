@@ -1,0 +1,308 @@
+"""The client's end of a line to a sandbox service: many sandboxes over one connection that may break.
+
+    Sandbox ──► RemoteConnection ──► Line ──► messages ──► service ──► worker ──► agent
+                                      └ keeps what a running program was sent, until it ends: a new connection
+                                        sends it again, and names make sure that nothing happens twice
+
+Invariants: one event loop; every program ends exactly once, with what its worker said or with an error; a program whose
+end nobody knows is lost, never a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from roll.errors import RollError
+from roll.sandbox.agent_sandbox import Sandbox
+from roll.sandbox.connection import AgentJob
+from roll.sandbox.counters import Counters
+from roll.sandbox.errors import SandboxError, SandboxLostError
+from roll.sandbox.types import SandboxSpec
+from roll.sandbox.wire import Message, failure_of, program_said, spec_said
+
+__all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
+
+_KEPT_BYTES = 2**24
+"""Of input of one running program: one that was sent more cannot be found again over another connection."""
+
+
+def new_name() -> str:
+    """A name of a sandbox, program or session."""
+    return uuid.uuid4().hex
+
+
+class RemoteSandbox(Sandbox):
+    """A sandbox of a service; its host counts its time."""
+
+    silence_s = None
+
+    def __init__(self, name: str, *arguments: Any, extend: Callable[[float], None], **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.name = name
+        """By which its owner finds it in the service."""
+        self._extend = extend
+
+    def extend(self, lifetime_s: float) -> None:
+        """Let it live this many seconds from now on, within what the owner may have."""
+        self._extend(lifetime_s)
+
+
+class _Sent:
+    """What a running program was sent, to be sent again."""
+
+    def __init__(self, job: AgentJob) -> None:
+        self.job = job
+        self.messages: list[Message] = []
+        self.have = 0
+        self.answered = 0
+        self.asked_at = -1
+        """With how many pieces the rest was asked for again."""
+        self.kept_bytes: int | None = 0
+        """`None`: too much to keep."""
+
+    def keep(self, message: Message) -> None:
+        """Also this."""
+        size = len(message.get("data", b""))
+        if self.kept_bytes is not None:
+            self.kept_bytes = self.kept_bytes + size if self.kept_bytes + size <= _KEPT_BYTES else None
+        if self.kept_bytes is not None:
+            self.messages.append(message)
+
+
+class RemoteConnection:
+    """What `connection.Connection` asks for, of one sandbox."""
+
+    def __init__(self, line: Line, name: str) -> None:
+        self._line = line
+        self.name = name
+        self.lost = False
+        self.why: RollError = SandboxError("the sandbox has ended")
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sent: dict[str, _Sent] = {}
+        self._counts: dict[str, int] = {}
+
+    def configure(self, settings: dict[str, Any]) -> AgentJob:
+        """Its host has done so."""
+        job = AgentJob(self, "", 0)
+        job.finish({})
+        return job
+
+    def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
+        """Start a program or a session under a new name."""
+        message = {"op": name, "request": program_said(request)}
+        return self._start(message | ({"stdin": stdin} if name == "run" else {}), output_bytes)
+
+    def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+        """A command for a session."""
+        return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
+
+    def _start(self, message: Message, output_bytes: int) -> AgentJob:
+        name = new_name()
+        job = AgentJob(self, name, output_bytes)
+        if self.lost:
+            job.finish(None, self.why)
+            return job
+        sent = self._sent[name] = _Sent(job)
+        message = {**message, "sandbox": self.name, "id": name}
+        try:
+            self._line.send(message)
+        except RollError as error:
+            self._finish(name, None, error)
+        else:
+            sent.keep(message)
+        return job
+
+    def send(self, *message: Any) -> None:
+        """Something for a running program or a session."""
+        op, name, *rest = message
+        if self.lost:
+            return
+        values = dict(zip({"input": ("data",), "bound": ("wall_s", "cpu_s")}.get(op, ()), rest, strict=True))
+        number = self._counts[name] = self._counts.get(name, 0) + 1
+        said = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
+        if name in self._sent:
+            self._sent[name].keep(said)
+        self._line.send(said)
+
+    def receive(self, message: Message) -> None:
+        """From the service, about a program."""
+        name = message["id"]
+        sent = self._sent.get(name)
+        if sent is None:
+            return
+        op = message["op"]
+        if op == "out":
+            if message["n"] == sent.have:
+                sent.have += 1
+                sent.job.add({"stdout": ord("o"), "stderr": ord("e")}.get(message["stream"], ord("r")), message["data"])
+            elif message["n"] > sent.have:
+                self._ask_again(name, sent)
+        elif op == "used":
+            if message["n"] > sent.answered:
+                sent.answered = message["n"]
+                sent.job.used(message["used_s"])
+        elif op == "end":
+            if message["pieces"] > sent.have:
+                self._ask_again(name, sent)
+            else:
+                self._finish(name, message["end"], "")
+        else:
+            self._finish(name, None, failure_of(message))
+
+    def _ask_again(self, name: str, sent: _Sent) -> None:
+        """For output that a worker said while it had no line."""
+        if not sent.messages:
+            self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
+        elif sent.asked_at < sent.have:
+            sent.asked_at = sent.have
+            self._line.send({**sent.messages[0], "have": sent.have})
+
+    def _finish(self, name: str, end: dict[str, Any] | None, error: str | Exception) -> None:
+        self._counts.pop(name, None)
+        self._sent.pop(name).job.finish(end, error)
+
+    def send_again(self) -> None:
+        """All that runs, over a new connection."""
+        for name, sent in list(self._sent.items()):
+            if sent.kept_bytes is None:
+                self._finish(name, None, SandboxLostError("the line broke while a program with much input ran"))
+                continue
+            first, *rest = sent.messages
+            self._line.send({**first, "have": sent.have})
+            for message in rest:
+                self._line.send(message)
+
+    def lose(self, error: RollError) -> None:
+        """The sandbox has gone."""
+        if self.lost:
+            return
+        self.lost, self.why = True, error
+        for name in list(self._sent):
+            self._finish(name, None, error)
+        self._line.forget(self.name)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def close(self) -> None:
+        """Its host ends it; see `Line.stop`."""
+
+
+class Line:
+    """See the module.
+
+    Args:
+        transmit: takes a message for the service, without waiting.
+    """
+
+    def __init__(self, transmit: Callable[[Message], None]) -> None:
+        self._transmit = transmit
+        self._connections: dict[str, RemoteConnection] = {}
+        self._opening: dict[str, tuple[Message, asyncio.Future[Message]]] = {}
+        self._stopping: set[str] = set()
+
+    def send(self, message: Message) -> None:
+        """To the service.
+
+        Raises:
+            OversizedUploadError: it is larger than the service takes.
+        """
+        self._transmit(message)
+
+    async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
+        """A new sandbox.
+
+        Raises:
+            SandboxError: it did not start.
+            SandboxQuotaError: the owner has as many as may be.
+            SandboxRequestError: the service never starts such a one.
+        """
+        message: Message = {"op": "create", "sandbox": new_name(), "spec": spec_said(spec)}
+        return await self._opened(message if lifetime_s is None else {**message, "lifetime_s": lifetime_s}, spec)
+
+    async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
+        """A sandbox that the owner has."""
+        return await self._opened({"op": "attach", "sandbox": name}, spec)
+
+    async def _opened(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
+        name = message["sandbox"]
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._opening[name] = message, answer
+        connection = self._connections[name] = RemoteConnection(self, name)
+        try:
+            self.send(message)
+            traits = await answer
+        except BaseException as error:
+            self.forget(name)
+            if isinstance(error, asyncio.CancelledError):
+                self.send({"op": "stop", "sandbox": name})
+            raise
+        finally:
+            del self._opening[name]
+        return RemoteSandbox(
+            name,
+            spec,
+            traits,
+            connection,
+            destroy=lambda: self.stop(connection),
+            ended=connection.ended,
+            counters=Counters(),
+            extend=lambda lifetime_s: self.send({"op": "extend", "sandbox": name, "lifetime_s": lifetime_s}),
+        )
+
+    def stop(self, connection: RemoteConnection) -> None:
+        """End a sandbox; it has ended when the service says so."""
+        if not connection.lost and connection.name not in self._stopping:
+            self._stopping.add(connection.name)
+            self.send({"op": "stop", "sandbox": connection.name})
+
+    def forget(self, name: str) -> None:
+        """A sandbox that is gone."""
+        self._connections.pop(name, None)
+        self._stopping.discard(name)
+
+    def receive(self, message: Message) -> None:
+        """From the service."""
+        op, name = message["op"], message.get("sandbox", "")
+        connection = self._connections.get(name)
+        if op == "created" or op == "failed":
+            answer = self._opening[name][1] if name in self._opening else None
+            if answer is not None and not answer.done():
+                if op == "created":
+                    answer.set_result(message["traits"])
+                else:
+                    answer.set_exception(failure_of(message))
+            elif op == "failed" and connection is not None:
+                connection.lose(failure_of(message))
+        elif connection is not None:
+            if op == "gone":
+                connection.lose(failure_of(message))
+            else:
+                connection.receive(message)
+
+    def send_again(self) -> None:
+        """Over a new connection: everything whose end has not come."""
+        for message, _ in self._opening.values():
+            self.send(message)
+        for name, connection in list(self._connections.items()):
+            if name in self._opening:
+                continue
+            self.send({"op": "attach", "sandbox": name})
+            connection.send_again()
+            if name in self._stopping:
+                self.send({"op": "stop", "sandbox": name})
+
+    def lose(self, error: RollError) -> None:
+        """There is no further connection."""
+        for _, answer in self._opening.values():
+            if not answer.done():
+                answer.set_exception(error)
+        for connection in list(self._connections.values()):
+            connection.lose(error)
+
+    @property
+    def open(self) -> list[RemoteConnection]:
+        """Of every sandbox that has not ended."""
+        return list(self._connections.values())

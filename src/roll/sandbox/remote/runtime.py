@@ -1,0 +1,212 @@
+"""The `remote` runtime: a service starts the sandboxes, over one WebSocket that is dialled again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ssl
+import time
+from collections import deque
+
+import aiohttp
+
+from roll.sandbox.agent_sandbox import Sandbox
+from roll.sandbox.errors import (
+    OversizedUploadError,
+    SandboxAccessError,
+    SandboxError,
+    SandboxLostError,
+    SandboxUnavailableError,
+)
+from roll.sandbox.remote.line import Line, RemoteSandbox
+from roll.sandbox.types import SandboxSpec
+from roll.sandbox.wire import MAX_MESSAGE_BYTES, Message, decode, encode, failure_of
+
+__all__ = ["RemoteRuntime"]
+
+_PATIENCE_S = 30.0
+"""How long a service may be away before what ran there counts as lost."""
+_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_CLOSE_S = 5.0
+
+
+class RemoteRuntime:
+    """See the module and `runtime.Runtime`.
+
+    Args:
+        url, token, lifetime_s, ca_file: see `connect`.
+        patience_s: how long the service may be away.
+    """
+
+    name = "service"
+    fresh_programs = True
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        lifetime_s: float | None = None,
+        ca_file: str | None = None,
+        patience_s: float = _PATIENCE_S,
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._lifetime_s = lifetime_s
+        self._ca_file = ca_file
+        self._patience_s = patience_s
+        self._line = Line(self._transmit)
+        self._session: aiohttp.ClientSession | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._outgoing: deque[bytes] = deque()
+        self._news = asyncio.Event()
+        self._closed = False
+        self._most = MAX_MESSAGE_BYTES
+
+    async def start(self) -> None:
+        """Dial.
+
+        Raises:
+            SandboxUnavailableError: nobody answers there.
+            SandboxAccessError: the token is refused.
+        """
+        if self._session is not None:
+            return
+        context: ssl.SSLContext | bool = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else True
+        self._session = aiohttp.ClientSession(
+            headers=self._headers, connector=aiohttp.TCPConnector(ssl=context), trust_env=False
+        )
+        try:
+            socket = await self._dial()
+        except BaseException:
+            await self.close()
+            raise
+        self._keeping = asyncio.create_task(self._keep(socket))
+
+    async def _dial(self) -> aiohttp.ClientWebSocketResponse:
+        """A new connection, greeted."""
+        assert self._session is not None
+        try:
+            socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status in (401, 403):
+                raise SandboxAccessError(
+                    f"the sandbox service at {self._url} refuses this token ({error.status}): it is wrong, expired or "
+                    "revoked, or may not run programs. `roll sandbox token create` makes another."
+                ) from None
+            raise SandboxUnavailableError(
+                f"{self._url} answers {error.status} to a client of sandboxes: is `roll sandbox serve` there?"
+            ) from None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise SandboxUnavailableError(
+                f"no sandbox service answers at '{self._url}' ({error}): start one with `roll sandbox serve`."
+            ) from None
+        try:
+            greeting = decode(await socket.receive_bytes(timeout=_CLOSE_S))
+        except (TypeError, TimeoutError, aiohttp.ClientError) as error:
+            await socket.close()
+            raise SandboxUnavailableError(f"{self._url} does not greet a client of sandboxes ({error}).") from None
+        self.fresh_programs = bool(greeting.get("fresh_programs", True))
+        self._most = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
+        return socket
+
+    async def _keep(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
+        """Serve connection after connection, as long as the service comes back in time."""
+        while socket is not None:
+            self._socket = socket
+            writing = asyncio.create_task(self._write(socket))
+            try:
+                await self._read(socket)
+            finally:
+                self._socket = None
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+                await socket.close()
+            self._outgoing.clear()
+            if self._closed:
+                return
+            socket = await self._redial()
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for received in socket:
+            if received.type is aiohttp.WSMsgType.BINARY:
+                message = decode(received.data)
+                if message["op"] == "refused":
+                    self._line.lose(failure_of(message))
+                else:
+                    self._line.receive(message)
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+            while True:
+                while self._outgoing:
+                    await socket.send_bytes(self._outgoing.popleft())
+                self._news.clear()
+                await self._news.wait()
+        await socket.close()
+
+    async def _redial(self) -> aiohttp.ClientWebSocketResponse | None:
+        """Another connection, on which everything that runs has been sent again; `None`: it is over."""
+        until = time.monotonic() + self._patience_s
+        attempt = 0
+        while not self._closed:
+            try:
+                socket = await self._dial()
+            except SandboxUnavailableError as error:
+                if time.monotonic() > until:
+                    self._line.lose(SandboxLostError(f"the sandbox service went away: {error}"))
+                    until = time.monotonic() + self._patience_s
+            except SandboxAccessError as error:
+                self._line.lose(error)
+                return None
+            else:
+                self._line.send_again()
+                return socket
+            await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+            attempt += 1
+        return None
+
+    def _transmit(self, message: Message) -> None:
+        data = encode(message)
+        if len(data) > self._most:
+            raise OversizedUploadError(
+                f"a program, its files or its input have {len(data):,} bytes, and the sandbox service takes "
+                f"{self._most:,} in one message: send less, or raise `--max-message-bytes` of the service."
+            )
+        self._outgoing.append(data)
+        self._news.set()
+
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
+        """Ask for a sandbox."""
+        if self._keeping is None or self._keeping.done():
+            raise SandboxError("the line to the sandbox service was not opened, or is closed")
+        return await self._line.create(spec, lifetime_s=self._lifetime_s)
+
+    async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
+        """A sandbox that this owner has already.
+
+        Raises:
+            UnknownSandboxError: there is none of this name.
+        """
+        return await self._line.attach(name, spec)
+
+    async def close(self) -> None:
+        """End every sandbox of this line, and hang up."""
+        if self._keeping is not None and not self._keeping.done():
+            connections = self._line.open
+            for connection in connections:
+                self._line.stop(connection)
+            if connections:
+                await asyncio.wait([connection.ended for connection in connections], timeout=_CLOSE_S)
+        self._closed = True
+        if self._socket is not None:
+            await self._socket.close()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
+        self._line.lose(SandboxError("the line to the sandbox service is closed"))
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

@@ -1,0 +1,80 @@
+"""What time does: lifetimes end, sandboxes that nobody claims are stopped, workers that stay away are given up."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from roll.sandbox.errors import SandboxLostError
+from roll.sandbox.service.links import WorkerLink
+from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Entry, Switchboard
+from roll.sandbox.wire import failure_said
+
+__all__ = ["Keeper"]
+
+_EVERY_S = 0.5
+_FORGET_EVERY = 120
+
+
+class Keeper:
+    """Looks after a switchboard.
+
+    Args:
+        orphan_s: see `switchboard.ORPHAN_S`.
+        away_s: see `switchboard.AWAY_S`.
+    """
+
+    def __init__(self, board: Switchboard, *, orphan_s: float = ORPHAN_S, away_s: float = AWAY_S) -> None:
+        self._board = board
+        self._orphan_s = orphan_s
+        self._away_s = away_s
+
+    def recover(self, local: str) -> None:
+        """What an earlier server left: its own sandboxes died with it, those of workers may come back."""
+        for row in self._board.records.alive():
+            self._board.restore(row, lost=row["worker"] == local)
+
+    async def watch(self) -> None:
+        """Until it is cancelled."""
+        turns = 0
+        while True:
+            await asyncio.sleep(_EVERY_S)
+            turns += 1
+            self.look(time.time(), time.monotonic())
+            self._board.audit.flush()
+            if turns % _FORGET_EVERY == 0:
+                await asyncio.to_thread(self._board.records.forget)
+
+    def look(self, now: float, monotonic: float) -> None:
+        """Once."""
+        board = self._board
+        for entry in list(board.entries.values()):
+            if entry.stopping:
+                continue
+            if entry.expires <= now:
+                board.stop(entry, expired=True)
+            elif entry.leased and entry.alone_since is not None and monotonic - entry.alone_since > self._orphan_s:
+                board.counts["orphans"] += 1
+                board.stop(entry)
+        for worker in list(board.workers.values()):
+            if not worker.here and monotonic - worker.away_since > self._away_s:
+                give_up(board, worker)
+
+
+def give_up(board: Switchboard, worker: WorkerLink) -> None:
+    """A worker that does not come back: what it held is lost."""
+    del board.workers[worker.name]
+    for entry in held(board, worker):
+        lose(board, entry, f"its worker '{worker.name}' has gone")
+
+
+def lose(board: Switchboard, entry: Entry, why: str) -> None:
+    """A sandbox that is no more, and nobody knows what its programs came to."""
+    said: dict[str, Any] = {"op": "gone", "sandbox": entry.place}
+    board.hear({**said, **failure_said(SandboxLostError(f"the sandbox is lost: {why}"))})
+
+
+def held(board: Switchboard, worker: WorkerLink) -> list[Entry]:
+    """The sandboxes of one worker."""
+    return [entry for entry in board.entries.values() if entry.worker is worker]

@@ -1,0 +1,125 @@
+"""What an owner may have at once, and how much of it is taken."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from roll.sandbox.errors import SandboxQuotaError
+from roll.sandbox.types import SandboxSpec
+
+__all__ = ["Quota", "Quotas"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """Bounds of one owner; `None`: only the machine's."""
+
+    sandboxes: int | None = 1024
+    """Alive at once."""
+    memory_bytes: int | None = None
+    """Limits on memory of all of them together."""
+    disk_bytes: int | None = None
+    """The same of disk."""
+    cpu_s: float | None = None
+    """CPU time that one program may be given."""
+    lifetime_s: float = 24 * 3600.0
+    """Of one sandbox, from any moment."""
+    programs: int | None = 4096
+    """Running at once."""
+    requests_per_s: float = 5000.0
+    """Messages and requests, on average; bursts may be twice as many."""
+
+
+@dataclass
+class _Taken:
+    sandboxes: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    programs: int = 0
+
+
+class Quotas:
+    """See the module.
+
+    Args:
+        default: of owners that none is named for.
+        named: fields of `Quota` by owner, in place of the default's.
+    """
+
+    def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
+        self._default = default
+        known = {field.name for field in fields(Quota)}
+        self._named = {
+            owner: replace(default, **{name: value for name, value in values.items() if name in known})
+            for owner, values in named.items()
+        }
+        self._taken: defaultdict[str, _Taken] = defaultdict(_Taken)
+
+    def of(self, owner: str) -> Quota:
+        """What an owner may have."""
+        return self._named.get(owner, self._default)
+
+    def lifetime_s(self, owner: str, asked_s: float | None, default_s: float) -> float:
+        """How long a sandbox may live.
+
+        Raises:
+            SandboxQuotaError: not as long as is asked for.
+        """
+        most = self.of(owner).lifetime_s
+        if asked_s is not None and asked_s > most:
+            raise SandboxQuotaError(
+                f"a sandbox of '{owner}' was to live {asked_s:g} s and may live {most:g} s: ask for less."
+            )
+        return min(default_s, most) if asked_s is None else asked_s
+
+    def take(self, owner: str, spec: SandboxSpec) -> None:
+        """Count a sandbox in.
+
+        Raises:
+            SandboxQuotaError: the owner has as many as may be.
+        """
+        quota, taken, limits = self.of(owner), self._taken[owner], spec.limits
+        for what, have, more, most in (
+            ("sandboxes", taken.sandboxes, 1, quota.sandboxes),
+            ("bytes of memory", taken.memory_bytes, limits.memory_bytes, quota.memory_bytes),
+            ("bytes of disk", taken.disk_bytes, limits.disk_bytes, quota.disk_bytes),
+        ):
+            if most is not None and have + more > most:
+                raise SandboxQuotaError(
+                    f"'{owner}' has {have:,} {what} of {most:,}, and asks for {more:,} more: stop some, or have the "
+                    "quota raised (`roll sandbox serve --owner-sandboxes`)."
+                )
+        if quota.cpu_s is not None and limits.cpu_s is not None and limits.cpu_s > quota.cpu_s:
+            raise SandboxQuotaError(
+                f"programs of '{owner}' may use {quota.cpu_s:g} s of CPU time, not {limits.cpu_s:g}."
+            )
+        taken.sandboxes += 1
+        taken.memory_bytes += limits.memory_bytes
+        taken.disk_bytes += limits.disk_bytes
+
+    def give_back(self, owner: str, spec: SandboxSpec) -> None:
+        """One that has ended."""
+        taken = self._taken[owner]
+        taken.sandboxes -= 1
+        taken.memory_bytes -= spec.limits.memory_bytes
+        taken.disk_bytes -= spec.limits.disk_bytes
+
+    def begin(self, owner: str) -> None:
+        """Count a program in.
+
+        Raises:
+            SandboxQuotaError: as many as may run at once do.
+        """
+        most = self.of(owner).programs
+        if most is not None and self._taken[owner].programs >= most:
+            raise SandboxQuotaError(
+                f"'{owner}' runs {most:,} programs, which is all that may run at once: wait for some."
+            )
+        self._taken[owner].programs += 1
+
+    def end(self, owner: str, programs: int = 1) -> None:
+        """Programs that have ended."""
+        self._taken[owner].programs -= programs

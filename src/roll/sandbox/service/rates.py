@@ -1,0 +1,41 @@
+"""How often may be asked."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+
+__all__ = ["Rates"]
+
+_MOST = 10_000
+
+
+class Rates:
+    """A bucket for each name, which fills at `per_s` and holds `burst`.
+
+    Args:
+        clock: seconds, never going back.
+    """
+
+    def __init__(self, per_s: float, burst: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_s = per_s
+        self._burst = burst
+        self._clock = clock
+        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
+
+    def wait_s(self, name: str, cost: float = 1.0) -> float:
+        """Take `cost`; how long to wait before it is covered, 0 where it is."""
+        now = self._clock()
+        level, then = self._buckets.get(name, (self._burst, now))
+        level = min(self._burst, level + (now - then) * self._per_s) - cost
+        self._buckets[name] = level, now
+        self._buckets.move_to_end(name)
+        if len(self._buckets) > _MOST:
+            self._buckets.popitem(last=False)
+        return max(0.0, -level / self._per_s)
+
+    def empty(self, name: str) -> bool:
+        """Whether nothing is left."""
+        level, then = self._buckets.get(name, (self._burst, 0.0))
+        return level + (self._clock() - then) * self._per_s < 1.0

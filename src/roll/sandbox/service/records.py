@@ -1,0 +1,121 @@
+"""What the service writes down of sandboxes and programs, and finds again when it starts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from roll.sandbox.service.store import Store
+from roll.sandbox.service.store.tables import executions, owners, sandboxes
+from roll.sandbox.wire import Message
+
+__all__ = ["ALIVE", "Records"]
+
+ALIVE = ("starting", "running")
+_Then: TypeAlias = Callable[[Exception | None], None]
+_KEPT_S = 3600.0
+"""How long what has ended can be asked for."""
+
+_ONE = (sandboxes.c.owner == bindparam("b_owner"), sandboxes.c.name == bindparam("b_name"))
+_OF = (executions.c.owner == bindparam("b_owner"), executions.c.sandbox == bindparam("b_sandbox"))
+_OPENED = insert(sandboxes)
+_RAN = update(sandboxes).where(*_ONE).values(state="running")
+_EXTENDED = update(sandboxes).where(*_ONE).values(expires=bindparam("b_expires"))
+_GONE = (
+    update(sandboxes)
+    .where(*_ONE)
+    .values(state=bindparam("b_state"), ended=bindparam("b_ended"), why=bindparam("b_why"))
+)
+_STARTED = insert(executions)
+_ENDED = (
+    update(executions)
+    .where(*_OF, executions.c.name == bindparam("b_name"), executions.c.state == "running")
+    .values(state=bindparam("b_state"), end=bindparam("b_end"), pieces=bindparam("b_pieces"))
+)
+_LOST = update(executions).where(*_OF, executions.c.state == "running").values(state="lost")
+
+
+class Records:
+    """See the module. Nothing waits for the database but what says so with `then`."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def opened(self, owner: str, name: str, worker: str, spec: dict[str, Any], expires: float, then: _Then) -> None:
+        """A sandbox is about to start."""
+        row = {"owner": owner, "name": name, "worker": worker, "state": "starting", "spec": json.dumps(spec)}
+        self._store.write(_OPENED, {**row, "created": time.time(), "expires": expires, "why": ""}, then)
+
+    def running(self, owner: str, name: str) -> None:
+        """It has started."""
+        self._store.write(_RAN, {"b_owner": owner, "b_name": name})
+
+    def extended(self, owner: str, name: str, expires: float) -> None:
+        """It lives longer, or shorter."""
+        self._store.write(_EXTENDED, {"b_owner": owner, "b_name": name, "b_expires": expires})
+
+    def gone(self, owner: str, name: str, state: str, why: str, then: _Then | None) -> None:
+        """It has ended; what ran in it is lost."""
+        self._store.write(_LOST, {"b_owner": owner, "b_sandbox": name})
+        values = {"b_owner": owner, "b_name": name, "b_state": state, "b_ended": time.time(), "b_why": why}
+        self._store.write(_GONE, values, then)
+
+    def started(self, owner: str, sandbox: str, name: str, then: _Then) -> None:
+        """A program is about to start; refused where the name was used before."""
+        row = {"owner": owner, "sandbox": sandbox, "name": name, "state": "running", "started": time.time()}
+        self._store.write(_STARTED, {**row, "pieces": 0, "output_bytes": 0}, then)
+
+    def ended(self, owner: str, sandbox: str, name: str, said: Message, then: _Then) -> None:
+        """A program's end, as its worker said it."""
+        failed = said["op"] == "error"
+        state = ("lost" if said.get("error") == "lost" else "failed") if failed else "ended"
+        end = {key: value for key, value in said.items() if key not in ("op", "sandbox", "id")}
+        values = {"b_owner": owner, "b_sandbox": sandbox, "b_name": name, "b_state": state, "b_end": json.dumps(end)}
+        self._store.write(_ENDED, {**values, "b_pieces": said.get("pieces", 0)}, then)
+
+    def alive(self) -> list[dict[str, Any]]:
+        """Sandboxes that have not ended, as an earlier server left them."""
+        rows = self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
+        return [{**row, "spec": json.loads(row["spec"])} for row in rows]
+
+    def programs(self, owner: str, sandbox: str) -> dict[str, str]:
+        """Names and states of all programs of one sandbox."""
+        found = select(executions.c.name, executions.c.state).where(
+            executions.c.owner == owner, executions.c.sandbox == sandbox
+        )
+        return {row["name"]: row["state"] for row in self._store.read(found)}
+
+    def sandbox(self, owner: str, name: str) -> dict[str, Any] | None:
+        """One sandbox, also one that has ended."""
+        rows = self._store.read(select(sandboxes).where(sandboxes.c.owner == owner, sandboxes.c.name == name))
+        return {**rows[0], "spec": json.loads(rows[0]["spec"])} if rows else None
+
+    def execution(self, owner: str, sandbox: str, name: str) -> dict[str, Any] | None:
+        """One program: its state, and its end where there is one."""
+        rows = self._store.read(
+            select(executions).where(
+                executions.c.owner == owner, executions.c.sandbox == sandbox, executions.c.name == name
+            )
+        )
+        return {**rows[0], "end": json.loads(rows[0]["end"] or "null")} if rows else None
+
+    def quotas(self) -> dict[str, dict[str, Any]]:
+        """What owners may have, where it is not what all may."""
+        return {row["owner"]: json.loads(row["quota"]) for row in self._store.read(select(owners))}
+
+    def forget(self) -> None:
+        """Delete what ended long ago."""
+        before = time.time() - _KEPT_S
+        old = select(sandboxes.c.owner, sandboxes.c.name).where(sandboxes.c.ended < before)
+        for row in self._store.read(old):
+            values = {"b_owner": row["owner"], "b_sandbox": row["name"]}
+            self._store.write(_FORGET_PROGRAMS, values)
+            self._store.write(_FORGET, {"b_owner": row["owner"], "b_name": row["name"]})
+
+
+_FORGET_PROGRAMS = delete(executions).where(*_OF)
+_FORGET = delete(sandboxes).where(*_ONE)

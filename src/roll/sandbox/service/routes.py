@@ -1,0 +1,207 @@
+"""The routes of `/v1`."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, FastAPI, Path, Query, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from roll.errors import RollError
+from roll.sandbox.errors import SandboxRequestError
+from roll.sandbox.remote.line import RemoteSandbox, new_name
+from roll.sandbox.service.bodies import (
+    CreateBody,
+    ExtendBody,
+    ResultBody,
+    RunBody,
+    SandboxBody,
+    SessionBody,
+    SessionRunBody,
+    result_body,
+)
+from roll.sandbox.service.inside import Inside, Owned
+from roll.sandbox.service.switchboard import Entry, Switchboard
+from roll.sandbox.types import Command, PythonCode, Snapshot
+from roll.sandbox.wire import failure_said, spec_of
+from roll.sandbox.wire.failures import STATUS
+
+__all__ = ["add_routes"]
+
+_NAME = Path(pattern=r"^[A-Za-z0-9_-]{8,64}$")
+Name = Annotated[str, _NAME]
+FilePath = Annotated[str, Query(min_length=1, max_length=4096)]
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_ERROR = {
+    "type": "object",
+    "required": ["error", "message"],
+    "properties": {"error": {"type": "string"}, "message": {"type": "string"}},
+}
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    status: {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
+    for status in (400, 401, 403, 404, 410, 413, 422, 429, 502, 503)
+}
+_LIST = """
+import json, os
+entries = sorted(os.scandir({path!r}), key=lambda entry: entry.name)
+print(json.dumps([[e.name, e.is_dir(follow_symlinks=False), e.stat(follow_symlinks=False).st_size] for e in entries]))
+"""
+"""The listing is the program's word, like all output: a hostile sandbox can lie about its own files only."""
+
+
+def _owned(request: Request) -> Owned:
+    inside: Inside = request.app.state.inside
+    return inside.of(request.scope["identity"])
+
+
+Mine = Annotated[Owned, Depends(_owned)]
+
+
+def add_routes(app: FastAPI, board: Switchboard) -> None:
+    """Add them, and answers for whatever goes wrong."""
+    app.state.inside = Inside(board)
+    router = APIRouter(prefix="/v1", responses=_ERRORS)
+    _add_sandboxes(router)
+    _add_programs(router)
+    _add_files(router)
+    _add_snapshots(router)
+    app.include_router(router)
+    app.add_exception_handler(RollError, _failed)
+    app.add_exception_handler(ValueError, _failed)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _refused)
+
+
+def _failed(_: Request, error: Exception) -> Response:
+    said = failure_said(error)
+    return JSONResponse(said, status_code=STATUS[said["error"]])
+
+
+def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    said = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
+    return JSONResponse({"error": "request", "message": said[:1000]}, status_code=422)
+
+
+def _refused(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    kind = "unknown" if error.status_code == 404 else "request"
+    said = {"error": kind, "message": str(error.detail)}
+    return JSONResponse(said, status_code=error.status_code, headers=error.headers)
+
+
+def _shown(entry: Entry) -> SandboxBody:
+    return SandboxBody(
+        sandbox=entry.name,
+        state=entry.state,
+        created=entry.created,
+        expires=entry.expires,
+        worker=entry.worker.name,
+        programs=entry.running,
+    )
+
+
+def _add_sandboxes(router: APIRouter) -> None:
+    @router.post("/sandboxes", status_code=201)
+    async def create(body: CreateBody, owned: Mine) -> SandboxBody:
+        sandbox = await owned.create(spec_of(body.spec), body.lifetime_s)
+        return _shown(owned.board.find(owned.owner, sandbox.name))
+
+    @router.get("/sandboxes")
+    async def list_all(owned: Mine) -> list[SandboxBody]:
+        return [_shown(entry) for entry in owned.board.of(owned.owner)]
+
+    @router.get("/sandboxes/{name}")
+    async def show(name: Name, owned: Mine) -> SandboxBody:
+        return _shown(owned.board.find(owned.owner, name))
+
+    @router.post("/sandboxes/{name}/extend")
+    async def extend(name: Name, body: ExtendBody, owned: Mine) -> SandboxBody:
+        entry = owned.board.find(owned.owner, name)
+        owned.board.extend(entry, body.lifetime_s)
+        return _shown(entry)
+
+    @router.delete("/sandboxes/{name}", status_code=204)
+    async def stop(name: Name, owned: Mine) -> None:
+        await (await owned.sandbox(name)).close()
+
+
+def _add_programs(router: APIRouter) -> None:
+    @router.post("/sandboxes/{name}/run")
+    async def run(name: Name, body: RunBody, owned: Mine) -> ResultBody:
+        sandbox = await owned.sandbox(name)
+        settings = {key: value for key, value in body if key not in ("source", "argv", "alone")}
+        settings["argv"] = tuple(body.argv)
+        if body.source is None and not body.argv:
+            raise SandboxRequestError("a program needs 'source' (Python) or 'argv'.")
+        program = Command(**settings) if body.source is None else PythonCode(source=body.source, **settings)
+        job = sandbox.begin(program, alone=body.alone)
+        try:
+            return result_body(await job.wait())
+        finally:
+            job.kill()
+
+    @router.post("/sandboxes/{name}/sessions", status_code=201)
+    async def open_session(name: Name, body: SessionBody, owned: Mine) -> dict[str, str]:
+        session = await (await owned.sandbox(name)).session(env=body.env, cwd=body.cwd)
+        key = new_name()
+        owned.sessions[name, key] = session
+        return {"session": key}
+
+    @router.post("/sandboxes/{name}/sessions/{session}/run")
+    async def run_in_session(name: Name, session: Name, body: SessionRunBody, owned: Mine) -> ResultBody:
+        return result_body(await owned.session(name, session).run(body.command, wall_s=body.wall_s))
+
+    @router.delete("/sandboxes/{name}/sessions/{session}", status_code=204)
+    async def close_session(name: Name, session: Name, owned: Mine) -> None:
+        await owned.session(name, session).close()
+        del owned.sessions[name, session]
+
+
+def _add_files(router: APIRouter) -> None:
+    @router.get("/sandboxes/{name}/file", response_class=Response, responses={200: {"content": _BINARY}})
+    async def read(name: Name, path: FilePath, owned: Mine) -> Response:
+        data = await (await owned.sandbox(name)).read_file(path)
+        return Response(data, media_type="application/octet-stream")
+
+    @router.put("/sandboxes/{name}/file", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
+    async def write(name: Name, path: FilePath, request: Request, owned: Mine) -> None:
+        await (await owned.sandbox(name)).write_file(path, await request.body())
+
+    @router.get("/sandboxes/{name}/directory")
+    async def directory(name: Name, path: FilePath, owned: Mine) -> list[dict[str, Any]]:
+        sandbox = await owned.sandbox(name)
+        result = await sandbox.execute(PythonCode(source=_LIST.format(path=path), wall_s=20.0))
+        if not result.ok:
+            last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            raise SandboxRequestError(f"the directory '{path[:200]}' cannot be read: {''.join(last)[:300]}")
+        return [{"name": each[0], "directory": each[1], "size": each[2]} for each in json.loads(result.stdout)]
+
+
+def _add_snapshots(router: APIRouter) -> None:
+    @router.post("/sandboxes/{name}/snapshot", response_class=Response, responses={200: {"content": _BINARY}})
+    async def snapshot(name: Name, owned: Mine) -> Response:
+        taken = await (await owned.sandbox(name)).snapshot()
+        return Response(taken.archive, media_type="application/octet-stream")
+
+    @router.post("/sandboxes/{name}/restore", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
+    async def restore(name: Name, request: Request, owned: Mine) -> None:
+        await (await owned.sandbox(name)).restore(Snapshot(archive=await request.body()))
+
+    @router.post("/sandboxes/{name}/fork", status_code=201)
+    async def fork(name: Name, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Mine) -> SandboxBody:
+        origin = await owned.sandbox(name)
+        taken = await origin.snapshot()
+        copy: RemoteSandbox = await owned.create(
+            dataclasses.replace(origin.spec), None if body is None else body.lifetime_s
+        )
+        try:
+            await copy.restore(taken)
+        except BaseException:
+            await copy.close()
+            raise
+        return _shown(owned.board.find(owned.owner, copy.name))

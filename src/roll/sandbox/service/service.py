@@ -1,0 +1,174 @@
+"""One service: its database, switchboard and, on one machine, its worker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from starlette.websockets import WebSocket
+
+from roll.sandbox.errors import SandboxRequestError
+from roll.sandbox.manager import SandboxManager
+from roll.sandbox.service.audit import Audit
+from roll.sandbox.service.keeper import Keeper, held, lose
+from roll.sandbox.service.links import WorkerLink
+from roll.sandbox.service.quotas import Quotas
+from roll.sandbox.service.records import Records
+from roll.sandbox.service.settings import Settings
+from roll.sandbox.service.sockets import Channel
+from roll.sandbox.service.store import Store
+from roll.sandbox.service.switchboard import ClientLine, Switchboard
+from roll.sandbox.service.tokens import Identity, Tokens
+from roll.sandbox.wire import Message, check_name, checked, spec_said
+from roll.sandbox.worker import Worker
+
+__all__ = ["Service"]
+
+LOCAL = "local"
+_CHECK_S = 2.0
+"""How soon a line ends whose token was revoked or expired."""
+
+
+class Service:
+    """See the module. Made in any thread; `start` and all that follows belong to one event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.store = Store(settings.database)
+        self.store.migrate()
+        records = Records(self.store)
+        self.tokens = Tokens(self.store)
+        self.audit = Audit(settings.audit)
+        self.quotas = Quotas(settings.quota, records.quotas())
+        self.board = Switchboard(records, self.quotas, self.audit, lifetime_s=settings.lifetime_s)
+        self.keeper = Keeper(self.board)
+        self.manager: SandboxManager | None = None
+        self.ready = False
+        self._worker: Worker | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._lines: dict[str, int] = {}
+
+    async def start(self) -> None:
+        """Take over what an earlier server left, and begin.
+
+        Raises:
+            SandboxUnavailableError: this machine cannot run sandboxes.
+        """
+        self.store.open()
+        self.keeper.recover(LOCAL)
+        settings = self.settings
+        if settings.runtime is not None:
+            self.manager = SandboxManager(
+                settings.runtime, spec=settings.spec, warm=settings.warm, max_sandboxes=settings.max_sandboxes
+            )
+            await self.manager.start()
+            self._worker = Worker(self.manager, mounts=settings.mounts, tell=self.board.hear)
+            self.board.workers[LOCAL] = WorkerLink(LOCAL, self._worker.receive, capacity=settings.max_sandboxes)
+        self._watching = asyncio.create_task(self.keeper.watch())
+        self.ready = True
+
+    async def close(self) -> None:
+        """End the sandboxes of this process, and write down that they have ended."""
+        self.ready = False
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._worker is not None and self.manager is not None:
+            await self._worker.close()
+            await self.manager.close()
+        await asyncio.to_thread(self.store.close)
+        self.audit.close()
+
+    async def line(self, socket: WebSocket) -> None:
+        """A client."""
+        identity: Identity = socket.scope["identity"]
+        owner = identity.owner
+        if self._lines.get(owner, 0) >= self.settings.max_lines:
+            await socket.close(1008, "too many lines of this owner")
+            return
+        self._lines[owner] = self._lines.get(owner, 0) + 1
+        await socket.accept()
+        peer = socket.client.host if socket.client is not None else ""
+        channel = Channel(socket, owner, self.rates(identity))
+        line = ClientLine(identity, channel.send, peer=peer)
+        fresh = self.manager.runtime.fresh_programs if self.manager is not None else True
+        channel.send(
+            {
+                "op": "hello",
+                "fresh_programs": fresh,
+                "max_message_bytes": self.settings.max_message_bytes,
+                "owner": owner,
+            }
+        )
+        checking = asyncio.create_task(self._check(identity, channel))
+        self.audit.note("line", owner=owner, token=identity.token, peer=peer)
+        try:
+            await channel.serve(lambda message: self.board.receive(line, checked(message)))
+        finally:
+            checking.cancel()
+            self.board.hang_up(line)
+            self._lines[owner] -= 1
+
+    def rates(self, identity: Identity) -> Any:
+        """Set by the application: see `Access.rates`."""
+        return None
+
+    async def _check(self, identity: Identity, channel: Channel) -> None:
+        while await asyncio.to_thread(self.tokens.good, identity):
+            await asyncio.sleep(_CHECK_S)
+        channel.close()
+
+    async def worker(self, socket: WebSocket) -> None:
+        """A worker that joins, perhaps again, with what it holds."""
+        identity: Identity = socket.scope["identity"]
+        await socket.accept()
+        channel = Channel(socket, identity.owner, None)
+        joined: list[WorkerLink] = []
+
+        def hear(message: Message) -> None:
+            if joined:
+                if message.get("op") != "beat":
+                    self.board.hear(message)
+            else:
+                joined.append(self._join(identity, message, channel))
+
+        checking = asyncio.create_task(self._check(identity, channel))
+        try:
+            await channel.serve(hear)
+        finally:
+            checking.cancel()
+            for link in joined:
+                if link.transmit == channel.send:
+                    link.transmit, link.away_since = None, time.monotonic()
+
+    def _join(self, identity: Identity, message: Message, channel: Channel) -> WorkerLink:
+        """Agree with a worker on what it holds."""
+        board = self.board
+        if message.get("op") != "join":
+            raise SandboxRequestError("a worker says first who it is.")
+        name, holds = check_name(message["name"]), message["holds"]
+        if name == LOCAL or not isinstance(holds, dict):
+            raise SandboxRequestError("a worker needs a name of its own, and says what it holds.")
+        link = board.workers.get(name)
+        if link is None:
+            link = board.workers[name] = WorkerLink(name, None)
+        link.capacity, link.memory_bytes = int(message["capacity"]), message.get("memory_bytes")
+        link.draining = bool(message.get("draining", False))
+        link.transmit = channel.send
+        channel.send({"op": "welcome"})
+        for entry in held(board, link):
+            if entry.place in holds:
+                board.found(entry, holds[entry.place]["traits"], holds[entry.place]["programs"])
+            elif entry.state == "running":
+                lose(board, entry, f"its worker '{name}' came back without it")
+            else:
+                channel.send({"op": "create", "sandbox": entry.place, "spec": spec_said(entry.spec)})
+        for place in holds:
+            if place not in board.entries or board.entries[place].worker is not link:
+                channel.send({"op": "stop", "sandbox": place})
+        waiting, link.waiting = link.waiting, []
+        for each in waiting:
+            channel.send(each)
+        self.audit.note("join", owner=identity.owner, token=identity.token, what=name)
+        return link

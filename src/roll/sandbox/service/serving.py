@@ -1,0 +1,85 @@
+"""`roll sandbox serve`: where it listens, and what it says when it starts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import uvicorn
+
+from roll.errors import ConfigError
+from roll.sandbox.service.app import make_app
+from roll.sandbox.service.service import Service
+from roll.sandbox.service.settings import Settings
+
+__all__ = ["serve"]
+
+
+def serve(
+    settings: Settings,
+    host: str,
+    port: int,
+    *,
+    certificate: Path | None,
+    key: Path | None,
+    say: Callable[[str], None],
+    insecure: bool = False,
+) -> None:
+    """Answer until it is interrupted.
+
+    Args:
+        port: 0 takes any that is free.
+        certificate, key: of TLS, in PEM; without, only this machine is listened to unless `insecure`.
+
+    Raises:
+        ConfigError: nothing can listen there, or others could read what is said.
+    """
+    if (certificate is None) != (key is None):
+        raise ConfigError("TLS takes both `--certificate` and `--key`.")
+    for path in (certificate, key):
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file '{path}': TLS needs a certificate and its key, in PEM.")
+    if certificate is None and not insecure and host not in ("localhost", "127.0.0.1", "::1"):
+        raise ConfigError(
+            f"listening at '{host}' without TLS would show tokens to whoever can see the network: give `--certificate` "
+            "and `--key`, listen at 127.0.0.1, or say `--insecure` where something in front of it does TLS."
+        )
+    service = Service(settings)
+    listening = _listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    say(f"ROLL's sandbox service: {'https' if certificate else 'http'}://{shown}:{listening.getsockname()[1]}")
+    if not service.tokens.list():
+        say("No token exists yet: roll sandbox token create OWNER makes one.")
+    config = uvicorn.Config(
+        make_app(service),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        loop="asyncio",
+        ws="websockets-sansio",
+        ws_max_size=settings.max_message_bytes,
+        ws_per_message_deflate=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        timeout_graceful_shutdown=5,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol by its number, asyncio sets TCP_NODELAY: without, answers wait 40 ms for a delayed ACK.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"nothing can listen at {host}:{port}: {reason}. Choose another `--port` (0 takes a free one) or `--host`."
+        ) from None
+    listening.listen(2048)
+    return listening

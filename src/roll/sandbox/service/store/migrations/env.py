@@ -1,0 +1,11 @@
+"""Run by Alembic, on the connection that `Store.migrate` gave it."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from roll.sandbox.service.store.tables import METADATA
+
+context.configure(connection=context.config.attributes["connection"], target_metadata=METADATA, render_as_batch=True)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,363 @@
+"""Between clients and workers: who owns what, where it runs, what became of it.
+
+    line of a client ──► switchboard ──► link of a worker
+                            ├ a program is written down before its worker hears of it
+                            └ its end is written down before its client does
+
+Invariants: one event loop; a name starts one program, once; a program whose end was not written down is lost, an error,
+and never run again; another owner's names are unknown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll.errors import RollError
+from roll.sandbox.errors import SandboxLostError, SandboxQuotaError, UnknownSandboxError
+from roll.sandbox.service.audit import Audit
+from roll.sandbox.service.links import WorkerLink
+from roll.sandbox.service.placement import choose
+from roll.sandbox.service.quotas import Quotas
+from roll.sandbox.service.records import Records
+from roll.sandbox.service.tokens import Identity
+from roll.sandbox.types import SandboxSpec
+from roll.sandbox.wire import Message, failure_said, spec_of
+
+__all__ = ["ClientLine", "Entry", "Switchboard"]
+
+ORPHAN_S = 60.0
+"""How long a sandbox waits for the client whose line has broken."""
+AWAY_S = 60.0
+"""How long a worker may be away before what it holds is lost."""
+
+
+@dataclass(eq=False)
+class ClientLine:
+    """The server's end of a line."""
+
+    identity: Identity
+    deliver: Callable[[Message], None]
+    leases: bool = True
+    """Whether sandboxes that were made over it end with it."""
+    peer: str = ""
+
+
+@dataclass(eq=False)
+class _Program:
+    line: ClientLine | None
+    recorded: bool
+    waiting: list[Message] | None = None
+    """What came for it before it was written down."""
+    over: bool = False
+
+
+@dataclass(eq=False)
+class Entry:
+    """A sandbox that has not ended."""
+
+    owner: str
+    name: str
+    spec: SandboxSpec
+    worker: WorkerLink
+    created: float
+    expires: float
+    state: str = "starting"
+    leased: bool = False
+    lines: set[ClientLine] = field(default_factory=set)
+    programs: dict[str, _Program] = field(default_factory=dict)
+    alone_since: float | None = None
+    stopping: bool = False
+    traits: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Its name among all owners'."""
+        return f"{self.owner}/{self.name}"
+
+    @property
+    def running(self) -> int:
+        """Recorded programs that have not ended."""
+        return sum(program.recorded and not program.over for program in self.programs.values())
+
+
+class Switchboard:
+    """See the module.
+
+    Args:
+        lifetime_s: of sandboxes whose clients name none.
+    """
+
+    def __init__(self, records: Records, quotas: Quotas, audit: Audit, *, lifetime_s: float = 3600.0) -> None:
+        self.records = records
+        self.quotas = quotas
+        self.audit = audit
+        self.workers: dict[str, WorkerLink] = {}
+        self.entries: dict[str, Entry] = {}
+        self.counts: Counter[str] = Counter()
+        self._lifetime_s = lifetime_s
+
+    # --- from clients
+
+    def receive(self, line: ClientLine, message: Message) -> None:
+        """A checked message. What is wrong with it, the line is told."""
+        op, name = message["op"], message["sandbox"]
+        entry = self.entries.get(f"{line.identity.owner}/{name}")
+        try:
+            if op == "create":
+                self._create(line, entry, message)
+                return
+            if entry is None:
+                if op == "stop":
+                    line.deliver({"op": "gone", "sandbox": name, **_UNKNOWN})
+                    return
+                raise UnknownSandboxError(f"there is no sandbox '{name}' of '{line.identity.owner}', or no more.")
+            entry.lines.add(line)
+            entry.alone_since = None
+            if op == "extend":
+                self.extend(entry, message.get("lifetime_s"))
+            elif op == "stop":
+                self._note(line, "stop", entry)
+                self.stop(entry)
+            elif op == "attach":
+                entry.worker.send({"op": "attach", "sandbox": entry.place})
+            elif op in ("run", "line", "shell"):
+                self._start(line, entry, message)
+            else:
+                self._pass_on(entry, message)
+        except (RollError, ValueError) as error:
+            self.counts["refused"] += 1
+            op = "error" if "id" in message else "failed"
+            line.deliver({**failure_said(error), "op": op, **_names(message)})
+
+    def _create(self, line: ClientLine, entry: Entry | None, message: Message) -> None:
+        if entry is not None:  # sent again
+            entry.lines.add(line)
+            entry.alone_since = None
+            if entry.state == "running":
+                line.deliver({"op": "created", "sandbox": entry.name, "traits": entry.traits})
+            return
+        owner, name = line.identity.owner, message["sandbox"]
+        spec = spec_of(message["spec"])
+        lifetime_s = self.quotas.lifetime_s(owner, message.get("lifetime_s"), self._lifetime_s)
+        worker = choose(self.workers.values(), spec)
+        self.quotas.take(owner, spec)
+        now = time.time()
+        entry = Entry(owner, name, spec, worker, now, now + lifetime_s, leased=line.leases, lines={line})
+        self._add(entry)
+        self._note(line, "create", entry)
+
+        def written(error: Exception | None) -> None:
+            if error is not None:
+                self._remove(entry)
+                line.deliver({"op": "failed", "sandbox": name, **failure_said(error)})
+            else:
+                worker.send({"op": "create", "sandbox": entry.place, "spec": message["spec"]})
+                if entry.stopping:
+                    worker.send({"op": "stop", "sandbox": entry.place})
+
+        self.records.opened(owner, name, worker.name, message["spec"], entry.expires, written)
+
+    def _start(self, line: ClientLine, entry: Entry, message: Message) -> None:
+        """A program, a session, or a session's command."""
+        name, recorded = message["id"], message["op"] != "shell"
+        forward = {**message, "sandbox": entry.place}
+        program = entry.programs.get(name)
+        if program is not None:
+            program.line = line
+            if program.waiting is None:
+                entry.worker.send({**forward, "again": True} if recorded else forward)
+            return
+        if recorded:
+            self.quotas.begin(entry.owner)
+        program = entry.programs[name] = _Program(line, recorded, [] if recorded else None)
+        if not recorded:
+            entry.worker.send(forward)
+            return
+        self._note(line, "run", entry)
+        self.counts["programs"] += 1
+
+        def written(error: Exception | None) -> None:
+            waiting, program.waiting = program.waiting or [], None
+            if error is not None:
+                self._over(entry, name, program)
+                if program.line is not None:
+                    program.line.deliver(
+                        {**failure_said(SandboxLostError(str(error))), "op": "error", **_names(message)}
+                    )
+                return
+            entry.worker.send(forward)
+            for each in waiting:
+                entry.worker.send(each)
+
+        self.records.started(entry.owner, entry.name, name, written)
+
+    def _pass_on(self, entry: Entry, message: Message) -> None:
+        forward = {**message, "sandbox": entry.place}
+        program = entry.programs.get(message["id"])
+        if program is not None and program.waiting is not None:
+            program.waiting.append(forward)
+        else:
+            entry.worker.send(forward)
+
+    def extend(self, entry: Entry, lifetime_s: float | None) -> None:
+        """Let it live so long from now on.
+
+        Raises:
+            SandboxQuotaError: it may not.
+        """
+        entry.expires = time.time() + self.quotas.lifetime_s(entry.owner, lifetime_s, self._lifetime_s)
+        self.records.extended(entry.owner, entry.name, entry.expires)
+
+    def stop(self, entry: Entry, *, expired: bool = False) -> None:
+        """End it; its lines are told when it has ended."""
+        entry.stopping = True
+        entry.worker.send({"op": "stop", "sandbox": entry.place, "expired": expired})
+
+    def hang_up(self, line: ClientLine) -> None:
+        """A line that has closed, or broken."""
+        for entry in self.entries.values():
+            if line in entry.lines:
+                entry.lines.discard(line)
+                if not entry.lines:
+                    entry.alone_since = time.monotonic()
+            for program in entry.programs.values():
+                if program.line is line:
+                    program.line = None
+
+    # --- from workers
+
+    def hear(self, message: Message) -> None:
+        """From a worker."""
+        op = message["op"]
+        entry = self.entries.get(message["sandbox"])
+        if entry is None:
+            return
+        message = {**message, "sandbox": entry.name}
+        program = entry.programs.get(message.get("id", ""))
+        if op == "out" or op == "used":
+            if program is not None and program.line is not None:
+                program.line.deliver(message)
+        elif op in ("end", "error"):
+            if program is not None:
+                self._ended(entry, program, message)
+        elif op == "created":
+            if entry.state == "starting":
+                entry.state = "running"
+                entry.traits = message["traits"]
+                self.counts["sandboxes"] += 1
+                self.records.running(entry.owner, entry.name)
+            self._tell(entry, message)
+        elif op in ("gone", "failed"):
+            self.gone(entry, message)
+
+    def _ended(self, entry: Entry, program: _Program, message: Message) -> None:
+        name = message["id"]
+        if not program.recorded or program.over:  # of a session that was opened; or said again to a new line
+            if program.line is not None:
+                program.line.deliver(message)
+            return
+        self._over(entry, name, program)
+        self.counts["failed" if message["op"] == "error" else "ended"] += 1
+
+        def written(_: Exception | None) -> None:
+            if program.line is not None:
+                program.line.deliver(message)
+
+        self.records.ended(entry.owner, entry.name, name, message, written)
+
+    def _over(self, entry: Entry, name: str, program: _Program) -> None:
+        if not program.over:
+            program.over = True
+            if program.recorded:
+                self.quotas.end(entry.owner)
+
+    def gone(self, entry: Entry, message: Message) -> None:
+        """A sandbox that has ended, or did not start."""
+        self.quotas.end(entry.owner, entry.running)
+        self._remove(entry)
+        kind = str(message.get("error", ""))
+        state = "failed" if message["op"] == "failed" else "ended"
+        self.counts[f"sandboxes_{kind or state}"] += 1
+        said = {**message, "sandbox": entry.name}
+        lines = list(entry.lines)
+
+        def written(_: Exception | None) -> None:
+            for line in lines:
+                line.deliver(said)
+
+        self.records.gone(entry.owner, entry.name, state, kind, written)
+
+    def _tell(self, entry: Entry, message: Message) -> None:
+        for line in list(entry.lines):
+            line.deliver(message)
+
+    def found(self, entry: Entry, traits: dict[str, Any], known: list[str]) -> None:
+        """A worker came back with it; programs that it does not know never came to it, or were forgotten."""
+        self.hear({"op": "created", "sandbox": entry.place, "traits": traits})
+        sent_soon = {message.get("id") for message in entry.worker.waiting}
+        for name, program in list(entry.programs.items()):
+            if program.recorded and not program.over and program.waiting is None and name not in {*known, *sent_soon}:
+                lost = SandboxLostError("the line to the worker broke, and nobody knows what became of the program")
+                self.hear({**failure_said(lost), "op": "error", "sandbox": entry.place, "id": name})
+
+    # --- bookkeeping
+
+    def restore(self, row: dict[str, Any], *, lost: bool) -> None:
+        """A sandbox that an earlier server wrote down; it is lost, or its worker may come back with it."""
+        owner, name = row["owner"], row["name"]
+        if lost:
+            self.records.gone(owner, name, "ended", "lost", None)
+            return
+        worker = self.workers.get(row["worker"])
+        if worker is None:
+            worker = self.workers[row["worker"]] = WorkerLink(row["worker"], None, away_since=time.monotonic())
+        spec = spec_of(row["spec"])
+        entry = Entry(owner, name, spec, worker, row["created"], row["expires"], state=row["state"], leased=True)
+        entry.alone_since = time.monotonic()
+        for program, state in self.records.programs(owner, name).items():
+            entry.programs[program] = _Program(None, True, over=state != "running")
+        with contextlib.suppress(SandboxQuotaError):
+            self.quotas.take(owner, spec)
+        self._add(entry)
+
+    def _add(self, entry: Entry) -> None:
+        self.entries[entry.place] = entry
+        entry.worker.held += 1
+        entry.worker.held_memory_bytes += entry.spec.limits.memory_bytes
+
+    def _remove(self, entry: Entry) -> None:
+        if self.entries.pop(entry.place, None) is not None:
+            entry.worker.held -= 1
+            entry.worker.held_memory_bytes -= entry.spec.limits.memory_bytes
+            self.quotas.give_back(entry.owner, entry.spec)
+
+    def _note(self, line: ClientLine, action: str, entry: Entry) -> None:
+        identity = line.identity
+        self.audit.note(action, owner=identity.owner, token=identity.token, what=entry.name, peer=line.peer)
+
+    def of(self, owner: str) -> Iterator[Entry]:
+        """An owner's sandboxes."""
+        return (entry for entry in list(self.entries.values()) if entry.owner == owner)
+
+    def find(self, owner: str, name: str) -> Entry:
+        """One of them.
+
+        Raises:
+            UnknownSandboxError: there is none of this name.
+        """
+        entry = self.entries.get(f"{owner}/{name}")
+        if entry is None:
+            raise UnknownSandboxError(f"there is no sandbox '{name[:64]}' of '{owner}', or no more.")
+        return entry
+
+
+_UNKNOWN = failure_said(UnknownSandboxError("the sandbox has ended"))
+
+
+def _names(message: Message) -> dict[str, Any]:
+    return {name: message[name] for name in ("sandbox", "id") if name in message}

@@ -1,0 +1,75 @@
+"""A message as bytes: JSON, with its pieces of data behind it.
+
+    length of the JSON (4, little-endian) · JSON · for each piece: length (4) · data
+
+In the JSON a piece is `{"$b": its number}`. Nothing is evaluated, and nothing is larger than what came.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeAlias
+
+from roll.sandbox.errors import SandboxRequestError
+
+__all__ = ["MAX_MESSAGE_BYTES", "Message", "decode", "encode"]
+
+Message: TypeAlias = dict[str, Any]
+MAX_MESSAGE_BYTES = 2**26
+"""Of one message, where a server does not say otherwise."""
+_PIECE = "$b"
+
+
+def encode(message: Message) -> bytes:
+    """The message as bytes; values may be whatever JSON has, and bytes."""
+    pieces: list[bytes] = []
+
+    def number(value: object) -> dict[str, int]:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"a {type(value).__name__} cannot be sent")
+        pieces.append(bytes(value))
+        return {_PIECE: len(pieces) - 1}
+
+    text = json.dumps(message, default=number, separators=(",", ":")).encode()
+    parts = [len(text).to_bytes(4, "little"), text]
+    for piece in pieces:
+        parts += (len(piece).to_bytes(4, "little"), piece)
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> Message:
+    """The message of `encode`.
+
+    Raises:
+        SandboxRequestError: it is none.
+    """
+    text, end = _piece(data, 0)
+    pieces = []
+    while end < len(data):
+        piece, end = _piece(data, end)
+        pieces.append(piece)
+
+    def resolve(found: dict[str, Any]) -> Any:
+        number = found.get(_PIECE)
+        if len(found) != 1 or type(number) is not int:
+            return found
+        if not 0 <= number < len(pieces):
+            raise SandboxRequestError("a message names data that did not come with it.")
+        return pieces[number]
+
+    try:
+        message = json.loads(text, object_hook=resolve)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, SandboxRequestError):
+            raise
+        raise SandboxRequestError("a message is not JSON.") from None
+    if not isinstance(message, dict):
+        raise SandboxRequestError("a message is not a JSON object.")
+    return message
+
+
+def _piece(data: bytes, start: int) -> tuple[bytes, int]:
+    end = start + 4 + int.from_bytes(data[start : start + 4], "little")
+    if start + 4 > len(data) or end > len(data):
+        raise SandboxRequestError("a message is shorter than it says.")
+    return data[start + 4 : end], end

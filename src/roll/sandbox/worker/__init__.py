@@ -1,0 +1,8 @@
+"""Where a service's sandboxes run: in the server's process, or in one of its own."""
+
+from __future__ import annotations
+
+from roll.sandbox.worker.joining import Joined
+from roll.sandbox.worker.worker import Worker
+
+__all__ = ["Joined", "Worker"]

@@ -1,0 +1,206 @@
+"""Programs, sessions and their commands in one sandbox, by name: each is started once, however often asked for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from roll.errors import RollError
+from roll.sandbox.agent_sandbox import Job, Sandbox, Session
+from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxRequestError
+from roll.sandbox.types import Chunk
+from roll.sandbox.wire import Message, failure_said, program_of
+
+__all__ = ["Executions"]
+
+KEPT = 64
+KEPT_BYTES = 2**23
+"""Of output of programs that ended, in one sandbox: whoever lost the line may ask for it."""
+
+
+class _Execution:
+    def __init__(self) -> None:
+        self.job: Job | None = None
+        self.chunks: list[Chunk] = []
+        self.ended: Message | None = None
+        self.waiting: list[Message] = []
+        """What came for it before it had started."""
+        self.seen = 0
+        self.task: asyncio.Task[None] | None = None
+
+
+class Executions:
+    """See the module.
+
+    Args:
+        place: the sandbox's name, as messages have it.
+        tell: takes a message for the server.
+    """
+
+    def __init__(self, place: str, sandbox: Sandbox, tell: Callable[[Message], None]) -> None:
+        self._place = place
+        self._sandbox = sandbox
+        self.tell = tell
+        self.why: Exception | None = None
+        """Why the sandbox was ended, where it did not end by itself."""
+        self._known: dict[str, _Execution] = {}
+        self._sessions: dict[str, Session] = {}
+        self._kept: deque[str] = deque()
+        self._kept_bytes = 0
+
+    def receive(self, message: Message) -> None:
+        """A message about a program or a session."""
+        op, name = message["op"], message["id"]
+        found = self._known.get(name)
+        if op in ("run", "shell", "line"):
+            if name in self._sessions:
+                self.tell(self._opened(name))
+            elif found is None:
+                self._start(name, message)
+            else:
+                self._repeat(name, found, message.get("have", 0))
+        elif op == "close" and found is None and name in self._sessions:
+            self._spawn(self._sessions.pop(name).close())
+        elif found is not None:
+            self._apply(name, found, message)
+
+    def _start(self, name: str, message: Message) -> None:
+        execution = self._known[name] = _Execution()
+        op = message["op"]
+        if message.get("again"):
+            self._end(name, execution, failure_said(SandboxLostError("nobody knows how the program ended")))
+        elif op == "run":
+            try:
+                program, alone = program_of(message["request"], message["stdin"])
+                execution.job = self._sandbox.begin(program, alone=alone)
+            except (RollError, ValueError) as error:
+                self._end(name, execution, failure_said(error))
+            else:
+                execution.task = self._spawn(self._follow(name, execution, execution.job))
+        else:
+            execution.task = self._spawn(self._converse(name, execution, message))
+
+    def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(coroutine)
+        _tasks.add(task)
+        task.add_done_callback(_tasks.discard)
+        return task
+
+    async def _follow(self, name: str, execution: _Execution, job: Job) -> None:
+        """Pass on what a program says, and how it ends."""
+        try:
+            async for chunk in job.stream():
+                execution.chunks.append(chunk)
+                self._say(name, len(execution.chunks) - 1, chunk)
+            said: Message = {"op": "end", "end": await job.report(), "pieces": len(execution.chunks)}
+        except (RollError, ValueError) as error:
+            said = failure_said(self.why or error)
+        self._end(name, execution, said)
+
+    async def _converse(self, name: str, execution: _Execution, message: Message) -> None:
+        """Open a session, or give one a command."""
+        request = message["request"]
+        try:
+            if message["op"] == "shell":
+                env, cwd = request.get("env") or {}, request.get("cwd")
+                _check_texts(env, cwd)
+                self._sessions[name] = await self._sandbox.session(env=env, cwd=cwd)
+                del self._known[name]
+                self.tell(self._opened(name))
+                return
+            session = self._sessions.get(message["shell"])
+            if session is None:
+                raise SandboxError("the shell session has ended: open another one")
+            command, wall_s = request.get("command"), request.get("wall_s")
+            if not isinstance(command, str) or not (type(wall_s) in (int, float) and 0 < wall_s < float("inf")):
+                raise SandboxRequestError("a session's command needs a text 'command' and a positive 'wall_s'.")
+            execution.job = await session.start(command, wall_s=wall_s)
+        except (RollError, ValueError) as error:
+            self._end(name, execution, failure_said(error))
+            return
+        waiting, execution.waiting = execution.waiting, []
+        for each in waiting:
+            self._act(name, execution.job, each)
+        await self._follow(name, execution, execution.job)
+
+    def _apply(self, name: str, execution: _Execution, message: Message) -> None:
+        """Input, new limits or the end of one that runs; each once, whatever is sent again."""
+        if message["n"] <= execution.seen and message["op"] != "bound":
+            return
+        execution.seen = max(execution.seen, message["n"])
+        if execution.job is None:
+            execution.waiting.append(message)
+        else:
+            self._act(name, execution.job, message)
+
+    def _act(self, name: str, job: Job, message: Message) -> None:
+        op = message["op"]
+        if op == "input":
+            if message["data"]:
+                job.write(message["data"])
+            else:
+                job.end_input()
+        elif op == "kill":
+            job.kill()
+        elif op == "bound":
+            self._spawn(self._bound(name, job, message))
+
+    def _opened(self, name: str) -> Message:
+        return {"op": "end", "sandbox": self._place, "id": name, "end": {"code": 0}, "pieces": 0}
+
+    async def _bound(self, name: str, job: Job, message: Message) -> None:
+        try:
+            used_s = await job.bound(wall_s=message["wall_s"], cpu_s=message.get("cpu_s"))
+        except RollError:
+            return  # its end says so
+        self.tell({"op": "used", "sandbox": self._place, "id": name, "n": message["n"], "used_s": used_s})
+
+    def _say(self, name: str, number: int, chunk: Chunk) -> None:
+        self.tell(
+            {
+                "op": "out",
+                "sandbox": self._place,
+                "id": name,
+                "n": number,
+                "stream": chunk.stream,
+                "data": chunk.data,
+            }
+        )
+
+    def _repeat(self, name: str, execution: _Execution, have: int) -> None:
+        """What a new line has not heard."""
+        for number in range(have, len(execution.chunks)):
+            self._say(name, number, execution.chunks[number])
+        if execution.ended is not None:
+            self.tell(execution.ended)
+
+    def _end(self, name: str, execution: _Execution, said: Message) -> None:
+        execution.ended = {"op": "end", **said, "sandbox": self._place, "id": name}
+        if "error" in said:
+            execution.ended["op"] = "error"
+        self.tell(execution.ended)
+        self._kept.append(name)
+        self._kept_bytes += sum(len(chunk.data) for chunk in execution.chunks)
+        while self._kept and (len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES):
+            gone = self._known.pop(self._kept.popleft(), None)
+            self._kept_bytes -= sum(len(chunk.data) for chunk in gone.chunks) if gone is not None else 0
+
+    def names(self) -> list[str]:
+        """Of what runs, and what has ended and is kept."""
+        return list(self._known)
+
+    def unheard(self) -> list[Message]:
+        """Ends that are still kept, for a server that may not have heard them."""
+        return [each.ended for each in self._known.values() if each.ended is not None]
+
+
+_tasks: set[asyncio.Task[None]] = set()
+
+
+def _check_texts(env: object, cwd: object) -> None:
+    if not isinstance(env, dict) or not all(isinstance(each, str) for pair in env.items() for each in pair):
+        raise SandboxRequestError("'env' of a session: an object of texts is needed.")
+    if cwd is not None and not isinstance(cwd, str):
+        raise SandboxRequestError("'cwd' of a session: a text is needed.")
