@@ -12,7 +12,7 @@ from roll.config.history import CONFIG, HISTORY
 from roll.dashboard.files import Inside, Stamp
 from roll.errors import ConfigError, RunDirectoryError
 
-__all__ = ["Settings", "difference"]
+__all__ = ["Settings", "difference", "finite_number"]
 
 _LARGEST = 2**20
 _MOST_KEYS = 20_000
@@ -55,9 +55,13 @@ class Settings:
 
     def number_of(self, key: str) -> float | None:
         """The value of `key` where it is a finite number."""
-        value = self.values.get(key)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if number and abs(value) <= sys.float_info.max else None
+        return finite_number(self.values.get(key))
+
+
+def finite_number(value: Any) -> float | None:
+    """A value where it is a number, and no larger than one can be computed with."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and abs(value) <= sys.float_info.max else None
 
 
 def difference(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
