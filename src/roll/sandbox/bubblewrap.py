@@ -151,7 +151,16 @@ class BubblewrapRuntime:
             await self._try()
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox."""
+        """Start a sandbox.
+
+        Raises:
+            SandboxUnavailableError: the spec names an image.
+        """
+        if spec.image is not None:
+            raise SandboxUnavailableError(
+                f"image '{spec.image}': the bubblewrap runtime shows this machine's programs and has no images. Use "
+                "the docker runtime, or leave the image out."
+            )
         spawner = self._spawner
         if spawner is None or self._complaints is None:
             raise SandboxError("the bubblewrap runtime was not started, or is closed")

@@ -48,7 +48,7 @@ class SandboxManager:
         runtime: its name (`bubblewrap`, `docker`, `subprocess`) or the runtime itself.
         spec: the kind of sandbox where a call names none; the kind that is started in advance.
         warm: how many idle sandboxes to keep, per spec; 0 starts each when it is asked for.
-        max_sandboxes: how many may exist at once.
+        max_sandboxes: how many may be in use at once, and how many may be idle, of all specs together.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class SandboxManager:
         self._spec = spec or SandboxSpec()
         self._warm = (os.cpu_count() or 1) if warm is None else warm
         self._places = asyncio.Semaphore(max_sandboxes)
+        self._max_idle = max_sandboxes
         self._idle: defaultdict[SandboxSpec, list[tuple[Sandbox, int]]] = defaultdict(list)
         self._starting: Counter[SandboxSpec] = Counter()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -132,6 +133,7 @@ class SandboxManager:
             finally:
                 if keep and self._open and not sandbox.broken and len(self._idle[spec]) < self._warm:
                     self._idle[spec].append((sandbox, runs + 1))
+                    await self._trim()
                 else:
                     await sandbox.close()
                     self._refill(spec)
@@ -164,7 +166,7 @@ class SandboxManager:
         """An idle sandbox (unused, if `fresh`), or a new one."""
         if not self._open:
             raise SandboxError("the sandbox manager was not started, or is closed")
-        idle = self._idle[spec]
+        idle = self._idle[spec] = self._idle.pop(spec, [])  # the kind that was wanted last is the last one
         for index in range(len(idle) - 1, -1, -1):
             if idle[index][0].broken:
                 del idle[index]
@@ -210,8 +212,19 @@ class SandboxManager:
             raise
         if self._open and len(self._idle[spec]) < self._warm:
             self._idle[spec].insert(0, (sandbox, 0))
+            await self._trim()
         else:
             await sandbox.close()
+
+    async def _trim(self) -> None:
+        """Close idle ones beyond the bound, of the kind first that was wanted least lately."""
+        while sum(map(len, self._idle.values())) > self._max_idle:
+            spec = next(iter(self._idle))
+            if self._idle[spec]:
+                sandbox, _ = self._idle[spec].pop(0)
+                await sandbox.close()
+            else:
+                del self._idle[spec]
 
     def health(self) -> dict[str, int]:
         """Counts: `idle` now; since the start `started`, `failed_starts`, `broken` sandboxes and `programs` run."""

@@ -79,6 +79,22 @@ async def test_at_most_max_sandboxes_exist_and_others_wait() -> None:
         await asyncio.gather(second.close(), third.close())
 
 
+async def test_idle_ones_of_many_kinds_are_bounded_and_the_oldest_kind_goes_first() -> None:
+    async with manager(warm=1, max_sandboxes=2) as sandboxes:
+        for pool in "abcd":
+            await sandboxes.execute(HELLO, spec=spec_for("bubblewrap", pool=pool))
+        assert sandboxes.health()["idle"] == 2
+        before = sandboxes.health()["started"]
+        await sandboxes.execute(HELLO, spec=spec_for("bubblewrap", pool="d"))
+        assert sandboxes.health()["started"] == before  # the latest kind was kept
+
+
+async def test_an_image_is_refused_where_there_are_none() -> None:
+    async with manager() as sandboxes:
+        with pytest.raises(SandboxUnavailableError, match="image 'busybox'"):
+            await sandboxes.execute(HELLO, spec=spec_for("bubblewrap", image="busybox"))
+
+
 async def test_preloaded_modules_are_there_already() -> None:
     async with manager(warm=1, spec=spec_for("bubblewrap", preload=("decimal",))) as sandboxes:
         result = await sandboxes.execute(PythonCode(source="import sys; print('decimal' in sys.modules)"))
