@@ -157,6 +157,8 @@ class Tail:
         self._end = end
         self._parts = parts
         self._stamp: Stamp | None = None
+        self._refused = ""
+        """Why, until the file changes."""
         self.offset = 0
         """Where whole lines end that were read."""
         self.rest = b""
@@ -164,18 +166,23 @@ class Tail:
         self._before = b""
 
     def grown(self) -> bool:
-        """Whether `lines` would find anything that it did not find before."""
-        return self._inside.stamp(*self._parts) != self._stamp
+        """Whether `chunks` would find or refuse anything."""
+        return bool(self._refused) or self._inside.stamp(*self._parts) != self._stamp
 
     def chunks(self) -> Iterator[tuple[bool, bytes]]:
         """New whole lines in pieces of a few MiB, each with whether it is the start of a file that began anew.
+
+        They end early where the file is cut back or rewritten between two pieces: the next look begins anew.
 
         Raises:
             RunDirectoryError: the file cannot be read, or has a line of more than 16 MiB.
         """
         stamp = self._inside.stamp(*self._parts)
         if stamp == self._stamp:
+            if self._refused:
+                raise RunDirectoryError(self._refused)
             return
+        self._refused = ""
         if stamp is None:
             restarted = self.offset > 0
             self._stamp, self.offset, self._before = None, 0, b""
@@ -190,11 +197,14 @@ class Tail:
             file.seek(self.offset)
             rest = b""
             while piece := file.read(_CHUNK):
+                if not self._stands(file):
+                    return
                 rest += piece
                 at = rest.rfind(self._end) + len(self._end)
                 if at < len(self._end):
                     if len(rest) > _LONGEST_LINE:
-                        raise RunDirectoryError(f"'{_shown(self._parts)}' has a line of more than 16 MiB.")
+                        self._stamp, self._refused = stamp, f"'{_shown(self._parts)}' has a line of more than 16 MiB."
+                        raise RunDirectoryError(self._refused)
                     continue
                 lines, rest = rest[:at], rest[at:]
                 self.offset += len(lines)
@@ -208,5 +218,8 @@ class Tail:
             return False
         if stamp.size < self.offset or (self._stamp is not None and stamp.inode != self._stamp.inode):
             return True
-        file.seek(self.offset - len(self._before))
-        return file.read(len(self._before)) != self._before
+        return not self._stands(file)
+
+    def _stands(self, file: BinaryIO) -> bool:
+        """Whether what was read last is still in its place."""
+        return os.pread(file.fileno(), len(self._before), self.offset - len(self._before)) == self._before
