@@ -19,6 +19,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST_LINE = 16 * 2**20
 _CHUNK = 4 * 2**20
 _REMEMBERED = 64
+_DEEPEST = 100
+"""Of JSON: what writes answers goes to 255, and what a run writes to about 5."""
 
 
 class Stamp(NamedTuple):
@@ -38,13 +40,26 @@ def from_json(text: str | bytes) -> Any:
     """What JSON holds, with `?` for halves of surrogate pairs, which no answer can hold.
 
     Raises:
-        ValueError: it is no JSON. RecursionError: it is nested too deeply.
+        ValueError: it is no JSON. RecursionError: it is nested more than 100 deep.
     """
     value = json.loads(text)
-    has_halves = "\\ud" in text.lower() if isinstance(text, str) else b"\\ud" in text.lower()
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if content.count(b"[") + content.count(b"{") > _DEEPEST and _is_deep(value):
+        raise RecursionError(f"JSON that is nested more than {_DEEPEST} deep.")
+    has_halves = b"\\ud" in content.lower()
     if has_halves:
         return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
+        if not level:
+            return False
+    return True
 
 
 class Inside:

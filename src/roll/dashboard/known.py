@@ -11,6 +11,7 @@ import numpy as np
 
 from roll.dashboard.metrics import Table
 from roll.dashboard.rollouts import Rollouts
+from roll.dashboard.settings import usual_number
 
 __all__ = ["Known"]
 
@@ -46,8 +47,7 @@ class Known:
 
     def number(self, key: str) -> float | None:
         """The value of a key of the configuration, where it is a number."""
-        value = self.settings.get(key)
-        return value if isinstance(value, int | float) and math.isfinite(value) else None
+        return usual_number(self.settings.get(key))
 
     def most(self, name: str) -> float | None:
         """The largest value of a metric."""

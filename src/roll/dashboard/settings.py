@@ -12,7 +12,7 @@ from roll.config.history import CONFIG, HISTORY
 from roll.dashboard.files import Inside, Stamp
 from roll.errors import ConfigError, RunDirectoryError
 
-__all__ = ["Settings", "difference"]
+__all__ = ["Settings", "difference", "usual_number"]
 
 _LARGEST = 2**20
 _MOST_KEYS = 20_000
@@ -55,9 +55,13 @@ class Settings:
 
     def number_of(self, key: str) -> float | None:
         """The value of `key` where it is a finite number."""
-        value = self.values.get(key)
-        number = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if number and abs(value) <= sys.float_info.max else None
+        return usual_number(self.values.get(key))
+
+
+def usual_number(value: Any) -> float | None:
+    """A number that a float can hold and that is finite; `None` for anything else."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if number and abs(value) <= sys.float_info.max else None
 
 
 def difference(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
