@@ -19,6 +19,8 @@ _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _LONGEST_LINE = 16 * 2**20
 _CHUNK = 4 * 2**20
 _REMEMBERED = 64
+_DEEPEST = 100
+"""Of JSON: what writes answers goes to 255, and what a run writes to about 5."""
 
 
 class Stamp(NamedTuple):
@@ -38,13 +40,26 @@ def from_json(text: str | bytes) -> Any:
     """What JSON holds, with `?` for halves of surrogate pairs, which no answer can hold.
 
     Raises:
-        ValueError: it is no JSON. RecursionError: it is nested too deeply.
+        ValueError: it is no JSON. RecursionError: it is nested more than 100 deep.
     """
     value = json.loads(text)
-    has_halves = "\\ud" in text.lower() if isinstance(text, str) else b"\\ud" in text.lower()
+    content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
+    if content.count(b"[") + content.count(b"{") > _DEEPEST and _is_deep(value):
+        raise RecursionError(f"JSON that is nested more than {_DEEPEST} deep.")
+    has_halves = b"\\ud" in content.lower()
     if has_halves:
         return json.loads(json.dumps(value, ensure_ascii=False).encode("utf-8", "replace"))
     return value
+
+
+def _is_deep(value: Any) -> bool:
+    level = [value]
+    for _ in range(_DEEPEST):
+        inner = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        level = [value for values in inner for value in values]
+        if not level:
+            return False
+    return True
 
 
 class Inside:
@@ -157,6 +172,8 @@ class Tail:
         self._end = end
         self._parts = parts
         self._stamp: Stamp | None = None
+        self._refused = ""
+        """Why, until the file changes."""
         self.offset = 0
         """Where whole lines end that were read."""
         self.rest = b""
@@ -164,18 +181,23 @@ class Tail:
         self._before = b""
 
     def grown(self) -> bool:
-        """Whether `lines` would find anything that it did not find before."""
-        return self._inside.stamp(*self._parts) != self._stamp
+        """Whether `chunks` would find or refuse anything."""
+        return bool(self._refused) or self._inside.stamp(*self._parts) != self._stamp
 
     def chunks(self) -> Iterator[tuple[bool, bytes]]:
         """New whole lines in pieces of a few MiB, each with whether it is the start of a file that began anew.
+
+        They end early where the file is cut back or rewritten between two pieces: the next look begins anew.
 
         Raises:
             RunDirectoryError: the file cannot be read, or has a line of more than 16 MiB.
         """
         stamp = self._inside.stamp(*self._parts)
         if stamp == self._stamp:
+            if self._refused:
+                raise RunDirectoryError(self._refused)
             return
+        self._refused = ""
         if stamp is None:
             restarted = self.offset > 0
             self._stamp, self.offset, self._before = None, 0, b""
@@ -190,11 +212,14 @@ class Tail:
             file.seek(self.offset)
             rest = b""
             while piece := file.read(_CHUNK):
+                if not self._stands(file):
+                    return
                 rest += piece
                 at = rest.rfind(self._end) + len(self._end)
                 if at < len(self._end):
                     if len(rest) > _LONGEST_LINE:
-                        raise RunDirectoryError(f"'{_shown(self._parts)}' has a line of more than 16 MiB.")
+                        self._stamp, self._refused = stamp, f"'{_shown(self._parts)}' has a line of more than 16 MiB."
+                        raise RunDirectoryError(self._refused)
                     continue
                 lines, rest = rest[:at], rest[at:]
                 self.offset += len(lines)
@@ -208,5 +233,8 @@ class Tail:
             return False
         if stamp.size < self.offset or (self._stamp is not None and stamp.inode != self._stamp.inode):
             return True
-        file.seek(self.offset - len(self._before))
-        return file.read(len(self._before)) != self._before
+        return not self._stands(file)
+
+    def _stands(self, file: BinaryIO) -> bool:
+        """Whether what was read last is still in its place."""
+        return os.pread(file.fileno(), len(self._before), self.offset - len(self._before)) == self._before

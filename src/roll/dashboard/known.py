@@ -11,7 +11,7 @@ import numpy as np
 
 from roll.dashboard.metrics import Table
 from roll.dashboard.rollouts import Rollouts
-from roll.dashboard.settings import finite_number
+from roll.dashboard.settings import usual_number
 
 __all__ = ["Known"]
 
@@ -47,7 +47,7 @@ class Known:
 
     def number(self, key: str) -> float | None:
         """The value of a key of the configuration, where it is a number."""
-        return finite_number(self.settings.get(key))
+        return usual_number(self.settings.get(key))
 
     def most(self, name: str) -> float | None:
         """The largest value of a metric."""

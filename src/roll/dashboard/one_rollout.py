@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from roll.dashboard.metrics import nulls
+from roll.dashboard.settings import usual_number
 from roll.dashboard.vocabulary import Vocabulary
 
 __all__ = ["DETAIL_COLUMNS", "TOKEN_COLUMNS", "details", "tokens"]
@@ -139,10 +140,14 @@ def _of_two(
 
 def _clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """1 where the gate lets no gradient through, by the ratio of the token alone; NaN where the loss counts none."""
-    low, high = settings.get("algorithm.gate.low"), settings.get("algorithm.gate.high")
+    low, high = (usual_number(settings.get(f"algorithm.gate.{side}")) for side in ("low", "high"))
     by_token = settings.get("algorithm.ratio.level", "token") == "token"
-    numbers = isinstance(low, int | float) and isinstance(high, int | float)
-    if not numbers or not by_token or settings.get("algorithm.gate.type") not in ("min_clip", "dual_clip"):
+    if (
+        low is None
+        or high is None
+        or not by_token
+        or settings.get("algorithm.gate.type") not in ("min_clip", "dual_clip")
+    ):
         return {}
     outside = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
     return {"clip": np.where(np.isnan(ratio), np.nan, outside)}

@@ -12,7 +12,7 @@ from roll.config.history import CONFIG, HISTORY
 from roll.dashboard.files import Inside, Stamp
 from roll.errors import ConfigError, RunDirectoryError
 
-__all__ = ["Settings", "difference", "finite_number"]
+__all__ = ["Settings", "difference", "usual_number"]
 
 _LARGEST = 2**20
 _MOST_KEYS = 20_000
@@ -55,11 +55,11 @@ class Settings:
 
     def number_of(self, key: str) -> float | None:
         """The value of `key` where it is a finite number."""
-        return finite_number(self.values.get(key))
+        return usual_number(self.values.get(key))
 
 
-def finite_number(value: Any) -> float | None:
-    """A value where it is a number, and no larger than one can be computed with."""
+def usual_number(value: Any) -> float | None:
+    """A number that a float can hold and that is finite; `None` for anything else."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and abs(value) <= sys.float_info.max else None
 

@@ -64,28 +64,39 @@ class Vocabularies:
     def __init__(self) -> None:
         self._digests: dict[tuple[Path, tuple[str, ...], Stamp], str] = {}
         self._loaded: OrderedDict[str, Vocabulary] = OrderedDict()
+        self._broken: set[str] = set()
         self._lock = threading.Lock()
 
     def of(self, inside: Inside) -> Vocabulary | None:
         """What the tokenizer in a directory gives; `None` where there is none that can be read."""
         where = _find(inside)
-        if where is None:
+        if where is None or where[1].size > _LARGEST:
             return None
         key = (inside.root, *where)
         try:
             with self._lock:
                 digest = self._digests.get(key)
-                if digest is None or digest not in self._loaded:
+                if digest not in self._loaded and digest not in self._broken:
                     content = inside.read(*where[0], limit=_LARGEST)
                     digest = self._digests[key] = xxhash.xxh3_128_hexdigest(content)
-                    if digest not in self._loaded:
-                        self._loaded[digest] = _load(content, "/".join(where[0]))
+                    self._try(digest, content, "/".join(where[0]))
+                if digest in self._broken:
+                    return None
                 self._loaded.move_to_end(digest)
                 while len(self._loaded) > _MOST:
                     self._loaded.popitem(last=False)
                 return self._loaded[digest]
         except RunDirectoryError:
             return None
+
+    def _try(self, digest: str, content: bytes, name: str) -> None:
+        """Load it, unless an equal one was."""
+        if digest in self._loaded or digest in self._broken:
+            return
+        try:
+            self._loaded[digest] = _load(content, name)
+        except RunDirectoryError:
+            self._broken.add(digest)
 
 
 def _find(inside: Inside) -> tuple[tuple[str, ...], Stamp] | None:

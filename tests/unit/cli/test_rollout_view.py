@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -143,7 +145,42 @@ def test_a_table_of_something_else_is_named(run: RunDirectory, capsys: pytest.Ca
 
     pq.write_table(pa.table({"step": [1], "text": ["a"]}), run.rollouts_path(2))
     assert roll(["view", str(run.path)]) == 0
-    assert "no rollouts that can be read: No match for FieldRef" in capsys.readouterr().err
+    assert "no rollouts that can be read: it has no column 'rollout_id'" in capsys.readouterr().err
+
+
+def test_a_file_of_an_earlier_version_is_shown_without_the_columns_that_it_lacks(run: RunDirectory) -> None:
+    import pyarrow.parquet as pq
+
+    path = run.rollouts_path(2)
+    later = ["step", "engine_id", "components", "policy_versions", "logprobs", "verdict"]
+    pq.write_table(pq.read_table(path).drop_columns(later), path)
+    rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("kind=train step=2"))]
+    assert [row.values["id"] for row in rows] == ["4.0", "4.1", "5.0", "5.1"]
+    first = rows[0].values
+    assert (first["step"], first["tokens"], first["engine"], first["verdict"]) == (2, 3, None, None)
+    assert rows[0].file.rollout(0)["components"] is None
+    tokens = rows[0].file.rollout(0, tokens=True)
+    assert len(tokens["token_ids"]) == 3 and tokens["logprobs"] is None
+
+
+def test_what_is_no_regular_file_is_not_opened(run: RunDirectory) -> None:
+    os.mkfifo(run.rollouts_path(3))
+    run.rollouts_path(4).mkdir()
+    assert [(file.kind, file.step) for file in rollout_files(run.rollouts_dir)] == [
+        ("train", 2),
+        ("eval", 2),
+        ("train", 1),
+    ]
+
+
+def test_a_number_that_is_none_comes_last_in_either_order(run: RunDirectory) -> None:
+    for file in rollout_files(run.rollouts_dir):
+        _spoil_file(file.path, "reward", [0.5, math.nan, 1.0, math.nan][: 2 if file.kind == "eval" else 4])
+    rows = [row for file in rollout_files(run.rollouts_dir) for row in file.rows(parse_filter("kind=train"))]
+    found = [str(row.values["reward"]) for row in sorted_rows(rows, "reward")]
+    assert found == ["0.5", "0.5", "1.0", "1.0", *["nan"] * 4]
+    found = [str(row.values["reward"]) for row in sorted_rows(rows, "-reward")]
+    assert found == ["1.0", "1.0", "0.5", "0.5", *["nan"] * 4]
 
 
 @pytest.mark.parametrize(
@@ -166,9 +203,10 @@ def test_a_column_of_another_type_is_named(
     with pytest.raises(UserError, match=r"step-000002\.parquet' holds no rollouts that can be read"):
         file.rollout(0, tokens=column == "policy_versions")
     if column not in ("text", "messages", "components"):  # which a list does not read
-        assert roll(asked) == 0  # the others are shown
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1 and "Left out" in said and "step-000002" in said
+        assert roll(asked) == 0  # with the other files
+        said = capsys.readouterr()
+        assert said.err.startswith("Left out: ") and said.err.count("\n") == 1
+        assert "2.0" in said.out and "4.0" not in said.out
 
 
 def test_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
@@ -193,12 +231,16 @@ def test_a_rollout_that_a_resume_has_dropped_is_said(run: RunDirectory) -> None:
 
 
 def _spoil(run: RunDirectory, column: str, cell: Any) -> None:
+    _spoil_file(run.rollouts_path(2), column, [cell] * 4)
+
+
+def _spoil_file(path: Path, column: str, cells: Sequence[Any]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pq.read_table(run.rollouts_path(2))
+    table = pq.read_table(path)
     place = table.schema.get_field_index(column)
-    pq.write_table(table.set_column(place, column, pa.array([cell] * len(table))), run.rollouts_path(2))
+    pq.write_table(table.set_column(place, column, pa.array(cells)), path)
 
 
 def test_a_run_without_rollouts_says_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

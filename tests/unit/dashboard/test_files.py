@@ -56,6 +56,38 @@ def test_a_line_without_end_is_refused(tmp_path: Path) -> None:
         lines(Tail(Inside(tmp_path), "f"))
 
 
+def test_a_line_that_is_too_long_is_refused_again_without_being_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
+    path.write_bytes(b"one\n" + bytes(17 * 2**20))
+    with pytest.raises(RunDirectoryError, match="16 MiB"):
+        lines(tail)
+    with monkeypatch.context() as patch:
+        patch.setattr(Inside, "open", lambda *_: pytest.fail("it is read again"))
+        with pytest.raises(RunDirectoryError, match="16 MiB"):
+            lines(tail)
+        assert tail.grown()
+    path.write_bytes(b"one\ntwo\n")
+    assert lines(tail) == b"two\n"
+    assert lines(tail) == b""
+
+
+def test_a_file_that_is_rewritten_longer_while_it_is_read_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll.dashboard.files._CHUNK", 8)
+    path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
+    path.write_bytes(b"old-001\nold-002\nold-003\n")
+    reading = tail.chunks()
+    assert next(reading) == (False, b"old-001\n")
+    path.write_bytes(b"new-001\nnew-002\nnew-003\nnew-004\n")
+    assert list(reading) == []
+    found = list(tail.chunks())
+    assert found[0] == (True, b"")
+    assert b"".join(content for _, content in found) == path.read_bytes()
+
+
 def test_nothing_is_read_through_a_link_a_pipe_or_a_name_that_leads_out(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("secret")
     (tmp_path / "out").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from unit.dashboard.conftest import trace_of
 
 from roll.dashboard.files import Inside
@@ -48,6 +49,25 @@ def test_a_trace_that_grows_is_read_on_from_where_it_was(tmp_path: Path) -> None
     assert spans(trace.lanes(None, None, 4000)) == spans(read(tmp_path).lanes(None, None, 4000))
     assert before == 6
     assert len(trace.lanes(None, None, 4000)["spans"]) == 15
+
+
+def test_a_trace_that_is_rewritten_while_it_is_read_shows_only_what_stands_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll.dashboard.files._CHUNK", 300)
+    path = tmp_path / "trace.json"
+    TraceFile(path).append(trace_of(2))
+    trace = Trace(Inside(tmp_path))
+    clock = iter((0.0, 0.5, 2.0))
+    with monkeypatch.context() as patch:
+        patch.setattr("roll.dashboard.trace.time.monotonic", lambda: next(clock))
+        trace.refresh(1.0)
+    assert trace.is_reading
+    path.write_bytes(b"")
+    TraceFile(path).append([event | {"name": "after"} for event in trace_of(5) if event["ph"] == "X"])
+    for _ in range(2):
+        trace.refresh(60.0)
+    assert {name for _, name, *_ in spans(trace.lanes(None, None, 4000))} == {"after"}
 
 
 def test_a_window_holds_what_touches_it(tmp_path: Path) -> None:

@@ -227,14 +227,33 @@ def test_settings_that_are_no_usual_numbers_end_no_page(make_run: MakeRun, numbe
     path = make_run()
     (path / "config.yaml").write_text(
         f"training: {{num_steps: {number}}}\nalarms: {{patience: {number}}}\n"
-        f"rollout: {{scheduling: {{async_ratio: {number}}}}}\n"
+        f"rollout: {{max_new_tokens: {number}, scheduling: {{async_ratio: {number}}}}}\n"
+        f"algorithm: {{gate: {{type: min_clip, low: {number}, high: {number}}}}}\n"
     )
+    with (path / "metrics.jsonl").open("a") as file:
+        figures = {"rollout/staleness_max": 1, "rollout/staleness_mean": 0.5, "rollout/truncated": 0.5}
+        file.write(json.dumps({"step": 4, "kind": "train"} | figures) + "\n")
     client = client_of(path)
     (run,) = ids(client).values()
     for url in endpoints(run, row_of(1, "train", 0)):
         answer = client.get(url)
         assert answer.status_code == 200, (url, answer.text)
         strict(answer)
+
+
+@pytest.mark.parametrize("depth", [60, 130, 250, 900])
+def test_what_is_nested_deeply_ends_no_page(make_run: MakeRun, depth: int) -> None:
+    path = make_run()
+    nested = "[" * depth + "]" * depth
+    (path / "config_history.yaml").write_text(f"- {nested}\n")
+    event = json.dumps({"name": "a", "ph": "X", "ts": 1e9, "dur": 1e6, "args": {"b": "B"}})
+    (path / "trace.json").write_text("[\n" + event + ",\n" + event.replace('"B"', nested) + ",\n")
+    client = client_of(path)
+    (run,) = ids(client).values()
+    for url in endpoints(run, row_of(1, "train", 0)):
+        assert client.get(url).status_code == 200, url
+    spans = client.get(f"/api/runs/{run}/trace/lanes").json()["spans"]
+    assert spans[0]["args"] == {"b": "B"} and len(spans) == (2 if depth < 100 else 1)
 
 
 def test_what_is_asked_for_stays_bounded(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,11 +84,14 @@ class RolloutFile:
         if not wanted.may_take({"kind": self.kind, "step": self.step}):
             return
         table = self._table([*_READ, *(_TEXTS if wanted.words else ())])
+        lengths = table["policy_versions"]
+        if lengths.null_count == len(lengths):  # an earlier version's file
+            lengths = self._table(["token_ids"])["token_ids"]
         texts = [table[name].to_pylist() for name in _TEXTS] if wanted.words else []
-        made = pc.call_function("list_value_length", [table["policy_versions"]]).to_pylist()
+        made = pc.call_function("list_value_length", [lengths]).to_pylist()
         for number, row in enumerate(table.select([c for c in _READ if c != "policy_versions"]).to_pylist()):
             values = {
-                "step": row["step"],
+                "step": self.step if row["step"] is None else row["step"],
                 "draw": row["draw_id"],
                 "index": row["index"],
                 "reward": row["reward"],
@@ -118,15 +121,20 @@ class RolloutFile:
         return found[0]
 
     def _table(self, columns: list[str]) -> pa.Table:
-        """Columns, of the types that a run writes."""
+        """Columns, of the types that a run writes; those that an earlier version did not write are null."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
         from roll.tracking.rollout_table import rollout_schema
 
+        schema = pa.schema([rollout_schema().field(name) for name in columns])
         try:
-            table = pq.read_table(self.path, columns=columns, partitioning=None).select(columns)
-            table = table.cast(pa.schema([rollout_schema().field(name) for name in columns]), safe=False)
+            present = pq.read_schema(self.path).names
+            if "rollout_id" not in present:
+                raise ValueError("it has no column 'rollout_id'.")
+            read = pq.read_table(self.path, columns=list({"rollout_id", *columns} & {*present}), partitioning=None)
+            found = [read[f.name] if f.name in present else pa.nulls(len(read), f.type) for f in schema]
+            table = pa.table(found, names=columns).cast(schema, safe=False)
             table.validate(full=True)  # of texts, whether they are UTF-8
             return table
         except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
@@ -138,7 +146,7 @@ def rollout_files(directory: Path) -> list[RolloutFile]:
     """Files of a run, the newest step first; of a step, its evaluation after it."""
     found = []
     for path in directory.glob("*.parquet"):
-        if match := _FILE.fullmatch(path.name):
+        if (match := _FILE.fullmatch(path.name)) and path.is_file():
             found.append(RolloutFile(path, "eval" if match[1] else "train", int(match[2])))
     return sorted(found, key=lambda file: (-file.step, file.kind != "train"))
 
@@ -215,7 +223,11 @@ def sorted_rows(rows: Sequence[Row], column: str) -> list[Row]:
     name = column.removeprefix("-")
     if name not in COLUMNS:
         raise UserError(f"rollouts have no '{name}'.{nearest(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
-    with_value = sorted((row for row in rows if row.values[name] is not None), key=lambda row: row.values[name])
+    with_value = sorted((row for row in rows if _is_value(row.values[name])), key=lambda row: row.values[name])
     if column.startswith("-"):
         with_value.reverse()
-    return [*with_value, *(row for row in rows if row.values[name] is None)]
+    return [*with_value, *(row for row in rows if not _is_value(row.values[name]))]
+
+
+def _is_value(value: Any) -> bool:
+    return value is not None and value == value
