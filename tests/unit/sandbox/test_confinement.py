@@ -129,7 +129,7 @@ async def test_an_agent_from_the_zygote_keeps_no_more_than_one_of_bwrap(
     assert ours["status"]["CapEff"] == f"{1 << 8 | 1 << 12 | 1 << 21:016x}"
     assert ours["gains"] == {"0" * 16}
     assert len(ours["users"]) == 1 and "0" not in ours["users"]
-    assert ours["files"] <= theirs["files"]
+    assert ours["files"] <= theirs["files"] | {"/proc/locks"}  # which an agent reads for a moment, now and then
     assert ours["environment"] == theirs["environment"] - {b"PWD"}
     here = {entry.name: os.readlink(entry) for entry in Path("/proc/self/ns").iterdir()}
     for own in (ours, theirs):
