@@ -27,6 +27,8 @@ _KEPT = (
 )
 """Written even where they are ROLL's defaults: what a reader looks for first."""
 _LONGEST_LINE = 1000
+NO_VALUE = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
+"""What a rule may raise of a value that the library itself would refuse."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +123,7 @@ def convert(
         except Lost as lost:
             work.lost[rule.key] = str(lost)
             continue
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
+        except NO_VALUE as error:
             problem = str(error) or type(error).__name__
             raise ConfigError(f"{source}: '{rule.key}' is {show(work.values[rule.key])}: {problem}.") from None
         decided[rule.key] = tuple(new)

@@ -20,7 +20,10 @@ _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.D
 _VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 _LONGEST = 100_000
 """Of a value: variables of variables would otherwise fill the memory from a few lines."""
-_USE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}|\$(\w+)")
+_LARGEST = 2**20
+"""Of a file, in bytes."""
+_LONGEST_SUM = 1000
+_USE = re.compile(r"\$\{(\w+)(?::-([^}]{0,1000}))?\}|\$(\w+)")
 _SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _HOME = "HOME"
 """The one variable that is known wherever a script runs; it is put in where a path is opened."""
@@ -37,15 +40,19 @@ def read_keys(path: str | Path) -> dict[str, Any]:
     """Dotted keys and their values.
 
     Raises:
-        ConfigError: the file cannot be read, or has neither a tree nor overrides.
+        ConfigError: the file cannot be read, is larger than 1 MiB, or has neither a tree nor overrides.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        with Path(path).open("rb") as file:
+            content = file.read(_LARGEST + 1)
+        text = content[:_LARGEST].decode("utf-8")
     except FileNotFoundError:
         raise ConfigError(f"file '{path}' does not exist{looked_from(path)}.") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ConfigError(f"'{path}' cannot be read: {reason}.") from None
+    if len(content) > _LARGEST:
+        raise ConfigError(f"'{path}' is larger than {_LARGEST / 2**20:g} MiB: this is no configuration of verl.")
     if Path(path).suffix in (".yaml", ".yml", ".json"):
         tree, _ = parse(text, str(path))
         if not isinstance(tree, Mapping):
@@ -117,8 +124,8 @@ def _substituted(text: str, variables: Mapping[str, str], name: str) -> str:
             r"\b[A-Za-z_]\w*\b", lambda word: f"({variables.get(word[0], word[0])})", _USE.sub(value, found[1])
         )
         try:
-            return str(_computed(ast.parse(inner, mode="eval").body))
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return str(_computed(ast.parse(inner, mode="eval").body)) if len(inner) <= _LONGEST_SUM else found[0]
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last: signs of signs
             return found[0]
 
     return _USE.sub(value, _SUM.sub(number, text))

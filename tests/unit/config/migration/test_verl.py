@@ -1,11 +1,16 @@
 """verl's configurations: every key of its trainer has a rule, and the run means the same."""
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
+from roll.config.document import parse
 from roll.config.load import load_config
+from roll.config.migration.convert import NO_VALUE
+from roll.config.migration.rules import Lost
 from roll.config.migration.verl import from_verl
+from roll.config.migration.verl_file import read_keys
 from roll.config.migration.verl_rules import VERL
 from roll.errors import ConfigError
 
@@ -179,3 +184,47 @@ def test_variables_of_variables_do_not_fill_the_memory(tmp_path):
     lines = ["a0=xxxxxxxxxx", *(f"a{i}={f'$a{i - 1}' * 10}" for i in range(1, 12))]
     with pytest.raises(ConfigError, match="more than 100000 characters"):
         converted(tmp_path, "\n".join([*lines, SCRIPT]))
+
+
+@pytest.mark.parametrize("number", [".inf", ".nan", "1e400", "'x'", "[]", "{a: 1}", "null", "0", "9" * 4000])
+def test_no_value_of_a_rule_is_unexpected(number):
+    """Values in place of every key's: a rule takes them, or says that they are none."""
+    values = {rule.key: rule.default for rule in VERL if not rule.key.endswith(".*")} | {"rows": 7473}
+    hostile = parse(number, "x")[0]
+    for rule in VERL:
+        for key in [key for key in values if rule.convert is not None and rule.covers(key)]:
+            refused_or_taken(rule, {**values, key: hostile})
+        if rule.convert is not None:
+            refused_or_taken(rule, dict.fromkeys(values, hostile))
+
+
+def refused_or_taken(rule, values):
+    with contextlib.suppress(Lost, ConfigError, *NO_VALUE):
+        rule.convert(values)
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("trainer.nnodes=.inf", "cannot convert float infinity to integer"),
+        ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "modulo by zero"),
+    ],
+)
+def test_a_value_that_cannot_be_counted_with_is_named(tmp_path, override, why):
+    with pytest.raises(ConfigError, match=rf"verl's run\.sh: '[\w.]+' is .*{why}"):
+        converted(tmp_path, f"{SCRIPT.replace(' $@', '').strip()} {override}")
+
+
+@pytest.mark.parametrize(
+    "text", ["$((" + "-" * 20_000 + "1))", "$((" + "(" * 20_000 + "))", "${a:-" * 20_000, "$((" * 20_000]
+)
+def test_sums_and_variables_without_end_are_no_work(tmp_path, text):
+    (tmp_path / "run.sh").write_text(f"python3 data.train_batch_size=8 trainer.project_name='{text}'\n")
+    assert read_keys(tmp_path / "run.sh").get("trainer.project_name", text) == text
+
+
+def test_a_file_without_end_is_refused(tmp_path):
+    with (tmp_path / "run.sh").open("wb") as file:
+        file.truncate(2**20 + 1)
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        read_keys(tmp_path / "run.sh")
