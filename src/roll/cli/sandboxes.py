@@ -87,7 +87,7 @@ def serve(
 
 @sandbox.command()
 @click.option("--join", "url", metavar="URL", required=True, help="Of the service, as `roll sandbox serve` printed it.")
-@click.option("--token", envvar="ROLL_SANDBOX_TOKEN", required=True, help="Of scope worker; or ROLL_SANDBOX_TOKEN.")
+@click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Of scope worker; or ROLL_SANDBOX_TOKEN.")
 @click.option("--name", default=None, help="By which the service knows it again; else a new one.")
 @click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates.")
 @click.option("--warm", type=click.IntRange(min=0), default=None, help="Sandboxes to start in advance.")
@@ -105,6 +105,11 @@ def worker(
     ca_file: str | None,
 ) -> None:
     """Run sandboxes on this machine for a service elsewhere."""
+    if not token:
+        raise ConfigError(
+            "a worker needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
+            "`roll sandbox token create OWNER --scope worker` makes one where the service is."
+        )
     import asyncio
     import secrets
 

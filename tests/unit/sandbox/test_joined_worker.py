@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from unit.sandbox.conftest import _ROLL_SANDBOX, LIMITS, missing, roll_sandbox
 
+from roll.cli.main import run as roll
 from roll.sandbox import PythonCode, SandboxLostError, SandboxSpec, SandboxUnavailableError, connect
 
 pytestmark = [pytest.mark.asyncio]
@@ -67,3 +68,11 @@ async def test_a_worker_outlives_its_server_and_what_it_held_is_lost_with_it(tmp
                 worker.wait()
                 with process(*join), pytest.raises(SandboxLostError, match="lost"):
                     await asyncio.wait_for(lost.wait(), 30)
+
+
+async def test_a_worker_without_a_token_is_told_where_one_is_made(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("ROLL_SANDBOX_TOKEN", raising=False)
+    assert roll(["sandbox", "worker", "--join", "http://127.0.0.1:1"]) == 2
+    assert "roll sandbox token create OWNER --scope worker" in capsys.readouterr().err

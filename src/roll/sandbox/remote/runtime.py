@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 import time
-from collections import deque
 
 import aiohttp
 
@@ -20,7 +18,7 @@ from roll.sandbox.errors import (
 )
 from roll.sandbox.remote.line import Line, RemoteSandbox
 from roll.sandbox.types import SandboxSpec
-from roll.sandbox.wire import MAX_MESSAGE_BYTES, Message, decode, encode, failure_of
+from roll.sandbox.wire import MAX_MESSAGE_BYTES, Message, Outbox, decode, encode, failure_of
 
 __all__ = ["RemoteRuntime"]
 
@@ -59,8 +57,7 @@ class RemoteRuntime:
         self._session: aiohttp.ClientSession | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
-        self._outgoing: deque[bytes] = deque()
-        self._news = asyncio.Event()
+        self._outgoing = Outbox()
         self._closed = False
         self._most = MAX_MESSAGE_BYTES
 
@@ -138,12 +135,7 @@ class RemoteRuntime:
                     self._line.receive(message)
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        with contextlib.suppress(aiohttp.ClientError, ConnectionError):
-            while True:
-                while self._outgoing:
-                    await socket.send_bytes(self._outgoing.popleft())
-                self._news.clear()
-                await self._news.wait()
+        await self._outgoing.send_over(socket)
         await socket.close()
 
     async def _redial(self) -> aiohttp.ClientWebSocketResponse | None:
@@ -174,8 +166,7 @@ class RemoteRuntime:
                 f"a program, its files or its input have {len(data):,} bytes, and the sandbox service takes "
                 f"{self._most:,} in one message: send less, or raise `--max-message-bytes` of the service."
             )
-        self._outgoing.append(data)
-        self._news.set()
+        self._outgoing.put(data)
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Ask for a sandbox."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 from roll.sandbox.wire.failures import failure_of, failure_said
 from roll.sandbox.wire.frames import MAX_MESSAGE_BYTES, Message, decode, encode
 from roll.sandbox.wire.messages import check_name, checked
+from roll.sandbox.wire.outbox import Outbox
 from roll.sandbox.wire.programs import program_of, program_said, spec_of, spec_said
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "Message",
+    "Outbox",
     "check_name",
     "checked",
     "decode",

@@ -8,15 +8,13 @@ What nobody claims it stops: a server that comes back names what it does not kno
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import ssl
 import time
-from collections import deque
 
 import aiohttp
 
 from roll.sandbox.errors import SandboxAccessError, SandboxUnavailableError
-from roll.sandbox.wire import Message, decode, encode
+from roll.sandbox.wire import Message, Outbox, decode, encode
 from roll.sandbox.worker.worker import Worker
 
 __all__ = ["Joined"]
@@ -52,8 +50,7 @@ class Joined:
         self._greeting: Message = {"op": "join", "name": name, "capacity": capacity, "memory_bytes": memory_bytes}
         self._ca_file = ca_file
         self._away_s = away_s
-        self._outgoing: deque[bytes] = deque()
-        self._news = asyncio.Event()
+        self._outgoing = Outbox()
 
     async def serve(self) -> None:
         """Until it is cancelled.
@@ -101,7 +98,7 @@ class Joined:
         self._worker.listen(self._say)
         for message in self._worker.unheard():
             self._say(message)
-        writing = asyncio.create_task(self._write(socket))
+        writing = asyncio.create_task(self._outgoing.send_over(socket))
         try:
             async for received in socket:
                 if received.type is aiohttp.WSMsgType.BINARY:
@@ -114,13 +111,4 @@ class Joined:
             await socket.close()
 
     def _say(self, message: Message) -> None:
-        self._outgoing.append(encode(message))
-        self._news.set()
-
-    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        with contextlib.suppress(aiohttp.ClientError, ConnectionError):
-            while True:
-                while self._outgoing:
-                    await socket.send_bytes(self._outgoing.popleft())
-                self._news.clear()
-                await self._news.wait()
+        self._outgoing.put(encode(message))
