@@ -1,43 +1,24 @@
-"""`roll sandbox`: a service that runs sandboxes for others, and its tokens."""
+"""`roll sandbox serve` and `worker`: run sandboxes for others, on this machine or on many."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from roll.cli.sandboxes.common import database_option, missing_packages
 from roll.errors import ConfigError
-from roll.version import install_extra
 
-if TYPE_CHECKING:
-    from roll.sandbox.service.tokens import Tokens
-
-__all__ = ["sandbox"]
-
-_database = click.option(
-    "--database", metavar="URL", default=None, help="As SQLAlchemy has them; else a SQLite file of this user."
-)
+__all__ = ["serve", "worker"]
 
 
-@click.group()
-def sandbox() -> None:
-    """Run sandboxes for others, as a service.
-
-    \b
-    roll sandbox token create trainer      a token for an owner named trainer; it is shown once
-    roll sandbox serve                     answer on this machine
-    """
-
-
-@sandbox.command()
+@click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 takes a free one.")
 @click.option("--certificate", type=click.Path(path_type=Path), default=None, help="TLS: in PEM.")
 @click.option("--key", type=click.Path(path_type=Path), default=None, help="TLS: the key of the certificate.")
 @click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
-@_database
+@database_option
 @click.option("--audit", type=click.Path(path_type=Path), default=None, help="Append who did what to this file.")
 @click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates; none: workers join.")
 @click.option("--warm", type=click.IntRange(min=0), default=None, help="Sandboxes to start in advance.")
@@ -70,7 +51,7 @@ def serve(
         from roll.sandbox.service.serving import serve as serve_sandboxes
         from roll.sandbox.service.settings import Settings, default_database
     except ImportError as error:
-        raise _missing(error) from None
+        raise missing_packages(error) from None
     settings = Settings(
         database=database or default_database(),
         audit=audit,
@@ -85,7 +66,7 @@ def serve(
     serve_sandboxes(settings, host, port, certificate=certificate, key=key, say=click.echo, insecure=insecure)
 
 
-@sandbox.command()
+@click.command()
 @click.option("--join", "url", metavar="URL", required=True, help="Of the service, as `roll sandbox serve` printed it.")
 @click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Of scope worker; or ROLL_SANDBOX_TOKEN.")
 @click.option("--name", default=None, help="By which the service knows it again; else a new one.")
@@ -127,66 +108,3 @@ def worker(
                 await held.close()
 
     asyncio.run(work())
-
-
-@sandbox.group()
-def token() -> None:
-    """Who may use a service. Tokens are kept as digests: each is shown once, when it is made."""
-
-
-@token.command("create")
-@click.argument("owner")
-@click.option(
-    "--scope", "scopes", multiple=True, default=("read", "run"), show_default=True, help="Also admin, worker."
-)
-@click.option("--days", type=float, default=None, help="How long it is good; else until it is revoked.")
-@click.option("--note", default="", help="What it is for.")
-@_database
-def create_token(owner: str, scopes: tuple[str, ...], days: float | None, note: str, database: str | None) -> None:
-    """Make a token of OWNER and print it."""
-    lifetime_s = None if days is None else days * 86400
-    click.echo(_tokens(database).create(owner, scopes, lifetime_s=lifetime_s, note=note))
-
-
-@token.command("list")
-@_database
-def list_tokens(database: str | None) -> None:
-    """Show all tokens, without their secrets."""
-    now = time.time()
-    for row in _tokens(database).list():
-        state = "revoked" if row["revoked"] else "expired" if row["expires"] and row["expires"] <= now else "good"
-        until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(row["expires"])) if row["expires"] else ""
-        click.echo(f"{row['id']}  {row['owner']:20} {state:8} {row['scopes']:20} {until:22} {row['note']}".rstrip())
-
-
-@token.command("rotate")
-@click.argument("id")
-@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=0.0, help="Seconds for which ID stays good.")
-@_database
-def rotate_token(id: str, grace_s: float, database: str | None) -> None:
-    """Make another token in place of ID and print it."""
-    click.echo(_tokens(database).rotate(id, grace_s=grace_s))
-
-
-@token.command("revoke")
-@click.argument("id")
-@_database
-def revoke_token(id: str, database: str | None) -> None:
-    """Answer nothing to ID any more."""
-    _tokens(database).revoke(id)
-
-
-def _tokens(database: str | None) -> Tokens:
-    try:
-        from roll.sandbox.service.settings import default_database
-        from roll.sandbox.service.store import Store
-        from roll.sandbox.service.tokens import Tokens
-    except ImportError as error:
-        raise _missing(error) from None
-    store = Store(database or default_database())
-    store.migrate()
-    return Tokens(store)
-
-
-def _missing(error: ImportError) -> ConfigError:
-    return ConfigError(f"`roll sandbox` needs packages that are not installed ({error}): {install_extra('sandbox')}")

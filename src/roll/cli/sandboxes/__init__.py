@@ -1,0 +1,24 @@
+"""`roll sandbox`: a service that runs sandboxes for others, and what a person does with it."""
+
+from __future__ import annotations
+
+import click
+
+from roll.cli.sandboxes.serving import serve, worker
+from roll.cli.sandboxes.tokens import token
+
+__all__ = ["sandbox"]
+
+
+@click.group()
+def sandbox() -> None:
+    """Run sandboxes for others, as a service.
+
+    \b
+    roll sandbox token create trainer      a token for an owner named trainer; it is shown once
+    roll sandbox serve                     answer on this machine
+    """
+
+
+for command in (serve, worker, token):
+    sandbox.add_command(command)
