@@ -69,5 +69,5 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     chosen = text.get("num_experts_per_tok")
     counts = [text.get(key) for key in ("num_experts", "num_local_experts", "n_routed_experts")]
     experts = next((n for n in counts if isinstance(n, int)), None)
-    if isinstance(chosen, int) and experts and chosen > experts:
-        raise ModelError(f"{where} says num_experts_per_tok: {chosen}, and has {experts} experts: copy the file again.")
+    if isinstance(chosen, int) and experts and experts > 1 and not 1 <= chosen <= experts:
+        raise ModelError(f"{where} says num_experts_per_tok: {chosen}, of {experts} experts: copy the file again.")

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from roll.errors import DataError
 from roll.types.arrays import BoolArray, FloatArray, IntArray
 
 __all__ = [
@@ -159,8 +160,33 @@ class TrainingSample:
     """[L, layers, k] int8 or int16 which experts a mixture's routers chose for each token in the pass that the update
     is compared with, or in the engine, to be chosen again; -1: the router's own choice."""
 
+    def __post_init__(self) -> None:
+        for name in _ALIGNED:
+            values = getattr(self, name)
+            if values is not None and len(values) != len(self.token_ids):
+                raise DataError(
+                    f"sample '{self.sample_id}' has {len(self.token_ids)} tokens, and {name} for {len(values)}: every "
+                    "array of a sample has one entry for each of its tokens."
+                )
+
     def __len__(self) -> int:
         return len(self.token_ids)
+
+
+_ALIGNED = (
+    "loss_mask",
+    "advantages",
+    "rollout_logprobs",
+    "old_logprobs",
+    "ref_logprobs",
+    "policy_versions",
+    "chunk_ids",
+    "entropy_mask",
+    "returns",
+    "old_values",
+    "teacher_logprobs",
+    "experts",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -171,6 +171,15 @@ def test_a_size_that_no_model_has_is_named_with_its_value(
             read(copy)
 
 
+@pytest.mark.parametrize("chosen", [0, 9])
+def test_a_token_goes_through_one_expert_or_more_of_those_that_there_are(
+    tiny_model: Path, tmp_path: Path, chosen: int
+) -> None:
+    copy = changed(tiny_model, tmp_path / "copy", {"num_experts": 8, "num_experts_per_tok": chosen})
+    with pytest.raises(ModelError, match=f"num_experts_per_tok: {chosen}, of 8 experts"):
+        describe_model(copy)
+
+
 def test_layers_or_a_vocabulary_that_the_files_cannot_have_are_refused_before_loading(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -1,0 +1,27 @@
+"""A sample's arrays are aligned with its tokens, or it is refused by the name of the one that is not."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import numpy as np
+import pytest
+
+from roll.errors import DataError
+from roll.types import TrainingSample
+
+ALIGNED = sorted(f.name for f in fields(TrainingSample) if "Array" in str(f.type) and f.name != "token_ids")
+
+
+def test_arrays_are_known_by_their_type() -> None:
+    assert len(ALIGNED) == 12 and {"loss_mask", "rollout_logprobs", "experts"} <= set(ALIGNED)
+
+
+@pytest.mark.parametrize("name", ALIGNED)
+@pytest.mark.parametrize("length", [2, 4])
+def test_an_array_of_another_length_is_named(name: str, length: int) -> None:
+    arrays = {"loss_mask": np.ones(3, np.bool_), name: np.ones(length, np.float32)}
+    with pytest.raises(DataError, match=f"'a' has 3 tokens, and {name} for {length}"):
+        TrainingSample(sample_id="a", unit=0, token_ids=np.arange(3), **arrays)
+    arrays[name] = np.ones(3, np.float32)
+    assert len(TrainingSample(sample_id="a", unit=0, token_ids=np.arange(3), **arrays)) == 3
