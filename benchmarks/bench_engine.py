@@ -169,17 +169,21 @@ class Side:
         return json.loads(line) if line else None
 
     def _signal(self, number: signal.Signals) -> None:
-        """To all its processes, where any is left."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, number)
+        """To all its processes, where any is left; vLLM's have a group of their own."""
+        for process in self._processes():
+            with suppress(psutil.NoSuchProcess):
+                process.send_signal(number)
 
     def _cpu_s(self) -> float:
         """Processor time of all its processes so far."""
-        if self._process.poll() is not None:
-            return 0.0
-        root = psutil.Process(self._process.pid)
-        times = [process.cpu_times() for process in (root, *root.children(recursive=True))]
+        times = [process.cpu_times() for process in self._processes()]
         return sum(t.user + t.system for t in times)
+
+    def _processes(self) -> list[psutil.Process]:
+        if self._process.poll() is not None:
+            return []
+        root = psutil.Process(self._process.pid)
+        return [root, *root.children(recursive=True)]
 
 
 def neighbours(num_changed: int) -> list[int | None]:
