@@ -79,6 +79,7 @@ def work(
         result = policy.train_step(own, FULL)
         found[name] = {"result": result, "grads": whole_grads(policy)}
     found["logprobs"] = logprobs_of(policy, batch)
+    found["sharp"] = logprobs_of(policy, dataclasses.replace(batch, temperature=1e-6))  # exp of such logits overflows
     top = policy.forward(batch, ["top_logprobs"], num_top=3)["top_logprobs"]
     found["top"] = [each.logprobs for each in top]
     found["weights"] = {name: tensor for name, tensor in policy.weights() if tensor is not None}

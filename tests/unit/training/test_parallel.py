@@ -70,7 +70,8 @@ def _compare(
         assert found.loss == pytest.approx(alone.loss, rel=1e-9)
         assert found.metrics == pytest.approx(alone.metrics, rel=1e-9, abs=1e-12)
         assert found.metrics == last[step]["result"].metrics
-    for name in ("logprobs", "values", "top"):
+    assert min(values.min() for values in expected["sharp"]) < -1e4
+    for name in ("logprobs", "sharp", "values", "top"):
         for own, other in zip(first[name], expected[name], strict=True):
             np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)  # told in float32
     assert list(first["weights"]) == list(expected["weights"])
