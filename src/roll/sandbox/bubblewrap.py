@@ -26,6 +26,8 @@ from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.connection import AgentConnection
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxUnavailableError
+from roll.sandbox.images import Image, ImageCache
+from roll.sandbox.images.system import agent_command, agent_image, image_environment, image_plan
 from roll.sandbox.requests import agent_settings
 from roll.sandbox.seccomp import SUPPORTED, seccomp_filter
 from roll.sandbox.spawner import SpawnerClient
@@ -43,10 +45,6 @@ _NAMESPACES = [
     "--unshare-ipc",
     "--unshare-uts",
     "--unshare-cgroup-try",
-    "--uid",
-    "1000",
-    "--gid",
-    "1000",
     "--hostname",
     "sandbox",
     "--as-pid-1",
@@ -59,7 +57,10 @@ _NAMESPACES = [
     "--cap-add",
     "CAP_NET_ADMIN",
 ]
-_PYTHON = [str(interpreter()), "-SsPB", "-c", AGENT_READER]
+_USER = ["--uid", "1000", "--gid", "1000"]
+_FOR_IMAGES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
+_AGENT = ["-SsPB", "-c", AGENT_READER]
+_PYTHON = [str(interpreter()), *_AGENT]
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
@@ -81,6 +82,7 @@ class BubblewrapRuntime:
         self._code = -1
         self._complaints: IO[bytes] | None = None
         self._images: dict[Plan, list[str]] = {}
+        self._cache = ImageCache()
         self._building = asyncio.Lock()
         self._bounds: dict[str, Any] = {}
 
@@ -154,25 +156,29 @@ class BubblewrapRuntime:
         """Start a sandbox.
 
         Raises:
-            SandboxUnavailableError: the spec names an image.
+            UnknownImageError: this machine has no such image.
         """
-        if spec.image is not None:
-            raise SandboxUnavailableError(
-                f"image '{spec.image}': the bubblewrap runtime shows this machine's programs and has no images. Use "
-                "the docker runtime, or leave the image out."
-            )
         spawner = self._spawner
         if spawner is None or self._complaints is None:
             raise SandboxError("the bubblewrap runtime was not started, or is closed")
         if spawner.lost:
             spawner = await self._again(spawner)
-        root = await self._root(spawner, spec)
-        tree = root[1] if self._zygote and spawner.facts["root"] else None
-        arguments = [self._bwrap, *_NAMESPACES, *root, "--", *_PYTHON] if tree is None else []
+        image = None if spec.image is None else self._cache.resolve(spec.image)
+        root = await self._root(spawner, spec, image)
+        tree = root[1] if self._zygote and spawner.facts["root"] and image is None else None
+        arguments: list[str] = []
+        if tree is None:
+            user = ["--uid", str(image.uid), "--gid", str(image.gid), *_FOR_IMAGES] if image else _USER
+            python = [*agent_command(), *_AGENT] if image else _PYTHON
+            arguments = [self._bwrap, *_NAMESPACES, *user, *root, "--", *python]
+        layers = []
+        if image is not None and spawner.facts["root"]:
+            layers = [f"{root[1]}/layers/{number}" for number in range(len(image.layers) + 1)]
         settings = agent_settings(
             spec,
             home=HOME,
-            env=environment(),
+            env=image_environment(image) if image else environment(),
+            image=agent_image(image, spec.mounts) if image else None,
             isolated=True,
             mount_space=True,
             own_group=False,
@@ -180,7 +186,7 @@ class BubblewrapRuntime:
             **self._bounds,
         )
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
-        child = await spawner.spawn(tree, arguments, limits, self._complaints.fileno(), self._code)
+        child = await spawner.spawn(tree, arguments, layers, limits, self._complaints.fileno(), self._code)
         connection = AgentConnection(lambda: self._why_lost(spec))
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: connection, sock=child.socket)
@@ -213,9 +219,9 @@ class BubblewrapRuntime:
             complaint = os.pread(self._complaints.fileno(), 400, max(0, size - 400)).decode(errors="replace").strip()
         return "the sandbox ended unexpectedly" + (f" (last message: {complaint})" if complaint else "")
 
-    async def _root(self, spawner: SpawnerClient, spec: SandboxSpec) -> list[str]:
+    async def _root(self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None) -> list[str]:
         """Arguments of bwrap for the file system of this spec."""
-        plan = system_plan(spec.mounts)
+        plan = image_plan(self._cache, image, spec.mounts) if image else system_plan(spec.mounts)
         async with self._building:
             if plan not in self._images:
                 if spawner.facts["root"]:

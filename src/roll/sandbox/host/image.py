@@ -1,7 +1,7 @@
 """The file system that sandboxes see, built once by a spawner that is root, in its own mount namespace.
 
 A plan is a list of steps: ("bind", source, target), ("copy", source, target), ("directory", path), ("file", path,
-bytes) and ("link", content, path). What is small is copied: every mount costs time whenever a namespace is made. The
+bytes), ("link", content, path) and ("layer", source, target) for a layer of an image. What is small is copied: every mount costs time whenever a namespace is made. The
 result is one read-only tree, reachable for every user though its sources may not be; it disappears with the namespace.
 """
 
@@ -68,6 +68,10 @@ def _do(tree, step, first, second=b""):
                 pass
         kernel.mount(first, target, None, _BIND_RECURSIVE)
         _restrict(target, first.startswith("/dev/"))
+    elif step == "layer":
+        os.makedirs(tree + second)
+        kernel.mount(first, tree + second, None, _BIND_RECURSIVE)
+        _restrict(tree + second, False)
     elif step == "copy":
         os.makedirs(os.path.dirname(tree + second), exist_ok=True)
         if os.path.isdir(first):

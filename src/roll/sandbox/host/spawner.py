@@ -8,8 +8,8 @@ may be killed: the socket then closes and the spawner ends every sandbox, remove
 
 Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
                      ("zygote", arguments) with file descriptors: complaints, code → ("zygote", error)
-                     ("start", id, tree or None, arguments, limits) with file descriptors: the agent's line,
-                       complaints, code → ("started", id, counters), later ("ended", id, status, error)
+                     ("start", id, tree or None, arguments, layers, limits) with file descriptors: the agent's
+                       line, complaints, code → ("started", id, counters), later ("ended", id, status, error)
                      ("kill", id)
 First of all it says ("ready", facts).
 
@@ -142,7 +142,7 @@ class Spawner:
             self.lines[line.fileno()] = slot
             self.poll.register(line, select.POLLIN)
 
-    def on_start(self, descriptors, identity, tree, arguments, limits):
+    def on_start(self, descriptors, identity, tree, arguments, layers, limits):
         """Start a sandbox."""
         try:
             slot = self.free.pop() if self.free else self.new_slot()
@@ -153,7 +153,7 @@ class Spawner:
                 self.open(slot)
                 slot.start(tree, *descriptors[:2])
             else:
-                slot.start_bwrap(arguments, *descriptors)
+                slot.start_bwrap(arguments, layers, *descriptors)
         except OSError as error:
             self.say("ended", identity, 1, str(error))
             return
