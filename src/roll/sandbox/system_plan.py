@@ -1,8 +1,8 @@
 """What of the host a sandbox sees: its programs and libraries, read-only; nothing of its users.
 
 A plan is a sequence of steps, each ("bind", source, target), ("copy", source, target) for what is small, ("directory",
-path), ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. The spawner builds it where it is root (`host/image.py`), bwrap
-itself otherwise.
+path), ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. The spawner
+builds it where it is root (`host/image.py`), bwrap itself otherwise.
 """
 
 from __future__ import annotations
@@ -109,9 +109,13 @@ def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
         SandboxUnavailableError: a source does not exist, or a path is not absolute.
     """
     for mount in mounts:
-        if not os.path.exists(mount.source) or not mount.source.startswith("/") or not mount.target.startswith("/"):
+        plain = os.path.normpath(mount.target) == mount.target and not mount.target.startswith("//")
+        if not os.path.exists(mount.source) or not mount.source.startswith("/"):
+            raise SandboxUnavailableError(f"sandbox mount of '{mount.source}': it must exist, and be absolute.")
+        if not mount.target.startswith("/") or mount.target == "/" or not plain:
             raise SandboxUnavailableError(
-                f"sandbox mount of '{mount.source}' at '{mount.target}': the source must exist, both must be absolute."
+                f"sandbox mount of '{mount.source}' at '{mount.target}': a place below '/' is needed, absolute and "
+                "without '..'."
             )
     return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)
 

@@ -110,8 +110,8 @@ def _guarded(function, *arguments):
 def _child(function, request, settings, outputs, status):
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-    if settings["image"] and not request["fresh"]:
-        layers.join(settings)
+    if settings["image"] and request["fresh"]:
+        layers.go_back(settings)
     high = [_above_the_standard_ones(each) for each in (request["stdin"], *outputs)]
     line = request.get("line")
     if line is not None:
@@ -167,8 +167,7 @@ def _serve_as_init(program, settings):
 
 def disk_full(settings):
     """Whether less than a page, or no further file, fits into the writable space, or one of those (`docker`)."""
-    places = (settings["home"], "/tmp", "/dev/shm") if settings["own_group"] else (settings["home"],)
-    for place in (layers.SPACE, *places) if settings["image"] else places:
+    for place in (settings["home"], "/tmp", "/dev/shm") if settings["own_group"] else (settings["home"],):
         try:
             space = os.statvfs(place)
         except OSError:
@@ -201,7 +200,13 @@ def _run(request, settings):
         os.environ.update(environment)
         raise Become(run_python, request["source"], request["argv"])
     try:
-        os.execvpe(request["argv"][0], request["argv"], environment)
+        try:
+            os.execvpe(request["argv"][0], request["argv"], environment)
+        except FileNotFoundError:
+            if not (settings["image"] and "report" in request):
+                raise
+            bash = settings["image"]["bash"]  # of a session whose image has none
+            os.execve(bash[0], bash + request["argv"][1:], environment)
     except OSError as error:
         os.write(2, ("sandbox: %s: %s\n" % (request["argv"][0], error.strerror)).encode())  # noqa: UP031
         os._exit(126 if error.errno == 13 else 127)

@@ -7,6 +7,7 @@ A process of its own, because the manager's is large (forking it copies page tab
 may be killed: the socket then closes and the spawner ends every sandbox, removes the groups and mounts, and ends.
 
 Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
+                     ("forget", name): of an image
                      ("zygote", arguments) with file descriptors: complaints, code → ("zygote", error)
                      ("start", id, tree or None, arguments, layers, limits) with file descriptors: the agent's
                        line, complaints, code → ("started", id, counters), later ("ended", id, status, error)
@@ -115,6 +116,11 @@ class Spawner:
             self.say("image", name, self.images.build(name, plan), "")
         except OSError as error:
             self.say("image", name, None, str(error))
+
+    def on_forget(self, _, name):
+        """Take a tree away; sandboxes that are in it keep it."""
+        if self.images is not None:
+            self.images.forget(name)
 
     def on_zygote(self, descriptors, arguments):
         """Start the zygote, and slots in advance."""

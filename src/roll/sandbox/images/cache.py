@@ -87,6 +87,7 @@ class Hold:
     def release(self) -> None:
         """May be called twice."""
         if self._descriptor >= 0:
+            os.utime(self._descriptor)  # used until now
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -119,8 +120,8 @@ class ImageCache:
                 self._images[digest] = Image.loads(self._file(digest).read_text())
             return self._images[digest]
         raise UnknownImageError(
-            f"there is no image '{name[:200]}' where the sandbox would run: `roll sandbox image pull {name[:200]}` there, "
-            "or `roll sandbox image import PATH NAME`, brings one; `roll sandbox image list` shows what there is."
+            f"there is no image '{name[:200]}' where the sandbox would run. `roll sandbox image pull NAME` there, or "
+            "`roll sandbox image import PATH NAME`, brings it; `roll sandbox image list` shows what there is."
         )
 
     def hold(self, image: Image) -> Hold:
@@ -167,7 +168,9 @@ class ImageCache:
             uid, gid = account_of(image.user, self.layer_directories(image))
             size = sum(self._size(digest) for digest in set(image.layers))
             image = replace(image, uid=uid, gid=gid, size_bytes=size)
-            self._write(self._file(image.digest), image.dumps())
+            if not self._file(image.digest).exists():  # never replaced: whoever holds the image locked this very file
+                self._write(self._file(image.digest), image.dumps())
+            os.utime(self._file(image.digest))
             self._write(self.root / "names.json", json.dumps({**self._known_names(), whole: image.digest}))
             self._trim(keep=image.digest)
         return image

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from roll.sandbox.errors import BadImageError
+from roll.sandbox.images.names import DIGEST
 
 __all__ = ["DEFAULT_PATH", "Image", "image_of"]
 
 DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
 _MAX_LAYERS = 127
 
@@ -43,8 +43,9 @@ class Image:
     @staticmethod
     def loads(text: str) -> Image:
         """What `dumps` said."""
-        fields = json.loads(text)
-        return Image(**{**fields, "layers": tuple(fields["layers"])})
+        fields: dict[str, Any] = json.loads(text)
+        fields["layers"] = tuple(fields["layers"])
+        return Image(**fields)
 
 
 def image_of(config: object, digest: str) -> Image:
@@ -58,7 +59,7 @@ def image_of(config: object, digest: str) -> Image:
     layers = config["rootfs"].get("diff_ids")
     if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_LAYERS:
         raise BadImageError(f"the image {digest} has no layers, or more than {_MAX_LAYERS}.")
-    if not all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in layers):
+    if not all(isinstance(each, str) and DIGEST.fullmatch(each) for each in layers):
         raise BadImageError(f"the image {digest} names layers otherwise than by SHA-256.")
     said = config.get("config") or {}
     if not isinstance(said, dict):

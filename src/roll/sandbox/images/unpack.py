@@ -67,7 +67,7 @@ def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
         yield from _inflated(blob)
     elif start == b"\x28\xb5\x2f\xfd":
         try:
-            import zstandard
+            import zstandard  # pyrefly: ignore[missing-import]
         except ImportError:
             raise BadImageError(
                 "a layer is packed with zstd, which needs the package 'zstandard': pip install zstandard."
