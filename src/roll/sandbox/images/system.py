@@ -1,8 +1,8 @@
 """What a sandbox with an image is made of: the image's layers, and below `/.roll` what our own code in it runs on.
 
 A sandbox begins in a small system of its own: this machine's programs and libraries at `/.roll`, devices, the layers
-at `/.layers/N`. From there `agent/layers.py` makes an overlay of the layers the root of the agent, and another one that of
-each program, with `/.roll` and the devices bound into it. So the agent, and `PythonCode`, need nothing of the image.
+at `/.layers/N`. From there `agent/layers.py` makes an overlay of the layers the root of the agent, and another one that
+of each program, with `/.roll` and the devices bound into it. So the agent, and `PythonCode`, need nothing of the image.
 """
 
 from __future__ import annotations
