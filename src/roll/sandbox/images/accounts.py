@@ -7,15 +7,20 @@ from collections.abc import Sequence
 
 from roll.sandbox.errors import BadImageError
 
-__all__ = ["account_of", "accounts_for"]
+__all__ = ["SELF", "account_of", "accounts_for"]
 
+SELF = (1000, 1000)
+"""As in sandboxes without an image."""
 _MAX_BYTES = 2**20
 _MAX_NUMBER = 2**31
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
-    """The numbers of a user and its group, as an image's configuration names them; root where it names none.
+    """The numbers of a user and its group, as an image's configuration names them; `SELF` in place of root's.
+
+    All files of an image belong to this user, so programs need not be root to change them. And if they were, /proc
+    would let them at the first process, the agent: the kernel shows what is nobody else's to look at as root's.
 
     Args:
         user: `name`, `number`, `name:group` and so on.
@@ -38,15 +43,13 @@ def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
                 f"the image's programs are to be of '{group[:80]}', which its /etc/group does not have."
             )
         gid = int(other[2]) if other else int(group)
-    return uid, gid
+    return (uid, gid) if uid else SELF
 
 
 def accounts_for(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[str, bytes]:
     """Files that an image lacks for its own user to have a name, by path."""
     texts = {file: _read(layers, file) for file in ("passwd", "group")}
     lines = {"passwd": f"user:x:{uid}:{gid}:user:{home}:/bin/sh\n", "group": f"user:x:{gid}:\n"}
-    if uid == 0:
-        lines["passwd"] = f"root:x:0:{gid}:root:/root:/bin/sh\n"
     if gid == 0:
         lines["group"] = "root:x:0:\n"
     missing = {}

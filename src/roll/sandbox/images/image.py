@@ -31,8 +31,9 @@ class Image:
     """Where programs start; empty: at home."""
     user: str = ""
     """As the configuration has it: a name or number, perhaps with a group."""
-    uid: int = 0
-    gid: int = 0
+    uid: int = 1000
+    gid: int = 1000
+    """Of its programs in a sandbox; never root."""
     size_bytes: int = 0
     """Of its layers' archives, unpacked."""
 

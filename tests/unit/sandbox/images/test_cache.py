@@ -52,7 +52,7 @@ def test_an_image_is_known_by_its_names_and_its_digest(cache: ImageCache, tmp_pa
     assert (
         cache.resolve("world:1") == cache.resolve("docker.io/library/world:1") == cache.resolve(image.digest) == image
     )
-    assert (image.env, image.cwd, image.uid, image.gid) == ({"A": "b=c"}, "/app", 0, 0)
+    assert (image.env, image.cwd, image.uid, image.gid) == ({"A": "b=c"}, "/app", 1000, 1000)
     assert len(image.layers) == 2
     assert ImageCache(cache.root).resolve("world:1") == image, "another process reads the same"
     with pytest.raises(UnknownImageError, match="roll sandbox image pull"):
@@ -82,7 +82,15 @@ def test_names_are_read_as_docker_reads_them(name: str, whole: str) -> None:
 
 @pytest.mark.parametrize(
     ("user", "ids"),
-    [("", (0, 0)), ("app", (501, 502)), ("501", (501, 502)), ("app:staff", (501, 50)), ("7:8", (7, 8)), ("7", (7, 0))],
+    [
+        ("", (1000, 1000)),
+        ("root:staff", (1000, 1000)),
+        ("app", (501, 502)),
+        ("501", (501, 502)),
+        ("app:staff", (501, 50)),
+        ("7:8", (7, 8)),
+        ("7", (7, 0)),
+    ],
 )
 def test_the_user_is_looked_up_in_the_image(cache: ImageCache, tmp_path: Path, user: str, ids: tuple[int, int]) -> None:
     image = added(cache, layout(tmp_path, BASE, GROUPS, User=user))

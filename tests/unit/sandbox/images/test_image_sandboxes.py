@@ -95,7 +95,21 @@ async def test_programs_see_the_image_its_variables_and_directory(sandboxes: San
         sandboxes, "echo $PWD $HOME $PATH; id -u; id -g; cat data /etc/new; ls -A / /app; ls /etc/old gone"
     )
     assert result.stdout.decode().split() == [
-        *("/app", "/home/user", "/opt/bin:/bin", "0", "0", "upper", "new", "/:", ".roll", "app", "bin", "dev", "etc"),
+        *(
+            "/app",
+            "/home/user",
+            "/opt/bin:/bin",
+            "1000",
+            "1000",
+            "upper",
+            "new",
+            "/:",
+            ".roll",
+            "app",
+            "bin",
+            "dev",
+            "etc",
+        ),
         *("home", "lib", "lib64", "opt", "proc", "tmp", "/app:", "data"),
     ]
     assert result.stderr.count(b"No such file") == 2
@@ -242,11 +256,13 @@ async def test_a_directory_to_start_in_that_is_not_there_is_home(sandboxes: Sand
     assert (await sh(sandboxes, "echo $PWD", spec=spec("nowhere"))).stdout == b"/home/user\n"
 
 
-async def test_programs_have_no_privileges_as_root_of_an_image(sandboxes: SandboxManager) -> None:
+async def test_programs_have_no_privileges(sandboxes: SandboxManager) -> None:
     result = await sh(sandboxes, "while read line; do echo $line; done < /proc/self/status")
     found = dict(line.split(": ", 1) for line in result.stdout.decode().splitlines() if ": " in line)
     assert {found[name] for name in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (found["NoNewPrivs"], found["Seccomp"]) == ("1", "2")
+    result = await sh(sandboxes, "ls /proc/1/fd; echo 1000 > /proc/1/oom_score_adj")
+    assert result.stderr.count(b"ermission denied") == 2, "the first process is out of reach"
 
 
 async def test_many_layers_are_one_image(sandboxes: SandboxManager, cache: ImageCache) -> None:
