@@ -28,15 +28,16 @@ def image() -> None:
 
 @image.command()
 @click.argument("name")
+@click.option("--as", "own", metavar="NAME", default=None, help="What to call it here; else as there.")
 @click.option("--insecure", is_flag=True, help="Speak to the registry without TLS.")
 @_budget
-def pull(name: str, insecure: bool, budget_gb: float | None) -> None:
-    """Bring the image NAME from its registry, as in `docker pull`."""
+def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) -> None:
+    """Bring the image NAME, REGISTRY/REPOSITORY:TAG or …@sha256:…, from its registry."""
     from roll.sandbox.images.registry import RegistrySource
 
-    reference = reference_of(name)
-    found = _cache(budget_gb).add(name, RegistrySource(reference, insecure=insecure))
-    click.echo(f"{reference}  {found.digest}  {_size(found.size_bytes)}")
+    own = str(reference_of(own or name))
+    found = _cache(budget_gb).add(own, RegistrySource(reference_of(name), insecure=insecure))
+    click.echo(f"{own}  {found.digest}  {_size(found.size_bytes)}")
 
 
 @image.command("import")

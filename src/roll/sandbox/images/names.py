@@ -1,4 +1,4 @@
-"""Names of images, as `docker pull` reads them: `python:3.12` is `docker.io/library/python:3.12`."""
+"""Names of images: `[registry/]repository[:tag|@digest]`, as Docker reads them, but no registry is meant by none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from roll.sandbox.errors import SandboxRequestError
 __all__ = ["DIGEST", "Reference", "reference_of"]
 
 DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
-_DEFAULT_REGISTRY = "docker.io"
 _HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
 _REPOSITORY = re.compile(
     r"(?=.{1,255}$)[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
@@ -23,13 +22,15 @@ class Reference:
     """A name, whole."""
 
     registry: str
+    """Empty: a name on this machine alone."""
     repository: str
     version: str
     """A tag, or the digest of a manifest."""
 
     def __str__(self) -> str:
         between = "@" if DIGEST.fullmatch(self.version) else ":"
-        return f"{self.registry}/{self.repository}{between}{self.version}"
+        above = f"{self.registry}/" if self.registry else ""
+        return f"{above}{self.repository}{between}{self.version}"
 
 
 def reference_of(name: str) -> Reference:
@@ -41,12 +42,10 @@ def reference_of(name: str) -> Reference:
     rest, _, digest = name.partition("@")
     first, slash, others = rest.partition("/")
     named = slash and ("." in first or ":" in first or first == "localhost")
-    registry, path = (first, others) if named else (_DEFAULT_REGISTRY, rest)
+    registry, path = (first, others) if named else ("", rest)
     path, colon, tag = path.partition(":")
-    if registry == _DEFAULT_REGISTRY and "/" not in path:
-        path = f"library/{path}"
     version = digest or tag or "latest"
-    good = _HOST.fullmatch(registry) and _REPOSITORY.fullmatch(path)
+    good = (not named or _HOST.fullmatch(registry)) and _REPOSITORY.fullmatch(path)
     good = good and (DIGEST.fullmatch(digest) if "@" in name else True) and (_TAG.fullmatch(tag) if colon else True)
     if not good:
         raise SandboxRequestError(

@@ -24,7 +24,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from roll.sandbox.errors import BadImageError, SandboxAccessError, SandboxUnavailableError, UnknownImageError
+from roll.sandbox.errors import (
+    BadImageError,
+    SandboxAccessError,
+    SandboxRequestError,
+    SandboxUnavailableError,
+    UnknownImageError,
+)
 from roll.sandbox.images.image import image_of
 from roll.sandbox.images.names import DIGEST, Reference
 from roll.sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parsed
@@ -43,7 +49,6 @@ _PATIENCE_S = 60.0
 """Of one read."""
 _PIECE_BYTES = 2**20
 _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
-_DOCKER_HUB = "registry-1.docker.io"
 
 
 class RegistrySource:
@@ -56,6 +61,7 @@ class RegistrySource:
         pauses_s: before each further attempt.
 
     Raises:
+        SandboxRequestError: it names no registry.
         UnknownImageError: the registry has none of this name.
         SandboxAccessError: it refuses.
         SandboxUnavailableError: it does not answer.
@@ -71,7 +77,9 @@ class RegistrySource:
         pauses_s: Sequence[float] = _PAUSES_S,
     ) -> None:
         self._reference = reference
-        self._host = _DOCKER_HUB if reference.registry == "docker.io" else reference.registry
+        if not reference.registry:
+            raise SandboxRequestError(f"'{reference}' names no registry: registry.example/{reference} would.")
+        self._host = reference.registry
         self._plain = insecure or _is_this_machine(self._host)
         self._max_blob_bytes = max_blob_bytes
         self._pauses_s = pauses_s
@@ -232,7 +240,7 @@ def _password(registry: str) -> str:
     try:
         auths = json.loads(path.read_bytes()).get("auths", {})
         hosts = {urllib.parse.urlsplit(key if "//" in key else f"//{key}").netloc: each for key, each in auths.items()}
-        found = hosts.get("index.docker.io" if registry == "docker.io" else registry, {}).get("auth", "")
+        found = hosts.get(registry, {}).get("auth", "")
         base64.b64decode(found, validate=True)
     except (OSError, ValueError, AttributeError):
         return ""

@@ -49,9 +49,7 @@ def files_of(cache: ImageCache, image: Any) -> list[str]:
 
 def test_an_image_is_known_by_its_names_and_its_digest(cache: ImageCache, tmp_path: Path) -> None:
     image = added(cache, layout(tmp_path, BASE, [file("new", b"x")], Env=["A=b=c"], WorkingDir="/app"))
-    assert (
-        cache.resolve("world:1") == cache.resolve("docker.io/library/world:1") == cache.resolve(image.digest) == image
-    )
+    assert cache.resolve("world:1") == cache.resolve(image.digest) == image
     assert (image.env, image.cwd, image.uid, image.gid) == ({"A": "b=c"}, "/app", 1000, 1000)
     assert len(image.layers) == 2
     assert ImageCache(cache.root).resolve("world:1") == image, "another process reads the same"
@@ -68,8 +66,8 @@ def test_what_is_no_name_is_refused(cache: ImageCache, name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "whole"),
     [
-        ("python", "docker.io/library/python:latest"),
-        ("team/world:7", "docker.io/team/world:7"),
+        ("python", "python:latest"),
+        ("team/world:7", "team/world:7"),
         ("localhost/x", "localhost/x:latest"),
         ("127.0.0.1:5000/a/b:c", "127.0.0.1:5000/a/b:c"),
         ("r.example/x@sha256:" + "0" * 64, "r.example/x@sha256:" + "0" * 64),
@@ -239,7 +237,7 @@ def test_what_was_used_least_lately_goes_when_the_budget_is_spent(tmp_path: Path
     cache.hold(images["first"]).release()  # used now
     added(cache, layout(tmp_path, [file("data", os.urandom(30_000))], name="fourth"), "fourth")
     assert {name for each in cache.list() for name in each.names} == {
-        f"docker.io/library/{name}:latest" for name in ("first", "third", "fourth")
+        f"{name}:latest" for name in ("first", "third", "fourth")
     }
 
 

@@ -11,7 +11,13 @@ import pytest
 from unit.sandbox.images.oci import MACHINE, Built, build, digest_of, file
 from unit.sandbox.images.registry_server import Registry, registry_of, serving
 
-from roll.sandbox import BadImageError, SandboxAccessError, SandboxUnavailableError, UnknownImageError
+from roll.sandbox import (
+    BadImageError,
+    SandboxAccessError,
+    SandboxRequestError,
+    SandboxUnavailableError,
+    UnknownImageError,
+)
 from roll.sandbox.images import Image, ImageCache, reference_of
 from roll.sandbox.images.registry import RegistrySource
 
@@ -136,6 +142,11 @@ def test_nobody_there_is_told() -> None:
         RegistrySource(reference_of("127.0.0.1:1/a/world"), pauses_s=())
 
 
+def test_a_name_without_a_registry_is_nowhere_to_be_pulled_from() -> None:
+    with pytest.raises(SandboxRequestError, match="names no registry"):
+        RegistrySource(reference_of("python:3"))
+
+
 def test_beyond_this_machine_tls_is_spoken_unless_otherwise_said(monkeypatch: pytest.MonkeyPatch) -> None:
     urls: list[str] = []
 
@@ -144,12 +155,11 @@ def test_beyond_this_machine_tls_is_spoken_unless_otherwise_said(monkeypatch: py
         raise OSError("no network in tests")
 
     monkeypatch.setattr(RegistrySource, "_fetch_once", refuse)
-    for name, insecure in (("r.example/a", False), ("r.example/a", True), ("python", False), ("localhost:1/a", False)):
+    for name, insecure in (("r.example/a", False), ("r.example/a", True), ("localhost:1/a", False)):
         with pytest.raises(SandboxUnavailableError):
             RegistrySource(reference_of(name), insecure=insecure, pauses_s=())
     assert urls == [
         "https://r.example/v2/a/manifests/latest",
         "http://r.example/v2/a/manifests/latest",
-        "https://registry-1.docker.io/v2/library/python/manifests/latest",
         "http://localhost:1/v2/a/manifests/latest",
     ]
