@@ -88,6 +88,7 @@ class BubblewrapRuntime:
         self._overlays: bool | None = None
         """Whether sandboxes can lay a file system of their own over an image; `None`: that was not tried yet."""
         self._building = asyncio.Lock()
+        self._trying = asyncio.Lock()
         self._bounds: dict[str, Any] = {}
 
     async def start(self) -> None:
@@ -208,7 +209,7 @@ class BubblewrapRuntime:
 
     async def _try_overlays(self, spec: SandboxSpec, image: Image) -> None:
         """Find out, with the first image, how images can be shown here."""
-        async with self._building:
+        async with self._trying:
             if self._overlays is not None:
                 return
             sandbox = await self._launch(spec, image)

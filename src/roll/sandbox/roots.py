@@ -30,8 +30,8 @@ class Root:
     name: str = ""
     tree: str = ""
     """Where the spawner built it, if that is root."""
-    layers: list[str] = field(default_factory=list)
-    """Directories in it that are to belong to each sandbox's user."""
+    layers: list[tuple[str, str]] = field(default_factory=list)
+    """Of its image: where each is, and where each sandbox is to have it as its user's own."""
     hold: Hold | None = None
     users: int = 0
 
@@ -82,7 +82,7 @@ class Roots:
         self._num_built += 1
         name = f"image-{self._num_built}"
         tree = await spawner.image(name, plan)
-        layers = [tree + step[2] for step in plan if step[0] == "layer"]
+        layers = [(step[1], tree + step[2]) for step in plan if step[0] == "layer"]
         return Root(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
 
     def give_back(self, root: Root) -> None:

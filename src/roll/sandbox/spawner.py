@@ -172,7 +172,7 @@ class SpawnerClient:
         self,
         tree: str | None,
         arguments: list[str],
-        layers: list[str],
+        layers: list[tuple[str, str]],
         limits: dict[str, int],
         complaints: int,
         code: int,
@@ -182,7 +182,7 @@ class SpawnerClient:
         Args:
             tree: its file system, if the zygote is to fork it.
             arguments: else, of bwrap.
-            layers: directories with layers of an image, which are to belong to the sandbox's user.
+            layers: of an image: where each is, and where it is to be shown as the sandbox's user's own.
             limits: of its control group.
             complaints: file descriptor of what it writes to standard error.
             code: of the agent, for bwrap's.

@@ -131,8 +131,9 @@ def open_tree(path):
 
 
 def map_owners(mount, users):
-    """Show files of a mount from `open_tree` as those of the users in a user namespace (a file descriptor)."""
-    attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (_MAPPED_OWNERS, 0, 0, users))
+    """A mount from `open_tree` gets the owners of a user namespace (a file descriptor), and nobody may write to it."""
+    flags = _MAPPED_OWNERS | _READ_ONLY_NOSUID_NODEV
+    attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (flags, 0, 0, users))
     _check("mapped owners", _call("syscall", _MOUNT_SETATTR, mount, b"", _EMPTY_PATH, attributes, 32))
 
 

@@ -15,18 +15,18 @@ from roll.sandbox.agent import kernel
 
 
 def give(layers, user):
-    """In a mount namespace of this process's own: all at these directories belongs to `user`.
+    """In a mount namespace of this process's own: show layers (source, target), read-only, as if they were this user's.
 
     Raises:
         OSError: the kernel or the file system does not offer it.
     """
     users = _users(user)
     try:
-        for layer in layers:
-            mount = kernel.open_tree(layer)
+        for source, target in layers:
+            mount = kernel.open_tree(source)
             try:
                 kernel.map_owners(mount, users)
-                kernel.move_mount(mount, layer)
+                kernel.move_mount(mount, target)
             finally:
                 os.close(mount)
     finally:

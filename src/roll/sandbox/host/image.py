@@ -77,9 +77,7 @@ def _do(tree, step, first, second=b""):
         kernel.mount(first, target, None, _BIND_RECURSIVE)
         _restrict(target, first.startswith("/dev/"))
     elif step == "layer":
-        os.makedirs(tree + second)
-        kernel.mount(first, tree + second, None, _BIND_RECURSIVE)
-        _restrict(tree + second, False)
+        os.makedirs(tree + second)  # mounted for each sandbox, in its own namespace (`idmap.py`)
     elif step == "copy":
         os.makedirs(os.path.dirname(tree + second), exist_ok=True)
         if os.path.isdir(first):

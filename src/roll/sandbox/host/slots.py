@@ -118,7 +118,7 @@ class Slot:
     def start_bwrap(self, arguments, layers, line, complaints, code):
         """Start a sandbox by bwrap: 0, 1 are the agent's line, 2 is for complaints, 3 its code, 4 counts CPU time.
 
-        `layers`: directories with layers of an image, which are to be those of the sandbox's user.
+        `layers`: of an image: where each is, and where it is to be shown.
         """
         self.pid = fork(self._become_bwrap, arguments, layers, (line, line, complaints, code, *self.counter()))
 

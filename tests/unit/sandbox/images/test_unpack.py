@@ -6,6 +6,7 @@ import gzip
 import io
 import os
 import stat
+import sys
 import tarfile
 from pathlib import Path
 
@@ -207,3 +208,21 @@ def test_noise_is_no_layer(layer: Path) -> None:
     for noise in (b"", b"\0" * 100, b"hello" * 500, os.urandom(4096)):
         with pytest.raises(BadImageError):
             unpack(decompressed(io.BytesIO(noise)), str(layer), Bounds(2**24))
+
+
+def test_layers_packed_with_zstd_need_its_package(layer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(BadImageError, match="pip install zstandard"):
+        unpack(decompressed(io.BytesIO(b"\x28\xb5\x2f\xfd rest")), str(layer), Bounds(2**24))
+
+
+def test_layers_packed_with_zstd_are_unpacked(layer: Path) -> None:
+    zstandard = pytest.importorskip("zstandard", reason="an image's zstd layers need it")
+    data = archive([file("f", b"x" * 5000)])
+    packed = zstandard.compress(data[:1000]) + zstandard.compress(data[1000:])
+    assert unpack(decompressed(io.BytesIO(packed)), str(layer), Bounds(2**24)) == digest_of(data)
+    with pytest.raises(BadImageError):
+        unpack(decompressed(io.BytesIO(packed[:-5])), str(layer), Bounds(2**24))
+    with pytest.raises(BadImageError, match="more bytes"):
+        bomb = zstandard.compress(archive([file("f", bytes(2**24))]))
+        unpack(decompressed(io.BytesIO(bomb)), str(layer), Bounds(2**20))
