@@ -66,7 +66,7 @@ class Roots:
     async def _make(self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, merged: bool) -> Root:
         if image is None:
             return await self._build(spawner, system_plan(spec.mounts))
-        hold = self._cache.hold(image)
+        hold = await asyncio.to_thread(self._cache.hold, image)
         try:
             plan = await asyncio.to_thread(image_plan, self._cache, image, spec.mounts, merged=merged)
             root = await self._build(spawner, plan)

@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,8 @@ from roll.sandbox.images.unpack import Bounds, decompressed, unpack
 __all__ = ["CachedImage", "Hold", "ImageCache", "Source", "cache_root", "default_budget_bytes"]
 
 _BUDGET_BYTES = 20 * 2**30
+_UNFINISHED = ".new-"
+_ABANDONED_S = 86400.0
 
 
 def cache_root() -> Path:
@@ -125,25 +128,25 @@ class ImageCache:
         )
 
     def hold(self, image: Image) -> Hold:
-        """Use it: nobody removes it until the hold is released, or this process ends.
+        """Use it: nobody removes it until the hold is released, or this process ends. May wait for who looks at it.
 
         Raises:
             UnknownImageError: it was just removed.
         """
+        descriptor = -1
         try:
             descriptor = os.open(self._file(image.digest), os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            raise UnknownImageError(f"the image {image.digest} was just removed: pull or import it again.") from None
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
             if os.fstat(descriptor).st_nlink == 0:
-                raise BlockingIOError
-            os.utime(self._file(image.digest))
-        except (BlockingIOError, FileNotFoundError):
-            os.close(descriptor)
-            raise UnknownImageError(f"the image {image.digest} was just removed: pull or import it again.") from None
-        except BaseException:
-            os.close(descriptor)
+                raise FileNotFoundError
+            os.utime(descriptor)
+        except BaseException as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if isinstance(error, FileNotFoundError):
+                raise UnknownImageError(
+                    f"the image {image.digest} was just removed: pull or import it again."
+                ) from None
             raise
         return Hold(descriptor)
 
@@ -206,15 +209,26 @@ class ImageCache:
         return sorted(found, key=lambda each: -each.used_at)
 
     def make_root(self, key: str, make: Callable[[str], None]) -> str:
-        """A directory that `make` fills, the first time that this key is asked for."""
+        """A directory that `make` fills, the first time that this key is asked for. Nobody waits for a lock here.
+
+        Raises:
+            SandboxUnavailableError: the cache cannot be written.
+        """
         target = self.root / "roots" / key
-        if not target.exists():
-            with self._changing():
-                if not target.exists():
-                    directory = tempfile.mkdtemp(dir=self.root / "tmp")
-                    os.chmod(directory, 0o755)
-                    make(directory)
-                    os.rename(directory, target)
+        if target.exists():
+            return str(target)
+        try:
+            directory = tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent)
+            try:
+                os.chmod(directory, 0o755)
+                make(directory)
+                os.rename(directory, target)
+            except OSError:
+                _remove_tree(Path(directory))
+                if not target.exists():  # somebody else was quicker
+                    raise
+        except OSError as error:
+            raise _unwritable(self.root, error) from error
         return str(target)
 
     # Below: only for whoever holds the lock, but for what just reads.
@@ -240,6 +254,9 @@ class ImageCache:
         """What a process left that was killed while it held the lock."""
         for path in (self.root / "tmp").iterdir():
             _remove_tree(path)
+        for path in (self.root / "roots").glob(_UNFINISHED + "*"):
+            if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                _remove_tree(path)
 
     def _install(
         self, digest: str, open_blob: Callable[[], contextlib.AbstractContextManager[IO[bytes]]], bounds: Bounds

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import tarfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import IO, Any
 
@@ -328,3 +329,19 @@ def test_a_cache_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SandboxUnavailableError, match="ROLL_CACHE"):
         added(ImageCache(tmp_path / "file" / "cache"), layout(tmp_path))
+
+
+def test_who_looks_at_an_image_does_not_keep_it_from_being_used(cache: ImageCache, tmp_path: Path) -> None:
+    image = added(cache, layout(tmp_path))
+    with ThreadPoolExecutor(1) as thread:
+        with cache._alone(cache._file(image.digest)) as free:
+            assert free
+            held = thread.submit(cache.hold, image)
+            assert wait([held], 0.05).not_done, "it waits"
+        held.result().release()
+        with cache._alone(cache._file(image.digest)):
+            held = thread.submit(cache.hold, image)
+            assert wait([held], 0.05).not_done
+            cache._file(image.digest).unlink()
+        with pytest.raises(UnknownImageError, match="just removed"):
+            held.result()
