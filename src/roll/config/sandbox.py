@@ -21,7 +21,11 @@ class SandboxConfig(Section):
     trust_programs: bool = option(
         False, "Whether programs that the model writes may do all that you may; only for the runtime `subprocess`."
     )
-    image: str | None = option(None, "Image of the runtime `docker`.", examples=["python:3.11-slim"])
+    image: str | None = option(
+        None,
+        "Image whose programs sandboxes have: of the Docker engine, or of `roll sandbox image`.",
+        examples=["python:3.11-slim"],
+    )
     max_parallel: int | None = option(None, "Answers that run at once; one per CPU core by default.", ge=1)
     warm: int | None = option(
         None, "Started sandboxes to keep ready, of each kind; as many as run at once by default.", ge=0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from roll.sandbox.agent_sandbox import Job, Sandbox, Session
 from roll.sandbox.errors import (
+    BadImageError,
     OversizedUploadError,
     SandboxAccessError,
     SandboxError,
@@ -19,6 +20,7 @@ from roll.sandbox.errors import (
     SandboxQuotaError,
     SandboxRequestError,
     SandboxUnavailableError,
+    UnknownImageError,
     UnknownSandboxError,
     UntrustedCodeError,
 )
@@ -40,6 +42,7 @@ from roll.sandbox.types import (
 )
 
 __all__ = [
+    "BadImageError",
     "Chunk",
     "Command",
     "ExecutionResult",
@@ -65,6 +68,7 @@ __all__ = [
     "SandboxUnavailableError",
     "Session",
     "Snapshot",
+    "UnknownImageError",
     "UnknownSandboxError",
     "UntrustedCodeError",
     "connect",

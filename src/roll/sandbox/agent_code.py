@@ -15,6 +15,7 @@ _ROOT = Path(__file__).parent
 _AGENT = (
     "agent.kernel",
     "agent.usage",
+    "agent.layers",
     "agent.locks",
     "agent.programs",
     "agent.spare",
@@ -22,7 +23,7 @@ _AGENT = (
     "agent.shell",
     "agent.serve",
 )
-_SPAWNER = ("agent.kernel", "host.cgroup", "host.image", "host.slots", "host.spawner")
+_SPAWNER = ("agent.kernel", "host.cgroup", "host.idmap", "host.image", "host.slots", "host.spawner")
 _ZYGOTE = (*_AGENT, "host.zygote")
 
 _LOADER = """

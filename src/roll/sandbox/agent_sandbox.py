@@ -192,8 +192,8 @@ class Sandbox:
         self.spec = spec
         self.home: str = settings["home"]
         """Where relative paths begin, and where programs start."""
-        self.traits = {name: settings[name] for name in ("home", "isolated", "mount_space")}
-        """What of it depends on the runtime."""
+        self.traits = {name: settings[name] for name in ("home", "isolated", "mount_space")} | {"image": spec.image}
+        """What of it depends on the runtime; of an image its digest, where names may come to mean another."""
         self._namespaces: bool = settings["mount_space"]
         # Without isolation /tmp is the host's.
         self._places = (f"home={self.home}", "tmp=/tmp") if settings["isolated"] else (f"home={self.home}",)

@@ -18,6 +18,7 @@ import logging
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -26,10 +27,13 @@ from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.connection import AgentConnection
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxUnavailableError
+from roll.sandbox.images import Image, ImageCache
+from roll.sandbox.images.system import agent_command, agent_image, image_environment
 from roll.sandbox.requests import agent_settings
+from roll.sandbox.roots import Root, Roots
 from roll.sandbox.seccomp import SUPPORTED, seccomp_filter
-from roll.sandbox.spawner import SpawnerClient
-from roll.sandbox.system_plan import HOME, Plan, bwrap_arguments, environment, interpreter, system_plan
+from roll.sandbox.spawner import Child, SpawnerClient
+from roll.sandbox.system_plan import HOME, environment, interpreter
 from roll.sandbox.types import SandboxSpec
 
 __all__ = ["BubblewrapRuntime"]
@@ -43,10 +47,6 @@ _NAMESPACES = [
     "--unshare-ipc",
     "--unshare-uts",
     "--unshare-cgroup-try",
-    "--uid",
-    "1000",
-    "--gid",
-    "1000",
     "--hostname",
     "sandbox",
     "--as-pid-1",
@@ -59,7 +59,10 @@ _NAMESPACES = [
     "--cap-add",
     "CAP_NET_ADMIN",
 ]
-_PYTHON = [str(interpreter()), "-SsPB", "-c", AGENT_READER]
+_USER = ["--uid", "1000", "--gid", "1000"]
+_FOR_IMAGES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
+_AGENT = ["-SsPB", "-c", AGENT_READER]
+_PYTHON = [str(interpreter()), *_AGENT]
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
@@ -80,8 +83,12 @@ class BubblewrapRuntime:
         self._filter = b""
         self._code = -1
         self._complaints: IO[bytes] | None = None
-        self._images: dict[Plan, list[str]] = {}
+        self._cache = ImageCache()
+        self._roots = Roots(self._cache)
+        self._overlays: bool | None = None
+        """Whether sandboxes can lay a file system of their own over an image; `None`: that was not tried yet."""
         self._building = asyncio.Lock()
+        self._trying = asyncio.Lock()
         self._bounds: dict[str, Any] = {}
 
     async def start(self) -> None:
@@ -154,37 +161,42 @@ class BubblewrapRuntime:
         """Start a sandbox.
 
         Raises:
-            SandboxUnavailableError: the spec names an image.
+            UnknownImageError: this machine has no such image.
         """
-        if spec.image is not None:
-            raise SandboxUnavailableError(
-                f"image '{spec.image}': the bubblewrap runtime shows this machine's programs and has no images. Use "
-                "the docker runtime, or leave the image out."
-            )
+        spec = self.resolve(spec)
+        image = None if spec.image is None else self._cache.resolve(spec.image)
+        if image is not None and self._overlays is None:
+            await self._try_overlays(SandboxSpec(image=spec.image), image)
+        return await self._launch(spec, image)
+
+    async def _launch(self, spec: SandboxSpec, image: Image | None) -> Sandbox:
         spawner = self._spawner
         if spawner is None or self._complaints is None:
             raise SandboxError("the bubblewrap runtime was not started, or is closed")
         if spawner.lost:
             spawner = await self._again(spawner)
-        root = await self._root(spawner, spec)
-        tree = root[1] if self._zygote and spawner.facts["root"] else None
-        arguments = [self._bwrap, *_NAMESPACES, *root, "--", *_PYTHON] if tree is None else []
+        merged = self._overlays is False
+        root = await self._roots.take(spawner, spec, image, merged=merged)
+        try:
+            child = await self._spawn(spawner, spec, root, image)
+        except BaseException:
+            self._roots.give_back(root)
+            raise
         settings = agent_settings(
             spec,
             home=HOME,
-            env=environment(),
+            env=image_environment(image) if image else environment(),
+            image=agent_image(image, spec.mounts, merged=merged) if image else None,
             isolated=True,
             mount_space=True,
             own_group=False,
             filter=self._filter,
             **self._bounds,
         )
-        limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
-        child = await spawner.spawn(tree, arguments, limits, self._complaints.fileno(), self._code)
         connection = AgentConnection(lambda: self._why_lost(spec))
         loop = asyncio.get_running_loop()
         await loop.create_unix_connection(lambda: connection, sock=child.socket)
-        return Sandbox(
+        sandbox = Sandbox(
             spec,
             settings,
             connection,
@@ -192,6 +204,43 @@ class BubblewrapRuntime:
             ended=child.ended,
             counters=Counters(child.counters),
         )
+        sandbox.on_close(lambda: self._roots.give_back(root))
+        return sandbox
+
+    async def _try_overlays(self, spec: SandboxSpec, image: Image) -> None:
+        """Find out, with the first image, how images can be shown here."""
+        async with self._trying:
+            if self._overlays is not None:
+                return
+            sandbox = await self._launch(spec, image)
+            try:
+                await sandbox.ready()
+                self._overlays = True
+            except SandboxError as error:
+                self._overlays = False
+                _log.warning("sandboxes cannot change their images, which are put together once: %s", error)
+            finally:
+                await sandbox.close()
+
+    async def _spawn(self, spawner: SpawnerClient, spec: SandboxSpec, root: Root, image: Image | None) -> Child:
+        """Its outermost process, with the agent that is told the rest."""
+        assert self._complaints is not None
+        tree = root.tree if self._zygote and root.tree and image is None else None
+        arguments: list[str] = []
+        if tree is None:
+            user = ["--uid", str(image.uid), "--gid", str(image.gid), *_FOR_IMAGES] if image else _USER
+            python = [*agent_command(), *_AGENT] if image else _PYTHON
+            arguments = [self._bwrap, *_NAMESPACES, *user, *root.arguments, "--", *python]
+        limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
+        return await spawner.spawn(tree, arguments, root.layers, limits, self._complaints.fileno(), self._code)
+
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """The same with an image's digest in place of its name, which may mean another image tomorrow.
+
+        Raises:
+            UnknownImageError: this machine has no such image.
+        """
+        return spec if spec.image is None else replace(spec, image=self._cache.resolve(spec.image).digest)
 
     async def _again(self, lost: SpawnerClient) -> SpawnerClient:
         """A spawner in place of one that was killed; its sandboxes are gone."""
@@ -199,7 +248,6 @@ class BubblewrapRuntime:
             if self._spawner is lost:
                 _log.warning("the process that starts sandboxes was killed: starting another")
                 await lost.close()
-                self._images.clear()
                 self._spawner = await self._start_spawner()
         if self._spawner is None:
             raise SandboxError("the bubblewrap runtime is closed")
@@ -213,18 +261,6 @@ class BubblewrapRuntime:
             complaint = os.pread(self._complaints.fileno(), 400, max(0, size - 400)).decode(errors="replace").strip()
         return "the sandbox ended unexpectedly" + (f" (last message: {complaint})" if complaint else "")
 
-    async def _root(self, spawner: SpawnerClient, spec: SandboxSpec) -> list[str]:
-        """Arguments of bwrap for the file system of this spec."""
-        plan = system_plan(spec.mounts)
-        async with self._building:
-            if plan not in self._images:
-                if spawner.facts["root"]:
-                    directory = await spawner.image(f"image-{len(self._images)}", plan)
-                    self._images[plan] = ["--dev-bind", directory, "/", "--proc", "/proc"]
-                else:
-                    self._images[plan] = bwrap_arguments(plan)
-            return self._images[plan]
-
     async def close(self) -> None:
         """End every sandbox."""
         spawner, self._spawner = self._spawner, None
@@ -235,7 +271,7 @@ class BubblewrapRuntime:
             self._code = -1
         if self._complaints is not None:
             self._complaints.close()
-        self._images.clear()
+        self._roots.clear()
         for path in Path(tempfile.gettempdir()).glob(f"roll-sandbox-files-{os.getpid()}-*"):
             with contextlib.suppress(OSError):
                 shutil.rmtree(path)

@@ -76,6 +76,10 @@ class DockerRuntime:
             else:
                 _log.warning("there is no system-call filter for '%s': the engine's own is the only one", machine)
 
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """Names of images are the engine's."""
+        return spec
+
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start a container.
 

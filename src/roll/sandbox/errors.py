@@ -5,6 +5,7 @@ from __future__ import annotations
 from roll.errors import InfraError, RollError, UserError
 
 __all__ = [
+    "BadImageError",
     "OversizedUploadError",
     "SandboxAccessError",
     "SandboxError",
@@ -14,6 +15,7 @@ __all__ = [
     "SandboxQuotaError",
     "SandboxRequestError",
     "SandboxUnavailableError",
+    "UnknownImageError",
     "UnknownSandboxError",
     "UntrustedCodeError",
 ]
@@ -21,6 +23,14 @@ __all__ = [
 
 class SandboxUnavailableError(UserError):
     """This machine cannot run such sandboxes; the message says what is missing."""
+
+
+class UnknownImageError(SandboxUnavailableError):
+    """Where the sandbox would run, no image of this name has been pulled or imported."""
+
+
+class BadImageError(UserError):
+    """An image is broken or hostile, or of a kind that sandboxes cannot use."""
 
 
 class UntrustedCodeError(UserError):

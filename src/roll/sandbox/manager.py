@@ -89,7 +89,8 @@ class SandboxManager:
         await self.runtime.start()
         self._open = True
         try:
-            await asyncio.gather(*(self._fill(self._spec) for _ in range(self._warm)))
+            spec = self.runtime.resolve(self._spec)
+            await asyncio.gather(*(self._fill(spec) for _ in range(self._warm)))
         except BaseException:
             await self.close()
             raise
@@ -112,7 +113,7 @@ class SandboxManager:
         Raises:
             As `execute`.
         """
-        spec = spec or self._spec
+        spec = self.runtime.resolve(spec or self._spec)
         async with self._places:
             sandbox, runs = await self._take(spec, fresh=False)
             reusable = self.runtime.fresh_programs
@@ -145,7 +146,7 @@ class SandboxManager:
             SandboxError: it did not start.
             UntrustedCodeError: see `execute`.
         """
-        spec = spec or self._spec
+        spec = self.runtime.resolve(spec or self._spec)
         await self._places.acquire()
         try:
             sandbox, _ = await self._take(spec, fresh=True)

@@ -10,8 +10,12 @@ from roll.sandbox.types import Limits, Program, PythonCode, SandboxSpec
 __all__ = ["agent_settings", "check_texts", "run_request"]
 
 
-def agent_settings(spec: SandboxSpec, *, home: str, env: dict[str, str], **flags: Any) -> dict[str, Any]:
+def agent_settings(
+    spec: SandboxSpec, *, home: str, env: dict[str, str], image: dict[str, Any] | None = None, **flags: Any
+) -> dict[str, Any]:
     """What an agent is told first.
+
+    `image`: of layers that the agent is to mount (`images/system.py`).
 
     `flags`: isolated (the files are its own), mount_space (it mounts them, and may make namespaces), own_group (its
     control group is that of the sandbox), counts_cpu (the host handed it a count of CPU time), filter, bound_processes,
@@ -20,6 +24,7 @@ def agent_settings(spec: SandboxSpec, *, home: str, env: dict[str, str], **flags
     return {
         "home": home,
         "env": env,
+        "image": image,
         "limits": dict(vars(spec.limits)),
         "preload": list(spec.preload),
         "python_path": list(spec.python_path),

@@ -26,6 +26,14 @@ class Runtime(Protocol):
         """
         ...
 
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """The spec of the very sandboxes that `launch` would start now: a name of an image may mean another one later.
+
+        Raises:
+            UnknownImageError: there is no such image.
+        """
+        ...
+
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start a sandbox; it may be asked for work at once.
 

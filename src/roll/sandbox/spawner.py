@@ -169,13 +169,20 @@ class SpawnerClient:
         return await future
 
     async def spawn(
-        self, tree: str | None, arguments: list[str], limits: dict[str, int], complaints: int, code: int
+        self,
+        tree: str | None,
+        arguments: list[str],
+        layers: list[tuple[str, str]],
+        limits: dict[str, int],
+        complaints: int,
+        code: int,
     ) -> Child:
         """Start a sandbox whose agent's file descriptors 0 and 1 are the other end of `Child.socket`.
 
         Args:
             tree: its file system, if the zygote is to fork it.
             arguments: else, of bwrap.
+            layers: of an image: where each is, and where it is to be shown as the sandbox's user's own.
             limits: of its control group.
             complaints: file descriptor of what it writes to standard error.
             code: of the agent, for bwrap's.
@@ -194,7 +201,7 @@ class SpawnerClient:
             started=self._loop.create_future(),
         )
         self._children[child.identity] = child
-        self.send(("start", child.identity, tree, arguments, limits), [theirs.fileno(), complaints, code])
+        self.send(("start", child.identity, tree, arguments, layers, limits), [theirs.fileno(), complaints, code])
         theirs.close()
         try:
             child.counters = await child.started

@@ -43,6 +43,10 @@ class SubprocessRuntime:
     async def start(self) -> None:
         """It works everywhere."""
 
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """It has no images."""
+        return spec
+
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start an agent in a directory of its own.
 

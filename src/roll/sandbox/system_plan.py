@@ -1,8 +1,8 @@
 """What of the host a sandbox sees: its programs and libraries, read-only; nothing of its users.
 
 A plan is a sequence of steps, each ("bind", source, target), ("copy", source, target) for what is small, ("directory",
-path), ("file", path, bytes) or ("link", content, path). The spawner builds it where it is root (`host/image.py`), bwrap
-itself otherwise.
+path), ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. The spawner
+builds it where it is root (`host/image.py`), bwrap itself otherwise.
 """
 
 from __future__ import annotations
@@ -17,7 +17,17 @@ from typing import Any, TypeAlias
 from roll.sandbox.errors import SandboxUnavailableError
 from roll.sandbox.types import Mount
 
-__all__ = ["HOME", "Plan", "bwrap_arguments", "environment", "interpreter", "system_plan"]
+__all__ = [
+    "HOME",
+    "Plan",
+    "bwrap_arguments",
+    "checked_mounts",
+    "device_steps",
+    "environment",
+    "host_steps",
+    "interpreter",
+    "system_plan",
+]
 
 HOME = "/home/user"
 Plan: TypeAlias = tuple[tuple[Any, ...], ...]
@@ -58,30 +68,56 @@ def system_plan(mounts: tuple[Mount, ...]) -> Plan:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
     """
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/dev/shm", "/tmp", "/home")]
-    steps.append(("bind", "/usr", "/usr"))
+    steps += host_steps("", python=str(Path(sys.base_prefix).resolve()))
+    steps += [("file", path, content) for path, content in _ACCOUNTS.items()]
+    steps += device_steps()
+    steps += [("bind", mount.source, mount.target) for mount in checked_mounts(mounts)]
+    return tuple(steps)
+
+
+def host_steps(below: str, *, python: str) -> list[tuple[Any, ...]]:
+    """This machine's programs and libraries below a directory, and its interpreter's prefix at `python`."""
+    steps: list[tuple[Any, ...]] = [("bind", "/usr", f"{below}/usr")]
     for name in _TOP_LEVEL:
         path = f"/{name}"
         if os.path.islink(path):
-            steps.append(("link", os.readlink(path), path))
+            steps.append(("link", os.readlink(path), below + path))
         elif os.path.isdir(path):
-            steps.append(("bind", path, path))
-    steps += [("copy", f"/etc/{name}", f"/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
-    steps += [("file", path, content) for path, content in _ACCOUNTS.items()]
+            steps.append(("bind", path, below + path))
+    steps += [("copy", f"/etc/{name}", f"{below}/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
+    prefix = Path(sys.base_prefix).resolve()
+    if not prefix.is_relative_to("/usr"):
+        steps.append(("bind", str(prefix), python))
+    return steps
+
+
+def device_steps() -> list[tuple[Any, ...]]:
+    """What is in /dev."""
+    steps: list[tuple[Any, ...]] = [("directory", "/dev/shm")]
     steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
     steps.append(("link", "/proc/self/fd", "/dev/fd"))
     steps += [
         ("link", f"/proc/self/fd/{number}", f"/dev/{name}") for number, name in enumerate(("stdin", "stdout", "stderr"))
     ]
-    prefix = Path(sys.base_prefix).resolve()
-    if not prefix.is_relative_to("/usr"):
-        steps.append(("bind", str(prefix), str(prefix)))
+    return steps
+
+
+def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    """The same with sources that lead there by no link.
+
+    Raises:
+        SandboxUnavailableError: a source does not exist, or a path is not absolute.
+    """
     for mount in mounts:
-        if not os.path.exists(mount.source) or not mount.source.startswith("/") or not mount.target.startswith("/"):
+        plain = os.path.normpath(mount.target) == mount.target and not mount.target.startswith("//")
+        if not os.path.exists(mount.source) or not mount.source.startswith("/"):
+            raise SandboxUnavailableError(f"sandbox mount of '{mount.source}': it must exist, and be absolute.")
+        if not mount.target.startswith("/") or mount.target == "/" or not plain:
             raise SandboxUnavailableError(
-                f"sandbox mount of '{mount.source}' at '{mount.target}': the source must exist, both must be absolute."
+                f"sandbox mount of '{mount.source}' at '{mount.target}': a place below '/' is needed, absolute and "
+                "without '..'."
             )
-        steps.append(("bind", os.path.realpath(mount.source), mount.target))
-    return tuple(steps)
+    return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)
 
 
 def bwrap_arguments(plan: Plan) -> list[str]:
@@ -93,6 +129,8 @@ def bwrap_arguments(plan: Plan) -> list[str]:
             arguments += ["--dir", rest[0]]
         elif step == "link":
             arguments += ["--symlink", *rest]
+        elif step == "layer":
+            arguments += ["--ro-bind", *rest]
         elif step == "file":
             copy = files / rest[0].strip("/").replace("/", "-")
             copy.write_bytes(rest[1])

@@ -108,7 +108,8 @@ class SandboxSpec:
     what a candidate must not know (the expected output) belongs into a pool of its own: the agent that passes it on
     may keep a copy in its memory, and programs are forks of it."""
     image: str | None = None
-    """For runtimes with images (`docker`)."""
+    """Whose files and programs it has, in place of this machine's: a name that the runtime knows (`docker`: one of the
+    engine's; `bubblewrap`: one of `roll sandbox image list`)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from unit.sandbox.conftest import LIMITS, agents, spec_for
+from unit.sandbox.conftest import LIMITS, agents, spec_for, started
 from unit.sandbox.hostile import HOSTILE, Hostile
+from unit.sandbox.images.oci import build, programs, symlink, write_layout
 
 import roll
 from roll.sandbox import Command, Outcome, PythonCode, SandboxManager, SandboxPathError
+from roll.sandbox.images import ImageCache
+from roll.sandbox.images.sources import open_source
 from roll.sandbox.manager import SandboxManager as Manager
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -121,9 +124,41 @@ async def test_hostile_program_is_contained_by_a_service(
     serviced: SandboxManager, host: Host, hostile: Hostile
 ) -> None:
     """The verdict is the local one: whoever asks cannot tell the difference."""
+    await _contained(serviced, host, hostile)
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def imaged(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[SandboxManager]:
+    """A manager whose sandboxes have an image, of this machine's programs."""
+    directory = tmp_path_factory.mktemp("image")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ROLL_CACHE", str(directory / "cache"))
+        tools = programs(("bash", "sh", "cat", "env", "id", "ls", "sleep"))
+        with open_source(write_layout(directory / "layout", build([[*tools, symlink("usr", ".")]]))) as source:
+            ImageCache().add("hostile", source)
+        async for manager in started("bubblewrap", warm=1):
+            manager._spec = spec_for("bubblewrap", image="hostile")
+            yield manager
+
+
+_ALLOWED_IN_AN_IMAGE = ("writing to the system", "symbolic link to a system file")
+"""To its own copy."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "hostile",
+    [hostile for hostile in HOSTILE if hostile.name not in _ALLOWED_IN_AN_IMAGE],
+    ids=lambda hostile: hostile.name,
+)
+async def test_hostile_program_is_contained_in_an_image(imaged: SandboxManager, host: Host, hostile: Hostile) -> None:
+    await _contained(imaged, host, hostile)
+
+
+async def _contained(manager: SandboxManager, host: Host, hostile: Hostile) -> None:
     if platform.machine() != "x86_64" and "call(" in getattr(hostile.program, "source", ""):
         pytest.skip("its system calls are numbered for x86-64")
-    result = await serviced.execute(_with(hostile.program, host.words))
+    result = await manager.execute(_with(hostile.program, host.words))
     assert b"BREACH" not in result.stdout + result.result, result
     if os.geteuid() == 0 or not {Outcome.MEMORY, Outcome.PROCESSES} & hostile.outcomes:
         assert result.outcome in hostile.outcomes, result
@@ -133,7 +168,7 @@ async def test_hostile_program_is_contained_by_a_service(
     if hostile.says is not None:
         assert hostile.says in result.stdout, result
     assert host.canary.read_text() == host.secret
-    after = await serviced.execute(PythonCode(source="import os; print(os.listdir('.'), os.listdir('/tmp'))"))
+    after = await manager.execute(PythonCode(source="import os; print(os.listdir('.'), os.listdir('/tmp'))"))
     assert after.stdout == b"[] []\n"
 
 

@@ -110,3 +110,9 @@ def test_other_tables_of_calls_end_the_program(architecture: str) -> None:
 def test_an_unknown_architecture_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"'riscv64'.*x86_64"):
         seccomp_filter("riscv64")
+
+
+@architectures
+def test_extended_attributes_are_not_offered(architecture: str) -> None:
+    for name in ("setxattr", "lsetxattr", "fsetxattr"):
+        assert verdict(architecture, number(name, architecture)) == FAIL | errno.EOPNOTSUPP

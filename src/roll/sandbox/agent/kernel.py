@@ -15,9 +15,10 @@ CLONE_NEWIPC = 0x08000000
 CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
-CAP_SETPCAP, CAP_NET_ADMIN, CAP_SYS_ADMIN = 8, 12, 21
+CAP_SETPCAP, CAP_NET_ADMIN, CAP_SYS_CHROOT, CAP_SYS_ADMIN = 8, 12, 18, 21
 
 _MS_NOSUID, _MS_NODEV, _MS_BIND, _MS_REC, _MS_PRIVATE, _MS_NOEXEC = 2, 4, 4096, 16384, 1 << 18, 8
+NOSUID_NODEV, PRIVATE = _MS_NOSUID | _MS_NODEV, _MS_REC | _MS_PRIVATE
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_SECCOMP = 1, 4, 22
 _PR_CAPBSET_READ, _PR_CAPBSET_DROP = 23, 24
 _PR_SET_CHILD_SUBREAPER, _PR_SET_NO_NEW_PRIVS, _PR_CAP_AMBIENT = 36, 38, 47
@@ -27,6 +28,8 @@ _CLONE, _PIVOT_ROOT, _MOUNT_SETATTR = {"x86_64": (56, 155, 442), "aarch64": (220
     os.uname().machine, (-1, -1, -1)
 )
 """Numbers of the calls that the C library does not offer, or not in this form."""
+_OPEN_TREE, _MOVE_MOUNT = 428, 429
+_CLONE_TREE, _EMPTY_PATH, _MAPPED_OWNERS = 1, 0x1000, 0x100000
 _bounding = range(_NUM_CAPABILITIES)
 """Capabilities that may be left in the bounding set of this process: it never grows."""
 _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
@@ -89,10 +92,25 @@ def clone(flags):
 
 def change_root(tree):
     """In new mount and PID namespaces: `tree`, and a /proc that shows those, is all there is."""
-    mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    mount(tree, tree, None, _MS_BIND | _MS_REC)
+    mount("none", "/", None, PRIVATE)
+    bind(tree, tree)
     # While the old one can still be seen: the kernel grants a new /proc only where another is visible whole.
-    mount("proc", tree + "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    mount_proc(tree + "/proc")
+    enter_root(tree)
+
+
+def mount_proc(target):
+    """One that shows the PID namespace of this process."""
+    mount("proc", target, "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+
+
+def bind(source, target):
+    """Show what is at `source`, and all that is mounted below it, at `target`, too."""
+    mount(source, target, None, _MS_BIND | _MS_REC)
+
+
+def enter_root(tree):
+    """In a mount namespace of its own: what is mounted at `tree` is all there is."""
     os.chdir(tree)
     _check("pivot_root", _call("syscall", _PIVOT_ROOT, b".", b"."))
     unmount(".")  # the old root, which now lies over the new one
@@ -103,6 +121,25 @@ def freeze_mounts(target):
     """No writing, no set-user-id, no devices at `target` and at everything mounted below it, whatever else holds."""
     attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (_READ_ONLY_NOSUID_NODEV, 0, 0, 0))
     _check("mount_setattr " + target, _call("syscall", _MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, 32))
+
+
+def open_tree(path):
+    """File descriptor of a further mount of a directory, which is nowhere yet."""
+    mount = _call("syscall", _OPEN_TREE, -100, path.encode(), _CLONE_TREE | os.O_CLOEXEC)
+    _check("open_tree " + path, min(mount, 0))
+    return mount
+
+
+def map_owners(mount, users):
+    """A mount from `open_tree` gets the owners of a user namespace (a file descriptor), and nobody may write to it."""
+    flags = _MAPPED_OWNERS | _READ_ONLY_NOSUID_NODEV
+    attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (flags, 0, 0, users))
+    _check("mapped owners", _call("syscall", _MOUNT_SETATTR, mount, b"", _EMPTY_PATH, attributes, 32))
+
+
+def move_mount(mount, target):
+    """Put it where it can be seen."""
+    _check("move_mount " + target, _call("syscall", _MOVE_MOUNT, mount, b"", -100, target.encode(), 4))
 
 
 def name_host(name):
@@ -144,8 +181,8 @@ def adopt_orphans():
 
 def private_proc():
     """In new mount and PID namespaces: show those in /proc."""
-    mount("none", "/", None, _MS_REC | _MS_PRIVATE)
-    mount("proc", "/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
+    mount("none", "/", None, PRIVATE)
+    mount_proc("/proc")
 
 
 def writable_space(home, size_bytes, num_files):

@@ -21,7 +21,7 @@ import os
 import resource
 import sys
 
-from roll.sandbox.agent import kernel
+from roll.sandbox.agent import kernel, layers
 
 FAILED_TO_START = 125
 _STATUS = 4
@@ -110,6 +110,8 @@ def _guarded(function, *arguments):
 def _child(function, request, settings, outputs, status):
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    if settings["image"] and request["fresh"]:
+        layers.go_back(settings)
     high = [_above_the_standard_ones(each) for each in (request["stdin"], *outputs)]
     line = request.get("line")
     if line is not None:
@@ -128,9 +130,12 @@ def _child(function, request, settings, outputs, status):
     if request["fresh"]:
         kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
         kernel.raise_loopback()  # of its own: closed connections and counters would tell the next program of this one
-        kernel.private_proc()
-        limits = settings["limits"]
-        kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
+        if settings["image"]:
+            layers.make(settings)
+        else:
+            kernel.private_proc()
+            limits = settings["limits"]
+            kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
         pid = os.fork()
         if pid:
             _serve_as_init(pid, settings)
@@ -182,6 +187,8 @@ def _run(request, settings):
         _write(path, data)
     if request["cwd"]:
         os.chdir(request["cwd"])
+    elif settings["image"] and request["source"] is None:
+        _go_where_the_image_says(settings["image"]["cwd"])
     environment = dict(settings["env"])
     environment.update(request["env"])
     for name in ("SIGINT", "SIGPIPE"):
@@ -193,10 +200,24 @@ def _run(request, settings):
         os.environ.update(environment)
         raise Become(run_python, request["source"], request["argv"])
     try:
-        os.execvpe(request["argv"][0], request["argv"], environment)
+        try:
+            os.execvpe(request["argv"][0], request["argv"], environment)
+        except FileNotFoundError:
+            if not (settings["image"] and "report" in request):
+                raise
+            bash = settings["image"]["bash"]  # of a session whose image has none
+            os.execve(bash[0], bash + request["argv"][1:], environment)
     except OSError as error:
         os.write(2, ("sandbox: %s: %s\n" % (request["argv"][0], error.strerror)).encode())  # noqa: UP031
         os._exit(126 if error.errno == 13 else 127)
+
+
+def _go_where_the_image_says(path):
+    try:
+        if path:
+            os.chdir(path)
+    except OSError:
+        return  # at home, then
 
 
 def _restrict(settings):

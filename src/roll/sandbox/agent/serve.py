@@ -25,7 +25,7 @@ import marshal
 import os
 import select
 
-from roll.sandbox.agent import kernel, locks, programs, spare, usage
+from roll.sandbox.agent import kernel, layers, locks, programs, spare, usage
 from roll.sandbox.agent.run import Run, clock
 from roll.sandbox.agent.shell import Shell
 
@@ -69,7 +69,11 @@ class Agent:
             self.counter = usage.open_counter()
         if settings["mount_space"]:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-            kernel.writable_space(settings["home"], settings["limits"]["disk_bytes"], settings["limits"]["max_files"])
+            if settings["image"]:
+                layers.prepare(settings)
+            else:
+                limits = settings["limits"]
+                kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
         kernel.hide_memory(True)
         # Programs are forks of this process: what earlier ones were given, and printed, must not be left in it. With
         # PYTHONMALLOC=malloc (see `host/slots.py`) that covers Python's small objects, too.

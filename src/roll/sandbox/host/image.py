@@ -1,7 +1,8 @@
 """The file system that sandboxes see, built once by a spawner that is root, in its own mount namespace.
 
 A plan is a list of steps: ("bind", source, target), ("copy", source, target), ("directory", path), ("file", path,
-bytes) and ("link", content, path). What is small is copied: every mount costs time whenever a namespace is made. The
+bytes), ("link", content, path) and ("layer", source, target) for a layer of an image. What is small is copied: every
+mount costs time whenever a namespace is made. The
 result is one read-only tree, reachable for every user though its sources may not be; it disappears with the namespace.
 """
 
@@ -44,6 +45,13 @@ class Images:
         kernel.mount("none", tree, None, _REMOUNT_READ_ONLY | _NOSUID)
         return tree
 
+    def forget(self, name):
+        """Take a tree away."""
+        kernel.unmount(os.path.join(self.root, name))
+        for entry in os.listdir(self.root):
+            if entry == name or entry.startswith(name + "-"):
+                shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
+
     def close(self):
         """Leave nothing on the host: an empty directory is all that it sees."""
         try:
@@ -68,6 +76,8 @@ def _do(tree, step, first, second=b""):
                 pass
         kernel.mount(first, target, None, _BIND_RECURSIVE)
         _restrict(target, first.startswith("/dev/"))
+    elif step == "layer":
+        os.makedirs(tree + second)  # mounted for each sandbox, in its own namespace (`idmap.py`)
     elif step == "copy":
         os.makedirs(os.path.dirname(tree + second), exist_ok=True)
         if os.path.isdir(first):

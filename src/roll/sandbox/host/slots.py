@@ -13,6 +13,7 @@ import os
 import socket
 
 from roll.sandbox.agent import kernel
+from roll.sandbox.host import idmap
 
 ENVIRONMENT = {
     "LC_ALL": "C.UTF-8",
@@ -114,15 +115,22 @@ class Slot:
         """
         socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, complaints, *self.counter()])
 
-    def start_bwrap(self, arguments, line, complaints, code):
-        """Start a sandbox by bwrap: 0, 1 are the agent's line, 2 is for complaints, 3 its code, 4 counts CPU time."""
-        self.pid = fork(self._become_bwrap, arguments, (line, line, complaints, code, *self.counter()))
+    def start_bwrap(self, arguments, layers, line, complaints, code):
+        """Start a sandbox by bwrap: 0, 1 are the agent's line, 2 is for complaints, 3 its code, 4 counts CPU time.
 
-    def _become_bwrap(self, arguments, descriptors):
+        `layers`: of an image: where each is, and where it is to be shown.
+        """
+        self.pid = fork(self._become_bwrap, arguments, layers, (line, line, complaints, code, *self.counter()))
+
+    def _become_bwrap(self, arguments, layers, descriptors):
         os.setsid()
         if self.group is not None:
             self.group.enter()
         if self.user is not None:
+            if layers:
+                kernel.unshare(kernel.CLONE_NEWNS)
+                kernel.mount("none", "/", None, kernel.PRIVATE)
+                idmap.give(layers, self.user)
             os.setgroups([])
             os.setresgid(self.user, self.user, self.user)
             os.setresuid(self.user, self.user, self.user)

@@ -7,9 +7,10 @@ A process of its own, because the manager's is large (forking it copies page tab
 may be killed: the socket then closes and the spawner ends every sandbox, removes the groups and mounts, and ends.
 
 Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
+                     ("forget", name): of an image
                      ("zygote", arguments) with file descriptors: complaints, code → ("zygote", error)
-                     ("start", id, tree or None, arguments, limits) with file descriptors: the agent's line,
-                       complaints, code → ("started", id, counters), later ("ended", id, status, error)
+                     ("start", id, tree or None, arguments, layers, limits) with file descriptors: the agent's
+                       line, complaints, code → ("started", id, counters), later ("ended", id, status, error)
                      ("kill", id)
 First of all it says ("ready", facts).
 
@@ -116,6 +117,11 @@ class Spawner:
         except OSError as error:
             self.say("image", name, None, str(error))
 
+    def on_forget(self, _, name):
+        """Take a tree away; sandboxes that are in it keep it."""
+        if self.images is not None:
+            self.images.forget(name)
+
     def on_zygote(self, descriptors, arguments):
         """Start the zygote, and slots in advance."""
         try:
@@ -142,7 +148,7 @@ class Spawner:
             self.lines[line.fileno()] = slot
             self.poll.register(line, select.POLLIN)
 
-    def on_start(self, descriptors, identity, tree, arguments, limits):
+    def on_start(self, descriptors, identity, tree, arguments, layers, limits):
         """Start a sandbox."""
         try:
             slot = self.free.pop() if self.free else self.new_slot()
@@ -153,7 +159,7 @@ class Spawner:
                 self.open(slot)
                 slot.start(tree, *descriptors[:2])
             else:
-                slot.start_bwrap(arguments, *descriptors)
+                slot.start_bwrap(arguments, layers, *descriptors)
         except OSError as error:
             self.say("ended", identity, 1, str(error))
             return

@@ -11,6 +11,7 @@ end nobody knows is lost, never a success.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import uuid
 from collections.abc import Callable
 from typing import Any
@@ -243,7 +244,7 @@ class Line:
             del self._opening[name]
         return RemoteSandbox(
             name,
-            spec,
+            dataclasses.replace(spec, image=traits.get("image")),
             traits,
             connection,
             destroy=lambda: self.stop(connection),

@@ -168,6 +168,10 @@ class RemoteRuntime:
             )
         self._outgoing.put(data)
 
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """Names of images are those of whoever starts the sandbox."""
+        return spec
+
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Ask for a sandbox."""
         if self._keeping is None or self._keeping.done():

@@ -15,6 +15,7 @@ from roll.sandbox.errors import (
     SandboxQuotaError,
     SandboxRequestError,
     SandboxUnavailableError,
+    UnknownImageError,
     UnknownSandboxError,
     UntrustedCodeError,
 )
@@ -25,6 +26,7 @@ _KINDS: dict[str, type[RollError]] = {
     "access": SandboxAccessError,
     "broken": SandboxError,
     "expired": SandboxExpiredError,
+    "image": UnknownImageError,
     "lost": SandboxLostError,
     "oversized": OversizedUploadError,
     "path": SandboxPathError,
@@ -39,6 +41,7 @@ STATUS = {
     "access": 403,
     "broken": 502,
     "expired": 410,
+    "image": 422,
     "lost": 410,
     "oversized": 413,
     "path": 422,
