@@ -109,6 +109,8 @@ class SandboxSpec:
     may keep a copy in its memory, and programs are forks of it."""
     image: str | None = None
     """For runtimes with images (`docker`)."""
+    affinity: str = ""
+    """Sandboxes of a service with the same word go to the same worker, where it has room."""
 
 
 @dataclass(frozen=True, kw_only=True)
