@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["CpuMeter", "free_memory_bytes", "num_cores"]
+__all__ = ["CpuMeter", "free_memory_bytes", "memory_bytes", "num_cores"]
 
 _GROUP = Path("/sys/fs/cgroup")
 
@@ -16,15 +16,25 @@ def num_cores() -> int:
 
 
 def free_memory_bytes() -> int | None:
-    """What programs may still take, of the machine and of the container; `None`: the system does not say."""
-    free = []
+    """What programs may still take; `None`: the system does not say."""
+    found = memory_bytes()
+    return None if found is None else found[0]
+
+
+def memory_bytes() -> tuple[int, int] | None:
+    """What is free, and what there is, of the machine or of its container; `None`: the system does not say."""
     try:
         with open("/proc/meminfo") as lines:
-            free += [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-        free.append(int((_GROUP / "memory.max").read_text()) - int((_GROUP / "memory.current").read_text()))
+            kibibytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
+        machine = kibibytes["MemAvailable"] * 1024, kibibytes["MemTotal"] * 1024
+    except (OSError, ValueError, KeyError):
+        return None
+    try:
+        most = int((_GROUP / "memory.max").read_text())
+        group = max(0, most - int((_GROUP / "memory.current").read_text())), most
     except (OSError, ValueError):
-        pass  # no such file, or no bound ("max")
-    return max(0, min(free)) if free else None
+        return machine  # no such file, or no bound ("max")
+    return min(machine, group)
 
 
 class CpuMeter:
