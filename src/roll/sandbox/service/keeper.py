@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -41,6 +42,7 @@ class Keeper:
         self._orphan_s = orphan_s
         self.away_s = away_s
         self._report = report
+        self._looked = math.inf
 
     def recover(self, local: str) -> None:
         """What an earlier server left: its own sandboxes died with it, those of workers may come back."""
@@ -63,6 +65,7 @@ class Keeper:
     def look(self, now: float, monotonic: float) -> None:
         """Once."""
         board = self._board
+        stalled, self._looked = monotonic - self._looked > 4 * _EVERY_S, monotonic  # then what came was not read yet
         for entry in list(board.entries.values()):
             if entry.stopping:
                 continue
@@ -72,7 +75,7 @@ class Keeper:
                 board.counts["orphans"] += 1
                 board.stop(entry)
         for worker in list(board.workers.values()):
-            if worker.here and monotonic - worker.heard > _SILENT_BEATS * beat_s(self.away_s):
+            if not stalled and worker.here and monotonic - worker.heard > _SILENT_BEATS * beat_s(self.away_s):
                 worker.away(monotonic)
             elif not worker.here and monotonic - worker.away_since > self.away_s:
                 give_up(board, worker)

@@ -39,6 +39,7 @@ class Joined:
         capacity: sandboxes at once.
         memory_bytes: what limits of all sandboxes may come to.
         drain_s: how long a worker that leaves waits for its sandboxes to end.
+        leaving: what `leave` sets, where somebody else is to set it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Joined:
         memory_bytes: int | None = None,
         ca_file: str | None = None,
         drain_s: float = 25.0,
+        leaving: asyncio.Event | None = None,
     ) -> None:
         self._worker = worker
         self._url = url.rstrip("/")
@@ -62,7 +64,7 @@ class Joined:
         self._drain_s = drain_s
         self._away_s = _AWAY_S
         self._heard = 0.0
-        self._leaving = asyncio.Event()
+        self._leaving = leaving or asyncio.Event()
         self._left = False
         self._outgoing = Outbox()
 
@@ -183,11 +185,12 @@ class Joined:
                 self._worker.receive(message)
 
     async def _watch(self) -> None:
-        """Beat, until the server has been silent for too long."""
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        while loop.time() - max(self._heard, began) < _SILENT_BEATS * beat_s(self._away_s):
+        """Beat, until the server has not answered for too long; a stall of this process is no silence of the server."""
+        heard, unanswered = self._heard, 0
+        while unanswered <= _SILENT_BEATS:
             await asyncio.sleep(beat_s(self._away_s))
+            unanswered = unanswered + 1 if self._heard == heard else 0
+            heard = self._heard
             self._beat()
 
     def _beat(self) -> None:
