@@ -12,7 +12,9 @@ from unit.sandbox.conftest import LIMITS, missing, served
 from roll.errors import PlacementError
 from roll.sandbox import PythonCode, SandboxAccessError, SandboxSpec, SandboxUnavailableError, connect
 
-ray = pytest.importorskip("ray")
+pytest.importorskip("ray")
+
+import ray
 
 from roll.cluster.sandbox_workers import start_workers
 

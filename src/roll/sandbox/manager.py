@@ -19,6 +19,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 
+from roll.errors import RollError
 from roll.registry import Registry
 from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.errors import SandboxError
@@ -43,6 +44,8 @@ RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
 WINDOW_S = 1.0
 """How often pools are sized."""
+MOST_POOLS = 256
+"""Beyond, those are forgotten in which nothing waits."""
 
 
 class SandboxManager:
@@ -187,6 +190,8 @@ class SandboxManager:
     def _pool(self, spec: SandboxSpec) -> Pool:
         key = pool_key(spec)
         if key not in self._pools:
+            if len(self._pools) >= MOST_POOLS:
+                self._pools = {key: pool for key, pool in self._pools.items() if pool.idle or pool.starting}
             self._pools[key] = Pool(key, self._warm or 0, self._cores)
         return self._pools[key]
 
@@ -219,9 +224,11 @@ class SandboxManager:
         try:
             await asyncio.sleep(REFILL_AFTER_S)
             async with self._refilling:
-                with contextlib.suppress(SandboxError):  # whoever needs the next one is told
-                    if len(pool.idle) < pool.target:
-                        await self._fill(pool)
+                if len(pool.idle) < pool.target:
+                    await self._fill(pool)
+        except RollError:  # whoever needs the next one is told
+            if self._warm is None:
+                pool.forget()
         finally:
             pool.starting -= 1
 

@@ -94,6 +94,10 @@ class Pool:
         """A start took so long."""
         self.start_s += 0.2 * (seconds - self.start_s)
 
+    def forget(self) -> None:
+        """None can be started: expect nothing more until one is asked for again."""
+        self.target, self.demand = 0, Demand()
+
     def window(self, seconds: float) -> None:
         """A window has ended."""
         self.demand = self.demand.after(self._arrivals, self._most_short, seconds)

@@ -6,12 +6,13 @@ import asyncio
 import random
 from collections.abc import Callable
 from fractions import Fraction
+from functools import partial
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roll.sandbox import SandboxManager, SandboxSpec
+from roll.sandbox import SandboxError, SandboxManager, SandboxSpec
 from roll.sandbox.forecast import Demand, bounded, hold_s, most_idle, poisson_quantile, shortage_after, target
 from roll.sandbox.pools import pool_key
 from roll.simulation import clock
@@ -187,6 +188,27 @@ def _replay(arrivals: list[float], warm: int | None, rest_s: float = 0.0) -> tup
         return report.hits / (report.hits + report.misses), idle
 
     return clock.run(replay())
+
+
+async def _fails(count: list[int], spec: SandboxSpec) -> _Started:
+    count.append(1)
+    await asyncio.sleep(0.01)
+    raise SandboxError("no such image")
+
+
+def test_what_cannot_be_started_is_not_tried_in_advance_again_and_again() -> None:
+    tried: list[int] = []
+
+    async def ask() -> None:
+        async with SandboxManager(_Slow(), warm=None) as manager:
+            manager.runtime.launch = partial(_fails, tried)  # type: ignore[method-assign]
+            asked = (manager.create(SandboxSpec(image="none")) for _ in range(30))
+            found = await asyncio.gather(*asked, return_exceptions=True)
+            assert all(isinstance(each, SandboxError) for each in found)
+            await asyncio.sleep(300)
+
+    clock.run(ask())
+    assert 60 <= len(tried) <= 70  # twice for each that asked, and hardly more
 
 
 @pytest.fixture(autouse=True)

@@ -24,6 +24,10 @@ from roll.sandbox.worker.executions import Executions
 __all__ = ["Worker"]
 
 
+_REPORTED = 32
+"""Pools, at most: the latest."""
+
+
 class _Held:
     def __init__(self, sandbox: Sandbox, executions: Executions) -> None:
         self.sandbox = sandbox
@@ -163,7 +167,7 @@ class Worker:
             memory_bytes=all_bytes,
             free_bytes=free_bytes,
             images=tuple(self._images()),
-            pools=tuple(self._manager.pools()),
+            pools=tuple(self._manager.pools()[-_REPORTED:]),
         )
 
     async def close(self) -> None:
