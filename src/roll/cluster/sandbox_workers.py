@@ -99,7 +99,7 @@ def start_workers(
         if node["Alive"]:
             name = f"ray-{node['NodeID'][:16]}"
             strategy = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
-            actor = ray.remote(SandboxWorkerActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
+            actor: Any = ray.remote(SandboxWorkerActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
             named = {"name": name, "capacity": capacity, "drain_s": drain_s, **settings}
             actors[name] = actor, actor.serve.remote(url, token, named)
     return SandboxWorkers(actors, drain_s)
