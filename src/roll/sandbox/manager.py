@@ -2,6 +2,7 @@
 
     execute(program) ──► an idle sandbox of this spec, or a new one ──► its own namespaces and files ──► idle again
     create(spec)     ──► an idle sandbox of this spec that ran nothing yet, or a new one; the caller closes it
+    every second     ──► how many of each spec should be idle, by what was asked for (`forecast.py`); more, or fewer
 
 Invariants: at most `max_sandboxes` exist at once, further calls wait; what a program leaves behind never meets another
 program; a sandbox that broke, ran out of memory or served `RUNS_PER_SANDBOX` programs is not used again; `close` leaves
@@ -12,15 +13,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import TracebackType
 
+from roll.errors import RollError
 from roll.registry import Registry
 from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.errors import SandboxError
+from roll.sandbox.forecast import bounded, most_idle, target
+from roll.sandbox.machine import free_memory_bytes, num_cores
+from roll.sandbox.pools import REFILL_AFTER_S, Pool, PoolReport, pool_key
 from roll.sandbox.runtime import Runtime
 from roll.sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
@@ -37,8 +42,10 @@ RUNTIMES: Registry[type[Runtime]] = Registry(
 
 RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
-REFILL_AFTER_S = 0.01
-"""The sandbox that was just taken goes first: starting another would compete with its program for the cores."""
+WINDOW_S = 1.0
+"""How often pools are sized."""
+MOST_POOLS = 256
+"""Beyond, those are forgotten in which nothing waits."""
 
 
 class SandboxManager:
@@ -47,7 +54,8 @@ class SandboxManager:
     Args:
         runtime: its name (`bubblewrap`, `docker`, `subprocess`) or the runtime itself.
         spec: the kind of sandbox where a call names none; the kind that is started in advance.
-        warm: how many idle sandboxes to keep, per spec; 0 starts each when it is asked for.
+        warm: how many idle sandboxes to keep, per spec; 0 starts each when it is asked for; `None`: as many as what was
+            asked for lately lets expect, at first of `spec` one for each core.
         max_sandboxes: how many may be in use at once, and how many may be idle, of all specs together.
     """
 
@@ -62,11 +70,13 @@ class SandboxManager:
         self.runtime: Runtime = RUNTIMES.get(runtime)() if isinstance(runtime, str) else runtime
         """What isolates."""
         self._spec = spec or SandboxSpec()
-        self._warm = (os.cpu_count() or 1) if warm is None else warm
+        self._warm = warm
+        self._cores = num_cores()
         self._places = asyncio.Semaphore(max_sandboxes)
+        self._refilling = asyncio.Semaphore(self._cores)
         self._max_idle = max_sandboxes
-        self._idle: defaultdict[SandboxSpec, list[tuple[Sandbox, int]]] = defaultdict(list)
-        self._starting: Counter[SandboxSpec] = Counter()
+        self._pools: dict[SandboxSpec, Pool] = {}
+        self._sizing: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._counts: Counter[str] = Counter()
         self._open = False
@@ -89,11 +99,15 @@ class SandboxManager:
         await self.runtime.start()
         self._open = True
         try:
-            spec = self.runtime.resolve(self._spec)
-            await asyncio.gather(*(self._fill(spec) for _ in range(self._warm)))
+            pool = self._pool(self.runtime.resolve(self._spec))
+            pool.target = self._cores if self._warm is None else self._warm
+            await asyncio.gather(*(self._fill(pool) for _ in range(pool.target)))
         except BaseException:
             await self.close()
             raise
+        if self._warm is None:
+            pool.demand = replace(pool.demand, burst=float(pool.target))
+            self._sizing = asyncio.create_task(self._size())
 
     async def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
         """Run one program where nothing else runs or ran.
@@ -132,12 +146,13 @@ class SandboxManager:
                 self._counts["broken"] += 1
                 raise
             finally:
-                if keep and self._open and not sandbox.broken and len(self._idle[spec]) < self._warm:
-                    self._idle[spec].append((sandbox, runs + 1))
+                pool = self._pool(spec)
+                if keep and self._open and not sandbox.broken and len(pool.idle) < self._most_kept(pool):
+                    pool.idle.append((sandbox, runs + 1))
                     await self._trim()
                 else:
                     await sandbox.close()
-                    self._refill(spec)
+                    self._refill(pool)
 
     async def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> Sandbox:
         """A sandbox of one's own, with the files of `snapshot` if given. Close it.
@@ -154,7 +169,7 @@ class SandboxManager:
             self._places.release()
             raise
         sandbox.on_close(self._places.release)
-        self._refill(spec)
+        self._refill(self._pool(spec))
         if snapshot is not None:
             try:
                 await sandbox.restore(snapshot)
@@ -167,13 +182,22 @@ class SandboxManager:
         """An idle sandbox (unused, if `fresh`), or a new one."""
         if not self._open:
             raise SandboxError("the sandbox manager was not started, or is closed")
-        idle = self._idle[spec] = self._idle.pop(spec, [])  # the kind that was wanted last is the last one
-        for index in range(len(idle) - 1, -1, -1):
-            if idle[index][0].broken:
-                del idle[index]
-            elif not fresh or idle[index][1] == 0:
-                return idle.pop(index)
-        return await self._launch(spec), 0
+        pool = self._pool(spec)
+        del self._pools[pool.key]
+        self._pools[pool.key] = pool  # the kind that was wanted last is the last one
+        return pool.take(fresh=fresh) or (await self._launch(spec), 0)
+
+    def _pool(self, spec: SandboxSpec) -> Pool:
+        key = pool_key(spec)
+        if key not in self._pools:
+            if len(self._pools) >= MOST_POOLS:
+                self._pools = {key: pool for key, pool in self._pools.items() if pool.idle or pool.starting}
+            self._pools[key] = Pool(key, self._warm or 0, self._cores)
+        return self._pools[key]
+
+    def _most_kept(self, pool: Pool) -> int:
+        """Of sandboxes that have run a program: where the number is foreseen, what is too much goes with its window."""
+        return pool.target if self._warm is not None else max(pool.target, self._cores)
 
     async def _launch(self, spec: SandboxSpec) -> Sandbox:
         for attempt in range(LAUNCH_ATTEMPTS):
@@ -188,57 +212,98 @@ class SandboxManager:
                 return sandbox
         raise AssertionError("unreachable")
 
-    def _refill(self, spec: SandboxSpec) -> None:
-        """In the background, bring the idle ones of this spec back to their number."""
-        if self._open and len(self._idle[spec]) + self._starting[spec] < self._warm:
-            self._starting[spec] += 1
-            task = asyncio.create_task(self._fill_quietly(spec))
+    def _refill(self, pool: Pool) -> None:
+        """In the background, bring the idle ones of this kind back to their number."""
+        for _ in range(pool.missing if self._open else 0):
+            pool.starting += 1
+            task = asyncio.create_task(self._fill_quietly(pool))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _fill_quietly(self, spec: SandboxSpec) -> None:
+    async def _fill_quietly(self, pool: Pool) -> None:
         try:
             await asyncio.sleep(REFILL_AFTER_S)
-            with contextlib.suppress(SandboxError):  # whoever needs the next one is told
-                await self._fill(spec)
+            async with self._refilling:
+                if len(pool.idle) < pool.target:
+                    await self._fill(pool)
+        except RollError:  # whoever needs the next one is told
+            if self._warm is None:
+                pool.forget()
         finally:
-            self._starting[spec] -= 1
+            pool.starting -= 1
 
-    async def _fill(self, spec: SandboxSpec) -> None:
-        sandbox = await self._launch(spec)
+    async def _fill(self, pool: Pool) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        sandbox = await self._launch(pool.key)
         try:
             await sandbox.ready()
         except BaseException:
             await sandbox.close()
             raise
-        if self._open and len(self._idle[spec]) < self._warm:
-            self._idle[spec].insert(0, (sandbox, 0))
+        pool.started(loop.time() - began)
+        if self._open and len(pool.idle) < pool.target:
+            pool.idle.insert(0, (sandbox, 0))
             await self._trim()
         else:
             await sandbox.close()
 
     async def _trim(self) -> None:
         """Close idle ones beyond the bound, of the kind first that was wanted least lately."""
-        while sum(map(len, self._idle.values())) > self._max_idle:
-            spec = next(iter(self._idle))
-            if self._idle[spec]:
-                sandbox, _ = self._idle[spec].pop(0)
-                await sandbox.close()
-            else:
-                del self._idle[spec]
+        while sum(len(pool.idle) for pool in self._pools.values()) > self._max_idle:
+            pool = next(pool for pool in self._pools.values() if pool.idle)
+            sandbox, _ = pool.idle.pop(0)
+            await sandbox.close()
+
+    async def _size(self) -> None:
+        """Window after window, as many idle ones of each kind as are foreseen; until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await asyncio.sleep(WINDOW_S)
+            for sandbox in self._resized(loop.time() - began):
+                with contextlib.suppress(SandboxError):
+                    await sandbox.close()
+
+    def _resized(self, window_s: float) -> list[Sandbox]:
+        """Give each pool its target after a window, start what is missing; sandboxes that are too many."""
+        pools = self._pools
+        for pool in pools.values():
+            pool.window(window_s)
+        most = most_idle(
+            free_bytes=free_memory_bytes(),
+            idle=sum(len(pool.idle) for pool in pools.values()),
+            cores=self._cores,
+            start_s=max((pool.start_s for pool in pools.values()), default=1.0),
+            most=self._max_idle,
+        )
+        wanted = {key: target(pool.demand, pool.lead_s, most) for key, pool in pools.items()}
+        gone: list[Sandbox] = []
+        for key, number in bounded(wanted, most).items():
+            pools[key].target = number
+            gone += pools[key].surplus()
+            self._refill(pools[key])
+            if pools[key].unused:
+                del pools[key]
+        return gone
+
+    def pools(self) -> list[PoolReport]:
+        """The kinds that were asked for lately, the last one last."""
+        return [pool.report() for pool in self._pools.values()]
 
     def health(self) -> dict[str, int]:
         """Counts: `idle` now; since the start `started`, `failed_starts`, `broken` sandboxes and `programs` run."""
         counts = {name: self._counts[name] for name in ("started", "failed_starts", "broken", "programs")}
-        return {"idle": sum(map(len, self._idle.values())), **counts}
+        return {"idle": sum(len(pool.idle) for pool in self._pools.values()), **counts}
 
     async def close(self) -> None:
         """End every sandbox, also those that callers have; may be called twice."""
         self._open = False
-        for task in list(self._tasks):
+        tasks = [*self._tasks, *([self._sizing] if self._sizing is not None else ())]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        idle = [sandbox for entries in self._idle.values() for sandbox, _ in entries]
-        self._idle.clear()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        idle = [sandbox for pool in self._pools.values() for sandbox, _ in pool.idle]
+        self._pools.clear()
         await asyncio.gather(*(sandbox.close() for sandbox in idle))
         await self.runtime.close()

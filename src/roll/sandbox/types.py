@@ -110,6 +110,8 @@ class SandboxSpec:
     image: str | None = None
     """Whose files and programs it has, in place of this machine's: a name that the runtime knows (`docker`: one of the
     engine's; `bubblewrap`: one of `roll sandbox image list`)."""
+    affinity: str = ""
+    """Sandboxes of a service with the same word go to the same worker, where it has room."""
 
 
 @dataclass(frozen=True, kw_only=True)

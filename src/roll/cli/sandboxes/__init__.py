@@ -7,6 +7,7 @@ import click
 from roll.cli.sandboxes.images import image
 from roll.cli.sandboxes.serving import serve, worker
 from roll.cli.sandboxes.tokens import token
+from roll.cli.sandboxes.workers import drain, undrain, workers
 
 __all__ = ["sandbox"]
 
@@ -18,8 +19,9 @@ def sandbox() -> None:
     \b
     roll sandbox token create trainer      a token for an owner named trainer; it is shown once
     roll sandbox serve                     answer on this machine
+    roll sandbox workers                   the machines that run sandboxes for it
     """
 
 
-for command in (serve, worker, token, image):
+for command in (serve, worker, workers, drain, undrain, token, image):
     sandbox.add_command(command)

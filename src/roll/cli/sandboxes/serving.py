@@ -11,6 +11,9 @@ from roll.errors import ConfigError
 
 __all__ = ["serve", "worker"]
 
+_WARM = "Sandboxes to start in advance, of each kind; else as many as are foreseen."
+_AWAY = "Seconds after which what a silent worker holds is lost."
+
 
 @click.command()
 @click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
@@ -21,10 +24,11 @@ __all__ = ["serve", "worker"]
 @database_option
 @click.option("--audit", type=click.Path(path_type=Path), default=None, help="Append who did what to this file.")
 @click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates; none: workers join.")
-@click.option("--warm", type=click.IntRange(min=0), default=None, help="Sandboxes to start in advance.")
+@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=2048, show_default=True)
 @click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
 @click.option("--lifetime", "lifetime_s", type=float, default=3600.0, show_default=True, help="Seconds, by default.")
+@click.option("--away", "away_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help=_AWAY)
 @click.option("--owner-sandboxes", type=click.IntRange(min=1), default=1024, show_default=True, help="Of one owner.")
 @click.option("--owner-lifetime", type=float, default=86400.0, show_default=True, help="Seconds, at most.")
 @click.option("--max-message-bytes", type=click.IntRange(min=2**16), default=2**26, show_default=True)
@@ -41,6 +45,7 @@ def serve(
     max_sandboxes: int,
     mounts: tuple[str, ...],
     lifetime_s: float,
+    away_s: float,
     owner_sandboxes: int,
     owner_lifetime: float,
     max_message_bytes: int,
@@ -60,6 +65,7 @@ def serve(
         max_sandboxes=max_sandboxes,
         mounts=mounts,
         lifetime_s=lifetime_s,
+        away_s=away_s,
         quota=Quota(sandboxes=owner_sandboxes, lifetime_s=owner_lifetime),
         max_message_bytes=max_message_bytes,
     )
@@ -71,9 +77,11 @@ def serve(
 @click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Of scope worker; or ROLL_SANDBOX_TOKEN.")
 @click.option("--name", default=None, help="By which the service knows it again; else a new one.")
 @click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates.")
-@click.option("--warm", type=click.IntRange(min=0), default=None, help="Sandboxes to start in advance.")
+@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
+@click.option("--memory", "memory_bytes", type=click.IntRange(min=1), help="Bytes that limits may come to together.")
+@click.option("--drain", "drain_s", type=float, default=25.0, show_default=True, help="Seconds, after SIGTERM.")
 @click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
 def worker(
     url: str,
@@ -83,9 +91,14 @@ def worker(
     warm: int | None,
     max_sandboxes: int,
     mounts: tuple[str, ...],
+    memory_bytes: int | None,
+    drain_s: float,
     ca_file: str | None,
 ) -> None:
-    """Run sandboxes on this machine for a service elsewhere."""
+    """Run sandboxes on this machine for a service elsewhere.
+
+    SIGTERM: it gets no new ones and ends with the last of those it has; a second one, or Ctrl-C: it ends at once.
+    """
     if not token:
         raise ConfigError(
             "a worker needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
@@ -94,17 +107,9 @@ def worker(
     import asyncio
     import secrets
 
-    from roll.sandbox import SandboxManager
-    from roll.sandbox.worker import Joined, Worker
+    from roll.sandbox.worker import run_worker
 
-    async def work() -> None:
-        async with SandboxManager(runtime, warm=warm, max_sandboxes=max_sandboxes) as manager:
-            held = Worker(manager, mounts=mounts)
-            known = name or f"worker-{secrets.token_hex(6)}"
-            click.echo(f"Worker {known} for {url}   (Ctrl-C ends it)")
-            try:
-                await Joined(held, url, token, name=known, capacity=max_sandboxes, ca_file=ca_file).serve()
-            finally:
-                await held.close()
-
-    asyncio.run(work())
+    known = name or f"worker-{secrets.token_hex(6)}"
+    click.echo(f"Worker {known} for {url}   (Ctrl-C ends it)")
+    settings = {"name": known, "capacity": max_sandboxes, "memory_bytes": memory_bytes, "ca_file": ca_file}
+    asyncio.run(run_worker(url, token, runtime=runtime, warm=warm, mounts=mounts, drain_s=drain_s, **settings))

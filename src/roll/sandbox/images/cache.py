@@ -196,6 +196,11 @@ class ImageCache:
             self._write(self.root / "names.json", json.dumps(names))
             self._remove_layers()
 
+    def words(self) -> tuple[str, ...]:
+        """All that an image of this machine can be asked for by: names, and digests."""
+        names = self._known_names()
+        return tuple(sorted({*names, *(name.removesuffix(":latest") for name in names), *names.values()}))
+
     def list(self) -> list[CachedImage]:
         """All, the one that was used last first."""
         names = self._known_names()

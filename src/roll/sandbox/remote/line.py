@@ -212,8 +212,14 @@ class Line:
         """
         self._transmit(message)
 
-    async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
+    async def create(
+        self, spec: SandboxSpec, *, lifetime_s: float | None = None, near: str | None = None
+    ) -> RemoteSandbox:
         """A new sandbox.
+
+        Args:
+            lifetime_s: after which it ends; `None`: what the service gives.
+            near: a sandbox, on whose worker this one is to be if there is room.
 
         Raises:
             SandboxError: it did not start.
@@ -221,7 +227,8 @@ class Line:
             SandboxRequestError: the service never starts such a one.
         """
         message: Message = {"op": "create", "sandbox": new_name(), "spec": spec_said(spec)}
-        return await self._opened(message if lifetime_s is None else {**message, "lifetime_s": lifetime_s}, spec)
+        wishes = {"lifetime_s": lifetime_s, "near": near}
+        return await self._opened(message | {name: wish for name, wish in wishes.items() if wish is not None}, spec)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
         """A sandbox that the owner has."""
@@ -280,6 +287,8 @@ class Line:
         elif connection is not None:
             if op == "gone":
                 connection.lose(failure_of(message))
+            elif op == "again":
+                connection.send_again()
             else:
                 connection.receive(message)
 

@@ -14,6 +14,7 @@ from roll.sandbox.service.access import Access
 from roll.sandbox.service.metrics import exposition
 from roll.sandbox.service.routes import add_routes
 from roll.sandbox.service.service import Service
+from roll.sandbox.service.worker_routes import add_worker_routes
 from roll.version import __version__
 
 __all__ = ["make_app"]
@@ -56,6 +57,7 @@ def make_app(service: Service) -> ASGIApp:
         return exposition(service.board)
 
     add_routes(app, service.board)
+    add_worker_routes(app, service.board, service.workers)
 
     @app.websocket("/v1/line")
     async def line(socket: WebSocket) -> None:

@@ -25,9 +25,9 @@ class Owned:
         self._sandboxes: dict[str, RemoteSandbox] = {}
         self.sessions: dict[tuple[str, str], Session] = {}
 
-    async def create(self, spec: SandboxSpec, lifetime_s: float | None) -> RemoteSandbox:
+    async def create(self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None) -> RemoteSandbox:
         """See `Line.create`."""
-        return self._kept(await self._line.create(spec, lifetime_s=lifetime_s))
+        return self._kept(await self._line.create(spec, lifetime_s=lifetime_s, near=near))
 
     async def sandbox(self, name: str) -> RemoteSandbox:
         """One that the owner has.

@@ -1,20 +1,24 @@
-"""What time does: lifetimes end, sandboxes that nobody claims are stopped, workers that stay away are given up."""
+"""What time does: lifetimes end, what nobody claims is stopped, workers are away when silent, and then given up."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Callable
 from typing import Any
 
 from roll.sandbox.errors import SandboxLostError
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Entry, Switchboard
-from roll.sandbox.wire import failure_said
+from roll.sandbox.wire import beat_s, failure_said
 
 __all__ = ["Keeper"]
 
 _EVERY_S = 0.5
+_REPORT_EVERY = 4
 _FORGET_EVERY = 120
+_SILENT_BEATS = 5
 
 
 class Keeper:
@@ -23,12 +27,22 @@ class Keeper:
     Args:
         orphan_s: see `switchboard.ORPHAN_S`.
         away_s: see `switchboard.AWAY_S`.
+        report: what the worker in this process says of its machine, if there is one.
     """
 
-    def __init__(self, board: Switchboard, *, orphan_s: float = ORPHAN_S, away_s: float = AWAY_S) -> None:
+    def __init__(
+        self,
+        board: Switchboard,
+        *,
+        orphan_s: float = ORPHAN_S,
+        away_s: float = AWAY_S,
+        report: Callable[[], None] = lambda: None,
+    ) -> None:
         self._board = board
         self._orphan_s = orphan_s
-        self._away_s = away_s
+        self.away_s = away_s
+        self._report = report
+        self._looked = math.inf
 
     def recover(self, local: str) -> None:
         """What an earlier server left: its own sandboxes died with it, those of workers may come back."""
@@ -43,12 +57,15 @@ class Keeper:
             turns += 1
             self.look(time.time(), time.monotonic())
             self._board.audit.flush()
+            if turns % _REPORT_EVERY == 1:
+                self._report()
             if turns % _FORGET_EVERY == 0:
                 await asyncio.to_thread(self._board.records.forget)
 
     def look(self, now: float, monotonic: float) -> None:
         """Once."""
         board = self._board
+        stalled, self._looked = monotonic - self._looked > 4 * _EVERY_S, monotonic  # then what came was not read yet
         for entry in list(board.entries.values()):
             if entry.stopping:
                 continue
@@ -58,7 +75,9 @@ class Keeper:
                 board.counts["orphans"] += 1
                 board.stop(entry)
         for worker in list(board.workers.values()):
-            if not worker.here and monotonic - worker.away_since > self._away_s:
+            if not stalled and worker.here and monotonic - worker.heard > _SILENT_BEATS * beat_s(self.away_s):
+                worker.away(monotonic)
+            elif not worker.here and monotonic - worker.away_since > self.away_s:
                 give_up(board, worker)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from roll.sandbox.wire import Message
+from roll.sandbox.wire import Message, Report
 
 __all__ = ["WorkerLink"]
 
@@ -21,8 +23,24 @@ class WorkerLink:
     transmit: Callable[[Message], None] | None
     """`None` while it is away."""
     capacity: int = 512
+    """Sandboxes at once."""
     memory_bytes: int | None = None
-    draining: bool = False
+    """What limits of its sandboxes may come to; `None`: whatever they do."""
+    drained: bool = False
+    """Somebody said that it gets no new sandboxes."""
+    leaving: bool = False
+    """It says so itself, and ends when it has none."""
+    process: str = ""
+    """Which process has the name: one at a time."""
+    hang_up: Callable[[], None] | None = None
+    """Breaks the line to it."""
+    heard: float = math.inf
+    """When it said something last; a worker in this process never stops."""
+    seen: float = 0.0
+    """The same as seconds since 1970."""
+    report: Report = field(default_factory=Report)
+    placed: int = 0
+    """Sandboxes since its last report."""
     away_since: float = 0.0
     held: int = 0
     held_memory_bytes: int = 0
@@ -32,6 +50,26 @@ class WorkerLink:
     def here(self) -> bool:
         """Whether it can be told anything."""
         return self.transmit is not None
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets no new sandboxes."""
+        return self.drained or self.leaving
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "away" if not self.here else "draining" if self.draining else "ready"
+
+    def note(self, report: Report) -> None:
+        """What it says of its machine now."""
+        self.report, self.placed, self.seen = report, 0, time.time()
+
+    def away(self, monotonic: float) -> None:
+        """Its line has broken, or says nothing more."""
+        hang_up, self.transmit, self.hang_up, self.away_since = self.hang_up, None, None, monotonic
+        if hang_up is not None:
+            hang_up()
 
     def send(self, message: Message) -> None:
         """To the worker, or, while it is away, when it is back."""

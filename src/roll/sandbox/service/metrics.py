@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roll.sandbox.service.placement import load
 from roll.sandbox.service.switchboard import Switchboard
 
 __all__ = ["exposition"]
@@ -31,6 +32,38 @@ def exposition(board: Switchboard) -> str:
     }
     for metric, (meaning, value) in gauges.items():
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {value}"]
-    for worker in board.workers.values():
-        lines.append(f'roll_sandbox_worker_held{{worker="{worker.name}"}} {worker.held}')
+    lines += _of_workers(board)
     return "\n".join(lines) + "\n"
+
+
+def _of_workers(board: Switchboard) -> list[str]:
+    """One sample for each worker, and for each of its pools."""
+    workers = list(board.workers.values())
+    pools = [(worker, pool) for worker in workers for pool in worker.report.pools]
+    of_worker = {
+        "held": ("gauge", "Sandboxes of a worker.", [worker.held for worker in workers]),
+        "draining": ("gauge", "Whether a worker gets no new ones.", [int(worker.draining) for worker in workers]),
+        "load": ("gauge", "The share of its scarcest part that is taken.", [round(load(w), 4) for w in workers]),
+    }
+    of_pool = {
+        "idle": ("gauge", "Sandboxes that wait.", [pool.idle for _, pool in pools]),
+        "target": ("gauge", "Sandboxes that should wait.", [pool.target for _, pool in pools]),
+        "hits_total": ("counter", "Sandboxes that waited when they were asked for.", [p.hits for _, p in pools]),
+        "misses_total": ("counter", "Sandboxes that had to be started.", [p.misses for _, p in pools]),
+    }
+    labels = {
+        "worker": [f'worker="{worker.name}"' for worker in workers],
+        "pool": [f'worker="{worker.name}",pool="{_escaped(pool.pool)}"' for worker, pool in pools],
+    }
+    lines = []
+    for kind, metrics in (("worker", of_worker), ("pool", of_pool)):
+        for name, (type_, meaning, values) in metrics.items():
+            metric = f"roll_sandbox_{kind}_{name}"
+            lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {type_}"]
+            lines += [f"{metric}{{{label}}} {value}" for label, value in zip(labels[kind], values, strict=True)]
+    return lines
+
+
+def _escaped(label: str) -> str:
+    """Part of it is what clients named an image."""
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

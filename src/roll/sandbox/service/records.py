@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import bindparam, delete, insert, select, update
 
 from roll.sandbox.service.store import Store
-from roll.sandbox.service.store.tables import executions, owners, sandboxes
+from roll.sandbox.service.store.tables import executions, owners, sandboxes, workers
 from roll.sandbox.wire import Message
 
 __all__ = ["ALIVE", "Records"]
@@ -19,6 +19,8 @@ ALIVE = ("starting", "running")
 _Then: TypeAlias = Callable[[Exception | None], None]
 _KEPT_S = 3600.0
 """How long what has ended can be asked for."""
+_WORKERS_KEPT_S = 7 * 86400.0
+"""How long a name belongs to the owner whose worker had it last."""
 
 _ONE = (sandboxes.c.owner == bindparam("b_owner"), sandboxes.c.name == bindparam("b_name"))
 _OF = (executions.c.owner == bindparam("b_owner"), executions.c.sandbox == bindparam("b_sandbox"))
@@ -107,8 +109,17 @@ class Records:
         """What owners may have, where it is not what all may."""
         return {row["owner"]: json.loads(row["quota"]) for row in self._store.read(select(owners))}
 
+    def workers(self) -> list[dict[str, Any]]:
+        """Names that workers have or had, by whom, and which of them are to get no new sandboxes."""
+        return self._store.read(select(workers))
+
+    def worker(self, row: dict[str, Any], *, known: bool) -> None:
+        """One of them was heard; `known`: it is among `workers`."""
+        self._store.write(_WORKER_AGAIN if known else _WORKER, {f"b_{name}": value for name, value in row.items()})
+
     def forget(self) -> None:
         """Delete what ended long ago."""
+        self._store.write(_FORGET_WORKERS, {"b_seen": time.time() - _WORKERS_KEPT_S})
         before = time.time() - _KEPT_S
         old = select(sandboxes.c.owner, sandboxes.c.name).where(sandboxes.c.ended < before)
         for row in self._store.read(old):
@@ -117,5 +128,9 @@ class Records:
             self._store.write(_FORGET, {"b_owner": row["owner"], "b_name": row["name"]})
 
 
+_ROW = {name: bindparam(f"b_{name}") for name in ("name", "owner", "seen", "draining")}
+_WORKER = insert(workers).values(_ROW)
+_WORKER_AGAIN = update(workers).where(workers.c.name == _ROW["name"]).values({**_ROW})
+_FORGET_WORKERS = delete(workers).where(workers.c.seen < bindparam("b_seen"), workers.c.draining == 0)
 _FORGET_PROGRAMS = delete(executions).where(*_OF)
 _FORGET = delete(sandboxes).where(*_ONE)

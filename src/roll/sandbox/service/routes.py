@@ -197,7 +197,7 @@ def _add_snapshots(router: APIRouter) -> None:
         origin = await owned.sandbox(name)
         taken = await origin.snapshot()
         copy: RemoteSandbox = await owned.create(
-            dataclasses.replace(origin.spec), None if body is None else body.lifetime_s
+            dataclasses.replace(origin.spec), None if body is None else body.lifetime_s, near=name
         )
         try:
             await copy.restore(taken)

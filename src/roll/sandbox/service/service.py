@@ -8,10 +8,10 @@ from typing import Any
 
 from starlette.websockets import WebSocket
 
-from roll.sandbox.errors import SandboxRequestError
+from roll.sandbox.images import ImageCache
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.service.audit import Audit
-from roll.sandbox.service.keeper import Keeper, held, lose
+from roll.sandbox.service.keeper import Keeper
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.quotas import Quotas
 from roll.sandbox.service.records import Records
@@ -20,14 +20,16 @@ from roll.sandbox.service.sockets import Channel
 from roll.sandbox.service.store import Store
 from roll.sandbox.service.switchboard import ClientLine, Switchboard
 from roll.sandbox.service.tokens import Identity, Tokens
-from roll.sandbox.wire import Message, check_name, checked, spec_said
+from roll.sandbox.service.workers import LOCAL, Workers
+from roll.sandbox.wire import Message, checked
 from roll.sandbox.worker import Worker
 
 __all__ = ["Service"]
 
-LOCAL = "local"
 _CHECK_S = 2.0
 """How soon a line ends whose token was revoked or expired."""
+_GREETING_S = 10.0
+"""How soon a worker says who it is."""
 
 
 class Service:
@@ -42,7 +44,8 @@ class Service:
         self.audit = Audit(settings.audit)
         self.quotas = Quotas(settings.quota, records.quotas())
         self.board = Switchboard(records, self.quotas, self.audit, lifetime_s=settings.lifetime_s)
-        self.keeper = Keeper(self.board)
+        self.keeper = Keeper(self.board, away_s=settings.away_s, report=self._report)
+        self.workers = Workers(self.board, self.keeper, records)
         self.manager: SandboxManager | None = None
         self.ready = False
         self._worker: Worker | None = None
@@ -56,6 +59,7 @@ class Service:
             SandboxUnavailableError: this machine cannot run sandboxes.
         """
         self.store.open()
+        self.workers.recover()
         self.keeper.recover(LOCAL)
         settings = self.settings
         if settings.runtime is not None:
@@ -63,10 +67,15 @@ class Service:
                 settings.runtime, spec=settings.spec, warm=settings.warm, max_sandboxes=settings.max_sandboxes
             )
             await self.manager.start()
-            self._worker = Worker(self.manager, mounts=settings.mounts, tell=self.board.hear)
-            self.board.workers[LOCAL] = WorkerLink(LOCAL, self._worker.receive, capacity=settings.max_sandboxes)
+            self._worker = Worker(self.manager, mounts=settings.mounts, images=ImageCache().words, tell=self.board.hear)
+            self.workers.add(WorkerLink(LOCAL, self._worker.receive, capacity=settings.max_sandboxes))
+            self._report()
         self._watching = asyncio.create_task(self.keeper.watch())
         self.ready = True
+
+    def _report(self) -> None:
+        if self._worker is not None and LOCAL in self.board.workers:
+            self.board.workers[LOCAL].note(self._worker.report())
 
     async def close(self) -> None:
         """End the sandboxes of this process, and write down that they have ended."""
@@ -120,7 +129,7 @@ class Service:
         channel.close()
 
     async def worker(self, socket: WebSocket) -> None:
-        """A worker that joins, perhaps again, with what it holds."""
+        """A worker that joins, perhaps again, with what it holds: see `workers.py`."""
         identity: Identity = socket.scope["identity"]
         await socket.accept()
         channel = Channel(socket, identity.owner, None)
@@ -128,47 +137,19 @@ class Service:
 
         def hear(message: Message) -> None:
             if joined:
-                if message.get("op") != "beat":
-                    self.board.hear(message)
+                self.workers.hear(joined[0], message, channel)
             else:
-                joined.append(self._join(identity, message, channel))
+                joined.append(self.workers.join(identity, message, channel))
+                self.audit.note("join", owner=identity.owner, token=identity.token, what=joined[0].name)
 
         checking = asyncio.create_task(self._check(identity, channel))
+        loop = asyncio.get_running_loop()
+        hurrying = loop.call_later(_GREETING_S, lambda: None if joined else channel.close())
         try:
             await channel.serve(hear)
         finally:
             checking.cancel()
+            hurrying.cancel()
             for link in joined:
                 if link.transmit == channel.send:
-                    link.transmit, link.away_since = None, time.monotonic()
-
-    def _join(self, identity: Identity, message: Message, channel: Channel) -> WorkerLink:
-        """Agree with a worker on what it holds."""
-        board = self.board
-        if message.get("op") != "join":
-            raise SandboxRequestError("a worker says first who it is.")
-        name, holds = check_name(message["name"]), message["holds"]
-        if name == LOCAL or not isinstance(holds, dict):
-            raise SandboxRequestError("a worker needs a name of its own, and says what it holds.")
-        link = board.workers.get(name)
-        if link is None:
-            link = board.workers[name] = WorkerLink(name, None)
-        link.capacity, link.memory_bytes = int(message["capacity"]), message.get("memory_bytes")
-        link.draining = bool(message.get("draining", False))
-        link.transmit = channel.send
-        channel.send({"op": "welcome"})
-        for entry in held(board, link):
-            if entry.place in holds:
-                board.found(entry, holds[entry.place]["traits"], holds[entry.place]["programs"])
-            elif entry.state == "running":
-                lose(board, entry, f"its worker '{name}' came back without it")
-            else:
-                channel.send({"op": "create", "sandbox": entry.place, "spec": spec_said(entry.spec)})
-        for place in holds:
-            if place not in board.entries or board.entries[place].worker is not link:
-                channel.send({"op": "stop", "sandbox": place})
-        waiting, link.waiting = link.waiting, []
-        for each in waiting:
-            channel.send(each)
-        self.audit.note("join", owner=identity.owner, token=identity.token, what=name)
-        return link
+                    link.away(time.monotonic())

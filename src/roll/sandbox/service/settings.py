@@ -37,5 +37,7 @@ class Settings:
     quota: Quota = field(default_factory=Quota)
     audit: Path | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
+    away_s: float = 60.0
+    """How long a worker may be away before what it holds is lost."""
     max_lines: int = 64
     """Open at once, of one owner."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from roll.sandbox.errors import SandboxRequestError
+from roll.sandbox.errors import SandboxAccessError, SandboxRequestError
 from roll.sandbox.service.rates import Rates
 from roll.sandbox.wire import Message, decode, encode, failure_said
 
@@ -72,7 +72,7 @@ class Channel:
                     await asyncio.sleep(wait_s)
         except (WebSocketDisconnect, RuntimeError):
             return
-        except (SandboxRequestError, KeyError) as error:
+        except (SandboxRequestError, SandboxAccessError, KeyError) as error:
             if isinstance(error, KeyError):
                 error = SandboxRequestError("a message without bytes, or without a field that it needs.")
             with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError):

@@ -144,7 +144,8 @@ class Switchboard:
         owner, name = line.identity.owner, message["sandbox"]
         spec = spec_of(message["spec"])
         lifetime_s = self.quotas.lifetime_s(owner, message.get("lifetime_s"), self._lifetime_s)
-        worker = choose(self.workers.values(), spec)
+        beside = self.entries.get(f"{owner}/{message.get('near')}")
+        worker = choose(self.workers.values(), spec, near=beside.worker if beside else None)
         self.quotas.take(owner, spec)
         now = time.time()
         entry = Entry(owner, name, spec, worker, now, now + lifetime_s, leased=line.leases, lines={line})
@@ -231,11 +232,11 @@ class Switchboard:
 
     # --- from workers
 
-    def hear(self, message: Message) -> None:
-        """From a worker."""
+    def hear(self, message: Message, worker: WorkerLink | None = None) -> None:
+        """From a worker, which may speak of its own sandboxes; `None`: from this process."""
         op = message["op"]
         entry = self.entries.get(message["sandbox"])
-        if entry is None:
+        if entry is None or worker not in (None, entry.worker):
             return
         message = {**message, "sandbox": entry.name}
         program = entry.programs.get(message.get("id", ""))
@@ -297,13 +298,18 @@ class Switchboard:
             line.deliver(message)
 
     def found(self, entry: Entry, traits: dict[str, Any], known: list[str]) -> None:
-        """A worker came back with it; programs that it does not know never came to it, or were forgotten."""
+        """A worker came back with it; programs that it does not know never came to it, or were forgotten.
+
+        What was sent to the others while the line was breaking may not have arrived: the client sends it again, and the
+        worker knows by its number what did.
+        """
         self.hear({"op": "created", "sandbox": entry.place, "traits": traits})
         sent_soon = {message.get("id") for message in entry.worker.waiting}
         for name, program in list(entry.programs.items()):
             if program.recorded and not program.over and program.waiting is None and name not in {*known, *sent_soon}:
                 lost = SandboxLostError("the line to the worker broke, and nobody knows what became of the program")
                 self.hear({**failure_said(lost), "op": "error", "sandbox": entry.place, "id": name})
+        self._tell(entry, {"op": "again", "sandbox": entry.name})
 
     # --- bookkeeping
 
@@ -328,6 +334,7 @@ class Switchboard:
     def _add(self, entry: Entry) -> None:
         self.entries[entry.place] = entry
         entry.worker.held += 1
+        entry.worker.placed += 1
         entry.worker.held_memory_bytes += entry.spec.limits.memory_bytes
 
     def _remove(self, entry: Entry) -> None:

@@ -7,11 +7,14 @@ from roll.sandbox.wire.frames import MAX_MESSAGE_BYTES, Message, decode, encode
 from roll.sandbox.wire.messages import check_name, checked
 from roll.sandbox.wire.outbox import Outbox
 from roll.sandbox.wire.programs import program_of, program_said, spec_of, spec_said
+from roll.sandbox.wire.reports import Report, beat_s, report_of, report_said
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
     "Message",
     "Outbox",
+    "Report",
+    "beat_s",
     "check_name",
     "checked",
     "decode",
@@ -20,6 +23,8 @@ __all__ = [
     "failure_said",
     "program_of",
     "program_said",
+    "report_of",
+    "report_said",
     "spec_of",
     "spec_said",
 ]

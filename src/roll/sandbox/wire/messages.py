@@ -2,6 +2,8 @@
 
     client ──► server ──► worker      create run shell line input bound kill close attach stop
     client ◄── server ◄── worker      created failed out used end gone
+    client ◄── server                 again: the worker was away; what runs in a sandbox is to be sent again
+               server ◄── worker      join beat leave; answered by welcome beat
 
 Every name of a sandbox, program or session is chosen by the client, so that a message may be sent again: the same name
 is the same thing. `have` says how many pieces of output came already, `n` numbers what is sent to a running program.
@@ -19,9 +21,9 @@ from roll.sandbox.wire.frames import Message
 __all__ = ["check_name", "checked"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
-_OPTIONAL = {"have", "lifetime_s", "snapshot", "cwd"}
+_OPTIONAL = {"have", "lifetime_s", "near", "snapshot", "cwd"}
 _SHAPES: dict[str, dict[str, str]] = {
-    "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds"},
+    "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds", "near": "name"},
     "attach": {"sandbox": "name"},
     "extend": {"sandbox": "name", "lifetime_s": "seconds"},
     "stop": {"sandbox": "name"},

@@ -6,12 +6,12 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
 
 from roll.sandbox.errors import SandboxRequestError
-from roll.sandbox.types import Command, Limits, Mount, Program, PythonCode, SandboxSpec
+from roll.sandbox.types import Command, Program, PythonCode, SandboxSpec
 
-__all__ = ["program_of", "program_said", "spec_of", "spec_said"]
+__all__ = ["built", "program_of", "program_said", "spec_of", "spec_said"]
 
 _T = TypeVar("_T")
 
@@ -27,7 +27,7 @@ def spec_of(said: object) -> SandboxSpec:
     Raises:
         SandboxRequestError: a field is unknown or not of its kind.
     """
-    return _built(SandboxSpec, said, "spec")
+    return built(SandboxSpec, said, "spec")
 
 
 def program_said(request: dict[str, Any]) -> dict[str, Any]:
@@ -50,11 +50,11 @@ def program_of(said: dict[str, Any], stdin: bytes) -> tuple[Program, bool]:
         if value is not None and not (type(value) in (int, float) and math.isfinite(value) and value > 0):
             raise SandboxRequestError(f"'{name}' of a program is {str(value)[:80]!r}: it must be positive.")
     if source is None:
-        program: Program = _built(Command, fields, "program")
+        program: Program = built(Command, fields, "program")
         if not program.argv:
             raise SandboxRequestError("a program without source and without arguments is none.")
     else:
-        program = _built(PythonCode, {"source": source, **fields}, "program")
+        program = built(PythonCode, {"source": source, **fields}, "program")
     return dataclasses.replace(program, stdin=stdin), alone
 
 
@@ -63,8 +63,12 @@ def _kinds(kind: type[Any]) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _built(kind: type[_T], said: object, place: str) -> _T:
-    """A dataclass of checked fields."""
+def built(kind: type[_T], said: object, place: str) -> _T:
+    """A dataclass of checked fields.
+
+    Raises:
+        SandboxRequestError: a field is unknown or not of its kind.
+    """
     if not isinstance(said, dict):
         raise SandboxRequestError(f"'{place}' is {str(said)[:80]!r}: an object is needed.")
     kinds = _kinds(kind)
@@ -82,8 +86,8 @@ def _built(kind: type[_T], said: object, place: str) -> _T:
 def _value(kind: Any, value: Any, place: str) -> Any:
     """`value`, which must be what the annotation `kind` says."""
     origin, parts = get_origin(kind), get_args(kind)
-    if kind in (Limits, Mount):
-        return _built(kind, value, place)
+    if dataclasses.is_dataclass(kind):
+        return built(cast(type[Any], kind), value, place)
     if origin is Literal:
         good = value in parts
     elif origin is tuple:

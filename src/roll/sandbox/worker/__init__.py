@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from roll.sandbox.worker.joining import Joined
+from roll.sandbox.worker.running import run_worker
 from roll.sandbox.worker.worker import Worker
 
-__all__ = ["Joined", "Worker"]
+__all__ = ["Joined", "Worker", "run_worker"]

@@ -1,25 +1,32 @@
 """A worker in a process of its own: it dials out to the server, and again whenever the line breaks.
 
     worker ── join {name, capacity, holds}, ends that may not have been heard ──► server ── what to stop, what waits ──►
+           ── beat {report} ──► ◄── beat ──
 
-What nobody claims it stops: a server that comes back names what it does not know; one that stays away is given up.
+What nobody claims it stops: a server that comes back names what it does not know; one that was not heard for `away_s`
+is given up, while that server, which hears nothing either, still waits: what it calls lost has ended.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import secrets
 import ssl
-import time
 
 import aiohttp
 
 from roll.sandbox.errors import SandboxAccessError, SandboxUnavailableError
-from roll.sandbox.wire import Message, Outbox, decode, encode
+from roll.sandbox.wire import Message, Outbox, beat_s, decode, encode, failure_of, report_said
 from roll.sandbox.worker.worker import Worker
 
 __all__ = ["Joined"]
 
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_AWAY_S = 60.0
+"""Until the server says otherwise."""
+_SILENT_BEATS = 5
+_GOODBYE_S = 2.0
 
 
 class Joined:
@@ -29,7 +36,10 @@ class Joined:
         url: of the server.
         token: with the scope `worker`.
         name: by which the server knows it again.
-        away_s: how long the server may be away before the sandboxes here are stopped.
+        capacity: sandboxes at once.
+        memory_bytes: what limits of all sandboxes may come to.
+        drain_s: how long a worker that leaves waits for its sandboxes to end.
+        leaving: what `leave` sets, where somebody else is to set it.
     """
 
     def __init__(
@@ -42,45 +52,91 @@ class Joined:
         capacity: int,
         memory_bytes: int | None = None,
         ca_file: str | None = None,
-        away_s: float = 60.0,
+        drain_s: float = 25.0,
+        leaving: asyncio.Event | None = None,
     ) -> None:
         self._worker = worker
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._greeting: Message = {"op": "join", "name": name, "capacity": capacity, "memory_bytes": memory_bytes}
+        self._greeting["process"] = secrets.token_hex(8)
         self._ca_file = ca_file
-        self._away_s = away_s
+        self._drain_s = drain_s
+        self._away_s = _AWAY_S
+        self._heard = 0.0
+        self._leaving = leaving or asyncio.Event()
+        self._left = False
         self._outgoing = Outbox()
 
+    def leave(self) -> None:
+        """Take no new sandboxes; `serve` returns when those that are here have ended, or after `drain_s`."""
+        self._leaving.set()
+
     async def serve(self) -> None:
-        """Until it is cancelled.
+        """Until it has left, or is cancelled.
 
         Raises:
             SandboxAccessError: the token is refused.
         """
+        self._heard = asyncio.get_running_loop().time()
+        tasks = [asyncio.create_task(each) for each in (self._keep(), self._reap(), self._drain())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """Connection after connection."""
         context: ssl.SSLContext | bool = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else True
         connector = aiohttp.TCPConnector(ssl=context)
         async with aiohttp.ClientSession(headers=self._headers, connector=connector) as session:
-            heard, attempt = time.monotonic(), 0
-            while True:
+            attempt = 0
+            while not self._left:
                 try:
                     socket = await self._dial(session)
                 except SandboxUnavailableError:
-                    if time.monotonic() - heard > self._away_s:
-                        await self._worker.close()
                     await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
                     attempt += 1
                 else:
-                    attempt = 0
+                    heard = self._heard
                     try:
                         await self._follow(socket)
                     finally:
                         self._worker.listen(None)
-                        heard = time.monotonic()
+                    attempt = 0 if self._heard > heard else attempt + 1
+                    await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+
+    async def _reap(self) -> None:
+        """Stop what is here once the server was not heard for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(beat_s(self._away_s))
+            if loop.time() - self._heard > self._away_s:
+                await self._worker.close()
+
+    async def _drain(self) -> None:
+        """When it is to leave: wait, stop what is left, say goodbye."""
+        await self._leaving.wait()
+        self._beat()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                while not self._worker.empty:
+                    await asyncio.sleep(0.05)
+        await self._worker.close()
+        self._left = True
+        self._say({"op": "leave"})
+        await asyncio.sleep(_GOODBYE_S)
 
     async def _dial(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
         try:
-            return await session.ws_connect(f"{self._url}/v1/worker", max_msg_size=0, heartbeat=10.0)
+            async with asyncio.timeout(_SILENT_BEATS * beat_s(self._away_s)):
+                return await session.ws_connect(
+                    f"{self._url}/v1/worker", max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
+                )
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403):
                 raise SandboxAccessError(
@@ -92,23 +148,53 @@ class Joined:
             raise SandboxUnavailableError(f"no sandbox service answers at '{self._url}': {error}") from None
 
     async def _follow(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """One connection, as long as it lasts."""
+        """One connection, as long as both sides are heard."""
         self._outgoing.clear()
-        await socket.send_bytes(encode({**self._greeting, "holds": self._worker.holds()}))
+        greeting = {**self._greeting, "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())}
+        await socket.send_bytes(encode({**greeting, "holds": self._worker.holds()}))
         self._worker.listen(self._say)
         for message in self._worker.unheard():
             self._say(message)
-        writing = asyncio.create_task(self._outgoing.send_over(socket))
+        tasks = [
+            asyncio.create_task(each) for each in (self._outgoing.send_over(socket), self._read(socket), self._watch())
+        ]
         try:
-            async for received in socket:
-                if received.type is aiohttp.WSMsgType.BINARY:
-                    message = decode(received.data)
-                    if "sandbox" in message:
-                        self._worker.receive(message)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
         finally:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             await socket.close()
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for received in socket:
+            if received.type is not aiohttp.WSMsgType.BINARY:
+                continue
+            message = decode(received.data)
+            if message["op"] == "refused":
+                error = failure_of(message)
+                if isinstance(error, SandboxAccessError):
+                    raise error
+                return
+            self._heard = asyncio.get_running_loop().time()
+            if message["op"] == "welcome":
+                self._away_s = float(message["away_s"])
+            elif "sandbox" in message:
+                self._worker.receive(message)
+
+    async def _watch(self) -> None:
+        """Beat, until the server has not answered for too long; a stall of this process is no silence of the server."""
+        heard, unanswered = self._heard, 0
+        while unanswered <= _SILENT_BEATS:
+            await asyncio.sleep(beat_s(self._away_s))
+            unanswered = unanswered + 1 if self._heard == heard else 0
+            heard = self._heard
+            self._beat()
+
+    def _beat(self) -> None:
+        self._say({"op": "beat", "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())})
 
     def _say(self, message: Message) -> None:
         self._outgoing.put(encode(message))

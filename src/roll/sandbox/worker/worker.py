@@ -15,12 +15,17 @@ from collections.abc import Callable, Sequence
 from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll.sandbox.machine import CpuMeter, memory_bytes, num_cores
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.types import Mount, SandboxSpec
-from roll.sandbox.wire import Message, failure_said, spec_of
+from roll.sandbox.wire import Message, Report, failure_said, spec_of
 from roll.sandbox.worker.executions import Executions
 
 __all__ = ["Worker"]
+
+
+_REPORTED = 32
+"""Pools, at most: the latest."""
 
 
 class _Held:
@@ -36,14 +41,22 @@ class Worker:
         manager: which starts sandboxes; started and closed by the caller.
         mounts: directories of this machine that a spec may mount what is below of.
         tell: takes a message for the server, without waiting.
+        images: names and digests of the images that this machine has.
     """
 
     def __init__(
-        self, manager: SandboxManager, *, mounts: Sequence[str] = (), tell: Callable[[Message], None] | None = None
+        self,
+        manager: SandboxManager,
+        *,
+        mounts: Sequence[str] = (),
+        tell: Callable[[Message], None] | None = None,
+        images: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._manager = manager
         self._mounts = [os.path.realpath(path) for path in mounts]
         self._tell = tell
+        self._images = images
+        self._cpu = CpuMeter()
         self._held: dict[str, _Held] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
 
@@ -139,6 +152,23 @@ class Worker:
     def unheard(self) -> list[Message]:
         """Ends of programs that a server may not have heard."""
         return [message for held in self._held.values() for message in held.executions.unheard()]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is here, and nothing starts."""
+        return not self._held and not self._starting
+
+    def report(self) -> Report:
+        """Of this machine, for whoever places sandboxes."""
+        free_bytes, all_bytes = memory_bytes() or (None, None)
+        return Report(
+            cores=num_cores(),
+            busy=self._cpu.busy(),
+            memory_bytes=all_bytes,
+            free_bytes=free_bytes,
+            images=tuple(self._images()),
+            pools=tuple(self._manager.pools()[-_REPORTED:]),
+        )
 
     async def close(self) -> None:
         """End every sandbox."""

@@ -1,0 +1,105 @@
+"""Workers of a sandbox service (`roll sandbox serve`) on the machines of a Ray cluster: an actor each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from roll.errors import PlacementError
+from roll.sandbox.worker import run_worker
+
+__all__ = ["SandboxWorkers", "start_workers"]
+
+_MARGIN_S = 10.0
+
+
+class SandboxWorkerActor:
+    """The worker of one machine."""
+
+    def __init__(self) -> None:
+        self._leaving = asyncio.Event()
+
+    async def serve(self, url: str, token: str, settings: Mapping[str, Any]) -> None:
+        """See `run_worker`."""
+        await run_worker(url, token, leaving=self._leaving, **settings)
+
+    async def leave(self) -> None:
+        """Take no new sandboxes; `serve` returns when the last one has ended."""
+        self._leaving.set()
+
+
+class SandboxWorkers:
+    """Workers that were started.
+
+    Args:
+        actors: by the worker's name, with what its `serve` will give.
+        drain_s: see `start_workers`.
+    """
+
+    def __init__(self, actors: Mapping[str, tuple[Any, Any]], drain_s: float) -> None:
+        self._actors = actors
+        self._drain_s = drain_s
+
+    @property
+    def names(self) -> list[str]:
+        """By which the service knows them."""
+        return list(self._actors)
+
+    async def wait(self) -> None:
+        """Until one of them has ended.
+
+        Raises:
+            SandboxUnavailableError: its machine cannot run sandboxes.
+            SandboxAccessError: the service refuses the token.
+        """
+        served = [asyncio.ensure_future(served) for _, served in self._actors.values()]
+        done, _ = await asyncio.wait(served, return_when=asyncio.FIRST_COMPLETED)
+        for each in done:
+            each.result()
+
+    async def close(self) -> None:
+        """Have them leave the service, and end them."""
+        with contextlib.suppress(RayError):
+            await asyncio.gather(*(actor.leave.remote() for actor, _ in self._actors.values()))
+        leaving = [asyncio.ensure_future(served) for _, served in self._actors.values()]
+        if leaving:
+            await asyncio.wait(leaving, timeout=self._drain_s + _MARGIN_S)
+            for each in leaving:
+                each.cancel()
+            await asyncio.gather(*leaving, return_exceptions=True)
+        for actor, _ in self._actors.values():
+            ray.kill(actor)
+
+
+def start_workers(
+    url: str, token: str, *, capacity: int = 512, drain_s: float = 25.0, **settings: Any
+) -> SandboxWorkers:
+    """Start a worker on every machine of the Ray cluster that this process is connected to. They take no devices.
+
+    Args:
+        url: of the service, as the machines reach it.
+        token: of scope `worker`.
+        capacity: sandboxes of one machine at once.
+        drain_s: how long workers that leave wait for their sandboxes to end.
+        settings: further ones of `roll.sandbox.worker.run_worker`.
+
+    Raises:
+        PlacementError: this process is not connected to a Ray cluster.
+    """
+    if not ray.is_initialized():
+        raise PlacementError("sandboxes on a Ray cluster: connect to it first (`ray.init(address='auto')`).")
+    actors = {}
+    for node in ray.nodes():
+        if node["Alive"]:
+            name = f"ray-{node['NodeID'][:16]}"
+            strategy = NodeAffinitySchedulingStrategy(node_id=node["NodeID"], soft=False)
+            actor: Any = ray.remote(SandboxWorkerActor).options(num_cpus=0, scheduling_strategy=strategy).remote()
+            named = {"name": name, "capacity": capacity, "drain_s": drain_s, **settings}
+            actors[name] = actor, actor.serve.remote(url, token, named)
+    return SandboxWorkers(actors, drain_s)

@@ -1,0 +1,115 @@
+"""How many sandboxes of a kind should wait for work: pure functions of when work came.
+
+    arrivals of a window ──► Demand ──► target = max(99 % of a Poisson(rate × lead), burst) ──► bounded, all together
+
+`rate` foresees work that comes at random: while one sandbox is started (the lead), a Poisson number of others is asked
+for. `burst` foresees what a rate cannot: the rollouts of a training step come at once, and then nothing for a while.
+It is the largest shortage lately (`shortage_after`), and it is kept through silences of the length that is usual.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+__all__ = ["Demand", "bounded", "hold_s", "most_idle", "poisson_quantile", "shortage_after", "target"]
+
+QUANTILE = 0.99
+RATE_HALF_LIFE_S = 10.0
+BURST_HALF_LIFE_S = 60.0
+"""Of windows in which something came."""
+FADE_HALF_LIFE_S = 20.0
+"""Of a burst, once silence lasts longer than is usual."""
+HOLD_S = 60.0
+MOST_HOLD_S = 1800.0
+IDLE_BYTES = 2_300_000
+"""Measured: what an idle sandbox adds to the memory in use (`make bench-sandbox-service`)."""
+MEMORY_SHARE = 0.25
+"""Of what is free, for sandboxes that wait."""
+STARTED_WITHIN_S = 10.0
+"""All that wait must be starts that the cores could do in that time."""
+_K = TypeVar("_K")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """What is remembered of one kind's arrivals."""
+
+    rate_per_s: float = 0.0
+    burst: float = 0.0
+    """Sandboxes that would have had to wait, for none to be missing."""
+    gap_s: float = 0.0
+    """The longest silence between arrivals lately."""
+    quiet_s: float = 0.0
+    """Since something came."""
+
+    def after(self, arrivals: int, shortage: float, window_s: float) -> Demand:
+        """A window later, in which so many came, and at most so many were missing (see `shortage_after`)."""
+        rate = self.rate_per_s + _gain(window_s, RATE_HALF_LIFE_S) * (arrivals / window_s - self.rate_per_s)
+        if arrivals:
+            burst = max(shortage, self.burst + _gain(window_s, BURST_HALF_LIFE_S) * (shortage - self.burst))
+            gap_s = max(self.quiet_s, 0.9 * self.gap_s) if self.quiet_s else self.gap_s
+            return Demand(rate_per_s=rate, burst=burst, gap_s=gap_s)
+        quiet_s = self.quiet_s + window_s
+        fading = _gain(window_s, FADE_HALF_LIFE_S) if quiet_s > hold_s(self) else 0.0
+        return Demand(rate_per_s=rate, burst=self.burst * (1 - fading), gap_s=self.gap_s, quiet_s=quiet_s)
+
+
+def hold_s(demand: Demand) -> float:
+    """How long silence may last before a burst is no more expected to come again."""
+    return min(HOLD_S + 2 * demand.gap_s, MOST_HOLD_S)
+
+
+def _gain(window_s: float, half_life_s: float) -> float:
+    return 1 - 0.5 ** (window_s / half_life_s)
+
+
+def shortage_after(shortage: float, elapsed_s: float, per_s: float) -> float:
+    """Sandboxes missing when one more is asked for, where `per_s` can be started: a bucket that leaks."""
+    return max(0.0, shortage - elapsed_s * per_s) + 1
+
+
+def poisson_quantile(mean: float, probability: float, most: int) -> int:
+    """The smallest k, at most `most`, with P(X <= k) >= `probability`, X a Poisson variable."""
+    below, k = math.exp(-mean), 0
+    while below < probability and k < most:
+        k += 1
+        below += math.exp(k * math.log(mean) - mean - math.lgamma(k + 1))
+    return k
+
+
+def target(demand: Demand, lead_s: float, most: int) -> int:
+    """How many of a kind should wait.
+
+    Args:
+        lead_s: from the wish for another sandbox until it waits.
+        most: never more.
+    """
+    return max(poisson_quantile(demand.rate_per_s * lead_s, QUANTILE, most), min(most, round(demand.burst)))
+
+
+def most_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, most: int) -> int:
+    """How many of all kinds together may wait.
+
+    Args:
+        free_bytes: of memory, beside the `idle` ones that wait now; `None`: unknown.
+        start_s: of one sandbox, on one core.
+        most: never more.
+    """
+    if free_bytes is not None:
+        most = min(most, int(MEMORY_SHARE * (free_bytes / IDLE_BYTES + idle)))
+    return min(most, int(cores * STARTED_WITHIN_S / start_s))
+
+
+def bounded(wanted: Mapping[_K, int], most: int) -> dict[_K, int]:
+    """What each kind gets where all together get `most`: in proportion, what is left to the largest remainders."""
+    total = sum(wanted.values())
+    if total <= most:
+        return dict(wanted)
+    given = {kind: number * most // total for kind, number in wanted.items()}
+    by_remainder = sorted(wanted, key=lambda kind: -(wanted[kind] * most % total))
+    for kind in by_remainder[: most - sum(given.values())]:
+        given[kind] += 1
+    return given
