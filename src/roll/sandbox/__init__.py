@@ -12,6 +12,7 @@ from roll.sandbox.agent_sandbox import Job, Sandbox, Session
 from roll.sandbox.errors import (
     OversizedUploadError,
     SandboxAccessError,
+    SandboxDatabaseError,
     SandboxError,
     SandboxExpiredError,
     SandboxLostError,
@@ -54,6 +55,7 @@ __all__ = [
     "Runtime",
     "Sandbox",
     "SandboxAccessError",
+    "SandboxDatabaseError",
     "SandboxError",
     "SandboxExpiredError",
     "SandboxLostError",

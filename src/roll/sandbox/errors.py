@@ -7,6 +7,7 @@ from roll.errors import InfraError, RollError, UserError
 __all__ = [
     "OversizedUploadError",
     "SandboxAccessError",
+    "SandboxDatabaseError",
     "SandboxError",
     "SandboxExpiredError",
     "SandboxLostError",
@@ -37,6 +38,10 @@ class SandboxLostError(SandboxError):
 
 class SandboxExpiredError(SandboxError):
     """A sandbox reached the end of the lifetime that it was given."""
+
+
+class SandboxDatabaseError(SandboxError):
+    """A service's database does not answer: nothing was started, and the same may be asked again."""
 
 
 class UnknownSandboxError(SandboxError):

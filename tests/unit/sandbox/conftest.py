@@ -14,10 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from unit.sandbox import databases
 
 from roll.sandbox import Limits, SandboxManager, SandboxSpec, SandboxUnavailableError
 from roll.sandbox.bubblewrap import BubblewrapRuntime
 from roll.sandbox.remote import RemoteRuntime
+
+postgres, new_database, database = databases.postgres, databases.new_database, databases.database
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=128 * 2**20, disk_bytes=16 * 2**20, file_size_bytes=8 * 2**20, max_files=512)
 IMAGE = os.environ.get("ROLL_TEST_IMAGE", "python:3.11-slim")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from roll.cli.sandboxes.quotas import quota
 from roll.cli.sandboxes.serving import serve, worker
 from roll.cli.sandboxes.tokens import token
 
@@ -20,5 +21,5 @@ def sandbox() -> None:
     """
 
 
-for command in (serve, worker, token):
+for command in (serve, worker, token, quota):
     sandbox.add_command(command)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
-from roll.sandbox.errors import SandboxLostError
+from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Entry, Switchboard
 from roll.sandbox.wire import failure_said
@@ -14,6 +15,7 @@ from roll.sandbox.wire import failure_said
 __all__ = ["Keeper"]
 
 _EVERY_S = 0.5
+_QUOTAS_EVERY = 4
 _FORGET_EVERY = 120
 
 
@@ -30,10 +32,12 @@ class Keeper:
         self._orphan_s = orphan_s
         self._away_s = away_s
 
-    def recover(self, local: str) -> None:
+    async def recover(self, local: str) -> None:
         """What an earlier server left: its own sandboxes died with it, those of workers may come back."""
-        for row in self._board.records.alive():
-            self._board.restore(row, lost=row["worker"] == local)
+        rows = await asyncio.to_thread(self._board.records.alive)
+        programs = await asyncio.to_thread(self._board.records.programs)
+        for row in rows:
+            self._board.restore(row, programs.get((row["owner"], row["name"]), {}), lost=row["worker"] == local)
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -42,9 +46,12 @@ class Keeper:
             await asyncio.sleep(_EVERY_S)
             turns += 1
             self.look(time.time(), time.monotonic())
-            self._board.audit.flush()
-            if turns % _FORGET_EVERY == 0:
-                await asyncio.to_thread(self._board.records.forget)
+            await asyncio.to_thread(self._board.audit.flush)
+            with contextlib.suppress(SandboxDatabaseError):  # in the next turn, then
+                if turns % _QUOTAS_EVERY == 0:
+                    self._board.quotas.name(await asyncio.to_thread(self._board.records.quotas))
+                if turns % _FORGET_EVERY == 0:
+                    await asyncio.to_thread(self._board.records.forget)
 
     def look(self, now: float, monotonic: float) -> None:
         """Once."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
 from starlette.websockets import WebSocket
 
-from roll.sandbox.errors import SandboxRequestError
+from roll.sandbox.errors import SandboxDatabaseError, SandboxRequestError
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.service.audit import Audit
 from roll.sandbox.service.keeper import Keeper, held, lose
@@ -26,7 +27,7 @@ from roll.sandbox.worker import Worker
 __all__ = ["Service"]
 
 LOCAL = "local"
-_CHECK_S = 2.0
+_CHECK_S = 1.0
 """How soon a line ends whose token was revoked or expired."""
 
 
@@ -36,6 +37,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store = Store(settings.database)
+        self.store.claim()
         self.store.migrate()
         records = Records(self.store)
         self.tokens = Tokens(self.store)
@@ -56,7 +58,7 @@ class Service:
             SandboxUnavailableError: this machine cannot run sandboxes.
         """
         self.store.open()
-        self.keeper.recover(LOCAL)
+        await self.keeper.recover(LOCAL)
         settings = self.settings
         if settings.runtime is not None:
             self.manager = SandboxManager(
@@ -115,8 +117,13 @@ class Service:
         return None
 
     async def _check(self, identity: Identity, channel: Channel) -> None:
-        while await asyncio.to_thread(self.tokens.good, identity):
-            await asyncio.sleep(_CHECK_S)
+        """While the database is away, a line stays that was good when it was last asked; nothing starts on it then."""
+        good = True
+        while good:
+            with contextlib.suppress(SandboxDatabaseError):
+                good = await asyncio.to_thread(self.tokens.good, identity)
+            if good:
+                await asyncio.sleep(_CHECK_S)
         channel.close()
 
     async def worker(self, socket: WebSocket) -> None:
