@@ -68,10 +68,14 @@ async def started(runtime: str, **settings: object) -> AsyncIterator[SandboxMana
 
 
 @contextlib.contextmanager
-def served(directory: Path, *arguments: str) -> Iterator[tuple[str, str]]:
-    """`roll sandbox serve` in a process of its own; its address, and a token for all scopes."""
+def served(directory: Path, *arguments: str, address: str = "") -> Iterator[tuple[str, str]]:
+    """`roll sandbox serve` in a process of its own; its address, and a token for all scopes.
+
+    Args:
+        address: of its database, else a file in `directory`.
+    """
     pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
-    database = f"sqlite:///{directory}/sandboxes.db"
+    database = address or f"sqlite:///{directory}/sandboxes.db"
     token = roll_sandbox("token", "create", "tester", "--scope", "admin", "--scope", "worker", "--database", database)
     command = ["serve", "--port", "0", "--database", database, *arguments]
     with subprocess.Popen([*_ROLL_SANDBOX, *command], stdout=subprocess.PIPE, text=True) as process:
