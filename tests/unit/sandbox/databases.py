@@ -30,14 +30,14 @@ class Postgres:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self._run("initdb", "--auth=trust", "--username=roll", "--no-sync", "--no-locale", "-E", "UTF8", "-D", "data")
+        self.run("initdb", "--auth=trust", "--username=roll", "--no-sync", "--no-locale", "-E", "UTF8", "-D", "data")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Until it answers; after a kill it first waits for what is left of the one before."""
         command = ["-D", "data", "-p", str(self.port), "-h", "127.0.0.1", "-k", str(self.directory), "-F"]
         until = time.monotonic() + 60
-        while self.process is None or self._run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port), fails=True):
+        while self.process is None or self.run("pg_isready", "-h", "127.0.0.1", "-p", str(self.port), fails=True):
             assert time.monotonic() < until
             if self.process is None or self.process.poll() is not None:
                 log = (self.directory / "log").open("ab")
@@ -62,7 +62,7 @@ class Postgres:
     def database(self) -> str:
         """The address of a new one."""
         name = f"d{uuid.uuid4().hex}"
-        self._run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "roll", name)
+        self.run("createdb", "-h", "127.0.0.1", "-p", str(self.port), "-U", "roll", name)
         return f"postgresql+psycopg://roll@127.0.0.1:{self.port}/{name}"
 
     def close(self) -> None:
@@ -76,7 +76,8 @@ class Postgres:
                 self.process.wait(30)
         shutil.rmtree(self.directory, ignore_errors=True)
 
-    def _run(self, program: str, *arguments: str, fails: bool = False) -> int:
+    def run(self, program: str, *arguments: str, fails: bool = False) -> int:
+        """One of its programs; the exit status, which `fails` lets be another than 0."""
         done = subprocess.run(
             [self._programs / program, *arguments],
             cwd=self.directory,
@@ -91,7 +92,7 @@ class Postgres:
 
 def new_postgres() -> Postgres:
     """One that runs; skips where it is not installed."""
-    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed (the extra 'postgresql')")
+    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed (the extra 'sandbox')")
     found = [str(Path(path).parent) for path in sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))]
     path = shutil.which("postgres")
     programs = found[-1] if found else path and str(Path(path).parent)

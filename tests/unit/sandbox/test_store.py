@@ -316,3 +316,27 @@ async def test_a_store_that_closes_during_an_outage_ends(new_database, monkeypat
         Records(store).running("ann", "s")
         assert isinstance(await open_one(Records(store), "s"), SandboxDatabaseError)
     assert not any(thread.name == "sandbox-store" for thread in threading.enumerate())
+
+
+async def test_a_backup_that_is_taken_from_a_running_service_is_one_to_start_from(database: str, request) -> None:
+    """The commands of docs/operations/sandbox-service.md."""
+    async with opened(database) as store:
+        assert await open_one(Records(store), "kept") is None
+        copy = f"{store.engine.url.database}.copy"
+        if store.engine.dialect.name == "sqlite":
+            with contextlib.closing(sqlite3.connect(store.engine.url.database)) as here:
+                here.backup(sqlite3.connect(copy))
+        else:
+            server: Postgres = request.getfixturevalue("postgres")
+            plain = database.replace("+psycopg", "")
+            server.run("pg_dump", "--format=custom", f"--file={copy}", plain)
+        assert await open_one(Records(store), "later") is None
+    if database.startswith("sqlite"):
+        path = Path(database.removeprefix("sqlite:///"))
+        path.write_bytes(Path(copy).read_bytes())
+        for rest in ("-wal", "-shm"):
+            path.with_name(path.name + rest).unlink(missing_ok=True)
+    else:
+        server.run("pg_restore", "--clean", "--if-exists", f"--dbname={plain}", copy)
+    async with opened(database) as store:
+        assert [row["name"] for row in Records(store).alive()] == ["kept"]
