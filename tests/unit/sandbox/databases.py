@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -98,9 +99,18 @@ def new_postgres() -> Postgres:
     programs = found[-1] if found else path and str(Path(path).parent)
     if not programs:
         pytest.skip("PostgreSQL is not installed (apt-get install postgresql)")
+    if os.geteuid() == 0 and not _known("postgres"):
+        pytest.skip("there is no user 'postgres' to run PostgreSQL as, which refuses to run as root")
     server = Postgres(Path(programs))
     server.start()
     return server
+
+
+def _known(user: str) -> bool:
+    try:
+        return pwd.getpwnam(user) is not None
+    except KeyError:
+        return False
 
 
 @pytest.fixture(scope="session")
