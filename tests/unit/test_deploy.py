@@ -15,6 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
+from roll.cli.sandboxes import sandbox
 from roll.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,57 @@ def test_the_rayjob_is_one_that_kuberay_accepts(rayjob_schema):
     wrong = job | {"spec": job["spec"] | {"entryPoint": "roll"}}
     with pytest.raises(jsonschema.ValidationError, match="entryPoint"):
         validator.validate(wrong)
+
+
+def test_the_sandbox_services_pods_are_ones_that_kubernetes_accepts(rayjob_schema):
+    """By the schema of pods that a RayJob's has inside; what is around them is held to each other."""
+    service, server, worker = yaml.safe_load_all((DEPLOY / "kubernetes" / "sandbox.yaml").read_text())
+    cluster = rayjob_schema["properties"]["spec"]["properties"]["rayClusterSpec"]["properties"]
+    template = cluster["headGroupSpec"]["properties"]["template"]
+    template["properties"]["metadata"].pop("additionalProperties", None)
+    validator = jsonschema.Draft202012Validator(template)
+    for deployment in (server, worker):
+        assert set(deployment["spec"]) <= {"replicas", "strategy", "selector", "template"}
+        assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
+        pod = deployment["spec"]["template"]
+        validator.validate(pod)
+        assert deployment["spec"]["selector"]["matchLabels"] == pod["metadata"]["labels"]
+    wrong = yaml.safe_load(json.dumps(pod))
+    wrong["spec"]["containers"][0]["securityContext"]["seccomp"] = {}
+    with pytest.raises(jsonschema.ValidationError, match="seccomp"):
+        validator.validate(wrong)
+    assert service["spec"]["selector"] == server["spec"]["template"]["metadata"]["labels"]
+    assert server["spec"]["replicas"] == 1 and server["spec"]["strategy"] == {"type": "Recreate"}
+    (container,) = server["spec"]["template"]["spec"]["containers"]
+    (port,), (there,) = container["ports"], service["spec"]["ports"]
+    assert there["targetPort"] == port["name"] and there["port"] == port["containerPort"]
+
+
+def _sandbox_commands() -> list[list[str]]:
+    """What `roll sandbox` is told by the files in deploy/."""
+    unit = (DEPLOY / "systemd" / "roll-sandbox.service").read_text()
+    started = re.search(r"^ExecStart=\S+ sandbox (.+)$", unit, re.MULTILINE)
+    _, *deployments = yaml.safe_load_all((DEPLOY / "kubernetes" / "sandbox.yaml").read_text())
+    assert started is not None
+    return [started[1].split(), *(each["spec"]["template"]["spec"]["containers"][0]["args"] for each in deployments)]
+
+
+@pytest.mark.parametrize("arguments", _sandbox_commands(), ids=["unit", "server", "worker"])
+def test_the_sandbox_service_is_started_with_options_that_there_are(arguments):
+    name, *options = arguments
+    command = sandbox.commands[name]
+    command.make_context(name, options)
+
+
+def test_systemd_finds_nothing_wrong_with_the_sandbox_services_unit(tmp_path):
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
+    text = (DEPLOY / "systemd" / "roll-sandbox.service").read_text().replace("/opt/roll/bin/roll", "/bin/true")
+    (tmp_path / "roll-sandbox.service").write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", tmp_path / "roll-sandbox.service"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = [line for line in done.stderr.splitlines() if "roll-sandbox" in line]
+    assert not said, said
 
 
 def test_the_rayjob_asks_for_the_devices_and_nodes_that_its_command_names():

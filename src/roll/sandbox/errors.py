@@ -8,6 +8,7 @@ __all__ = [
     "BadImageError",
     "OversizedUploadError",
     "SandboxAccessError",
+    "SandboxDatabaseError",
     "SandboxError",
     "SandboxExpiredError",
     "SandboxLostError",
@@ -47,6 +48,10 @@ class SandboxLostError(SandboxError):
 
 class SandboxExpiredError(SandboxError):
     """A sandbox reached the end of the lifetime that it was given."""
+
+
+class SandboxDatabaseError(SandboxError):
+    """A service's database does not answer: nothing was started, and the same may be asked again."""
 
 
 class UnknownSandboxError(SandboxError):

@@ -14,10 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 import pytest_asyncio
+from unit.sandbox import databases
 
 from roll.sandbox import Limits, SandboxManager, SandboxSpec, SandboxUnavailableError
 from roll.sandbox.bubblewrap import BubblewrapRuntime
 from roll.sandbox.remote import RemoteRuntime
+
+postgres, new_database, database = databases.postgres, databases.new_database, databases.database
 
 LIMITS = Limits(wall_s=20.0, memory_bytes=128 * 2**20, disk_bytes=16 * 2**20, file_size_bytes=8 * 2**20, max_files=512)
 IMAGE = os.environ.get("ROLL_TEST_IMAGE", "python:3.11-slim")
@@ -65,10 +68,14 @@ async def started(runtime: str, **settings: object) -> AsyncIterator[SandboxMana
 
 
 @contextlib.contextmanager
-def served(directory: Path, *arguments: str) -> Iterator[tuple[str, str]]:
-    """`roll sandbox serve` in a process of its own; its address, and a token for all scopes."""
+def served(directory: Path, *arguments: str, address: str = "") -> Iterator[tuple[str, str]]:
+    """`roll sandbox serve` in a process of its own; its address, and a token for all scopes.
+
+    Args:
+        address: of its database, else a file in `directory`.
+    """
     pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
-    database = f"sqlite:///{directory}/sandboxes.db"
+    database = address or f"sqlite:///{directory}/sandboxes.db"
     token = roll_sandbox("token", "create", "tester", "--scope", "admin", "--scope", "worker", "--database", database)
     command = ["serve", "--port", "0", "--database", database, *arguments]
     with subprocess.Popen([*_ROLL_SANDBOX, *command], stdout=subprocess.PIPE, text=True) as process:

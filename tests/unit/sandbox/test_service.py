@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 from unit.sandbox.conftest import LIMITS, missing, roll_sandbox, served
+from unit.sandbox.databases import KINDS
 
 from roll.sandbox import (
     Limits,
@@ -51,14 +51,16 @@ class Served:
             return answer.status, json.loads(body) if is_json else body
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Served]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=KINDS)
+async def service(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, new_database: Callable[[str], str]
+) -> AsyncIterator[Served]:
     if reason := missing("service"):
         pytest.skip(reason)
     directory = tmp_path_factory.mktemp("service")
     bounds = ["--owner-sandboxes", "3", "--owner-lifetime", "600", "--max-message-bytes", str(2**20)]
-    with served(directory, "--warm", "0", "--audit", str(directory / "audit.jsonl"), *bounds) as (url, admin):
-        database = f"sqlite:///{directory}/sandboxes.db"
+    database, audit = new_database(request.param), str(directory / "audit.jsonl")
+    with served(directory, "--warm", "0", "--audit", audit, *bounds, address=database) as (url, admin):
         make = lambda *rest: roll_sandbox("token", "create", *rest, "--database", database)  # noqa: E731
         tokens = {"admin": admin, "ann": make("ann"), "ben": make("ben"), "reader": make("ann", "--scope", "read")}
         async with aiohttp.ClientSession() as http:
@@ -134,8 +136,12 @@ async def test_no_route_answers_without_a_good_token_or_to_another_owner(service
     with pytest.raises(SandboxAccessError, match="refuses this token"):
         await connect(service.url, tokens["revoked"]).start()
     await service.ask("DELETE", f"/v1/sandboxes/{made['sandbox']}")
-    kept = (service.directory / "sandboxes.db").read_bytes() + (service.directory / "sandboxes.db-wal").read_bytes()
-    assert all(token.split("_", 2)[2].encode() not in kept for token in service.tokens.values())
+    kept = str(_rows(service, "SELECT * FROM tokens"))
+    assert all(token.split("_", 2)[2] not in kept for token in service.tokens.values())
+    if service.database.startswith("sqlite"):
+        files = service.database.removeprefix("sqlite:///")
+        kept = Path(files).read_bytes() + Path(f"{files}-wal").read_bytes()
+        assert all(token.split("_", 2)[2].encode() not in kept for token in service.tokens.values())
 
 
 async def test_errors_are_typed_alike_through_the_client(service: Served) -> None:
@@ -186,6 +192,48 @@ async def test_the_audit_log_has_who_and_what_but_no_body(service: Served) -> No
     entries = [json.loads(line) for line in text.splitlines()]
     actions = [entry["action"] for entry in entries if entry.get("what") == made["sandbox"]]
     assert actions == ["create", "run", "stop"]
-    with sqlite3.connect(service.directory / "sandboxes.db") as database:
-        row = database.execute("SELECT state FROM sandboxes WHERE name=?", (made["sandbox"],)).fetchone()
-    assert row == ("ended",)
+    assert _rows(service, f"SELECT state FROM sandboxes WHERE name = '{made['sandbox']}'") == [("ended",)]
+
+
+def _rows(service: Served, statement: str) -> list[tuple[Any, ...]]:
+    sqlalchemy = pytest.importorskip("sqlalchemy")
+    with sqlalchemy.create_engine(service.database).connect() as connection:
+        return [tuple(row) for row in connection.execute(sqlalchemy.text(statement))]
+
+
+async def test_a_token_that_is_revoked_ends_open_lines_within_two_seconds(service: Served) -> None:
+    token = roll_sandbox("token", "create", "eve", "--database", service.database)
+    bearer = {"Authorization": f"Bearer {token}"}
+    async with service.http.ws_connect(f"{service.url}/v1/line", headers=bearer) as line:
+        assert (await line.receive()).type == aiohttp.WSMsgType.BINARY
+        roll_sandbox("token", "revoke", token.split("_")[1], "--database", service.database)
+        async with asyncio.timeout(2.0):
+            assert (await line.receive()).type == aiohttp.WSMsgType.CLOSE
+    with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
+        await service.http.ws_connect(f"{service.url}/v1/line", headers=bearer)
+    assert refused.value.status == 401
+
+
+async def test_a_quota_that_is_set_holds_in_a_server_that_runs(service: Served) -> None:
+    database = ("--database", service.database)
+    service.tokens["max"] = roll_sandbox("token", "create", "max", *database)
+    said = roll_sandbox("quota", "set", "max", "--sandboxes", "1", "--cpu", "2", "--memory", "1.5GiB", *database)
+    assert said == "max  sandboxes=1  memory=1,610,612,736  cpu=2"
+    assert said in roll_sandbox("quota", "list", *database).splitlines()
+    big = {"spec": {"limits": {"cpu_s": 3.0}}}
+    while (answer := await service.ask("POST", "/v1/sandboxes", "max", json=big))[0] == 201:
+        await service.ask("DELETE", f"/v1/sandboxes/{answer[1]['sandbox']}", "max")
+    assert answer[0] == 429 and "3 s of CPU time and may have 2 s" in answer[1]["message"]
+    status, made = await service.ask("POST", "/v1/sandboxes", "max", json={"spec": SPEC})
+    assert status == 201
+    status, refused = await service.ask("POST", "/v1/sandboxes", "max", json={"spec": SPEC})
+    assert (status, refused["error"]) == (429, "quota") and "roll sandbox quota set max" in refused["message"]
+    place = f"/v1/sandboxes/{made['sandbox']}"
+    status, spent = await service.ask("POST", f"{place}/run", "max", json={"source": "while True: pass", "wall_s": 20})
+    assert (status, spent["outcome"]) == (200, "cpu_time")
+    more = {"source": "1", "cpu_s": 9.0}
+    assert (await service.ask("POST", f"{place}/run", "max", json=more))[0] == 429
+    await service.ask("DELETE", place, "max")
+    assert roll_sandbox("quota", "set", "max", *[f"--{each}=default" for each in ("sandboxes", "cpu", "memory")],
+                        *database) == "max  as all"  # fmt: skip
+    assert roll_sandbox("quota", "show", "max", *database) == "max  as all"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from roll.cli.sandboxes.images import image
+from roll.cli.sandboxes.quotas import quota
 from roll.cli.sandboxes.serving import serve, worker
 from roll.cli.sandboxes.tokens import token
 from roll.cli.sandboxes.workers import drain, undrain, workers
@@ -23,5 +24,5 @@ def sandbox() -> None:
     """
 
 
-for command in (serve, worker, workers, drain, undrain, token, image):
+for command in (serve, worker, workers, drain, undrain, token, quota, image):
     sandbox.add_command(command)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roll.cli.sandboxes.common import database_option, missing_packages
+from roll.cli.sandboxes.common import database_option, opened_store
 
 if TYPE_CHECKING:
     from roll.sandbox.service.tokens import Tokens
@@ -63,12 +63,7 @@ def revoke_token(id: str, database: str | None) -> None:
 
 
 def _tokens(database: str | None) -> Tokens:
-    try:
-        from roll.sandbox.service.settings import default_database
-        from roll.sandbox.service.store import Store
-        from roll.sandbox.service.tokens import Tokens
-    except ImportError as error:
-        raise missing_packages(error) from None
-    store = Store(database or default_database())
-    store.migrate()
+    store = opened_store(database)
+    from roll.sandbox.service.tokens import Tokens
+
     return Tokens(store)

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from roll.sandbox.errors import SandboxDatabaseError
 from roll.sandbox.service.audit import Audit
 from roll.sandbox.service.quotas import Quotas
 from roll.sandbox.service.rates import Rates
@@ -65,7 +66,7 @@ class Access:
             return
         refusal = None if scope["path"] == _OPEN else await self._refusal(scope)
         if scope["type"] == "websocket":
-            await (_refuse_socket(receive, send) if refusal else self._app(scope, receive, send))
+            await (_refuse_socket(refusal, scope, receive, send) if refusal else self._app(scope, receive, send))
             return
         if refusal is None:
             length = Headers(scope=scope).get("content-length", "0")
@@ -83,7 +84,10 @@ class Access:
         given = given.strip()
         if scheme.lower() != "bearer" or not given:
             return _no(401, "access", "a token is needed: 'Authorization: Bearer …' (`roll sandbox token create`).")
-        identity = await asyncio.to_thread(self._tokens.identify, given)
+        try:
+            identity = await asyncio.to_thread(self._tokens.identify, given)
+        except SandboxDatabaseError as error:
+            return _no(503, "database", str(error))
         if identity is None:
             self._failures.wait_s(peer)
             self._audit.note("refuse", owner="", token="", what=scope["path"][:200], outcome="token", peer=peer)
@@ -108,8 +112,8 @@ class Access:
     def rates(self, identity: Identity) -> Rates:
         """How often this owner may ask."""
         owner = identity.owner
-        if owner not in self._rates:
-            per_s = self._quotas.of(owner).requests_per_s
+        per_s = self._quotas.of(owner).requests_per_s
+        if owner not in self._rates or self._rates[owner].per_s != per_s:
             self._rates[owner] = Rates(per_s, 2 * per_s)
         return self._rates[owner]
 
@@ -126,10 +130,15 @@ class Access:
         return bounded
 
 
-async def _refuse_socket(receive: Receive, send: Send) -> None:
-    """403, whatever the reason: before a WebSocket is accepted the server has no other word for it."""
+async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """The refusal in place of a handshake; 403 where the server has no other word for it."""
     await receive()
-    await send({"type": "websocket.close", "code": 1008})
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    start = {"status": refusal.status_code, "headers": refusal.raw_headers}
+    await send({"type": "websocket.http.response.start", **start})
+    await send({"type": "websocket.http.response.body", "body": refusal.body})
 
 
 def _with_headers(send: Send) -> Send:

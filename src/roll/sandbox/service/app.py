@@ -49,7 +49,8 @@ def make_app(service: Service) -> ASGIApp:
 
     @app.get("/health/ready")
     def ready() -> JSONResponse:
-        here = service.ready and any(worker.here for worker in service.board.workers.values())
+        here = service.ready and any(worker.here for worker in list(service.board.workers.values()))
+        here = here and not service.board.records.away
         return JSONResponse({"ready": here}, status_code=200 if here else 503)
 
     @app.get("/metrics", response_class=PlainTextResponse)

@@ -3,57 +3,98 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
+import threading
 import time
+from collections import deque
 from pathlib import Path
-from typing import IO
 
 __all__ = ["Audit"]
 
 _MOST_BYTES = 2**26
+_MOST_WAITING = 100_000
+"""Lines that wait for a disk that takes none."""
+_AT_ONCE = 1000
+_MOST_TEXT = 200
+"""Characters of one field: names come from whoever asks."""
+_log = logging.getLogger(__name__)
 
 
 class Audit:
-    """Appends to `path`; at 64 MiB the file becomes `path`.1, in place of an earlier one. `None`: nothing is kept."""
+    """Appends to `path`; at 64 MiB the file becomes `path`.1, in place of an earlier one. `None`: nothing is kept.
+
+    A file that was moved away (logrotate) is made anew at the next `flush`. What a disk does not take waits, bounded.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
-        self._file: IO[str] | None = None
-        self._bytes = 0
+        self._file: int | None = None
+        self._lines: deque[bytes] = deque()
+        self._rest = b""
+        self._lock = threading.Lock()
+        self.dropped = 0
+        self.failing = False
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._open(path)
-
-    def _open(self, path: Path) -> None:
-        self._file = path.open("a", encoding="utf-8")
-        path.chmod(0o600)
-        self._bytes = path.stat().st_size
+            self._file = _opened(path)
 
     def note(self, action: str, *, owner: str, token: str, what: str = "", outcome: str = "ok", peer: str = "") -> None:
-        """One line; it is on disk after the next `flush`."""
-        if self._file is None or self._path is None:
+        """One line; it is in the file after the next `flush`."""
+        if self._path is None:
             return
-        entry = {
-            "time": round(time.time(), 3),
-            "action": action,
-            "owner": owner,
-            "token": token,
-            "what": what,
-            "outcome": outcome,
-            "peer": peer,
-        }
-        self._bytes += self._file.write(json.dumps({name: value for name, value in entry.items() if value}) + "\n")
-        if self._bytes > _MOST_BYTES:
-            self._file.close()
-            self._path.replace(self._path.with_name(self._path.name + ".1"))
-            self._open(self._path)
+        said = {"action": action, "owner": owner, "token": token, "what": what, "outcome": outcome, "peer": peer}
+        entry = {"time": round(time.time(), 3), **{name: text[:_MOST_TEXT] for name, text in said.items() if text}}
+        if len(self._lines) >= _MOST_WAITING:
+            self.dropped += 1
+        else:
+            self._lines.append(json.dumps(entry).encode() + b"\n")
 
     def flush(self) -> None:
-        """Bring it to the disk."""
-        if self._file is not None:
-            self._file.flush()
+        """Bring what waits into the file; from any thread."""
+        with self._lock:
+            if self._path is None or not (self._rest or self._lines):
+                return
+            try:
+                self._write(self._path)
+                self.failing = False
+            except OSError as error:
+                if not self.failing:
+                    _log.warning("the audit file '%s' is not written: %s", self._path, error.strerror)
+                self.failing = True
+
+    def _write(self, path: Path) -> None:
+        if self._file is None or not _same(self._file, path):
+            self._close()
+            self._file = _opened(path)
+        if os.fstat(self._file).st_size > _MOST_BYTES:
+            path.replace(path.with_name(path.name + ".1"))
+            self._close()
+            self._file = _opened(path)
+        while self._rest or self._lines:
+            if not self._rest:
+                self._rest = b"".join(self._lines.popleft() for _ in range(min(len(self._lines), _AT_ONCE)))
+            self._rest = self._rest[os.write(self._file, self._rest) :]
 
     def close(self) -> None:
         """No more."""
+        self.flush()
+        self._close()
+        self._path = None
+
+    def _close(self) -> None:
         if self._file is not None:
-            self._file.close()
+            os.close(self._file)
             self._file = None
+
+
+def _opened(path: Path) -> int:
+    return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def _same(file: int, path: Path) -> bool:
+    try:
+        there, mine = path.stat(), os.fstat(file)
+    except FileNotFoundError:
+        return False
+    return (there.st_ino, there.st_dev) == (mine.st_ino, mine.st_dev)

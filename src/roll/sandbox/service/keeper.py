@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import time
 from collections.abc import Callable
 from typing import Any
 
-from roll.sandbox.errors import SandboxLostError
+from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Entry, Switchboard
 from roll.sandbox.wire import beat_s, failure_said
@@ -16,7 +17,7 @@ from roll.sandbox.wire import beat_s, failure_said
 __all__ = ["Keeper"]
 
 _EVERY_S = 0.5
-_REPORT_EVERY = 4
+_REPORT_EVERY = _QUOTAS_EVERY = 4
 _FORGET_EVERY = 120
 _SILENT_BEATS = 5
 
@@ -44,10 +45,12 @@ class Keeper:
         self._report = report
         self._looked = math.inf
 
-    def recover(self, local: str) -> None:
+    async def recover(self, local: str) -> None:
         """What an earlier server left: its own sandboxes died with it, those of workers may come back."""
-        for row in self._board.records.alive():
-            self._board.restore(row, lost=row["worker"] == local)
+        rows = await asyncio.to_thread(self._board.records.alive)
+        programs = await asyncio.to_thread(self._board.records.programs)
+        for row in rows:
+            self._board.restore(row, programs.get((row["owner"], row["name"]), {}), lost=row["worker"] == local)
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -56,11 +59,14 @@ class Keeper:
             await asyncio.sleep(_EVERY_S)
             turns += 1
             self.look(time.time(), time.monotonic())
-            self._board.audit.flush()
+            await asyncio.to_thread(self._board.audit.flush)
             if turns % _REPORT_EVERY == 1:
                 self._report()
-            if turns % _FORGET_EVERY == 0:
-                await asyncio.to_thread(self._board.records.forget)
+            with contextlib.suppress(SandboxDatabaseError):  # in the next turn, then
+                if turns % _QUOTAS_EVERY == 0:
+                    self._board.quotas.name(await asyncio.to_thread(self._board.records.quotas))
+                if turns % _FORGET_EVERY == 0:
+                    await asyncio.to_thread(self._board.records.forget)
 
     def look(self, now: float, monotonic: float) -> None:
         """Once."""

@@ -29,6 +29,10 @@ def exposition(board: Switchboard) -> str:
         "roll_sandbox_alive": ("Sandboxes that have not ended.", len(board.entries)),
         "roll_sandbox_running_programs": ("Programs that run.", sum(e.running for e in board.entries.values())),
         "roll_sandbox_workers": ("Workers that are connected.", sum(w.here for w in board.workers.values())),
+        "roll_sandbox_database_up": ("Whether the database is written to.", int(not board.records.away)),
+        "roll_sandbox_database_waiting": ("Records that wait for the database.", board.records.waiting),
+        "roll_sandbox_audit_up": ("Whether the audit file is written to.", int(not board.audit.failing)),
+        "roll_sandbox_audit_dropped": ("Lines of the audit that were given up.", board.audit.dropped),
     }
     for metric, (meaning, value) in gauges.items():
         lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {value}"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from roll.sandbox.errors import SandboxQuotaError
@@ -24,7 +24,7 @@ class Quota:
     disk_bytes: int | None = None
     """The same of disk."""
     cpu_s: float | None = None
-    """CPU time that one program may be given."""
+    """CPU time of one program; of one that asks for none, the limit."""
     lifetime_s: float = 24 * 3600.0
     """Of one sandbox, from any moment."""
     programs: int | None = 4096
@@ -51,12 +51,17 @@ class Quotas:
 
     def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
         self._default = default
+        self._named: dict[str, Quota] = {}
+        self._taken: defaultdict[str, _Taken] = defaultdict(_Taken)
+        self.name(named)
+
+    def name(self, named: Mapping[str, Mapping[str, Any]]) -> None:
+        """Fields of `Quota` by owner, in place of those before. What is taken stays, also where it is more now."""
         known = {field.name for field in fields(Quota)}
         self._named = {
-            owner: replace(default, **{name: value for name, value in values.items() if name in known})
+            owner: replace(self._default, **{name: value for name, value in values.items() if name in known})
             for owner, values in named.items()
         }
-        self._taken: defaultdict[str, _Taken] = defaultdict(_Taken)
 
     def of(self, owner: str) -> Quota:
         """What an owner may have."""
@@ -71,15 +76,16 @@ class Quotas:
         most = self.of(owner).lifetime_s
         if asked_s is not None and asked_s > most:
             raise SandboxQuotaError(
-                f"a sandbox of '{owner}' was to live {asked_s:g} s and may live {most:g} s: ask for less."
+                f"a sandbox of '{owner}' was to live {asked_s:g} s and may live {most:g} s: ask for less, or have the "
+                f"quota raised (`roll sandbox quota set {owner} --lifetime`)."
             )
         return min(default_s, most) if asked_s is None else asked_s
 
-    def take(self, owner: str, spec: SandboxSpec) -> None:
-        """Count a sandbox in.
+    def allow(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
+        """The spec, with what an owner's programs may be given at most where it names nothing.
 
         Raises:
-            SandboxQuotaError: the owner has as many as may be.
+            SandboxQuotaError: the owner has as many as may be, or asks for too much.
         """
         quota, taken, limits = self.of(owner), self._taken[owner], spec.limits
         for what, have, more, most in (
@@ -90,12 +96,29 @@ class Quotas:
             if most is not None and have + more > most:
                 raise SandboxQuotaError(
                     f"'{owner}' has {have:,} {what} of {most:,}, and asks for {more:,} more: stop some, or have the "
-                    "quota raised (`roll sandbox serve --owner-sandboxes`)."
+                    f"quota raised (`roll sandbox quota set {owner}`)."
                 )
-        if quota.cpu_s is not None and limits.cpu_s is not None and limits.cpu_s > quota.cpu_s:
+        if quota.cpu_s is None:
+            return spec
+        self.check_cpu(owner, limits.cpu_s)
+        return replace(spec, limits=replace(limits, cpu_s=limits.cpu_s or quota.cpu_s))
+
+    def check_cpu(self, owner: str, cpu_s: float | None) -> None:
+        """A program's CPU time.
+
+        Raises:
+            SandboxQuotaError: it is more than the owner's programs may be given.
+        """
+        most = self.of(owner).cpu_s
+        if most is not None and cpu_s is not None and cpu_s > most:
             raise SandboxQuotaError(
-                f"programs of '{owner}' may use {quota.cpu_s:g} s of CPU time, not {limits.cpu_s:g}."
+                f"a program of '{owner}' was to have {cpu_s:g} s of CPU time and may have {most:g} s: ask for less, or "
+                f"have the quota raised (`roll sandbox quota set {owner} --cpu`)."
             )
+
+    def take(self, owner: str, spec: SandboxSpec) -> None:
+        """Count a sandbox in, which `allow` let in, or which is there already."""
+        taken, limits = self._taken[owner], spec.limits
         taken.sandboxes += 1
         taken.memory_bytes += limits.memory_bytes
         taken.disk_bytes += limits.disk_bytes
@@ -118,7 +141,15 @@ class Quotas:
             raise SandboxQuotaError(
                 f"'{owner}' runs {most:,} programs, which is all that may run at once: wait for some."
             )
-        self._taken[owner].programs += 1
+        self.count_in(owner)
+
+    def count_in(self, owner: str, programs: int = 1) -> None:
+        """Programs that run, however many may."""
+        self._taken[owner].programs += programs
+
+    def taken(self, owner: str) -> dict[str, int]:
+        """What is counted in, by what it is."""
+        return asdict(self._taken[owner])
 
     def end(self, owner: str, programs: int = 1) -> None:
         """Programs that have ended."""

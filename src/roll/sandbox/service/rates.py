@@ -19,7 +19,7 @@ class Rates:
     """
 
     def __init__(self, per_s: float, burst: float, *, clock: Callable[[], float] = time.monotonic) -> None:
-        self._per_s = per_s
+        self.per_s = per_s
         self._burst = burst
         self._clock = clock
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
@@ -28,14 +28,14 @@ class Rates:
         """Take `cost`; how long to wait before it is covered, 0 where it is."""
         now = self._clock()
         level, then = self._buckets.get(name, (self._burst, now))
-        level = min(self._burst, level + (now - then) * self._per_s) - cost
+        level = min(self._burst, level + (now - then) * self.per_s) - cost
         self._buckets[name] = level, now
         self._buckets.move_to_end(name)
         if len(self._buckets) > _MOST:
             self._buckets.popitem(last=False)
-        return max(0.0, -level / self._per_s)
+        return max(0.0, -level / self.per_s)
 
     def empty(self, name: str) -> bool:
         """Whether nothing is left."""
         level, then = self._buckets.get(name, (self._burst, 0.0))
-        return level + (self._clock() - then) * self._per_s < 1.0
+        return level + (self._clock() - then) * self.per_s < 1.0

@@ -39,10 +39,17 @@ _ENDED = (
     .values(state=bindparam("b_state"), end=bindparam("b_end"), pieces=bindparam("b_pieces"))
 )
 _LOST = update(executions).where(*_OF, executions.c.state == "running").values(state="lost")
+_NOT_OPENED = delete(sandboxes).where(*_ONE, sandboxes.c.created == bindparam("b_created"))
+_NOT_STARTED = delete(executions).where(
+    *_OF, executions.c.name == bindparam("b_name"), executions.c.started == bindparam("b_started")
+)
 
 
 class Records:
-    """See the module. Nothing waits for the database but what says so with `then`."""
+    """See the module. Nothing waits for the database but what says so with `then`.
+
+    `opened` and `started` are intents, refused while the database is away; all others are facts and wait for it.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -50,7 +57,9 @@ class Records:
     def opened(self, owner: str, name: str, worker: str, spec: dict[str, Any], expires: float, then: _Then) -> None:
         """A sandbox is about to start."""
         row = {"owner": owner, "name": name, "worker": worker, "state": "starting", "spec": json.dumps(spec)}
-        self._store.write(_OPENED, {**row, "created": time.time(), "expires": expires, "why": ""}, then)
+        self._store.write(
+            _OPENED, {**row, "created": time.time(), "expires": expires, "why": ""}, then, undo=_NOT_OPENED
+        )
 
     def running(self, owner: str, name: str) -> None:
         """It has started."""
@@ -69,7 +78,8 @@ class Records:
     def started(self, owner: str, sandbox: str, name: str, then: _Then) -> None:
         """A program is about to start; refused where the name was used before."""
         row = {"owner": owner, "sandbox": sandbox, "name": name, "state": "running", "started": time.time()}
-        self._store.write(_STARTED, {**row, "pieces": 0, "output_bytes": 0}, then)
+        values = {**row, "pieces": 0, "output_bytes": 0}
+        self._store.write(_STARTED, values, then, undo=_NOT_STARTED)
 
     def ended(self, owner: str, sandbox: str, name: str, said: Message, then: _Then) -> None:
         """A program's end, as its worker said it."""
@@ -84,12 +94,14 @@ class Records:
         rows = self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
         return [{**row, "spec": json.loads(row["spec"])} for row in rows]
 
-    def programs(self, owner: str, sandbox: str) -> dict[str, str]:
-        """Names and states of all programs of one sandbox."""
-        found = select(executions.c.name, executions.c.state).where(
-            executions.c.owner == owner, executions.c.sandbox == sandbox
-        )
-        return {row["name"]: row["state"] for row in self._store.read(found)}
+    def programs(self) -> dict[tuple[str, str], dict[str, str]]:
+        """Names and states of all programs of sandboxes that have not ended, by owner and sandbox."""
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        one = (sandboxes.c.owner == executions.c.owner) & (sandboxes.c.name == executions.c.sandbox)
+        rows = select(executions.c.owner, executions.c.sandbox, executions.c.name, executions.c.state)
+        for row in self._store.read(rows.join(sandboxes, one).where(sandboxes.c.state.in_(ALIVE))):
+            found.setdefault((row["owner"], row["sandbox"]), {})[row["name"]] = row["state"]
+        return found
 
     def sandbox(self, owner: str, name: str) -> dict[str, Any] | None:
         """One sandbox, also one that has ended."""
@@ -105,6 +117,16 @@ class Records:
         )
         return {**rows[0], "end": json.loads(rows[0]["end"] or "null")} if rows else None
 
+    @property
+    def away(self) -> str:
+        """Why nothing is written; empty while the database answers."""
+        return self._store.away
+
+    @property
+    def waiting(self) -> int:
+        """Writes that are not in the database yet."""
+        return self._store.waiting
+
     def quotas(self) -> dict[str, dict[str, Any]]:
         """What owners may have, where it is not what all may."""
         return {row["owner"]: json.loads(row["quota"]) for row in self._store.read(select(owners))}
@@ -116,6 +138,12 @@ class Records:
     def worker(self, row: dict[str, Any], *, known: bool) -> None:
         """One of them was heard; `known`: it is among `workers`."""
         self._store.write(_WORKER_AGAIN if known else _WORKER, {f"b_{name}": value for name, value in row.items()})
+
+    def set_quota(self, owner: str, fields: dict[str, Any]) -> None:
+        """In place of what was set; none: it may have what all may."""
+        forgotten = delete(owners).where(owners.c.owner == owner)
+        written = insert(owners).values(owner=owner, quota=json.dumps(fields))
+        self._store.change(forgotten, *([written] if fields else []))
 
     def forget(self) -> None:
         """Delete what ended long ago."""

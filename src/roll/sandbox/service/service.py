@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from typing import Any
 
 from starlette.websockets import WebSocket
 
+from roll.sandbox.errors import SandboxDatabaseError
 from roll.sandbox.images import ImageCache
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.service.audit import Audit
@@ -26,7 +28,7 @@ from roll.sandbox.worker import Worker
 
 __all__ = ["Service"]
 
-_CHECK_S = 2.0
+_CHECK_S = 1.0
 """How soon a line ends whose token was revoked or expired."""
 _GREETING_S = 10.0
 """How soon a worker says who it is."""
@@ -38,6 +40,7 @@ class Service:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.store = Store(settings.database)
+        self.store.claim()
         self.store.migrate()
         records = Records(self.store)
         self.tokens = Tokens(self.store)
@@ -59,8 +62,8 @@ class Service:
             SandboxUnavailableError: this machine cannot run sandboxes.
         """
         self.store.open()
-        self.workers.recover()
-        self.keeper.recover(LOCAL)
+        await asyncio.to_thread(self.workers.recover)
+        await self.keeper.recover(LOCAL)
         settings = self.settings
         if settings.runtime is not None:
             self.manager = SandboxManager(
@@ -124,8 +127,13 @@ class Service:
         return None
 
     async def _check(self, identity: Identity, channel: Channel) -> None:
-        while await asyncio.to_thread(self.tokens.good, identity):
-            await asyncio.sleep(_CHECK_S)
+        """While the database is away, a line stays that was good when it was last asked; nothing starts on it then."""
+        good = True
+        while good:
+            with contextlib.suppress(SandboxDatabaseError):
+                good = await asyncio.to_thread(self.tokens.good, identity)
+            if good:
+                await asyncio.sleep(_CHECK_S)
         channel.close()
 
     async def worker(self, socket: WebSocket) -> None:

@@ -10,7 +10,6 @@ and never run again; another owner's names are unknown.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from roll.errors import RollError
-from roll.sandbox.errors import SandboxLostError, SandboxQuotaError, UnknownSandboxError
+from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError, UnknownSandboxError
 from roll.sandbox.service.audit import Audit
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.placement import choose
@@ -26,7 +25,7 @@ from roll.sandbox.service.quotas import Quotas
 from roll.sandbox.service.records import Records
 from roll.sandbox.service.tokens import Identity
 from roll.sandbox.types import SandboxSpec
-from roll.sandbox.wire import Message, failure_said, spec_of
+from roll.sandbox.wire import Message, failure_said, spec_of, spec_said
 
 __all__ = ["ClientLine", "Entry", "Switchboard"]
 
@@ -54,6 +53,8 @@ class _Program:
     waiting: list[Message] | None = None
     """What came for it before it was written down."""
     over: bool = False
+    ending: bool = False
+    """Over, and its end not written down yet."""
 
 
 @dataclass(eq=False)
@@ -142,7 +143,8 @@ class Switchboard:
                 line.deliver({"op": "created", "sandbox": entry.name, "traits": entry.traits})
             return
         owner, name = line.identity.owner, message["sandbox"]
-        spec = spec_of(message["spec"])
+        spec = self.quotas.allow(owner, spec_of(message["spec"]))
+        said = spec_said(spec)
         lifetime_s = self.quotas.lifetime_s(owner, message.get("lifetime_s"), self._lifetime_s)
         beside = self.entries.get(f"{owner}/{message.get('near')}")
         worker = choose(self.workers.values(), spec, near=beside.worker if beside else None)
@@ -157,11 +159,11 @@ class Switchboard:
                 self._remove(entry)
                 line.deliver({"op": "failed", "sandbox": name, **failure_said(error)})
             else:
-                worker.send({"op": "create", "sandbox": entry.place, "spec": message["spec"]})
+                worker.send({"op": "create", "sandbox": entry.place, "spec": said})
                 if entry.stopping:
                     worker.send({"op": "stop", "sandbox": entry.place})
 
-        self.records.opened(owner, name, worker.name, message["spec"], entry.expires, written)
+        self.records.opened(owner, name, worker.name, said, entry.expires, written)
 
     def _start(self, line: ClientLine, entry: Entry, message: Message) -> None:
         """A program, a session, or a session's command."""
@@ -174,6 +176,8 @@ class Switchboard:
                 entry.worker.send({**forward, "again": True} if recorded else forward)
             return
         if recorded:
+            cpu_s = message["request"].get("cpu_s")
+            self.quotas.check_cpu(entry.owner, cpu_s if isinstance(cpu_s, int | float) else None)
             self.quotas.begin(entry.owner)
         program = entry.programs[name] = _Program(line, recorded, [] if recorded else None)
         if not recorded:
@@ -186,10 +190,12 @@ class Switchboard:
             waiting, program.waiting = program.waiting or [], None
             if error is not None:
                 self._over(entry, name, program)
+                if isinstance(error, SandboxDatabaseError):
+                    entry.programs.pop(name, None)  # it never was: the same may be asked again
+                else:
+                    error = SandboxLostError(str(error))
                 if program.line is not None:
-                    program.line.deliver(
-                        {**failure_said(SandboxLostError(str(error))), "op": "error", **_names(message)}
-                    )
+                    program.line.deliver({**failure_said(error), "op": "error", **_names(message)})
                 return
             entry.worker.send(forward)
             for each in waiting:
@@ -199,6 +205,9 @@ class Switchboard:
 
     def _pass_on(self, entry: Entry, message: Message) -> None:
         forward = {**message, "sandbox": entry.place}
+        most = self.quotas.of(entry.owner).cpu_s
+        if message["op"] == "bound" and most is not None:
+            forward["cpu_s"] = min(most, message.get("cpu_s") or most)
         program = entry.programs.get(message["id"])
         if program is not None and program.waiting is not None:
             program.waiting.append(forward)
@@ -259,15 +268,18 @@ class Switchboard:
     def _ended(self, entry: Entry, program: _Program, message: Message) -> None:
         name = message["id"]
         if not program.recorded or program.over:  # of a session that was opened; or said again to a new line
-            if program.line is not None:
+            if program.line is not None and not program.ending:
                 program.line.deliver(message)
             return
         self._over(entry, name, program)
         self.counts["failed" if message["op"] == "error" else "ended"] += 1
+        program.ending = True
 
-        def written(_: Exception | None) -> None:
+        def written(error: Exception | None) -> None:
+            program.ending = False
+            said = message if error is None else {**failure_said(error), "op": "error", **_names(message)}
             if program.line is not None:
-                program.line.deliver(message)
+                program.line.deliver(said)
 
         self.records.ended(entry.owner, entry.name, name, message, written)
 
@@ -279,7 +291,8 @@ class Switchboard:
 
     def gone(self, entry: Entry, message: Message) -> None:
         """A sandbox that has ended, or did not start."""
-        self.quotas.end(entry.owner, entry.running)
+        for name, program in entry.programs.items():
+            self._over(entry, name, program)
         self._remove(entry)
         kind = str(message.get("error", ""))
         state = "failed" if message["op"] == "failed" else "ended"
@@ -313,8 +326,11 @@ class Switchboard:
 
     # --- bookkeeping
 
-    def restore(self, row: dict[str, Any], *, lost: bool) -> None:
-        """A sandbox that an earlier server wrote down; it is lost, or its worker may come back with it."""
+    def restore(self, row: dict[str, Any], programs: dict[str, str], *, lost: bool) -> None:
+        """A sandbox that an earlier server wrote down, and the states of its programs.
+
+        It is lost, or its worker may come back with it.
+        """
         owner, name = row["owner"], row["name"]
         if lost:
             self.records.gone(owner, name, "ended", "lost", None)
@@ -325,10 +341,10 @@ class Switchboard:
         spec = spec_of(row["spec"])
         entry = Entry(owner, name, spec, worker, row["created"], row["expires"], state=row["state"], leased=True)
         entry.alone_since = time.monotonic()
-        for program, state in self.records.programs(owner, name).items():
+        for program, state in programs.items():
             entry.programs[program] = _Program(None, True, over=state != "running")
-        with contextlib.suppress(SandboxQuotaError):
-            self.quotas.take(owner, spec)
+        self.quotas.count_in(owner, entry.running)
+        self.quotas.take(owner, spec)
         self._add(entry)
 
     def _add(self, entry: Entry) -> None:

@@ -20,7 +20,7 @@ from roll.errors import ConfigError
 from roll.sandbox.service.store import Store
 from roll.sandbox.service.store.tables import tokens
 
-__all__ = ["SCOPES", "Identity", "Tokens"]
+__all__ = ["SCOPES", "Identity", "Tokens", "check_owner"]
 
 SCOPES = ("read", "run", "admin", "worker")
 _FORM = re.compile(r"roll_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
@@ -38,6 +38,16 @@ class Identity:
     expires: float | None = None
 
 
+def check_owner(name: str) -> None:
+    """Refuse what is no owner's name.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not _OWNER.fullmatch(name):
+        raise ConfigError(f"{name[:80]!r} is no owner's name: up to 64 letters, digits, '.', '_' and '-'.")
+
+
 class Tokens:
     """The tokens of a store. Times are seconds since 1970."""
 
@@ -53,8 +63,7 @@ class Tokens:
             ConfigError: an owner's name or a scope that there is not.
         """
         scopes = sorted(set(scopes))
-        if not _OWNER.fullmatch(owner):
-            raise ConfigError(f"'{owner[:80]}' is no owner's name: up to 64 letters, digits, '.', '_' and '-'.")
+        check_owner(owner)
         if not scopes or not set(scopes) <= set(SCOPES):
             raise ConfigError(f"scopes {', '.join(scopes)[:80] or '(none)'}: known are {', '.join(SCOPES)}.")
         if lifetime_s is not None and not lifetime_s > 0:

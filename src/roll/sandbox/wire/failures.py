@@ -8,6 +8,7 @@ from roll.errors import RollError
 from roll.sandbox.errors import (
     OversizedUploadError,
     SandboxAccessError,
+    SandboxDatabaseError,
     SandboxError,
     SandboxExpiredError,
     SandboxLostError,
@@ -25,6 +26,7 @@ __all__ = ["STATUS", "failure_of", "failure_said"]
 _KINDS: dict[str, type[RollError]] = {
     "access": SandboxAccessError,
     "broken": SandboxError,
+    "database": SandboxDatabaseError,
     "expired": SandboxExpiredError,
     "image": UnknownImageError,
     "lost": SandboxLostError,
@@ -40,6 +42,7 @@ _NAMES = {error: kind for kind, error in _KINDS.items()}
 STATUS = {
     "access": 403,
     "broken": 502,
+    "database": 503,
     "expired": 410,
     "image": 422,
     "lost": 410,

@@ -1,6 +1,4 @@
-"""The database of a service: reads at once, writes in groups.
-
-    write ──► queue ──► one thread ──► one transaction for all that has come ──► whoever waits is told
+"""The database of a service: reads at once, writes in groups (`writer`).
 
 Under SQLite the log is written ahead (WAL) and not flushed at each commit: what was committed outlives the process,
 however it ends, and a machine that loses its power loses the sandboxes as well.
@@ -10,26 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
-import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from alembic import command
 from alembic.config import Config
-from sqlalchemy import Connection, Executable, create_engine, event
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError, IntegrityError, SQLAlchemyError
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Delete, Executable
+from sqlalchemy.exc import SQLAlchemyError
 
 from roll.errors import ConfigError
-from roll.sandbox.errors import SandboxError
+from roll.sandbox.errors import SandboxDatabaseError
+from roll.sandbox.service.store.engines import Claim, TakenError, make_engine, shown
+from roll.sandbox.service.store.writer import AWAY, Then, Write, Writer, reason
 
 __all__ = ["Store"]
 
-_MOST = 500
-"""Writes of one transaction."""
-Write: TypeAlias = tuple[Executable, Mapping[str, Any], Callable[[Exception | None], None] | None]
+_CLAIM_S = 5.0
+"""How long a server that starts waits for one that ends."""
 
 
 class Store:
@@ -43,125 +42,130 @@ class Store:
     """
 
     def __init__(self, url: str) -> None:
-        try:
-            address = make_url(url)
-            if address.get_backend_name() == "sqlite" and address.database not in (None, "", ":memory:"):
-                Path(str(address.database)).expanduser().parent.mkdir(parents=True, exist_ok=True)
-                address = address.set(database=str(Path(str(address.database)).expanduser()))
-            self.engine = create_engine(address, pool_pre_ping=True)
-        except (ArgumentError, ImportError, OSError) as error:
-            raise ConfigError(f"the database '{_shown(url)}' of the sandbox service cannot be used: {error}") from None
-        if address.get_backend_name() == "sqlite":
-            event.listen(self.engine, "connect", _set_up_sqlite)
-        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
-        self._thread: threading.Thread | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.engine = make_engine(url)
+        self._shown = shown(url)
+        self._writer: Writer | None = None
 
-    def migrate(self) -> None:
-        """Bring the tables to this version.
+    @property
+    def away(self) -> str:
+        """Why nothing is written; empty while the database answers."""
+        return "" if self._writer is None else self._writer.away
+
+    @property
+    def waiting(self) -> int:
+        """Writes that are not in the database yet."""
+        return 0 if self._writer is None else self._writer.waiting
+
+    def claim(self) -> None:
+        """Make the database this server's.
 
         Raises:
-            ConfigError: the database refuses.
+            ConfigError: another server has it, or it does not answer.
+        """
+        self._writer = Writer(self.engine, Claim(self.engine))
+        self._wait_for(self._writer.connect)
+
+    def migrate(self, revision: str = "head") -> None:
+        """Bring the tables to this version; not under a server that runs.
+
+        Raises:
+            ConfigError: the database refuses, a newer ROLL has written it, or a server has it.
         """
         config = Config()
         config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+        script = ScriptDirectory.from_config(config)
         try:
             with self.engine.connect() as connection:
-                config.attributes["connection"] = connection
-                command.upgrade(config, "head")
-                connection.commit()
+                found = MigrationContext.configure(connection).get_current_revision()
+            if found is not None and found not in {each.revision for each in script.walk_revisions()}:
+                raise ConfigError(
+                    f"the database '{self._shown}' was written by a newer ROLL (revision {found[:40]}, and this one "
+                    f"knows up to {script.get_current_head()}): install that version again, or go back to a copy of "
+                    "the database from before it."
+                )
+            if found != script.get_current_head():
+                self._upgrade(config, revision)
         except SQLAlchemyError as error:
             raise ConfigError(
-                f"the database '{self.engine.url.render_as_string()}' of the sandbox service does not answer as it "
-                f"should: {str(error).splitlines()[0][:300]}"
+                f"the database '{self._shown}' of the sandbox service does not answer as it should: {reason(error)}"
             ) from None
 
+    def _upgrade(self, config: Config, revision: str) -> None:
+        claim = Claim(self.engine)
+        with self.engine.connect().execution_options(writes=True) as connection:
+            try:
+                if self._writer is None:
+                    self._wait_for(lambda: claim.take(connection))
+                with connection.begin():
+                    config.attributes["connection"] = connection
+                    command.upgrade(config, revision)
+            finally:
+                claim.give_back()
+                connection.invalidate()
+
+    def _wait_for(self, take: Callable[[], None]) -> None:
+        until = time.monotonic() + _CLAIM_S
+        while True:
+            try:
+                return take()
+            except TakenError:
+                if time.monotonic() > until:
+                    raise ConfigError(
+                        f"another server has the database '{self._shown}': stop it first, or give this one a database "
+                        "of its own (`--database`)."
+                    ) from None
+                time.sleep(0.1)
+            except AWAY as error:
+                raise ConfigError(f"the database '{self._shown}' does not answer: {reason(error)}") from None
+
     def read(self, statement: Executable) -> list[dict[str, Any]]:
-        """All rows."""
-        with self.engine.connect() as connection:
+        """All rows.
+
+        Raises:
+            SandboxDatabaseError: the database does not answer.
+        """
+        with _typed(), self.engine.connect() as connection:
             return [
                 {str(name): value for name, value in row.items()} for row in connection.execute(statement).mappings()
             ]
 
-    def change(self, statement: Executable, **values: Any) -> int:
-        """One write, at once; how many rows it met."""
-        with self.engine.begin() as connection:
-            return connection.execute(statement, values or None).rowcount  # type: ignore[attr-defined]
+    def change(self, *statements: Executable) -> None:
+        """Write at once, in one transaction.
+
+        Raises:
+            SandboxDatabaseError: the database does not answer, or refuses.
+        """
+        with _typed(), self.engine.begin() as connection:
+            for statement in statements:
+                connection.execute(statement)
 
     def open(self) -> None:
-        """Start the thread that writes."""
-        self._loop = asyncio.get_running_loop()
-        self._thread = threading.Thread(target=self._work, name="sandbox-store", daemon=True)
-        self._thread.start()
+        """Start to write, in this event loop's name; `claim` came before."""
+        assert self._writer is not None
+        self._writer.start(asyncio.get_running_loop())
 
     def write(
-        self, statement: Executable, values: Mapping[str, Any], then: Callable[[Exception | None], None] | None = None
+        self, statement: Executable, values: Mapping[str, Any], then: Then | None = None, *, undo: Delete | None = None
     ) -> None:
-        """Write soon; `then` is called in the loop when it is committed, or with what refused it."""
-        self._queue.put((statement, values, then))
+        """Write soon; `then` is called in the loop when it is committed, or with what refused it.
+
+        Args:
+            undo: makes it an intent, refused while the database is away; without, it is a fact and waits (`writer`).
+        """
+        assert self._writer is not None
+        self._writer.put(Write(statement, values, then, undo))
 
     def close(self) -> None:
         """Write what is left."""
-        if self._thread is not None:
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         self.engine.dispose()
 
-    def _work(self) -> None:
-        open_ = True
-        while open_:
-            writes = [self._queue.get()]
-            with contextlib.suppress(queue.Empty):
-                while len(writes) < _MOST:
-                    writes.append(self._queue.get_nowait())
-            open_ = None not in writes
-            self._commit([write for write in writes if write is not None])
 
-    def _commit(self, writes: list[Write]) -> None:
-        """In one transaction; where that is refused, one by one."""
-        errors: list[Exception | None] = [None] * len(writes)
-        try:
-            with self.engine.begin() as connection:
-                _execute(connection, writes)
-        except SQLAlchemyError:
-            for index, write in enumerate(writes):
-                try:
-                    with self.engine.begin() as connection:
-                        _execute(connection, [write])
-                except IntegrityError:
-                    errors[index] = SandboxError("that name was used before")
-                except SQLAlchemyError as error:
-                    errors[index] = SandboxError(f"the service's database refuses: {str(error).splitlines()[0][:200]}")
-        told = [(then, error) for (_, _, then), error in zip(writes, errors, strict=True) if then is not None]
-        if told and self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_tell, told)
-
-
-def _execute(connection: Connection, writes: list[Write]) -> None:
-    """Neighbours with the same statement as one."""
-    start = 0
-    while start < len(writes):
-        statement, end = writes[start][0], start
-        while end < len(writes) and writes[end][0] is statement:
-            end += 1
-        connection.execute(statement, [dict(values) for _, values, _ in writes[start:end]])
-        start = end
-
-
-def _tell(told: list[tuple[Callable[[Exception | None], None], Exception | None]]) -> None:
-    for then, error in told:
-        then(error)
-
-
-def _set_up_sqlite(connection: Any, _: object) -> None:
-    cursor = connection.cursor()
-    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=10000", "foreign_keys=ON"):
-        cursor.execute(f"PRAGMA {pragma}")
-    cursor.close()
-
-
-def _shown(url: str) -> str:
-    """Without a password."""
-    scheme, separator, rest = url.partition("://")
-    return scheme + separator + rest.rpartition("@")[2]
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise SandboxDatabaseError(f"the service's database does not answer: {reason(error)}; ask again.") from None
