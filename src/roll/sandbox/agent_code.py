@@ -16,6 +16,7 @@ _AGENT = (
     "agent.kernel",
     "agent.usage",
     "agent.locks",
+    "agent.terminal",
     "agent.programs",
     "agent.spare",
     "agent.run",

@@ -3,8 +3,8 @@
 with connect_sync(url, token) as sandboxes:
     print(sandboxes.execute(PythonCode(source="print(1)")).stdout)
 
-A thread with a loop of its own does the work, so it does not matter whether the caller's thread runs one. Ctrl-C while a
-call waits cancels it, which ends its program, and is raised once that is done.
+A thread with a loop of its own does the work, so it does not matter whether the caller's thread runs one. Ctrl-C while
+a call waits cancels it, which ends its program, and is raised once that is done.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ def system_plan(mounts: tuple[Mount, ...]) -> Plan:
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
     """
-    steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/dev/shm", "/tmp", "/home")]
+    steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/dev/pts", "/dev/shm", "/tmp", "/home")]
     steps.append(("bind", "/usr", "/usr"))
     for name in _TOP_LEVEL:
         path = f"/{name}"
@@ -68,7 +68,7 @@ def system_plan(mounts: tuple[Mount, ...]) -> Plan:
     steps += [("copy", f"/etc/{name}", f"/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
     steps += [("file", path, content) for path, content in _ACCOUNTS.items()]
     steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
-    steps.append(("link", "/proc/self/fd", "/dev/fd"))
+    steps += [("link", "/proc/self/fd", "/dev/fd"), ("link", "pts/ptmx", "/dev/ptmx")]
     steps += [
         ("link", f"/proc/self/fd/{number}", f"/dev/{name}") for number, name in enumerate(("stdin", "stdout", "stderr"))
     ]

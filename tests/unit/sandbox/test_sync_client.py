@@ -80,7 +80,7 @@ def test_an_interrupt_ends_the_program_and_the_client_goes_on(sandboxes: SyncSan
         threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
         with pytest.raises(KeyboardInterrupt):
             sandbox.execute(Command(argv=("sh", "-c", "touch ran; exec sleep 61"), wall_s=90.0))
-        gone = "import os\nprint(any('61' in open(f'/proc/{p}/cmdline').read() for p in os.listdir('/proc') if p.isdigit()))"
+        gone = "import glob\nprint(any('61' in open(path).read() for path in glob.glob('/proc/[0-9]*/cmdline')))"
         for _ in range(100):
             if sandbox.execute(PythonCode(source=gone)).stdout == b"False\n":
                 break
@@ -91,7 +91,10 @@ def test_an_interrupt_ends_the_program_and_the_client_goes_on(sandboxes: SyncSan
 
 def test_nothing_is_left_of_a_client_that_could_not_start_or_has_ended() -> None:
     before = threading.active_count()
-    with pytest.raises(SandboxUnavailableError, match="no sandbox service answers"), connect_sync("http://[::1]:9", "x"):
+    with (
+        pytest.raises(SandboxUnavailableError, match="no sandbox service answers"),
+        connect_sync("http://[::1]:9", "x"),
+    ):
         pass
     assert threading.active_count() == before
 
@@ -105,6 +108,8 @@ def test_a_client_that_has_ended_says_so(sandboxes: SyncSandboxes) -> None:
 
 
 def test_importing_sandboxes_imports_no_http_client(tmp_path: Path) -> None:
-    source = "import sys, roll.sandbox; print(*sorted({'aiohttp', 'fastapi', 'sqlalchemy', 'torch'} & set(sys.modules)))"
+    source = (
+        "import sys, roll.sandbox; print(*sorted({'aiohttp', 'fastapi', 'sqlalchemy', 'torch'} & set(sys.modules)))"
+    )
     found = subprocess.run([sys.executable, "-c", source], check=True, capture_output=True, text=True, cwd=tmp_path)
     assert found.stdout.split() == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import click
 
+from roll.cli.sandboxes.looking import logs, ls, stop, top
+from roll.cli.sandboxes.running import run, shell
 from roll.cli.sandboxes.serving import serve, worker
 from roll.cli.sandboxes.tokens import token
 
@@ -17,8 +19,10 @@ def sandbox() -> None:
     \b
     roll sandbox token create trainer      a token for an owner named trainer; it is shown once
     roll sandbox serve                     answer on this machine
+    roll sandbox run -- python3 -V         a program in a sandbox of a service
+    roll sandbox shell                     a person in one
     """
 
 
-for command in (serve, worker, token):
+for command in (serve, worker, token, run, shell, ls, logs, stop, top):
     sandbox.add_command(command)

@@ -37,9 +37,7 @@ class CodeSandboxes:
         warm = max_parallel if config.warm is None else config.warm
         self._candidate = self._spec("candidate", ("inside.candidate",), config.packages)
         self._checker = self._spec("checker", ("inside.checker",), config.packages)
-        self._manager = configured_manager(
-            config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel
-        )
+        self._manager = configured_manager(config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
         self.places = asyncio.Semaphore(max_parallel)
         """Inside one of them, an answer may run."""
 

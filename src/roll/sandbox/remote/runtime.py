@@ -106,7 +106,8 @@ class RemoteRuntime:
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise SandboxUnavailableError(
-                f"no sandbox service answers at '{self._url}' ({str(error) or 'too slow'}): start one with `roll sandbox serve`."
+                f"no sandbox service answers at '{self._url}' ({str(error) or 'too slow'}): start one with "
+                "`roll sandbox serve`."
             ) from None
         try:
             greeting = decode(await socket.receive_bytes(timeout=_CLOSE_S))
@@ -214,6 +215,10 @@ class RemoteRuntime:
             finally:
                 self._waiting -= 1
 
+    async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
+        """A new sandbox; see `Line.create`."""
+        return await self._line.create(spec, lifetime_s=lifetime_s)
+
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
         """A sandbox that this owner has already.
 
@@ -221,6 +226,10 @@ class RemoteRuntime:
             UnknownSandboxError: there is none of this name.
         """
         return await self._line.attach(name, spec)
+
+    async def look(self, name: str, *, output_bytes: int = 0) -> Message:
+        """See `Line.look`."""
+        return await self._line.look(name, output_bytes=output_bytes)
 
     async def close(self) -> None:
         """End every sandbox of this line, and hang up."""

@@ -103,7 +103,9 @@ class Worker:
         for mount in spec.mounts:
             own = resolved_source(mount.source)
             source = own or os.path.realpath(mount.source)
-            if own is None and not any(source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts):
+            if own is None and not any(
+                source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts
+            ):
                 raise SandboxRequestError(
                     f"a mount of '{mount.source}': this worker lets sandboxes see nothing there. Start it with "
                     f"`--mounts {mount.source}`, or upload what is needed."
