@@ -127,11 +127,11 @@ async def _run(wanted: _Wanted, program: Command) -> int:
 def _pass_input_on(job: Job) -> None:
     """Standard input, by a thread that nobody waits for: a read of it may never end."""
     loop = asyncio.get_running_loop()
-    source = sys.stdin.buffer
+    source = sys.stdin.fileno()
 
     def read() -> None:
         with contextlib.suppress(RuntimeError, OSError, ValueError):  # the loop has ended; or it cannot be read
-            while data := source.read1(2**16):
+            while data := os.read(source, 2**16):
                 loop.call_soon_threadsafe(job.write, data)
             loop.call_soon_threadsafe(job.end_input)
 
