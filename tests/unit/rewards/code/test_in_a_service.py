@@ -38,7 +38,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_PROBLEMS = 24
 TASKS: list[tuple[str, dict[str, Any]]] = [
     ("print(int(input()) * 2)", {"tests": [{"stdin": "3", "stdout": "6"}, {"stdin": "x", "stdout": "y"}]}),
-    ("def f(x): return [x, x + 1]", {"tests": [{"call": "f(1)", "returns": [1, 2]}], "entry_point": "f"}),
+    ("def f(x): return [x, x + 1]", {"tests": [{"args": [1], "returns": [1, 2]}], "entry_point": "f"}),
     (
         "def f(x): return x",
         {"tests": "def check(f):\n    assert f(1) == 1\n    assert f(2) == 3\n", "entry_point": "f"},
@@ -64,7 +64,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 async def judgements(config: SandboxConfig) -> list[Judgement]:
     """Of right and wrong answers to the same prompts, wherever programs run."""
     async with CodeSandboxes(config) as boxes:
-        verifier = CodeVerifier(CodeReward(type="code"), boxes)
+        verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.3, max_cpu_s=0.3), boxes)
         work = [
             verifier.judge(rollout(f"```python\n{code}\n```", row, f"t/{i}")) for i, (code, row) in enumerate(TASKS)
         ]
