@@ -10,7 +10,6 @@ from typing import Any
 import psutil
 import pytest
 from chaos.harness import tiny_config
-
 from unit.sandbox.conftest import roll_sandbox, served
 
 import roll
