@@ -10,9 +10,11 @@ from typing import Any
 import psutil
 import pytest
 from chaos.harness import tiny_config
+from unit.sandbox.conftest import roll_sandbox, served
 
 import roll
 from roll.errors import ConfigError
+from roll.sandbox import SandboxAccessError
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
 
@@ -66,6 +68,52 @@ def test_what_right_answers_took_is_remembered_over_a_resume(tmp_path: Path, tin
     roll.resume(tmp_path / "run", ["training.num_steps=3"])
     later = json.loads((tmp_path / "run" / "checkpoints" / "step-000003" / "state.json").read_text())
     assert later["verifiers"]["file"]["code"][uid] == [[0, 7.5]]
+
+
+@pytest.mark.slow
+def test_a_run_with_the_sandboxes_of_a_service_has_the_same_rewards(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(4)]
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    roll.train(config(tmp_path / "here", tiny_model, tasks))
+    with served(tmp_path, "--warm", "0") as (url, token):
+        monkeypatch.setenv("ROLL_SANDBOX_TOKEN", token)
+        changes = {"sandbox": {"max_parallel": 2, "url": url}}
+        roll.train(config(tmp_path / "there", tiny_model, tasks, **changes))
+    here, there = steps(tmp_path / "here"), steps(tmp_path / "there")
+    same = ("reward/mean", "reward/std", "training/loss", "rollout/infra_errors")
+    assert [[row.get(name) for name in same] for row in there] == [[row.get(name) for name in same] for row in here]
+    assert any(0 < row["reward/mean"] < 1 for row in there)
+    files = [path for path in (tmp_path / "there").rglob("*") if path.is_file()]
+    assert files and not any(token.encode() in path.read_bytes() for path in files)
+
+
+@pytest.mark.slow
+def test_a_token_that_is_revoked_stops_the_run_and_a_new_one_resumes_it(
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = [{"prompt": f"Task {i}", "tests": [{"stdin": "", "stdout": ""}]} for i in range(4)]
+    with served(tmp_path, "--warm", "0") as (url, admin):
+        database = f"sqlite:///{tmp_path}/sandboxes.db"
+        token = roll_sandbox("token", "create", "brief", "--database", database)
+        monkeypatch.setenv("ROLL_SANDBOX_TOKEN", token)
+        changes = {"sandbox": {"max_parallel": 2, "url": url}, "checkpoint": {"every_num_steps": 1, "at_end": True}}
+
+        def revoke(step: int, metrics: dict[str, float]) -> None:
+            if step == 1:
+                roll_sandbox("token", "revoke", token.split("_")[1], "--database", database)
+
+        settings = config(tmp_path, tiny_model, tasks, **changes)
+        settings["training"] = {**settings["training"], "num_steps": 200}
+        with pytest.raises(SandboxAccessError, match="expired or revoked"):
+            roll.train(settings, on_step=revoke)
+        reached = len(steps(tmp_path))
+        assert 1 <= reached < 200
+        monkeypatch.setenv("ROLL_SANDBOX_TOKEN", admin)
+        roll.resume(tmp_path / "run", [f"training.num_steps={reached + 1}"])
+        assert steps(tmp_path)[-1]["step"] == reached + 1
 
 
 def test_a_malformed_task_is_left_out_by_name_and_the_run_goes_on(

@@ -232,7 +232,7 @@ def failing_servers(chance: Callable[[], Chance]) -> Iterator[None]:
     before = {name: sys.modules.pop(name) for name in modules if name in sys.modules}
     sys.modules.update(modules)
     try:
-        with mock.patch("roll.envs.tools.sandboxes.SandboxManager", lambda *_, **__: _Sandboxes(chance())):
+        with mock.patch("roll.envs.tools.sandboxes.configured_manager", lambda *_, **__: _Sandboxes(chance())):
             yield
     finally:
         for name in modules:

@@ -222,6 +222,11 @@ async def _manager(
 ) -> AsyncIterator[tuple[SandboxManager, SandboxSpec]]:
     from roll.sandbox import Limits, Mount, SandboxManager, SandboxSpec
 
+    if config.url is not None:
+        raise ConfigError(
+            "agent.sandbox: an agent in a sandbox reaches the endpoint by a socket of this machine, which sandboxes of "
+            f"the service at {config.url} cannot: remove sandbox.url, or agent.sandbox."
+        )
     unsafe = config.runtime == "subprocess"  # without a file system of its own
     spec = SandboxSpec(
         limits=Limits(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from roll.config.base import Section, option
 
@@ -41,8 +42,49 @@ class SandboxConfig(Section):
         [], "Installed Python packages that programs may import, besides the standard library.", examples=[["numpy"]]
     )
 
+    url: str | None = option(
+        None,
+        "Have a service (`roll sandbox serve`) run them instead of this machine, and isolate them as it does.",
+        examples=["https://sandboxes.example:8741"],
+    )
+    token_env: str = option(
+        "ROLL_SANDBOX_TOKEN",
+        "Environment variable that holds the service's token; the token itself is never written down.",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
+    )
+    ca_file: str | None = option(
+        None, "Certificates, in PEM, that the service's is checked with; by default the system's.", min_length=1
+    )
+    patience_s: float = option(
+        60.0,
+        "How long a service may be away, or the owner of the token have too much of it, before programs count as lost.",
+        unit="s",
+        gt=0,
+    )
+
+    @property
+    def own_tools(self) -> bool:
+        """Whether programs find the tool chains of this machine."""
+        return self.runtime != "docker" and self.url is None
+
+    @field_validator("url")
+    @classmethod
+    def _address(cls, value: str | None) -> str | None:
+        if value is None:
+            return None
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError("it is not an address: write one such as 'http://127.0.0.1:8741'")
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise ValueError("only scheme, host, port and path belong into it: the token is taken from token_env")
+        return value.rstrip("/")
+
     @model_validator(mode="after")
     def _consistent(self) -> SandboxConfig:
+        if self.url is not None and self.runtime != "bubblewrap":
+            raise ValueError(f"with a url the service decides what isolates: remove runtime: {self.runtime}")
+        if self.url is None and self.ca_file is not None:
+            raise ValueError("ca_file is for a service: set url, or remove it")
         if self.runtime == "subprocess" and not self.trust_programs:
             raise ValueError(
                 "the runtime subprocess isolates nothing: programs that the model writes could read and delete your "
@@ -50,8 +92,8 @@ class SandboxConfig(Section):
             )
         if self.trust_programs and self.runtime != "subprocess":
             raise ValueError(f"trust_programs is for the runtime subprocess, not for {self.runtime}: remove it")
-        if self.image is not None and self.runtime != "docker":
-            raise ValueError(f"image is for the runtime docker, not for {self.runtime}: remove it")
+        if self.image is not None and self.runtime == "subprocess":
+            raise ValueError("the runtime subprocess has this machine's programs, and no image: remove image")
         if self.runtime == "subprocess" and self.packages:
             raise ValueError("with the runtime subprocess programs import what this Python can: remove packages")
         return self

@@ -25,6 +25,8 @@ async def open_hosts(pool: WorkerPool, sandbox: SandboxConfig) -> AsyncIterator[
         sandbox: how sandboxes isolate.
     """
     isolation = {"runtime": sandbox.runtime, "trust_programs": sandbox.trust_programs, "image": sandbox.image}
+    if sandbox.url is not None:
+        isolation |= {"url": sandbox.url, "token_env": sandbox.token_env, "ca_file": sandbox.ca_file}
     hosts = EnvHosts(
         {"pool": PoolHost(pool), "sandbox": SandboxHost(sandbox), "http": HttpHost()}, Equipment(pool, isolation)
     )

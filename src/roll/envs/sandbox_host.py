@@ -20,6 +20,7 @@ from roll.envs.base import Started, Stepped
 from roll.envs.hosting import HostedEnv
 from roll.errors import InfraError
 from roll.sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
+from roll.sandbox.configured import configured_manager
 from roll.types import EnvironmentSettings
 
 __all__ = ["SandboxHost"]
@@ -47,7 +48,7 @@ class SandboxHost:
         """See `Host`."""
         async with self._starting:
             if self._manager is None:
-                manager = SandboxManager(self._config.runtime, spec=self._spec(), warm=0)
+                manager = configured_manager(self._config, spec=self._spec(), warm=0)
                 await manager.start()
                 self._manager = manager
         place, _, kind = settings.name.rpartition(":")

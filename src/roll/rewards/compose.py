@@ -18,6 +18,7 @@ from typing import Any
 from roll.config.rewards import RewardConfig
 from roll.errors import RewardInfraError, UnscorableError, UserError
 from roll.rewards.base import TIMEOUT, Judgement, Verifier
+from roll.sandbox.errors import SandboxAccessError
 from roll.types import RewardResult, Rollout
 
 __all__ = ["UNFINISHED", "Component", "WeightedReward"]
@@ -50,6 +51,7 @@ class Component:
         Raises:
             RewardInfraError: it failed; names the component and the prompt. `UnscorableError` where another attempt
                 cannot help: it says so itself, or the user has to mend something.
+            SandboxAccessError: nothing that needs a sandbox can be judged any more.
         """
         failed = False if self.verifier.decides else None
         if self.config.require_finished and not rollout.finished:
@@ -58,7 +60,7 @@ class Component:
             return _checked(await self.verifier.judge(rollout))
         except TimeoutError:
             return Judgement(value=0.0, verdict=TIMEOUT, correct=failed)
-        except UnscorableError:
+        except (UnscorableError, SandboxAccessError):
             raise
         except UserError as error:
             raise UnscorableError(self._words(error, rollout)) from error

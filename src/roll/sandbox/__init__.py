@@ -3,7 +3,8 @@
 async with SandboxManager() as sandboxes:
     result = await sandboxes.execute(PythonCode(source="print(input())", stdin=b"1\\n", cpu_s=2.0))
 
-`connect(url, token)` gives the same manager for sandboxes of a service (`roll sandbox serve`).
+`connect(url, token)` gives the same manager for sandboxes of a service (`roll sandbox serve`), `connect_sync` one for
+code that is not asynchronous.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from roll.sandbox.errors import (
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.remote import connect
 from roll.sandbox.runtime import Runtime
+from roll.sandbox.sync import SyncSandboxes, connect_sync
 from roll.sandbox.types import (
     Chunk,
     Command,
@@ -70,8 +72,10 @@ __all__ = [
     "SandboxUnavailableError",
     "Session",
     "Snapshot",
+    "SyncSandboxes",
     "UnknownImageError",
     "UnknownSandboxError",
     "UntrustedCodeError",
     "connect",
+    "connect_sync",
 ]

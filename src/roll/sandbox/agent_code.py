@@ -17,6 +17,7 @@ _AGENT = (
     "agent.usage",
     "agent.layers",
     "agent.locks",
+    "agent.terminal",
     "agent.programs",
     "agent.spare",
     "agent.run",

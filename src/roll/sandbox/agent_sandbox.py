@@ -9,25 +9,25 @@ from __future__ import annotations
 import asyncio
 import os
 import shlex
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Self
 
 from roll.sandbox import file_programs
-from roll.sandbox.connection import AgentJob, Connection
+from roll.sandbox.connection import Connection
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxPathError
+from roll.sandbox.jobs import Job
 from roll.sandbox.requests import check_texts, run_request
 from roll.sandbox.types import (
-    Chunk,
     Command,
     ExecutionResult,
     Limit,
     Limits,
-    Outcome,
     Program,
     PythonCode,
     SandboxSpec,
     Snapshot,
+    Usage,
 )
 
 __all__ = ["Job", "Sandbox", "Session"]
@@ -35,138 +35,8 @@ __all__ = ["Job", "Sandbox", "Session"]
 SILENCE_S = 10.0
 """How long after a program's time an agent may be silent."""
 FILE_S = 60.0
-_SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.FILE_SIZE, Limit.DISK, Limit.PROCESSES)
-
-
-class Job:
-    """A program or a session's command that was started."""
-
-    def __init__(self, sandbox: Sandbox, job: AgentJob, wall_s: float) -> None:
-        self._sandbox = sandbox
-        self._job = job
-        self._give_up: asyncio.TimerHandle | None = None
-        self._silent = False
-        self._result: ExecutionResult | None = None
-        self._be_patient(wall_s)
-        job.end.add_done_callback(lambda _: self._be_patient(None))
-
-    def _be_patient(self, wall_s: float | None) -> None:
-        """Give the agent this long, and the time that it may be silent, from now on; `None`: for good."""
-        if self._give_up is not None:
-            self._give_up.cancel()
-            self._give_up = None
-        if wall_s is not None and self._sandbox.silence_s is not None:
-            loop = asyncio.get_running_loop()
-            self._give_up = loop.call_later(wall_s + self._sandbox.silence_s, self._abandon)
-
-    def _abandon(self) -> None:
-        self._silent = True
-        self._sandbox.destroy()
-
-    def done(self) -> bool:
-        """Whether it has ended."""
-        return self._job.end.done()
-
-    def kill(self) -> None:
-        """End it (a session's command: interrupt it) now; `wait` then tells how it ended."""
-        self._job.kill()
-
-    async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
-        """New limits of a program, counted from now on.
-
-        Returns:
-            the CPU time in seconds that it, and all that it started, has used so far.
-
-        Raises:
-            SandboxError: the sandbox broke.
-        """
-        counted = self._job.bound(wall_s, cpu_s)
-        self._be_patient(None if self.done() else wall_s)
-        used_s = await counted
-        return (await self.wait()).cpu_s if used_s is None else used_s
-
-    def write(self, data: bytes) -> None:
-        """More standard input for an `interactive` program; lost where the program has ended."""
-        if data:
-            self._job.write(data)
-
-    def end_input(self) -> None:
-        """The end of its standard input."""
-        self._job.write(b"")
-
-    def stream(self) -> AsyncIterator[Chunk]:
-        """Its output as it comes, from the beginning, until it ends."""
-        return self._job.stream()
-
-    async def wait(self) -> ExecutionResult:
-        """Its end.
-
-        Raises:
-            SandboxError: the sandbox broke.
-        """
-        if self._result is None:
-            limits: set[Limit] = set()
-            try:
-                end = await asyncio.shield(self._job.end)
-            except SandboxError:
-                if self._silent:
-                    limits.add(Limit.WALL_TIME)
-                elif Limit.MEMORY in await self._sandbox.counted_at_loss():
-                    limits.add(Limit.MEMORY)
-                else:
-                    raise
-                end = {}
-            else:
-                limits |= self._sandbox.counted() | {Limit(name) for name in end.get("counted", ())}
-            self._result = self._interpret(end, limits)
-        return self._result
-
-    async def report(self) -> dict[str, Any]:
-        """Its end in the words of an agent: a `Job` on another host that is told this has the same result.
-
-        Raises:
-            SandboxError: the sandbox broke.
-        """
-        result = await self.wait()
-        said = self._job.end.result() if self._job.end.exception() is None else {}
-        limits = said.get("limits", ()) if said else [limit.value for limit in result.limits_hit]
-        return {
-            "code": int(said.get("code", 255)),
-            "signal": int(said.get("signal", 0)),
-            "limits": [Limit(name).value for name in limits],
-            "counted": sorted(limit.value for limit in result.limits_hit),
-            "wall_s": result.wall_s,
-            "cpu_s": result.cpu_s,
-            "peak": result.peak_memory_bytes,
-            "closed": self.closed_session,
-        }
-
-    def _interpret(self, end: dict[str, Any], limits: set[Limit]) -> ExecutionResult:
-        limits |= {Limit(name) for name in end.get("limits", ())}
-        code = int(end.get("code", 255))
-        ended_by_limit = bool(end.get("limits")) or not end or (code != 0 and bool(limits))
-        outcome = Outcome.SIGNALLED if end.get("signal") else Outcome.EXITED
-        if ended_by_limit:
-            outcome = next((Outcome(limit.value) for limit in _SEVERITY if limit in limits), outcome)
-        if outcome in (Outcome.DISK, Outcome.PROCESSES) and code == 0:
-            outcome = Outcome.EXITED
-        return ExecutionResult(
-            outcome=outcome,
-            exit_code=code if outcome in (Outcome.EXITED, Outcome.SIGNALLED) else None,
-            stdout=self._job.output("stdout"),
-            stderr=self._job.output("stderr"),
-            result=self._job.output("result"),
-            limits_hit=frozenset(limits),
-            wall_s=float(end.get("wall_s", 0.0)),
-            cpu_s=float(end.get("cpu_s", 0.0)),
-            peak_memory_bytes=int(end.get("peak", 0)),
-        )
-
-    @property
-    def closed_session(self) -> bool:
-        """Whether the shell ended with this command."""
-        job = self._job.end
-        return not job.done() or job.exception() is not None or bool(job.result().get("closed"))
+TERMINAL_KEPT_BYTES = 2**22
+"""Of a terminal's output: more than may wait to be shown, so that whoever comes back sees how it stands."""
 
 
 class Sandbox:
@@ -258,7 +128,9 @@ class Sandbox:
         """The same at once: `start`, and, where it is `alone`, `start_fresh`."""
         request = run_request(program, self.spec.limits, alone=alone, fresh=alone and self._namespaces)
         stdin = b"" if program.interactive else program.stdin
-        job = Job(self, self._connection.submit("run", request, stdin, request["output_bytes"]), request["wall_s"])
+        begun = self._connection.submit("run", request, stdin, request["output_bytes"])
+        begun.most_kept = None if program.terminal is None else TERMINAL_KEPT_BYTES
+        job = Job(self, begun, request["wall_s"])
         if program.interactive:
             job.write(program.stdin)
         return job
@@ -272,6 +144,15 @@ class Sandbox:
         if job.closed_session:
             raise SandboxError(f"bash did not start in the sandbox (exit code {result.exit_code}); is it there?")
         return Session(self, self._connection, job._job.channel)
+
+    async def usage(self) -> Usage:
+        """What all in it uses.
+
+        Raises:
+            SandboxError: the sandbox broke.
+        """
+        found = await Job(self, self._connection.submit("measure", {}, b"", 0), SILENCE_S).wait()
+        return Usage(cpu_s=found.cpu_s, memory_bytes=found.peak_memory_bytes)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
         """Content of a regular file.

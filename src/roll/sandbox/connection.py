@@ -62,6 +62,9 @@ class AgentJob:
         self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._connection = connection
         self._left = output_bytes
+        self.most_kept: int | None = None
+        """Bytes of output; of older pieces, only that they were there. `None`: all."""
+        self._kept = self._emptied = 0
         self._news = asyncio.Event()
         self._asked: deque[asyncio.Future[float | None]] = deque()
 
@@ -70,6 +73,12 @@ class AgentJob:
         if self._left > 0:
             self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._left]))  # type: ignore[arg-type]
             self._left -= len(data)
+            self._kept += len(data)
+            while self.most_kept is not None and self._kept > self.most_kept:
+                oldest = self.chunks[self._emptied]
+                self._kept -= len(oldest.data)
+                self.chunks[self._emptied] = Chunk(stream=oldest.stream, data=b"")
+                self._emptied += 1
             self._news.set()
 
     def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
@@ -121,6 +130,11 @@ class AgentJob:
         if not self.end.done():
             for start in range(0, len(data) or 1, _DATA_BYTES):
                 self._connection.send("input", self.channel, data[start : start + _DATA_BYTES])
+
+    def shown(self, rows: int, columns: int, more: int) -> None:
+        """Of a terminal: its size, and that so many more bytes of its output have been shown."""
+        if not self.end.done():
+            self._connection.send("tty", self.channel, rows, columns, more)
 
     def kill(self) -> None:
         """Ask the agent to end it."""

@@ -10,6 +10,10 @@ from roll.sandbox.types import Limits, Program, PythonCode, SandboxSpec
 __all__ = ["agent_settings", "check_texts", "run_request"]
 
 
+_ENDLESS_BYTES = 2**52
+"""Of a terminal: it makes its program wait instead."""
+
+
 def agent_settings(
     spec: SandboxSpec, *, home: str, env: dict[str, str], image: dict[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
@@ -54,9 +58,16 @@ def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -
         "wall_s": limits.wall_s if program.wall_s is None else program.wall_s,
         "cpu_s": limits.cpu_s if program.cpu_s is None else program.cpu_s,
         "output_bytes": limits.output_bytes if program.output_bytes is None else program.output_bytes,
+        "terminal": None if program.terminal is None else list(program.terminal),
         "source": program.source if isinstance(program, PythonCode) else None,
         "argv": list(program.argv),
     }
+    if program.terminal is not None:
+        if alone:
+            raise ValueError(
+                "a terminal is for a program of a sandbox that is kept: `create` one, and `start` it there."
+            )
+        request["output_bytes"] = program.output_bytes or _ENDLESS_BYTES
     check_texts(request)
     _check_size(program, limits)
     return request

@@ -93,9 +93,9 @@ def host_steps(below: str, *, python: str) -> list[tuple[Any, ...]]:
 
 def device_steps() -> list[tuple[Any, ...]]:
     """What is in /dev."""
-    steps: list[tuple[Any, ...]] = [("directory", "/dev/shm")]
+    steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/dev/pts", "/dev/shm")]
     steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
-    steps.append(("link", "/proc/self/fd", "/dev/fd"))
+    steps += [("link", "/proc/self/fd", "/dev/fd"), ("link", "pts/ptmx", "/dev/ptmx")]
     steps += [
         ("link", f"/proc/self/fd/{number}", f"/dev/{name}") for number, name in enumerate(("stdin", "stdout", "stderr"))
     ]

@@ -19,6 +19,7 @@ __all__ = [
     "PythonCode",
     "SandboxSpec",
     "Snapshot",
+    "Usage",
 ]
 
 Trust: TypeAlias = Literal["untrusted", "trusted"]
@@ -125,6 +126,9 @@ class _Settings:
     """`None`: its home."""
     interactive: bool = False
     """Standard input stays open after `stdin`: `Job.write` brings more, `Job.end_input` ends it."""
+    terminal: tuple[int, int] | None = None
+    """Rows and columns of a terminal that it gets as input and output (`stdout`), for `Sandbox.start`. Its output has
+    no limit unless `output_bytes` is given: it waits for `Job.shown`, and only the last 4 MiB are kept."""
     result: bool = False
     """Open file descriptor 3: what is written to it arrives as `ExecutionResult.result`, apart from what is printed."""
     wall_s: float | None = None
@@ -133,6 +137,11 @@ class _Settings:
     """Instead of the spec's limit."""
     output_bytes: int | None = None
     """Instead of the spec's limit."""
+
+    def __post_init__(self) -> None:
+        size = self.terminal
+        if size is not None and not (len(size) == 2 and all(type(each) is int and 0 < each < 2**16 for each in size)):
+            raise ValueError(f"a terminal of {str(size)[:80]}: rows and columns are needed, from 1 to 65535.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +194,16 @@ class ExecutionResult:
     def ok(self) -> bool:
         """Whether it ended by itself with exit code 0."""
         return self.outcome is Outcome.EXITED and self.exit_code == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    """What everything in a sandbox uses."""
+
+    cpu_s: float
+    """Since its start."""
+    memory_bytes: int
+    """Now, of its processes; pages that they share count once."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,21 +2,137 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from roll.errors import ConfigError
+from roll.sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
+from roll.tracking.visible import printable
 from roll.version import install_extra
 
 if TYPE_CHECKING:
+    from roll.sandbox.remote import RemoteRuntime
     from roll.sandbox.service.store import Store
 
-__all__ = ["database_option", "missing_packages", "opened_store"]
+__all__ = [
+    "Place",
+    "age",
+    "database_option",
+    "missing_packages",
+    "opened_store",
+    "service_options",
+    "shown",
+    "size",
+]
+
+DEFAULT_URL = "http://127.0.0.1:8741"
 
 database_option = click.option(
     "--database", metavar="URL", default=None, help="As SQLAlchemy has them; else a SQLite file of this user."
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A service, and who asks it."""
+
+    url: str
+    token: str
+    ca_file: str | None
+
+    async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """See `remote.calls.call`.
+
+        Raises:
+            ConfigError: the service refuses what was asked for.
+        """
+        from roll.sandbox.remote.calls import call
+
+        try:
+            return await call(self.url, self._checked_token(), method, path, body=body, ca_file=self.ca_file)
+        except (SandboxAccessError, SandboxRequestError, UnknownSandboxError) as error:
+            raise ConfigError(str(error)) from None
+
+    @asynccontextmanager
+    async def runtime(self) -> AsyncIterator[RemoteRuntime]:
+        """A line to it; what was made over it and not left ends with the block."""
+        from roll.sandbox.remote import RemoteRuntime
+
+        runtime = RemoteRuntime(self.url, self._checked_token(), ca_file=self.ca_file)
+        await runtime.start()
+        try:
+            yield runtime
+        finally:
+            await runtime.close()
+
+    async def sandboxes(self) -> list[dict[str, Any]]:
+        """Those of the owner, the oldest first."""
+        return sorted(await self.call("GET", "/v1/sandboxes"), key=lambda each: (each["created"], each["sandbox"]))
+
+    async def name_of(self, beginning: str) -> str:
+        """The sandbox that this is the name of, or the beginning of one's.
+
+        Raises:
+            ConfigError: it begins several names, or none.
+        """
+        names = [each["sandbox"] for each in await self.sandboxes()]
+        found = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
+        if len(found) == 1:
+            return found[0]
+        what = f"begins the names of {len(found)} sandboxes" if found else "is no sandbox of yours, or no more"
+        raise ConfigError(f"'{shown(beginning)}' {what}: `roll sandbox ls` lists them.")
+
+    def _checked_token(self) -> str:
+        if not self.token:
+            raise ConfigError(
+                f"the sandbox service at {self.url} needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
+                "`roll sandbox token create OWNER` makes one where the service is."
+            )
+        return self.token
+
+
+def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say which service is meant; the command gets them as `place`."""
+
+    @click.option(
+        "--url",
+        envvar="ROLL_SANDBOX_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        help="Of the service, as `roll sandbox serve` printed it; or ROLL_SANDBOX_URL.",
+    )
+    @click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Or ROLL_SANDBOX_TOKEN.")
+    @click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
+    @wraps(command)
+    def wrapped(*arguments: Any, url: str, token: str, ca_file: str | None, **options: Any) -> Any:
+        return command(*arguments, place=Place(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
+
+    return wrapped
+
+
+def shown(value: object) -> str:
+    """A word of somebody else's in one line: nothing in it acts on a terminal."""
+    return " ".join(printable(str(value)).split())
+
+
+def age(since: float) -> str:
+    """How long ago."""
+    seconds = max(0, int(time.time() - since))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def size(num_bytes: float) -> str:
+    """In MiB."""
+    return f"{num_bytes / 2**20:.1f}M"
 
 
 def missing_packages(error: ImportError) -> ConfigError:

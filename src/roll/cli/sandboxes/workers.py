@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import ssl
 import time
-from collections.abc import Callable
-from typing import Any
 
 import click
 
-from roll.errors import ConfigError
+from roll.cli.sandboxes.common import Place, service_options
 
 __all__ = ["drain", "undrain", "workers"]
 
 _LOOK_AGAIN_S = 0.5
 
 
-def _service(command: Callable[..., None]) -> Callable[..., None]:
-    """Options that say which service, and who asks."""
-    for option in (
-        click.option("--ca-file", default=None, help="Certificates that the service's is checked with."),
-        click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Of scope admin; or ROLL_SANDBOX_TOKEN."),
-        click.option(
-            "--url", envvar="ROLL_SANDBOX_URL", default="http://127.0.0.1:8741", show_default=True, metavar="URL"
-        ),
-    ):
-        command = option(command)
-    return command
-
-
 @click.command()
-@_service
-def workers(url: str, token: str, ca_file: str | None) -> None:
+@service_options
+def workers(place: Place) -> None:
     """List the workers of a service."""
-    rows = asyncio.run(_ask("GET", "", url, token, ca_file))
+    rows = asyncio.run(place.call("GET", "/v1/workers"))
     click.echo(f"{'WORKER':28} {'STATE':9} {'SANDBOXES':>11} {'LOAD':>5} {'CORES':>5} {'FREE MEMORY':>12}  LAST SEEN")
     for row in rows:
         free = "" if row["free_bytes"] is None else f"{row['free_bytes'] / 2**30:.1f} GiB"
@@ -48,48 +32,25 @@ def workers(url: str, token: str, ca_file: str | None) -> None:
 @click.command()
 @click.argument("name")
 @click.option("--wait", is_flag=True, help="Until its last sandbox has ended.")
-@_service
-def drain(name: str, wait: bool, url: str, token: str, ca_file: str | None) -> None:
+@service_options
+def drain(place: Place, name: str, wait: bool) -> None:
     """Give the worker NAME no new sandboxes. Those that it has go on until they end."""
-    asyncio.run(_drain(name, wait, url, token, ca_file))
+    asyncio.run(_drain(place, name, wait))
 
 
-async def _drain(name: str, wait: bool, url: str, token: str, ca_file: str | None) -> None:
-    row = await _ask("POST", f"/{name}/drain", url, token, ca_file)
+async def _drain(place: Place, name: str, wait: bool) -> None:
+    row = await place.call("POST", f"/v1/workers/{name}/drain")
     while wait and row["sandboxes"]:
         await asyncio.sleep(_LOOK_AGAIN_S)
-        rows = await _ask("GET", "", url, token, ca_file)
+        rows = await place.call("GET", "/v1/workers")
         row = next((each for each in rows if each["worker"] == name), {"sandboxes": 0})  # it has left, with the last
     click.echo(f"{name} gets no new sandboxes, and has {row['sandboxes']}.")
 
 
 @click.command()
 @click.argument("name")
-@_service
-def undrain(name: str, url: str, token: str, ca_file: str | None) -> None:
+@service_options
+def undrain(place: Place, name: str) -> None:
     """Give the worker NAME sandboxes again."""
-    asyncio.run(_ask("POST", f"/{name}/undrain", url, token, ca_file))
+    asyncio.run(place.call("POST", f"/v1/workers/{name}/undrain"))
     click.echo(f"{name} gets sandboxes again.")
-
-
-async def _ask(method: str, path: str, url: str, token: str, ca_file: str | None) -> Any:
-    """What the service answers.
-
-    Raises:
-        ConfigError: there is none, or it refuses.
-    """
-    import aiohttp
-
-    context = ssl.create_default_context(cafile=ca_file) if ca_file else True
-    headers = {"Authorization": f"Bearer {token}"}
-    try:
-        async with (
-            aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=30)) as session,
-            session.request(method, f"{url.rstrip('/')}/v1/workers{path}", ssl=context) as answer,
-        ):
-            said = await answer.json(content_type=None)
-    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise ConfigError(f"no sandbox service answers at '{url}' ({error}): say where it is with `--url`.") from None
-    if answer.status >= 400:
-        raise ConfigError(f"the sandbox service at {url} refuses: {said.get('message', answer.status)}")
-    return said

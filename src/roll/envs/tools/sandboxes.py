@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import copy
 import weakref
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias
 
+from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
 from roll.sandbox import Limits, SandboxManager, SandboxSpec
+from roll.sandbox.configured import configured_manager
 
 __all__ = ["Runtime", "SandboxLease", "SandboxOptions"]
 
@@ -34,12 +36,21 @@ class SandboxOptions:
     Args:
         runtime: what isolates. `subprocess` isolates nothing.
         trust_programs: must be true for `subprocess`, where programs may do all that the user may.
-        image: of the runtime `docker`.
+        image: of the runtime `docker`, or of a service.
+        url, token_env, ca_file: of a service that runs them instead: see the section `sandbox` of a configuration.
     """
 
     runtime: Runtime = "bubblewrap"
     trust_programs: bool = False
     image: str | None = None
+    url: str | None = None
+    token_env: str = "ROLL_SANDBOX_TOKEN"
+    ca_file: str | None = None
+
+    @property
+    def where(self) -> dict[str, Any]:
+        """These options as arguments."""
+        return {each.name: getattr(self, each.name) for each in fields(SandboxOptions)}
 
 
 class SandboxLease:
@@ -59,7 +70,9 @@ class SandboxLease:
         trust: Literal["trusted", "untrusted"] = "trusted" if options.trust_programs else "untrusted"
         self.spec = SandboxSpec(limits=limits, trust=trust, image=options.image, pool="environments")
         """What to ask the manager for."""
-        self._runtime = options.runtime
+        self._config = SandboxConfig.model_construct(runtime=options.runtime)
+        if options.url is not None:
+            self._config = SandboxConfig(url=options.url, token_env=options.token_env, ca_file=options.ca_file)
         self._shared: _Shared | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SandboxLease:
@@ -77,9 +90,10 @@ class SandboxLease:
         if self._shared is not None:
             return self._shared.manager
         of_loop = _SHARED.setdefault(asyncio.get_running_loop(), {})
-        shared = of_loop.get(self._runtime)
+        key = self._config.model_dump_json()
+        shared = of_loop.get(key)
         if shared is None:
-            shared = of_loop[self._runtime] = _Shared(SandboxManager(self._runtime, spec=self.spec, warm=1))
+            shared = of_loop[key] = _Shared(configured_manager(self._config, spec=self.spec, warm=1))
         async with shared.lock:
             if self._shared is None:  # episodes of one run ask at once
                 if not shared.runs:

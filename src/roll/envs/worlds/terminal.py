@@ -47,9 +47,7 @@ class Terminal(World, SandboxOptions):
         self._families = chosen("families", self.families, FAMILIES)
         if self.max_turns < 1:
             raise ValueError(f"max_turns is at least 1, got {self.max_turns}")
-        self._workspace = Workspace(
-            self.time_limit_s, runtime=self.runtime, trust_programs=self.trust_programs, image=self.image
-        )
+        self._workspace = Workspace(self.time_limit_s, **self.where)
 
     async def reset(self, seed: int | None = None) -> Started:
         """See `Env`.

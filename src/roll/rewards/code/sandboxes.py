@@ -18,7 +18,9 @@ from pathlib import Path
 
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.packages import package_mounts
-from roll.sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxManager, SandboxSpec
+from roll.sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSpec
+from roll.sandbox.configured import configured_manager
+from roll.sandbox.library import library_source
 
 __all__ = ["CodeSandboxes"]
 
@@ -35,7 +37,7 @@ class CodeSandboxes:
         warm = max_parallel if config.warm is None else config.warm
         self._candidate = self._spec("candidate", ("inside.candidate",), config.packages)
         self._checker = self._spec("checker", ("inside.checker",), config.packages)
-        self._manager = SandboxManager(config.runtime, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
+        self._manager = configured_manager(config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
         self.places = asyncio.Semaphore(max_parallel)
         """Inside one of them, an answer may run."""
 
@@ -43,6 +45,7 @@ class CodeSandboxes:
         config = self.config
         unsafe = config.runtime == "subprocess"  # without a file system of its own
         mounts = () if unsafe else package_mounts(packages, f"{_LIBRARY}/packages")
+        inside = str(_INSIDE) if config.url is None else library_source("rewards/code/inside")
         return SandboxSpec(
             limits=Limits(
                 wall_s=60.0,
@@ -52,7 +55,7 @@ class CodeSandboxes:
                 file_size_bytes=config.disk_bytes,
             ),
             trust="trusted" if config.trust_programs else "untrusted",
-            mounts=() if unsafe else (Mount(source=str(_INSIDE), target=f"{_LIBRARY}/inside"), *mounts),
+            mounts=() if unsafe else (Mount(source=inside, target=f"{_LIBRARY}/inside"), *mounts),
             python_path=(str(_INSIDE.parent),) if unsafe else (_LIBRARY, f"{_LIBRARY}/packages")[: 1 + bool(mounts)],
             preload=(*modules, *config.preload),
             pool=pool,

@@ -88,7 +88,7 @@ class CodeVerifier:
                 setup=row.get(config.setup_key) or "",
                 modules=config.modules,
             )
-            if self._sandboxes.config.runtime != "docker" and (missing := missing_tool(task.language)):
+            if self._sandboxes.config.own_tools and (missing := missing_tool(task.language)):
                 raise MalformedTestsError(missing)
             self._tasks[prompt.uid] = task
             if len(self._tasks) > _TASKS_KEPT:
@@ -147,7 +147,7 @@ def code_verifier(config: CodeReward, sandboxes: CodeSandboxes | None) -> Verifi
     """
     if sandboxes is None:
         raise ConfigError("the reward 'code' runs programs, and was given no sandboxes to run them in.")
-    if sandboxes.config.runtime != "docker" and (missing := missing_tool(config.language)):
+    if sandboxes.config.own_tools and (missing := missing_tool(config.language)):
         raise ConfigError(f"reward 'code': {missing}.")
     verifier = CodeVerifier(config, sandboxes)
     return Verifier(judge=verifier.judge, decides=True, state=verifier.limits.state, restore=verifier.limits.restore)

@@ -21,7 +21,7 @@ import os
 import resource
 import sys
 
-from roll.sandbox.agent import kernel, layers
+from roll.sandbox.agent import kernel, layers, terminal
 
 FAILED_TO_START = 125
 _STATUS = 4
@@ -66,12 +66,13 @@ def fork(function, request, settings, namespace):
 
     Args:
         function: what it does then.
-        request: of it, only `fresh`, `result`, `stdin` and `report` are looked at.
+        request: of it, only `fresh`, `result`, `stdin`, `pair` (of a terminal) and `report` are looked at.
         settings: as for `start`.
         namespace: as for `start`.
     """
     fresh = request["fresh"]
-    outputs = [os.pipe() for _ in range(3 if request["result"] else 2)]
+    pair = request.get("pair")
+    outputs = [pair] if pair else [os.pipe() for _ in range(3 if request["result"] else 2)]
     status = os.pipe() if fresh else ()
     pid = -1
     try:
@@ -86,7 +87,8 @@ def fork(function, request, settings, namespace):
         if fresh and pid != 0:  # the agent's further children are for its own namespace again
             kernel.setns(namespace, kernel.CLONE_NEWPID)
     if pid == 0:
-        _guarded(_child, function, request, settings, [write for _, write in outputs], status)
+        writes = [write for _, write in outputs]
+        _guarded(_child, function, request, settings, writes * 2 if pair else writes, status)
     if status:
         os.close(status[1])
     for read, write in outputs:
@@ -141,6 +143,8 @@ def _child(function, request, settings, outputs, status):
             _serve_as_init(pid, settings)
         os.close(_STATUS)
     os.setsid()
+    if request.get("pair"):
+        terminal.control(0)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter keeps it so
     _restrict(settings)
     function(request, settings)

@@ -7,11 +7,13 @@ import select
 import sys
 import time
 
-from roll.sandbox.agent import programs, usage
+from roll.sandbox.agent import programs, terminal, usage
 
 _READ_BYTES = 1 << 16
 _CHECK_S = 0.01
 _CHECK_LATER_S = 0.2
+_UNREAD_BYTES = 1 << 20
+"""Of a terminal's output, that the host may not have shown yet: beyond, the program waits."""
 _SAMPLE_S = 0.02
 """Between looks at processes, where no control group counts their CPU time: children may come and go between."""
 
@@ -40,7 +42,13 @@ class Run:
         self.killed = False
         self.began = clock()
         self.pending, self.input, self.input_over = bytearray(), -1, False
-        if request["interactive"]:
+        self.unread = None
+        """Bytes, of a terminal."""
+        if request["terminal"]:
+            pair = terminal.open_pair(agent.settings["mount_space"], request["terminal"])
+            request["pair"], request["stdin"], self.input = pair, os.dup(pair[1]), os.dup(pair[0])
+            self.unread = 0
+        elif request["interactive"]:
             request["stdin"], self.input = os.pipe()
             os.set_blocking(self.input, False)
         try:
@@ -128,8 +136,17 @@ class Run:
         """Standard input; empty at its end. What the program does not read yet is kept."""
         if self.input >= 0:
             self.pending += data
-            self.input_over = not data
+            self.input_over = not data and self.unread is None
             self._flush()
+
+    def show(self, size, shown):
+        """Of a terminal: its size, and how many more bytes of its output have been shown."""
+        if self.unread is None:
+            return
+        terminal.resize(self.input, size)
+        self.unread = max(0, self.unread - shown)
+        if self.unread < _UNREAD_BYTES:
+            self.agent.watch([each for each in self.open if each not in self.agent.owners], self)
 
     def _flush(self):
         self.agent.ignore([self.input])
@@ -159,6 +176,8 @@ class Run:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return False
+        except OSError:  # a terminal that nobody has any more
+            data = b""
         if not data:
             self.open.discard(descriptor)
             self.agent.forget(descriptor)
@@ -168,11 +187,17 @@ class Run:
             self.output_left -= len(data)
             if self.output_left <= 0:
                 self.end("output")
+        if self.unread is not None:
+            self.unread += len(data)
+            if self.unread >= _UNREAD_BYTES:
+                self.agent.ignore([descriptor])
+                return False
         return self.output_left > 0
 
     def ended(self, status, used):
         """Its process is gone: read what is left and report."""
         self._close_input()
+        self.unread = None
         if self.started.status is not None:
             report = os.read(self.started.status, 64).split()
             os.close(self.started.status)

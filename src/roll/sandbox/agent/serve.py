@@ -9,6 +9,8 @@
               ("shell", channel, {})      open a shell session; x when it is ready
               ("line", channel, request)  a command for it; ends with x
               ("input", channel, bytes)   standard input for a running program that takes it piece by piece; b"" ends it
+              ("tty", channel, size, n)   of a program with a terminal: its size, and that n more bytes were shown
+              ("measure", channel, {})    x with what this sandbox uses
               ("bound", channel, s, s)    new limits of a program on wall and CPU time, from now on; answered by u
               ("kill", channel)           end a program, or interrupt a session's command
               ("close", channel)          end a session
@@ -243,6 +245,18 @@ class Agent:
         """New limits for a running program; the end of one that has ended says all that there is to say."""
         if channel in self.runs:
             self.runs[channel].bound(wall_s, cpu_s)
+
+    def on_tty(self, channel, rows, columns, shown):
+        """A terminal of this size, of whose output so much more was shown."""
+        if channel in self.runs:
+            self.runs[channel].show((rows, columns), shown)
+
+    def on_measure(self, channel, _):
+        """CPU time and memory of all that is here, in the fields of a program's end."""
+        cpu = self.counted_s()
+        if cpu is None:
+            cpu = usage.reaped_s() + usage.Tally().add(os.getpid(), without_root=True)[1]
+        self.send_end(channel, 0, 0, (), 0.0, cpu, usage.memory_of(os.getpid()))
 
     def on_kill(self, channel):
         """End a program, or a session's command."""

@@ -48,6 +48,8 @@ class Spare:
 
     def suits(self, request):
         """Whether it may become the program of this request."""
+        if request["terminal"]:
+            return False
         size = len(request["source"] or "") + sum(map(len, request["files"].values()))
         return self.fresh == request["fresh"] and size + sum(map(len, request["argv"])) < _MAX_BYTES
 

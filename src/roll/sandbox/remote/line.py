@@ -17,17 +17,21 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.errors import RollError
-from roll.sandbox.agent_sandbox import Sandbox
+from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.connection import AgentJob
 from roll.sandbox.counters import Counters
-from roll.sandbox.errors import SandboxError, SandboxLostError
-from roll.sandbox.types import SandboxSpec
+from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from roll.sandbox.types import SandboxSpec, Usage
 from roll.sandbox.wire import Message, failure_of, program_said, spec_said
 
 __all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
 
+_LOOK_S = 10.0
 _KEPT_BYTES = 2**24
 """Of input of one running program: one that was sent more cannot be found again over another connection."""
+
+
+_FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
 
 
 def new_name() -> str:
@@ -40,15 +44,33 @@ class RemoteSandbox(Sandbox):
 
     silence_s = None
 
-    def __init__(self, name: str, *arguments: Any, extend: Callable[[float], None], **settings: Any) -> None:
+    def __init__(self, name: str, *arguments: Any, line: Line, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.name = name
         """By which its owner finds it in the service."""
-        self._extend = extend
+        self._line = line
 
     def extend(self, lifetime_s: float) -> None:
         """Let it live this many seconds from now on, within what the owner may have."""
-        self._extend(lifetime_s)
+        self._line.send({"op": "extend", "sandbox": self.name, "lifetime_s": lifetime_s})
+
+    async def usage(self) -> Usage:
+        """See `Sandbox.usage`."""
+        found = await self._line.look(self.name)
+        return Usage(cpu_s=float(found["cpu_s"]), memory_bytes=int(found["memory_bytes"]))
+
+    def leave(self) -> None:
+        """Let go of it: it lives on, and what is heard of it is passed over."""
+        self._line.forget(self.name)
+
+    def rejoin(self, program: Message) -> Job:
+        """A program that another line began.
+
+        Args:
+            program: as `Line.look` has it.
+        """
+        assert isinstance(self._connection, RemoteConnection)
+        return Job(self, self._connection.rejoin(program["id"], program["seen"]), 0.0)
 
 
 class _Sent:
@@ -96,12 +118,17 @@ class RemoteConnection:
         message = {"op": name, "request": program_said(request)}
         return self._start(message | ({"stdin": stdin} if name == "run" else {}), output_bytes)
 
+    def rejoin(self, name: str, seen: int) -> AgentJob:
+        """A program of this name, which was sent `seen` messages before."""
+        self._counts[name] = seen
+        return self._start({"op": "run", "request": {}, "stdin": b""}, 2**52, name)
+
     def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
         """A command for a session."""
         return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
 
-    def _start(self, message: Message, output_bytes: int) -> AgentJob:
-        name = new_name()
+    def _start(self, message: Message, output_bytes: int, name: str | None = None) -> AgentJob:
+        name = name or new_name()
         job = AgentJob(self, name, output_bytes)
         if self.lost:
             job.finish(None, self.why)
@@ -121,7 +148,7 @@ class RemoteConnection:
         op, name, *rest = message
         if self.lost:
             return
-        values = dict(zip({"input": ("data",), "bound": ("wall_s", "cpu_s")}.get(op, ()), rest, strict=True))
+        values = dict(zip(_FIELDS.get(op, ()), rest, strict=True))
         number = self._counts[name] = self._counts.get(name, 0) + 1
         said = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
         if name in self._sent:
@@ -203,6 +230,7 @@ class Line:
         self._connections: dict[str, RemoteConnection] = {}
         self._opening: dict[str, tuple[Message, asyncio.Future[Message]]] = {}
         self._stopping: set[str] = set()
+        self._looks: dict[str, asyncio.Future[Message]] = {}
 
     def send(self, message: Message) -> None:
         """To the service.
@@ -234,6 +262,29 @@ class Line:
         """A sandbox that the owner has."""
         return await self._opened({"op": "attach", "sandbox": name}, spec)
 
+    async def look(self, name: str, *, output_bytes: int = 0) -> Message:
+        """What a sandbox of the owner's uses, and its programs, the latest last.
+
+        Args:
+            output_bytes: of the end of each program's output.
+
+        Raises:
+            UnknownSandboxError: there is none of this name.
+            SandboxUnavailableError: its worker is away.
+        """
+        key = new_name()
+        answer = self._looks[key] = asyncio.get_running_loop().create_future()
+        try:
+            self.send({"op": "look", "sandbox": name, "id": key, "output": output_bytes})
+            async with asyncio.timeout(_LOOK_S):
+                return await answer
+        except TimeoutError:
+            raise SandboxUnavailableError(
+                f"nobody says how sandbox '{name}' stands: its worker is away, or starts it."
+            ) from None
+        finally:
+            del self._looks[key]
+
     async def _opened(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
         name = message["sandbox"]
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
@@ -257,7 +308,7 @@ class Line:
             destroy=lambda: self.stop(connection),
             ended=connection.ended,
             counters=Counters(),
-            extend=lambda lifetime_s: self.send({"op": "extend", "sandbox": name, "lifetime_s": lifetime_s}),
+            line=self,
         )
 
     def stop(self, connection: RemoteConnection) -> None:
@@ -275,7 +326,13 @@ class Line:
         """From the service."""
         op, name = message["op"], message.get("sandbox", "")
         connection = self._connections.get(name)
-        if op == "created" or op == "failed":
+        look = self._looks.get(message.get("id", ""))
+        if look is not None:
+            if not look.done() and op == "looked":
+                look.set_result(message)
+            elif not look.done():
+                look.set_exception(failure_of(message))
+        elif op == "created" or op == "failed":
             answer = self._opening[name][1] if name in self._opening else None
             if answer is not None and not answer.done():
                 if op == "created":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 import time
 
@@ -14,6 +15,7 @@ from roll.sandbox.errors import (
     SandboxAccessError,
     SandboxError,
     SandboxLostError,
+    SandboxQuotaError,
     SandboxUnavailableError,
 )
 from roll.sandbox.remote.line import Line, RemoteSandbox
@@ -22,9 +24,10 @@ from roll.sandbox.wire import MAX_MESSAGE_BYTES, Message, Outbox, decode, encode
 
 __all__ = ["RemoteRuntime"]
 
-_PATIENCE_S = 30.0
-"""How long a service may be away before what ran there counts as lost."""
+logger = logging.getLogger(__name__)
+
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_DIAL_S = 10.0
 _CLOSE_S = 5.0
 
 
@@ -32,8 +35,7 @@ class RemoteRuntime:
     """See the module and `runtime.Runtime`.
 
     Args:
-        url, token, lifetime_s, ca_file: see `connect`.
-        patience_s: how long the service may be away.
+        url, token, lifetime_s, ca_file, patience_s, wait_for_quota: see `connect`.
     """
 
     name = "service"
@@ -46,13 +48,19 @@ class RemoteRuntime:
         *,
         lifetime_s: float | None = None,
         ca_file: str | None = None,
-        patience_s: float = _PATIENCE_S,
+        patience_s: float = 30.0,
+        wait_for_quota: bool = False,
     ) -> None:
         self._url = url.rstrip("/")
         self._headers = {"Authorization": f"Bearer {token}"}
         self._lifetime_s = lifetime_s
         self._ca_file = ca_file
         self._patience_s = patience_s
+        self._wait_for_quota = wait_for_quota
+        self._refused: SandboxAccessError | None = None
+        """Why there will be no further connection."""
+        self._waiting = 0
+        """For sandboxes that the quota does not allow yet."""
         self._line = Line(self._transmit)
         self._session: aiohttp.ClientSession | None = None
         self._keeping: asyncio.Task[None] | None = None
@@ -85,9 +93,10 @@ class RemoteRuntime:
         """A new connection, greeted."""
         assert self._session is not None
         try:
-            socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
+            async with asyncio.timeout(_DIAL_S):
+                socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
         except aiohttp.WSServerHandshakeError as error:
-            if error.status in (401, 403):
+            if error.status in (401, 403) and not await self._asks_too_often():
                 raise SandboxAccessError(
                     f"the sandbox service at {self._url} refuses this token ({error.status}): it is wrong, expired or "
                     "revoked, or may not run programs. `roll sandbox token create` makes another."
@@ -97,7 +106,8 @@ class RemoteRuntime:
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
             raise SandboxUnavailableError(
-                f"no sandbox service answers at '{self._url}' ({error}): start one with `roll sandbox serve`."
+                f"no sandbox service answers at '{self._url}' ({str(error) or 'too slow'}): start one with "
+                "`roll sandbox serve`."
             ) from None
         try:
             greeting = decode(await socket.receive_bytes(timeout=_CLOSE_S))
@@ -107,6 +117,15 @@ class RemoteRuntime:
         self.fresh_programs = bool(greeting.get("fresh_programs", True))
         self._most = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
         return socket
+
+    async def _asks_too_often(self) -> bool:
+        """Whether that is why a WebSocket was refused: a server has no other word for it than 403."""
+        assert self._session is not None
+        try:
+            async with self._session.get(f"{self._url}/health/ready") as answer:
+                return answer.status == 429
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return True  # nothing is known of the token
 
     async def _keep(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
         """Serve connection after connection, as long as the service comes back in time."""
@@ -140,19 +159,26 @@ class RemoteRuntime:
 
     async def _redial(self) -> aiohttp.ClientWebSocketResponse | None:
         """Another connection, on which everything that runs has been sent again; `None`: it is over."""
-        until = time.monotonic() + self._patience_s
+        began = time.monotonic()
+        until = began + self._patience_s
         attempt = 0
         while not self._closed:
             try:
                 socket = await self._dial()
             except SandboxUnavailableError as error:
+                if attempt == len(_PAUSES_S):
+                    logger.warning("%s Dialling again; what runs there waits for %g s.", error, self._patience_s)
                 if time.monotonic() > until:
                     self._line.lose(SandboxLostError(f"the sandbox service went away: {error}"))
                     until = time.monotonic() + self._patience_s
             except SandboxAccessError as error:
+                self._refused = error
                 self._line.lose(error)
                 return None
             else:
+                if attempt > len(_PAUSES_S):
+                    away_s = time.monotonic() - began
+                    logger.warning("the sandbox service at %s is back after %.0f s.", self._url, away_s)
                 self._line.send_again()
                 return socket
             await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
@@ -174,9 +200,28 @@ class RemoteRuntime:
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Ask for a sandbox."""
-        if self._keeping is None or self._keeping.done():
-            raise SandboxError("the line to the sandbox service was not opened, or is closed")
-        return await self._line.create(spec, lifetime_s=self._lifetime_s)
+        until = time.monotonic() + self._patience_s
+        while True:
+            if self._refused is not None:
+                raise SandboxAccessError(str(self._refused))
+            if self._keeping is None or self._keeping.done():
+                raise SandboxError("the line to the sandbox service was not opened, or is closed")
+            try:
+                return await self._line.create(spec, lifetime_s=self._lifetime_s)
+            except SandboxQuotaError as error:
+                if not self._wait_for_quota or time.monotonic() > until:
+                    raise
+                if not self._waiting:
+                    logger.warning("%s Asking again for %g s.", error, self._patience_s)
+            self._waiting += 1
+            try:
+                await asyncio.sleep(_PAUSES_S[-1])
+            finally:
+                self._waiting -= 1
+
+    async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
+        """A new sandbox; see `Line.create`."""
+        return await self._line.create(spec, lifetime_s=lifetime_s)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
         """A sandbox that this owner has already.
@@ -185,6 +230,10 @@ class RemoteRuntime:
             UnknownSandboxError: there is none of this name.
         """
         return await self._line.attach(name, spec)
+
+    async def look(self, name: str, *, output_bytes: int = 0) -> Message:
+        """See `Line.look`."""
+        return await self._line.look(name, output_bytes=output_bytes)
 
     async def close(self) -> None:
         """End every sandbox of this line, and hang up."""

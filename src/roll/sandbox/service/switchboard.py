@@ -71,6 +71,8 @@ class Entry:
     leased: bool = False
     lines: set[ClientLine] = field(default_factory=set)
     programs: dict[str, _Program] = field(default_factory=dict)
+    looks: dict[str, ClientLine] = field(default_factory=dict)
+    """Who waits to hear how it stands."""
     alone_since: float | None = None
     stopping: bool = False
     traits: dict[str, Any] = field(default_factory=dict)
@@ -117,6 +119,10 @@ class Switchboard:
                     line.deliver({"op": "gone", "sandbox": name, **_UNKNOWN})
                     return
                 raise UnknownSandboxError(f"there is no sandbox '{name}' of '{line.identity.owner}', or no more.")
+            if op == "look":
+                entry.looks[message["id"]] = line
+                entry.worker.send({**message, "sandbox": entry.place})
+                return
             entry.lines.add(line)
             entry.alone_since = None
             if op == "extend":
@@ -231,6 +237,7 @@ class Switchboard:
     def hang_up(self, line: ClientLine) -> None:
         """A line that has closed, or broken."""
         for entry in self.entries.values():
+            entry.looks = {key: asked for key, asked in entry.looks.items() if asked is not line}
             if line in entry.lines:
                 entry.lines.discard(line)
                 if not entry.lines:
@@ -249,7 +256,10 @@ class Switchboard:
             return
         message = {**message, "sandbox": entry.name}
         program = entry.programs.get(message.get("id", ""))
-        if op == "out" or op == "used":
+        look = entry.looks.pop(message.get("id", ""), None)
+        if look is not None:
+            look.deliver(message)
+        elif op == "out" or op == "used":
             if program is not None and program.line is not None:
                 program.line.deliver(message)
         elif op in ("end", "error"):

@@ -1,7 +1,7 @@
 """Which messages there are, and what a message from outside must look like.
 
-    client ──► server ──► worker      create run shell line input bound kill close attach stop
-    client ◄── server ◄── worker      created failed out used end gone
+    client ──► server ──► worker      create run shell line input tty bound kill close look attach stop
+    client ◄── server ◄── worker      created failed out used looked end gone
     client ◄── server                 again: the worker was away; what runs in a sandbox is to be sent again
                server ◄── worker      join beat leave; answered by welcome beat
 
@@ -31,6 +31,8 @@ _SHAPES: dict[str, dict[str, str]] = {
     "shell": {"sandbox": "name", "id": "name", "request": "object", "have": "count"},
     "line": {"sandbox": "name", "id": "name", "shell": "name", "request": "object", "have": "count"},
     "input": {"sandbox": "name", "id": "name", "n": "count", "data": "bytes"},
+    "tty": {"sandbox": "name", "id": "name", "n": "count", "rows": "count", "columns": "count", "shown": "count"},
+    "look": {"sandbox": "name", "id": "name", "output": "count"},
     "bound": {"sandbox": "name", "id": "name", "n": "count", "wall_s": "seconds", "cpu_s": "seconds?"},
     "kill": {"sandbox": "name", "id": "name", "n": "count"},
     "close": {"sandbox": "name", "id": "name", "n": "count"},

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
+from typing import TYPE_CHECKING
 
-import aiohttp
+if TYPE_CHECKING:
+    import aiohttp
 
 __all__ = ["Outbox"]
 
@@ -29,6 +31,8 @@ class Outbox:
 
     async def send_over(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Until the connection breaks, or this is cancelled."""
+        import aiohttp
+
         with contextlib.suppress(aiohttp.ClientError, ConnectionError):
             while True:
                 while self._waiting:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -15,15 +17,20 @@ from roll.sandbox.wire import Message, failure_said, program_of
 
 __all__ = ["Executions"]
 
+SHOWN_BYTES = 2**22
+"""Of output of all programs, to who looks."""
 KEPT = 64
 KEPT_BYTES = 2**23
 """Of output of programs that ended, in one sandbox: whoever lost the line may ask for it."""
 
 
 class _Execution:
-    def __init__(self) -> None:
+    def __init__(self, message: Message) -> None:
         self.job: Job | None = None
         self.chunks: list[Chunk] = []
+        self.began = time.time()
+        self.words = _words(message["request"])
+        self.terminal = bool(message["request"].get("terminal"))
         self.ended: Message | None = None
         self.waiting: list[Message] = []
         """What came for it before it had started."""
@@ -61,13 +68,15 @@ class Executions:
                 self._start(name, message)
             else:
                 self._repeat(name, found, message.get("have", 0))
+        elif op == "look":
+            self._spawn(self._looked(message))
         elif op == "close" and found is None and name in self._sessions:
             self._spawn(self._sessions.pop(name).close())
         elif found is not None:
             self._apply(name, found, message)
 
     def _start(self, name: str, message: Message) -> None:
-        execution = self._known[name] = _Execution()
+        execution = self._known[name] = _Execution(message)
         op = message["op"]
         if message.get("again"):
             self._end(name, execution, failure_said(SandboxLostError("nobody knows how the program ended")))
@@ -78,6 +87,7 @@ class Executions:
             except (RollError, ValueError) as error:
                 self._end(name, execution, failure_said(error))
             else:
+                execution.chunks = execution.job.chunks
                 execution.task = self._spawn(self._follow(name, execution, execution.job))
         else:
             execution.task = self._spawn(self._converse(name, execution, message))
@@ -91,9 +101,10 @@ class Executions:
     async def _follow(self, name: str, execution: _Execution, job: Job) -> None:
         """Pass on what a program says, and how it ends."""
         try:
+            number = 0
             async for chunk in job.stream():
-                execution.chunks.append(chunk)
-                self._say(name, len(execution.chunks) - 1, chunk)
+                self._say(name, number, chunk)
+                number += 1
             said: Message = {"op": "end", "end": await job.report(), "pieces": len(execution.chunks)}
         except (RollError, ValueError) as error:
             said = failure_said(self.why or error)
@@ -120,6 +131,7 @@ class Executions:
         except (RollError, ValueError) as error:
             self._end(name, execution, failure_said(error))
             return
+        execution.chunks = execution.job.chunks
         waiting, execution.waiting = execution.waiting, []
         for each in waiting:
             self._act(name, execution.job, each)
@@ -144,8 +156,25 @@ class Executions:
                 job.end_input()
         elif op == "kill":
             job.kill()
+        elif op == "tty":
+            job.shown(message["rows"], message["columns"], message["shown"])
         elif op == "bound":
             self._spawn(self._bound(name, job, message))
+
+    async def _looked(self, message: Message) -> None:
+        """How the sandbox stands, with the latest output of its programs."""
+        said: Message = {"op": "looked", "sandbox": self._place, "id": message["id"], "cpu_s": 0.0, "memory_bytes": 0}
+        with contextlib.suppress(RollError):  # it has just ended
+            usage = await self._sandbox.usage()
+            said |= {"cpu_s": usage.cpu_s, "memory_bytes": usage.memory_bytes}
+        left, programs = SHOWN_BYTES, []
+        for name, each in reversed(self._known.items()):
+            output = _tail(each.chunks, min(message["output"], left))
+            left -= len(output)
+            end = each.ended and (each.ended.get("end") or {"error": each.ended.get("message", "")})
+            values = {"words": each.words, "terminal": each.terminal, "began": each.began, "seen": each.seen}
+            programs.append({"id": name, **values, "end": end, "output": output})
+        self.tell({**said, "programs": programs[::-1]})
 
     def _opened(self, name: str) -> Message:
         return {"op": "end", "sandbox": self._place, "id": name, "end": {"code": 0}, "pieces": 0}
@@ -197,6 +226,26 @@ class Executions:
 
 
 _tasks: set[asyncio.Task[None]] = set()
+
+
+def _words(request: dict[str, Any]) -> str:
+    """What a program is, in its first words; whatever a client sent."""
+    argv = request.get("argv")
+    said = " ".join(map(str, argv)) if isinstance(argv, list) else ""
+    text = request.get("command") or request.get("source") or said
+    return str(text).strip().partition("\n")[0][:200]
+
+
+def _tail(chunks: list[Chunk], most: int) -> bytes:
+    """The end of what was printed."""
+    found: list[bytes] = []
+    for chunk in reversed(chunks):
+        if most <= 0:
+            break
+        if chunk.stream != "result":
+            found.append(chunk.data[-most:])
+            most -= len(found[-1])
+    return b"".join(reversed(found))
 
 
 def _check_texts(env: object, cwd: object) -> None:

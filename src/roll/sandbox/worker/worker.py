@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll.sandbox.library import resolved_source
 from roll.sandbox.machine import CpuMeter, memory_bytes, num_cores
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.types import Mount, SandboxSpec
@@ -111,15 +112,19 @@ class Worker:
 
     def _permitted(self, spec: SandboxSpec) -> SandboxSpec:
         """The spec, as this machine starts it. Its sandbox is never used again, so pools do not matter."""
+        mounts = []
         for mount in spec.mounts:
-            source = os.path.realpath(mount.source)
-            if not any(source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts):
+            own = resolved_source(mount.source)
+            source = own or os.path.realpath(mount.source)
+            if own is None and not any(
+                source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts
+            ):
                 raise SandboxRequestError(
                     f"a mount of '{mount.source}': this worker lets sandboxes see nothing there. Start it with "
                     f"`--mounts {mount.source}`, or upload what is needed."
                 )
-        resolved = tuple(Mount(source=os.path.realpath(m.source), target=m.target) for m in spec.mounts)
-        return dataclasses.replace(spec, pool="", mounts=resolved)
+            mounts.append(Mount(source=source, target=mount.target))
+        return dataclasses.replace(spec, pool="", mounts=tuple(mounts))
 
     def _created(self, place: str, held: _Held) -> None:
         self.tell({"op": "created", "sandbox": place, "traits": held.sandbox.traits})

@@ -1,0 +1,58 @@
+"""Single requests to a service, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from typing import Any
+
+from roll.errors import RollError
+from roll.sandbox.errors import SandboxAccessError, SandboxUnavailableError
+from roll.sandbox.wire import failure_of
+
+__all__ = ["call"]
+
+_LIMIT_S = 60.0
+
+
+async def call(
+    url: str, token: str, method: str, path: str, *, body: dict[str, Any] | None = None, ca_file: str | None = None
+) -> Any:
+    """What a route answers, read as JSON; `None` where it says nothing.
+
+    Raises:
+        RollError: what the service says, as its typed error; or none answers there.
+    """
+    import aiohttp
+
+    context: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    try:
+        async with (
+            aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {token}"},
+                connector=aiohttp.TCPConnector(ssl=context),
+                timeout=aiohttp.ClientTimeout(total=_LIMIT_S),
+                trust_env=False,
+            ) as session,
+            session.request(method, url.rstrip("/") + path, json=body) as answer,
+        ):
+            status, text = answer.status, await answer.text()
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        raise SandboxUnavailableError(
+            f"no sandbox service answers at '{url}' ({str(error) or 'too slow'}): start one with `roll sandbox serve`."
+        ) from None
+    try:
+        said = json.loads(text) if text else None
+    except ValueError:
+        said = text
+    if status < 400:
+        return said
+    raise _refusal(url, status, said)
+
+
+def _refusal(url: str, status: int, said: object) -> RollError:
+    if not isinstance(said, dict) or "error" not in said:
+        return SandboxUnavailableError(f"{url} answers {status}: is `roll sandbox serve` there?")
+    if status == 401:
+        return SandboxAccessError(f"the sandbox service at {url} refuses this token: {said.get('message')}")
+    return failure_of(said)
