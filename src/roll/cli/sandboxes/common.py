@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roll.errors import ConfigError
-from roll.sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
 from roll.tracking.visible import printable
 from roll.version import install_extra
 
@@ -52,6 +51,7 @@ class Place:
         Raises:
             ConfigError: the service refuses what was asked for.
         """
+        from roll.sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
         from roll.sandbox.remote.calls import call
 
         try:

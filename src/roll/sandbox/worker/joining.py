@@ -64,6 +64,7 @@ class Joined:
         self._drain_s = drain_s
         self._away_s = _AWAY_S
         self._heard = 0.0
+        self._welcome = asyncio.Event()
         self._leaving = leaving or asyncio.Event()
         self._left = False
         self._outgoing = Outbox()
@@ -150,6 +151,7 @@ class Joined:
     async def _follow(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """One connection, as long as both sides are heard."""
         self._outgoing.clear()
+        self._welcome.clear()
         greeting = {**self._greeting, "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())}
         await socket.send_bytes(encode({**greeting, "holds": self._worker.holds()}))
         self._worker.listen(self._say)
@@ -181,11 +183,14 @@ class Joined:
             self._heard = asyncio.get_running_loop().time()
             if message["op"] == "welcome":
                 self._away_s = float(message["away_s"])
+                self._welcome.set()
             elif "sandbox" in message:
                 self._worker.receive(message)
 
     async def _watch(self) -> None:
         """Beat, until the server has not answered for too long; a stall of this process is no silence of the server."""
+        with contextlib.suppress(TimeoutError):  # how often, the welcome says
+            await asyncio.wait_for(self._welcome.wait(), beat_s(self._away_s))
         heard, unanswered = self._heard, 0
         while unanswered <= _SILENT_BEATS:
             await asyncio.sleep(beat_s(self._away_s))
