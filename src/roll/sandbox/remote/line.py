@@ -16,11 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.errors import RollError
-from roll.sandbox.agent_sandbox import Sandbox
+from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.connection import AgentJob
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxLostError
-from roll.sandbox.types import SandboxSpec
+from roll.sandbox.types import Program, SandboxSpec
 from roll.sandbox.wire import Message, failure_of, program_said, spec_said
 
 __all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
@@ -48,6 +48,16 @@ class RemoteSandbox(Sandbox):
     def extend(self, lifetime_s: float) -> None:
         """Let it live this many seconds from now on, within what the owner may have."""
         self._extend(lifetime_s)
+
+    def begin_as(self, name: str, program: Program, *, alone: bool = False) -> Job:
+        """The same as `begin`, under a name of the caller's: one that is known is found again, not run again."""
+        connection = self._connection
+        assert isinstance(connection, RemoteConnection)
+        connection.next_name = name
+        try:
+            return self.begin(program, alone=alone)
+        finally:
+            connection.next_name = None
 
 
 class _Sent:
@@ -78,6 +88,8 @@ class RemoteConnection:
     def __init__(self, line: Line, name: str) -> None:
         self._line = line
         self.name = name
+        self.next_name: str | None = None
+        """Of the next program, where its name is not a new one."""
         self.lost = False
         self.why: RollError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -100,7 +112,7 @@ class RemoteConnection:
         return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
 
     def _start(self, message: Message, output_bytes: int) -> AgentJob:
-        name = new_name()
+        name = self.next_name or new_name()
         job = AgentJob(self, name, output_bytes)
         if self.lost:
             job.finish(None, self.why)
@@ -211,15 +223,17 @@ class Line:
         """
         self._transmit(message)
 
-    async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
-        """A new sandbox.
+    async def create(
+        self, spec: SandboxSpec, *, lifetime_s: float | None = None, name: str | None = None
+    ) -> RemoteSandbox:
+        """A new sandbox; the one that has this name, where there is one.
 
         Raises:
             SandboxError: it did not start.
             SandboxQuotaError: the owner has as many as may be.
             SandboxRequestError: the service never starts such a one.
         """
-        message: Message = {"op": "create", "sandbox": new_name(), "spec": spec_said(spec)}
+        message: Message = {"op": "create", "sandbox": name or new_name(), "spec": spec_said(spec)}
         return await self._opened(message if lifetime_s is None else {**message, "lifetime_s": lifetime_s}, spec)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
