@@ -17,6 +17,7 @@ import hypothesis
 import requests
 import schemathesis
 from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import FailureGroup
 from schemathesis.specs.openapi.checks import (
     content_type_conformance,
     response_schema_conformance,
@@ -52,15 +53,21 @@ def _fuzz(url: str, token: str, asked: int) -> int:
     operations = [found.ok() for found in schema.get_all_operations()]
     sent: Counter[int] = Counter()
     failures: dict[str, str] = {}
-    for operation in operations:
+    for number, operation in enumerate(operations):
         each = -(-asked // len(operations))
+        alive = _fresh(session, url, number)
+        kept = operation.path.endswith(("/stop", "/delete", "/extend")) or operation.method.upper() == "DELETE"
 
         def attempt(case: schemathesis.Case) -> None:
+            if not kept and "name" in (case.path_parameters or {}):
+                case.path_parameters["name"] = alive
+            if not kept and isinstance(case.body, dict) and "sandbox_id" in case.body:
+                case.body["sandbox_id"] = alive
             try:
                 response = case.call(session=session, timeout=60)
                 sent[response.status_code] += 1
                 case.validate_response(response, checks=_CHECKS)
-            except Exception as error:  # whatever it is, it is shown, and the next one is sent
+            except (Exception, FailureGroup) as error:  # whatever it is, it is shown, and the next one is sent
                 failures.setdefault(f"{case.operation.label}: {str(error)[:60]}", str(error))
 
         settings = hypothesis.settings(
@@ -78,6 +85,15 @@ def _fuzz(url: str, token: str, asked: int) -> int:
         print("\n" + failure)
     print(f"\n{sum(sent.values()):,} requests: {dict(sorted(sent.items()))}; {len(failures)} findings")
     return 1 if failures else 0
+
+
+def _fresh(session: requests.Session, url: str, number: int) -> str:
+    """One sandbox, alive, and no other: most requests are about this one."""
+    for each in session.get(f"{url}/v1/sandboxes", timeout=60).json():
+        session.delete(f"{url}/v1/sandboxes/{each['sandbox']}", timeout=60)
+    name = f"fuzzed-{number}"
+    session.post(f"{url}/v1/sandboxes", json={}, headers={"Idempotency-Key": name}, timeout=60).raise_for_status()
+    return name
 
 
 if __name__ == "__main__":

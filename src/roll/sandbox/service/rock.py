@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from roll.errors import InfraError, RollError
@@ -74,6 +75,8 @@ class _RockRoute(APIRoute):
             except RequestValidationError as error:
                 said = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
                 return _failed(said[:1000], BAD_REQUEST)
+            except HTTPException as error:
+                return _failed(str(error.detail), BAD_REQUEST)
             except CommandFailedError as error:
                 return _failed(str(error), COMMAND_FAILED)
             except (RollError, ValueError) as error:

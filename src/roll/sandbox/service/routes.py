@@ -232,7 +232,7 @@ def _add_files(router: APIRouter) -> None:
         """A directory as a tar archive, without links and devices."""
         return Response(await pack(await owned.sandbox(name), path), media_type="application/x-tar")
 
-    @router.put("/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _TAR}})
+    @router.put("/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
     async def write_archive(name: Name, path: FilePath, request: Request, owned: Mine) -> None:
         """A plain tar archive of files and directories, written below `path`."""
         await unpack(await owned.sandbox(name), path, await request.body())
