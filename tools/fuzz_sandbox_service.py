@@ -58,7 +58,7 @@ def _fuzz(url: str, token: str, asked: int) -> int:
         alive = _fresh(session, url, number)
         kept = operation.path.endswith(("/stop", "/delete", "/extend")) or operation.method.upper() == "DELETE"
 
-        def attempt(case: schemathesis.Case) -> None:
+        def attempt(case: schemathesis.Case, kept: bool = kept, alive: str = alive) -> None:
             if not kept and "name" in (case.path_parameters or {}):
                 case.path_parameters["name"] = alive
             if not kept and isinstance(case.body, dict) and "sandbox_id" in case.body:

@@ -141,7 +141,7 @@ class Owned:
         """
         await self.entry(name)
         found = self.sessions.get((name, session))
-        if found is not None:
+        if found is not None and not found.closed:
             return found
         era, dash, _ = session.partition("-")
         if dash and len(era) == len(self._era) and era != self._era:

@@ -310,7 +310,7 @@ def _add_files(router: APIRouter) -> None:
     async def upload(request: Request, here: Here) -> RockAnswer:
         kind = request.headers.get("content-type", "")
         parts = await asyncio.to_thread(_form, kind, await request.body())
-        if parts.keys() < {"file", "target_path", "sandbox_id"}:
+        if not parts.keys() >= {"file", "target_path", "sandbox_id"}:
             raise SandboxRequestError("an upload is a form of 'file', 'target_path' and 'sandbox_id'.")
         target, name = parts["target_path"].decode(), parts["sandbox_id"].decode()
         await (await here.used(name)).write_file(target, parts["file"])

@@ -29,13 +29,13 @@ OK, BAD_REQUEST, BROKEN, COMMAND_FAILED = 2000, 4000, 5000, 6000
 """ROCK's codes."""
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _Timeout = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-_Size = Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})? ?[bBkKmMgGtT]?[iI]?[bB]?$")]
+_Size = Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?([bB]|[kKmMgGtT]([iI]?[bB])?)?$")]
 _Session = Annotated[Text, Field(min_length=1, max_length=200)]
 _Path = Annotated[Text, Field(min_length=1, max_length=4096)]
 
 
 def _bytes(size: str) -> int:
-    number, unit = re.match(r"([0-9.]+) ?(.?)", size.lower()).groups()  # type: ignore[union-attr]
+    number, unit = re.match(r"([0-9.]+)(.?)", size.lower()).groups()  # type: ignore[union-attr]
     return max(1, int(float(number) * _UNITS[unit]))
 
 

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
 from roll.errors import RollError
-from roll.sandbox.errors import SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxRequestError, UnknownSandboxError
 from roll.sandbox.results import result_of
 from roll.sandbox.service.archives import pack, unpack
 from roll.sandbox.service.bodies import (
@@ -179,7 +179,13 @@ def _add_programs(router: APIRouter) -> None:
 
     @router.post("/sandboxes/{name}/sessions", status_code=201)
     async def open_session(name: Name, body: SessionBody, owned: Mine) -> dict[str, str]:
-        session = await (await owned.sandbox(name)).session(env=body.env, cwd=body.cwd)
+        sandbox = await owned.sandbox(name)
+        try:
+            session = await sandbox.session(env=body.env, cwd=body.cwd)
+        except SandboxError as error:
+            if sandbox.broken or not (body.env or body.cwd):
+                raise
+            raise SandboxRequestError(f"no shell started with this 'env' and 'cwd': {error}") from None
         return {"session": owned.keep(name, session)}
 
     @router.post("/sandboxes/{name}/sessions/{session}/run")
