@@ -58,11 +58,11 @@ def _fuzz(url: str, token: str, asked: int) -> int:
         alive = _fresh(session, url, number)
         kept = operation.path.endswith(("/stop", "/delete", "/extend")) or operation.method.upper() == "DELETE"
 
-        def attempt(case: schemathesis.Case, kept: bool = kept, alive: str = alive) -> None:
-            if not kept and "name" in (case.path_parameters or {}):
-                case.path_parameters["name"] = alive
-            if not kept and isinstance(case.body, dict) and "sandbox_id" in case.body:
-                case.body["sandbox_id"] = alive
+        def attempt(case: schemathesis.Case) -> None:  # used up before the next operation
+            if not kept and "name" in (case.path_parameters or {}):  # noqa: B023
+                case.path_parameters["name"] = alive  # noqa: B023
+            if not kept and isinstance(case.body, dict) and "sandbox_id" in case.body:  # noqa: B023
+                case.body["sandbox_id"] = alive  # noqa: B023
             try:
                 response = case.call(session=session, timeout=60)
                 sent[response.status_code] += 1

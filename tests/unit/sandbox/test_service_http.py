@@ -78,6 +78,14 @@ async def test_the_same_key_is_the_same_sandbox_and_the_same_program(caller: Cal
     assert (await caller.ask("GET", f"{place}/programs/program-9"))[0] == 404
 
 
+async def test_shells_that_cannot_be_are_the_callers_fault(caller: Caller, place: str) -> None:
+    assert (await caller.ask("POST", f"{place}/sessions", json={"cwd": "no/such/place"}))[0] == 400
+    _, made = await caller.ask("POST", f"{place}/sessions", json={})
+    inside = f"{place}/sessions/{made['session']}"
+    await caller.ask("POST", f"{inside}/run", json={"command": "exit 3"})
+    assert (await caller.ask("POST", f"{inside}/run", json={"command": "true"}))[0] == 404
+
+
 async def test_lists_come_in_pages(caller: Caller, place: str) -> None:
     for name in ("page-aaaa", "page-bbbb", "page-cccc"):
         await caller.ask("POST", "/v1/sandboxes", key=name, json={})

@@ -94,7 +94,18 @@ async def test_what_is_not_offered_or_malformed_fails_in_rocks_words(rock: Rock)
     for path in ("restart", "commit"):
         said = await rock.post(path, sandbox_id="x" * 8)
         assert (said["http"], said["status"], said["result"]["code"]) == (200, "Failed", 4000)
-    for body in ({"memory": "lots"}, {"num_gpus": 1}, {"sandbox_id": "../x"}, {"auto_clear_time_minutes": 10**9}):
+    for form in ({"target_path": "x"}, {"sandbox_id": "x" * 8, "target_path": "x"}, {"other": "x"}):
+        said = await rock.ask("POST", "upload", data=aiohttp.FormData(form, default_to_multipart=True))
+        assert (said["http"], said["status"], said["result"]["code"]) == (200, "Failed", 4000)
+    said = await rock.post("execute")
+    assert said["result"]["code"] == 4000
+    for body in (
+        {"memory": "lots"},
+        {"memory": "1i"},
+        {"num_gpus": 1},
+        {"sandbox_id": "../x"},
+        {"auto_clear_time_minutes": 10**9},
+    ):
         said = await rock.post("start_async", **{**START, **body})
         assert (said["status"], said["result"]["code"]) == ("Failed", 4000), body
 
