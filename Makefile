@@ -116,6 +116,9 @@ bench-sandbox: setup ## sandboxes: start to first output, programs per second, m
 bench-sandbox-service: setup ## sandboxes through a service: first output, starts per second, a thousand at once
 	@$(PY) benchmarks/bench_sandbox_service.py $(ARGS)
 
+fuzz-sandbox-service: setup ## 20,000 requests made from the sandbox service's OpenAPI (needs schemathesis; about an hour)
+	@$(PY) tools/fuzz_sandbox_service.py $(ARGS)
+
 bench-agentic: setup ## acting over many turns: training on rewritten histories, scheduling, the endpoint of agents
 	@$(PY) benchmarks/bench_agentic.py $(ARGS)
 	@$(PY) benchmarks/bench_agentic_scheduling.py

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING, Any
 
 from roll.sandbox.connection import AgentJob
 from roll.sandbox.errors import SandboxError
-from roll.sandbox.types import Chunk, ExecutionResult, Limit, Outcome
+from roll.sandbox.results import result_of
+from roll.sandbox.types import Chunk, ExecutionResult, Limit
 
 if TYPE_CHECKING:
     from roll.sandbox.agent_sandbox import Sandbox
 
 __all__ = ["Job"]
-
-_SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.FILE_SIZE, Limit.DISK, Limit.PROCESSES)
 
 
 class Job:
@@ -46,6 +45,10 @@ class Job:
     def done(self) -> bool:
         """Whether it has ended."""
         return self._job.end.done()
+
+    def on_end(self, call: Callable[[], None]) -> None:
+        """Have `call` called once it has ended."""
+        self._job.end.add_done_callback(lambda _: call())
 
     def kill(self) -> None:
         """End it (a session's command: interrupt it) now; `wait` then tells how it ended."""
@@ -111,7 +114,7 @@ class Job:
                 end = {}
             else:
                 limits |= self._sandbox.counted() | {Limit(name) for name in end.get("counted", ())}
-            self._result = self._interpret(end, limits)
+            self._result = result_of(end, limits, self._job.output)
         return self._result
 
     async def report(self) -> dict[str, Any]:
@@ -133,27 +136,6 @@ class Job:
             "peak": result.peak_memory_bytes,
             "closed": self.closed_session,
         }
-
-    def _interpret(self, end: dict[str, Any], limits: set[Limit]) -> ExecutionResult:
-        limits |= {Limit(name) for name in end.get("limits", ())}
-        code = int(end.get("code", 255))
-        ended_by_limit = bool(end.get("limits")) or not end or (code != 0 and bool(limits))
-        outcome = Outcome.SIGNALLED if end.get("signal") else Outcome.EXITED
-        if ended_by_limit:
-            outcome = next((Outcome(limit.value) for limit in _SEVERITY if limit in limits), outcome)
-        if outcome in (Outcome.DISK, Outcome.PROCESSES) and code == 0:
-            outcome = Outcome.EXITED
-        return ExecutionResult(
-            outcome=outcome,
-            exit_code=code if outcome in (Outcome.EXITED, Outcome.SIGNALLED) else None,
-            stdout=self._job.output("stdout"),
-            stderr=self._job.output("stderr"),
-            result=self._job.output("result"),
-            limits_hit=frozenset(limits),
-            wall_s=float(end.get("wall_s", 0.0)),
-            cpu_s=float(end.get("cpu_s", 0.0)),
-            peak_memory_bytes=int(end.get("peak", 0)),
-        )
 
     @property
     def closed_session(self) -> bool:

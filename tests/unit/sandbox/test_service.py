@@ -117,9 +117,10 @@ async def test_no_route_answers_without_a_good_token_or_to_another_owner(service
     assert len(routes) >= 17
     for method, path in routes:
         path = path.replace("{name}", made["sandbox"]).replace("{session}", "0" * 32)
+        path = path.replace("{program}", "0" * 32)
         assert (await service.ask(method, path, ""))[0] == 401
-        if "sandboxes/" in path:
-            query = "?path=x" if path.endswith(("file", "directory")) else ""
+        if path.startswith("/v1/sandboxes/"):
+            query = "?path=x" if path.endswith(("file", "directory", "archive")) else ""
             body = {"json": {"lifetime_s": 5, "command": "x"}} if path.endswith(("extend", "fork")) else {}
             body = {"json": {"source": "1", "command": "x"}} if path.endswith("run") else body
             body = {"json": {"command": "x"}} if path.endswith("0/run") else body

@@ -30,6 +30,7 @@ __all__ = [
     "size",
 ]
 
+_PAGE = 1000
 DEFAULT_URL = "http://127.0.0.1:8741"
 
 database_option = click.option(
@@ -73,7 +74,13 @@ class Place:
 
     async def sandboxes(self) -> list[dict[str, Any]]:
         """Those of the owner, the oldest first."""
-        return sorted(await self.call("GET", "/v1/sandboxes"), key=lambda each: (each["created"], each["sandbox"]))
+        found: list[dict[str, Any]] = []
+        page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}")
+        found += page
+        while len(page) == _PAGE:
+            page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}&after={page[-1]['sandbox']}")
+            found += page
+        return sorted(found, key=lambda each: (each["created"], each["sandbox"]))
 
     async def name_of(self, beginning: str) -> str:
         """The sandbox that this is the name of, or the beginning of one's.

@@ -21,7 +21,7 @@ from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.connection import AgentJob
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxUnavailableError
-from roll.sandbox.types import SandboxSpec, Usage
+from roll.sandbox.types import Program, SandboxSpec, Usage
 from roll.sandbox.wire import Message, failure_of, program_said, spec_said
 
 __all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
@@ -72,6 +72,16 @@ class RemoteSandbox(Sandbox):
         assert isinstance(self._connection, RemoteConnection)
         return Job(self, self._connection.rejoin(program["id"], program["seen"]), 0.0)
 
+    def begin_as(self, name: str, program: Program, *, alone: bool = False) -> Job:
+        """The same as `begin`, under a name of the caller's: one that is known is found again, not run again."""
+        connection = self._connection
+        assert isinstance(connection, RemoteConnection)
+        connection.next_name = name
+        try:
+            return self.begin(program, alone=alone)
+        finally:
+            connection.next_name = None
+
 
 class _Sent:
     """What a running program was sent, to be sent again."""
@@ -101,6 +111,8 @@ class RemoteConnection:
     def __init__(self, line: Line, name: str) -> None:
         self._line = line
         self.name = name
+        self.next_name: str | None = None
+        """Of the next program, where its name is not a new one."""
         self.lost = False
         self.why: RollError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -128,7 +140,7 @@ class RemoteConnection:
         return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
 
     def _start(self, message: Message, output_bytes: int, name: str | None = None) -> AgentJob:
-        name = name or new_name()
+        name = name or self.next_name or new_name()
         job = AgentJob(self, name, output_bytes)
         if self.lost:
             job.finish(None, self.why)
@@ -241,9 +253,9 @@ class Line:
         self._transmit(message)
 
     async def create(
-        self, spec: SandboxSpec, *, lifetime_s: float | None = None, near: str | None = None
+        self, spec: SandboxSpec, *, lifetime_s: float | None = None, near: str | None = None, name: str | None = None
     ) -> RemoteSandbox:
-        """A new sandbox.
+        """A new sandbox; the one that has this name, where there is one.
 
         Args:
             lifetime_s: after which it ends; `None`: what the service gives.
@@ -254,9 +266,9 @@ class Line:
             SandboxQuotaError: the owner has as many as may be.
             SandboxRequestError: the service never starts such a one.
         """
-        message: Message = {"op": "create", "sandbox": new_name(), "spec": spec_said(spec)}
+        message: Message = {"op": "create", "sandbox": name or new_name(), "spec": spec_said(spec)}
         wishes = {"lifetime_s": lifetime_s, "near": near}
-        return await self._opened(message | {name: wish for name, wish in wishes.items() if wish is not None}, spec)
+        return await self._opened(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
         """A sandbox that the owner has."""

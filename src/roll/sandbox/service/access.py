@@ -7,6 +7,8 @@ that is not listed takes the most.
 from __future__ import annotations
 
 import asyncio
+import base64
+import contextlib
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, Response
@@ -18,8 +20,9 @@ from roll.sandbox.service.quotas import Quotas
 from roll.sandbox.service.rates import Rates
 from roll.sandbox.service.tokens import Identity, Tokens
 
-__all__ = ["Access", "scope_for"]
+__all__ = ["ROCK", "Access", "scope_for"]
 
+ROCK = "/apis/envs/sandbox/v1"
 _OPEN = "/health/live"
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
@@ -37,8 +40,10 @@ def scope_for(method: str, path: str) -> str:
         return "read"
     if path == "/metrics" or path.startswith("/v1/workers"):
         return "admin"
-    if path == "/v1/line":
+    if path == "/v1/line" or (path.startswith("/v1/sandboxes/") and path.endswith("/stream")):
         return "run"
+    if path != "/v1/sandboxes" and not path.startswith(("/v1/sandboxes/", ROCK + "/")):
+        return "admin"
     return "read" if method in ("GET", "HEAD") else "run"
 
 
@@ -80,9 +85,8 @@ class Access:
         peer = str((scope.get("client") or ("", 0))[0])
         if self._failures.empty(peer):
             return _no(429, "access", "too many tokens from there were refused: wait a minute.")
-        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
-        given = given.strip()
-        if scheme.lower() != "bearer" or not given:
+        given = _given(Headers(scope=scope), scope["path"])
+        if not given:
             return _no(401, "access", "a token is needed: 'Authorization: Bearer …' (`roll sandbox token create`).")
         try:
             identity = await asyncio.to_thread(self._tokens.identify, given)
@@ -128,6 +132,18 @@ class Access:
             return message if left >= 0 else {"type": "http.disconnect"}
 
         return bounded
+
+
+def _given(headers: Headers, path: str) -> str:
+    """The token; on ROCK's routes also where ROCK's SDK can put one: a header of its own, or a URL's password."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if path.startswith(ROCK + "/"):
+        if scheme.lower() == "basic":
+            with contextlib.suppress(ValueError):
+                return base64.b64decode(given.strip()).decode("ascii").partition(":")[2]
+        if not given:
+            scheme, _, given = headers.get("xrl-authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
 
 
 async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:

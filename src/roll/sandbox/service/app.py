@@ -12,6 +12,7 @@ from starlette.websockets import WebSocket
 
 from roll.sandbox.service.access import Access
 from roll.sandbox.service.metrics import exposition
+from roll.sandbox.service.rock import add_rock_routes
 from roll.sandbox.service.routes import add_routes
 from roll.sandbox.service.service import Service
 from roll.sandbox.service.worker_routes import add_worker_routes
@@ -59,6 +60,7 @@ def make_app(service: Service) -> ASGIApp:
 
     add_routes(app, service.board)
     add_worker_routes(app, service.board, service.workers)
+    add_rock_routes(app, images=service.settings.runtime == "docker")
 
     @app.websocket("/v1/line")
     async def line(socket: WebSocket) -> None:

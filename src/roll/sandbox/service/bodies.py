@@ -4,22 +4,47 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Base64Bytes, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field
 
-from roll.sandbox.types import ExecutionResult
+from roll.sandbox.errors import SandboxRequestError
+from roll.sandbox.types import Command, ExecutionResult, Program, PythonCode
 
 __all__ = [
     "CreateBody",
+    "EntryBody",
     "ExtendBody",
+    "Named",
+    "ProgramBody",
     "ResultBody",
     "RunBody",
     "SandboxBody",
     "SessionBody",
     "SessionRunBody",
+    "Text",
     "result_body",
 ]
 
 _Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
+_NO_ZERO = r"^[^\x00]*$"
+
+
+def _clean(text: str) -> str:
+    """Text that can be sent on.
+
+    Raises:
+        ValueError: half of a surrogate pair is in it.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("half of a surrogate pair is no text") from None
+    return text
+
+
+_Source = Annotated[str, AfterValidator(_clean)]
+Text = Annotated[str, Field(pattern=_NO_ZERO), AfterValidator(_clean)]
+"""Without zero bytes and halves of surrogate pairs."""
+Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 
 class _Body(BaseModel):
@@ -55,30 +80,42 @@ class ExtendBody(_Body):
 class RunBody(_Body):
     """A program: `source` of Python, or `argv`."""
 
-    source: str | None = None
-    argv: list[str] = []
+    source: _Source | None = None
+    argv: list[Text] = []
     stdin: Base64Bytes = b""
-    files: dict[str, Base64Bytes] = {}
-    env: dict[str, str] = {}
-    cwd: str | None = None
+    files: dict[Text, Base64Bytes] = {}
+    env: dict[Text, Text] = {}
+    cwd: Text | None = None
     wall_s: _Seconds | None = None
     cpu_s: _Seconds | None = None
     output_bytes: Annotated[int, Field(gt=0, lt=2**40)] | None = None
     alone: bool = False
     """In namespaces and files of its own."""
 
+    def program(self) -> Program:
+        """What it asks for.
+
+        Raises:
+            SandboxRequestError: nothing to run.
+        """
+        settings = {key: value for key, value in self if key not in ("source", "argv", "alone")}
+        settings["argv"] = tuple(self.argv)
+        if self.source is None and not self.argv:
+            raise SandboxRequestError("a program needs 'source' (Python) or 'argv'.")
+        return Command(**settings) if self.source is None else PythonCode(source=self.source, **settings)
+
 
 class SessionBody(_Body):
     """A shell to open."""
 
-    env: dict[str, str] = {}
-    cwd: str | None = None
+    env: dict[Text, Text] = {}
+    cwd: Text | None = None
 
 
 class SessionRunBody(_Body):
     """A command for it."""
 
-    command: str
+    command: Text
     wall_s: _Seconds | None = None
 
 
@@ -95,9 +132,32 @@ class ResultBody(_Body):
     wall_s: float
     cpu_s: float
     peak_memory_bytes: int
+    output_kept: bool = True
+    """Whether the output is known still; where not, `stdout` and `stderr` are empty."""
 
 
-def result_body(result: ExecutionResult) -> ResultBody:
+class ProgramBody(BaseModel):
+    """What is written down of a program."""
+
+    program: str
+    state: str
+    """`running`, `ended`, `failed` (its sandbox broke or ended) or `lost` (nobody knows)."""
+    started: float
+    result: ResultBody | None = None
+    """Of one that has ended, without its output."""
+    error: str | None = None
+    message: str | None = None
+
+
+class EntryBody(BaseModel):
+    """Of a directory."""
+
+    name: str
+    directory: bool
+    size: int
+
+
+def result_body(result: ExecutionResult, *, output_kept: bool = True) -> ResultBody:
     """A result as an answer."""
     return ResultBody(
         outcome=result.outcome.value,
@@ -108,4 +168,5 @@ def result_body(result: ExecutionResult) -> ResultBody:
         wall_s=result.wall_s,
         cpu_s=result.cpu_s,
         peak_memory_bytes=result.peak_memory_bytes,
+        output_kept=output_kept,
     )

@@ -2,48 +2,113 @@
 
 from __future__ import annotations
 
-from roll.sandbox.agent_sandbox import Session
-from roll.sandbox.errors import UnknownSandboxError
-from roll.sandbox.remote.line import Line, RemoteSandbox
-from roll.sandbox.service.switchboard import ClientLine, Switchboard
+import asyncio
+import secrets
+from contextvars import ContextVar
+from functools import partial
+
+from roll.sandbox.agent_sandbox import Job, Session
+from roll.sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll.sandbox.remote.line import Line, RemoteSandbox, new_name
+from roll.sandbox.service.switchboard import ClientLine, Entry, Switchboard
 from roll.sandbox.service.tokens import Identity
-from roll.sandbox.types import SandboxSpec
-from roll.sandbox.wire import checked
+from roll.sandbox.types import Program, SandboxSpec
+from roll.sandbox.wire import Message, checked
 
 __all__ = ["Inside", "Owned"]
 
+_acting: ContextVar[Identity] = ContextVar("acting")
+"""Whose token asked for what is being done: the audit log names it, not the first of its owner."""
+
 
 class Owned:
-    """One owner's sandboxes, as routes use them. What was made here lives until it is stopped or expires."""
+    """One owner's sandboxes, as routes use them. What was made here lives until it is stopped or expires.
 
-    def __init__(self, board: Switchboard, identity: Identity) -> None:
+    Args:
+        era: which run of the server this is: sessions of an earlier one are lost.
+    """
+
+    def __init__(self, board: Switchboard, identity: Identity, era: str) -> None:
         self.board = board
         self.owner = identity.owner
-        self._client: ClientLine
-        self._line = Line(lambda message: board.receive(self._client, checked(message)))
+        self._era = era
+        self._line = Line(self._send)
         self._client = ClientLine(identity, self._line.receive, leases=False)
         self._sandboxes: dict[str, RemoteSandbox] = {}
+        self._making: dict[str, asyncio.Task[RemoteSandbox]] = {}
+        self._running: dict[tuple[str, str], Job] = {}
         self.sessions: dict[tuple[str, str], Session] = {}
 
-    async def create(self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None) -> RemoteSandbox:
-        """See `Line.create`."""
-        return self._kept(await self._line.create(spec, lifetime_s=lifetime_s, near=near))
+    def _send(self, message: Message) -> None:
+        self._client.identity = _acting.get(self._client.identity)
+        self.board.receive(self._client, checked(message))
+
+    async def create(
+        self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None, name: str | None = None
+    ) -> tuple[RemoteSandbox, bool]:
+        """See `Line.create`; and whether it is new. One of this name that is alive is the answer.
+
+        Raises:
+            SandboxRequestError: the one of this name is of another spec.
+            UnknownSandboxError: the one of this name has ended.
+        """
+        if name is None:
+            return self._kept(await self._line.create(spec, lifetime_s=lifetime_s, near=near)), True
+        entry = self.board.entries.get(f"{self.owner}/{name}")
+        if entry is not None and entry.spec != spec:
+            raise SandboxRequestError(f"the sandbox '{name}' is of another specification: choose another key.")
+        making = self._making.get(name)
+        new = entry is None and making is None
+        if entry is not None and making is None and entry.state == "running":
+            return await self.sandbox(name), False
+        if making is None:
+            if new and await asyncio.to_thread(self.board.records.sandbox, self.owner, name) is not None:
+                raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another key for another one.")
+            making = self._making.get(name)
+        if making is None:
+            made = self._line.create(spec, lifetime_s=lifetime_s, name=name)
+            making = self._making[name] = asyncio.create_task(made)
+            making.add_done_callback(lambda _: self._making.pop(name, None))
+        return self._kept(await asyncio.shield(making)), new
+
+    async def entry(self, name: str) -> Entry:
+        """What the service knows of one.
+
+        Raises:
+            SandboxExpiredError, SandboxLostError: how it ended, within the last hour.
+            UnknownSandboxError: there is none of this name, or it was stopped.
+        """
+        try:
+            return self.board.find(self.owner, name)
+        except UnknownSandboxError:
+            row = await asyncio.to_thread(self.board.records.sandbox, self.owner, name)
+            why = "" if row is None else row["why"]
+            if why == "lost":
+                raise SandboxLostError(f"the sandbox '{name}' was lost: its worker or the server died.") from None
+            if why == "expired":
+                raise SandboxExpiredError(f"the sandbox '{name}' reached the end of its lifetime.") from None
+            raise
 
     async def sandbox(self, name: str) -> RemoteSandbox:
         """One that the owner has.
 
         Raises:
+            SandboxExpiredError, SandboxLostError: it has ended so.
             UnknownSandboxError: there is none of this name.
         """
         found = self._sandboxes.get(name)
         if found is None or found.broken:
-            entry = self.board.find(self.owner, name)
-            found = self._kept(await self._line.attach(name, entry.spec))
+            entry = await self.entry(name)
+            if name not in self._making:
+                making = self._making[name] = asyncio.create_task(self._line.attach(name, entry.spec))
+                making.add_done_callback(lambda _: self._making.pop(name, None))
+            found = self._kept(await asyncio.shield(self._making[name]))
         return found
 
     def _kept(self, sandbox: RemoteSandbox) -> RemoteSandbox:
-        self._sandboxes[sandbox.name] = sandbox
-        sandbox.on_close(lambda: self._forget(sandbox.name))
+        if self._sandboxes.get(sandbox.name) is not sandbox:
+            self._sandboxes[sandbox.name] = sandbox
+            sandbox.on_close(lambda: self._forget(sandbox.name))
         return sandbox
 
     def _forget(self, name: str) -> None:
@@ -51,17 +116,37 @@ class Owned:
         for key in [key for key in self.sessions if key[0] == name]:
             del self.sessions[key]
 
-    def session(self, name: str, session: str) -> Session:
+    def begin(self, sandbox: RemoteSandbox, program: Program, *, alone: bool, key: str | None) -> Job:
+        """A program; under a `key` that is known, the one that was begun with it."""
+        if key is None:
+            return sandbox.begin(program, alone=alone)
+        place = sandbox.name, key
+        if place not in self._running:
+            job = self._running[place] = sandbox.begin_as(key, program, alone=alone)
+            job.on_end(partial(self._running.__delitem__, place))
+        return self._running[place]
+
+    def keep(self, sandbox: str, session: Session) -> str:
+        """A new session's name."""
+        name = f"{self._era}-{new_name()}"
+        self.sessions[sandbox, name] = session
+        return name
+
+    async def session(self, name: str, session: str) -> Session:
         """One that was opened here.
 
         Raises:
-            UnknownSandboxError: there is none, or this server did not open it.
+            SandboxLostError: an earlier run of the server opened it.
+            UnknownSandboxError: there is none.
         """
-        self.board.find(self.owner, name)
+        await self.entry(name)
         found = self.sessions.get((name, session))
-        if found is None:
-            raise UnknownSandboxError(f"sandbox '{name}' has no session '{session[:64]}', or no more: open another.")
-        return found
+        if found is not None and not found.closed:
+            return found
+        era, dash, _ = session.partition("-")
+        if dash and len(era) == len(self._era) and era != self._era:
+            raise SandboxLostError(f"the session '{session}' was lost when the server was started again: open another.")
+        raise UnknownSandboxError(f"sandbox '{name}' has no session '{session[:64]}', or no more: open another.")
 
 
 class Inside:
@@ -70,9 +155,11 @@ class Inside:
     def __init__(self, board: Switchboard) -> None:
         self._board = board
         self._owned: dict[str, Owned] = {}
+        self._era = secrets.token_hex(6)
 
     def of(self, identity: Identity) -> Owned:
-        """Of whoever asks."""
+        """Of whoever asks; what the calling task does from now on, it does in this name."""
+        _acting.set(identity)
         if identity.owner not in self._owned:
-            self._owned[identity.owner] = Owned(self._board, identity)
+            self._owned[identity.owner] = Owned(self._board, identity, self._era)
         return self._owned[identity.owner]

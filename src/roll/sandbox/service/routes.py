@@ -2,45 +2,55 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Body, Depends, FastAPI, Path, Query, Request
+from fastapi import APIRouter, Body, Depends, FastAPI, Header, Path, Query, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
+from starlette.websockets import WebSocket
 
 from roll.errors import RollError
-from roll.sandbox.errors import SandboxRequestError
-from roll.sandbox.remote.line import RemoteSandbox, new_name
+from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll.sandbox.results import result_of
+from roll.sandbox.service.archives import pack, unpack
 from roll.sandbox.service.bodies import (
     CreateBody,
+    EntryBody,
     ExtendBody,
+    Named,
+    ProgramBody,
     ResultBody,
     RunBody,
     SandboxBody,
     SessionBody,
     SessionRunBody,
+    Text,
     result_body,
 )
 from roll.sandbox.service.inside import Inside, Owned
+from roll.sandbox.service.streaming import stream
 from roll.sandbox.service.switchboard import Entry, Switchboard
-from roll.sandbox.types import Command, PythonCode, Snapshot
+from roll.sandbox.types import Limit, PythonCode, Snapshot
 from roll.sandbox.wire import failure_said, spec_of
 from roll.sandbox.wire.failures import STATUS
 
 __all__ = ["add_routes"]
 
-_NAME = Path(pattern=r"^[A-Za-z0-9_-]{8,64}$")
-Name = Annotated[str, _NAME]
-FilePath = Annotated[str, Query(min_length=1, max_length=4096)]
+Name = Annotated[Named, Path()]
+Key = Annotated[Named | None, Header(alias="Idempotency-Key")]
+"""Of what is made: the same key again is the same sandbox or program."""
+FilePath = Annotated[Text, Query(min_length=1, max_length=4096)]
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _ERROR = {
     "type": "object",
     "required": ["error", "message"],
     "properties": {"error": {"type": "string"}, "message": {"type": "string"}},
 }
+_TAR = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
     for status in (400, 401, 403, 404, 410, 413, 422, 429, 502, 503)
@@ -53,7 +63,7 @@ print(json.dumps([[e.name, e.is_dir(follow_symlinks=False), e.stat(follow_symlin
 """The listing is the program's word, like all output: a hostile sandbox can lie about its own files only."""
 
 
-def _owned(request: Request) -> Owned:
+async def _owned(request: Request) -> Owned:
     inside: Inside = request.app.state.inside
     return inside.of(request.scope["identity"])
 
@@ -107,21 +117,31 @@ def _shown(entry: Entry) -> SandboxBody:
 
 def _add_sandboxes(router: APIRouter) -> None:
     @router.post("/sandboxes", status_code=201)
-    async def create(body: CreateBody, owned: Mine) -> SandboxBody:
-        sandbox = await owned.create(spec_of(body.spec), body.lifetime_s)
+    async def create(body: CreateBody, owned: Mine, key: Key = None) -> SandboxBody:
+        sandbox, _ = await owned.create(spec_of(body.spec), body.lifetime_s, name=key)
         return _shown(owned.board.find(owned.owner, sandbox.name))
 
     @router.get("/sandboxes")
-    async def list_all(owned: Mine) -> list[SandboxBody]:
-        return [_shown(entry) for entry in owned.board.of(owned.owner)]
+    async def list_page(
+        response: Response,
+        owned: Mine,
+        after: Annotated[Named | None, Query()] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+    ) -> list[SandboxBody]:
+        """By name; the header `Link` has the next page, where there is one."""
+        rest = sorted(entry.name for entry in owned.board.of(owned.owner) if after is None or entry.name > after)
+        page = rest[:limit]
+        if len(rest) > limit:
+            response.headers["Link"] = f'</v1/sandboxes?after={page[-1]}&limit={limit}>; rel="next"'
+        return [_shown(owned.board.find(owned.owner, name)) for name in page]
 
     @router.get("/sandboxes/{name}")
     async def show(name: Name, owned: Mine) -> SandboxBody:
-        return _shown(owned.board.find(owned.owner, name))
+        return _shown(await owned.entry(name))
 
     @router.post("/sandboxes/{name}/extend")
     async def extend(name: Name, body: ExtendBody, owned: Mine) -> SandboxBody:
-        entry = owned.board.find(owned.owner, name)
+        entry = await owned.entry(name)
         owned.board.extend(entry, body.lifetime_s)
         return _shown(entry)
 
@@ -132,34 +152,63 @@ def _add_sandboxes(router: APIRouter) -> None:
 
 def _add_programs(router: APIRouter) -> None:
     @router.post("/sandboxes/{name}/run")
-    async def run(name: Name, body: RunBody, owned: Mine) -> ResultBody:
-        sandbox = await owned.sandbox(name)
-        settings = {key: value for key, value in body if key not in ("source", "argv", "alone")}
-        settings["argv"] = tuple(body.argv)
-        if body.source is None and not body.argv:
-            raise SandboxRequestError("a program needs 'source' (Python) or 'argv'.")
-        program = Command(**settings) if body.source is None else PythonCode(source=body.source, **settings)
-        job = sandbox.begin(program, alone=body.alone)
+    async def run(name: Name, body: RunBody, owned: Mine, key: Key = None) -> ResultBody:
+        job = owned.begin(await owned.sandbox(name), body.program(), alone=body.alone, key=key)
         try:
             return result_body(await job.wait())
+        except SandboxLostError:
+            ended = None if key is None else await _recorded(owned, name, key)
+            if ended is None or ended.result is None:
+                raise
+            return ended.result
         finally:
-            job.kill()
+            if key is None:
+                job.kill()
+
+    @router.get("/sandboxes/{name}/programs/{program}")
+    async def program_end(name: Name, program: Name, owned: Mine) -> ProgramBody:
+        """Also of a sandbox that has ended, for an hour."""
+        found = await _recorded(owned, name, program)
+        if found is None:
+            raise UnknownSandboxError(f"no program '{program}' was ever run in a sandbox '{name}' of '{owned.owner}'.")
+        return found
+
+    @router.websocket("/sandboxes/{name}/stream")
+    async def streamed(socket: WebSocket, name: str) -> None:
+        await stream(socket, name)
 
     @router.post("/sandboxes/{name}/sessions", status_code=201)
     async def open_session(name: Name, body: SessionBody, owned: Mine) -> dict[str, str]:
-        session = await (await owned.sandbox(name)).session(env=body.env, cwd=body.cwd)
-        key = new_name()
-        owned.sessions[name, key] = session
-        return {"session": key}
+        sandbox = await owned.sandbox(name)
+        try:
+            session = await sandbox.session(env=body.env, cwd=body.cwd)
+        except SandboxError as error:
+            if sandbox.broken or not (body.env or body.cwd):
+                raise
+            raise SandboxRequestError(f"no shell started with this 'env' and 'cwd': {error}") from None
+        return {"session": owned.keep(name, session)}
 
     @router.post("/sandboxes/{name}/sessions/{session}/run")
     async def run_in_session(name: Name, session: Name, body: SessionRunBody, owned: Mine) -> ResultBody:
-        return result_body(await owned.session(name, session).run(body.command, wall_s=body.wall_s))
+        return result_body(await (await owned.session(name, session)).run(body.command, wall_s=body.wall_s))
 
     @router.delete("/sandboxes/{name}/sessions/{session}", status_code=204)
     async def close_session(name: Name, session: Name, owned: Mine) -> None:
-        await owned.session(name, session).close()
-        del owned.sessions[name, session]
+        await (await owned.session(name, session)).close()
+        owned.sessions.pop((name, session), None)
+
+
+async def _recorded(owned: Owned, name: str, program: str) -> ProgramBody | None:
+    row = await asyncio.to_thread(owned.board.records.execution, owned.owner, name, program)
+    if row is None:
+        return None
+    end = row["end"] or {}
+    body = ProgramBody(program=program, state=row["state"], started=row["started"])
+    if "end" in end:
+        counted = [Limit(each) for each in end["end"].get("counted", ())]
+        body.result = result_body(result_of(end["end"], counted), output_kept=False)
+    body.error, body.message = end.get("error"), end.get("message")
+    return body
 
 
 def _add_files(router: APIRouter) -> None:
@@ -173,13 +222,26 @@ def _add_files(router: APIRouter) -> None:
         await (await owned.sandbox(name)).write_file(path, await request.body())
 
     @router.get("/sandboxes/{name}/directory")
-    async def directory(name: Name, path: FilePath, owned: Mine) -> list[dict[str, Any]]:
+    async def directory(name: Name, path: FilePath, owned: Mine) -> list[EntryBody]:
         sandbox = await owned.sandbox(name)
         result = await sandbox.execute(PythonCode(source=_LIST.format(path=path), wall_s=20.0))
         if not result.ok:
             last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise SandboxRequestError(f"the directory '{path[:200]}' cannot be read: {''.join(last)[:300]}")
-        return [{"name": each[0], "directory": each[1], "size": each[2]} for each in json.loads(result.stdout)]
+        try:
+            return [EntryBody(name=each[0], directory=each[1], size=each[2]) for each in json.loads(result.stdout)]
+        except (ValueError, TypeError, LookupError, RecursionError):
+            raise SandboxRequestError("the sandbox said something else than a directory's entries.") from None
+
+    @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR}})
+    async def read_archive(name: Name, path: FilePath, owned: Mine) -> Response:
+        """A directory as a tar archive, without links and devices."""
+        return Response(await pack(await owned.sandbox(name), path), media_type="application/x-tar")
+
+    @router.put("/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
+    async def write_archive(name: Name, path: FilePath, request: Request, owned: Mine) -> None:
+        """A plain tar archive of files and directories, written below `path`."""
+        await unpack(await owned.sandbox(name), path, await request.body())
 
 
 def _add_snapshots(router: APIRouter) -> None:
@@ -196,9 +258,8 @@ def _add_snapshots(router: APIRouter) -> None:
     async def fork(name: Name, body: Annotated[ExtendBody | None, Body()] = None, *, owned: Mine) -> SandboxBody:
         origin = await owned.sandbox(name)
         taken = await origin.snapshot()
-        copy: RemoteSandbox = await owned.create(
-            dataclasses.replace(origin.spec), None if body is None else body.lifetime_s, near=name
-        )
+        lifetime_s = None if body is None else body.lifetime_s
+        copy, _ = await owned.create(dataclasses.replace(origin.spec), lifetime_s, near=name)
         try:
             await copy.restore(taken)
         except BaseException:
