@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 def nearest(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 

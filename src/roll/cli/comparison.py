@@ -11,6 +11,7 @@ import fnmatch
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from rich.text import Text
 
 from roll.config.document import read
 from roll.errors import RunDirectoryError, UserError
-from roll.tracking import RunDirectory, Summary, read_metrics
+from roll.tracking import RunDirectory, Summary, look_at_metrics
+from roll.tracking.reading.files import Inside, from_json
 from roll.tracking.sinks.base import flattened
 from roll.tracking.summary import summarise
 from roll.tracking.visible import shortened
@@ -31,6 +33,7 @@ from roll.tracking.visible import shortened
 __all__ = ["compared"]
 
 RECENT_STEPS = 5
+_LARGEST_SUMMARY = 2**20
 USUAL = ("reward/*", "eval/*", "training/loss", "entropy/*", "agreement/*", "response/*", "rollout/length*")
 """Metrics that are compared where none are named."""
 WIDEST = 160
@@ -77,16 +80,26 @@ def compared(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) ->
 
 def _opened(path: str) -> _Compared:
     run = RunDirectory.open(path)
-    settings = flattened(read(run.config_path).tree)
+    inside = Inside(run.path)
     try:
-        rows = [_numbers(row) for row in read_metrics(run.metrics_path)]
-        written = json.loads(run.summary_path.read_text(encoding="utf-8")) if run.summary_path.is_file() else {}
+        inside.open(run.config_path.name).close()
+        settings = flattened(read(run.config_path).tree)
+        lines = look_at_metrics(run.metrics_path)
+        summary_there = os.path.lexists(run.summary_path)
+        written = from_json(inside.read(run.summary_path.name, limit=_LARGEST_SUMMARY)) if summary_there else {}
+    except RunDirectoryError as error:
+        raise RunDirectoryError(f"'{path}' cannot be compared: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error
+    try:
+        rows = [_numbers(row) for row in lines]
         summary = summarise(
             run.name,
             run.path,
             run.metrics_path,
             setup_s=_number(written, "setup_s"),
             peak_rss_bytes=_number(written, "peak_rss_bytes"),
+            rows=lines,
         )
     except (ArithmeticError, RecursionError, ValueError, TypeError, KeyError, AttributeError, OSError) as error:
         raise RunDirectoryError(f"'{path}' is damaged: its figures cannot be read ({error}).") from error

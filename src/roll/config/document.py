@@ -22,9 +22,11 @@ __all__ = ["Document", "KeyPath", "check_text", "dotted", "dump", "parse", "read
 KeyPath: TypeAlias = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"
-_MAX_NODES = 100_000
+_MAX_NODES = 20_000
 """Far beyond any configuration; aliases of aliases would otherwise fill the memory from a few lines."""
 
+_LARGEST = 16 * 2**20
+"""Bytes of a file."""
 _TOO_MANY = f"more than {_MAX_NODES} values: this is not a configuration"
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
@@ -109,11 +111,12 @@ def read(path: str | Path) -> Document:
     """Read a configuration file.
 
     Raises:
-        ConfigError: it is missing, unreadable, not text, not YAML, or not a mapping.
+        ConfigError: it is missing, unreadable, larger than 16 MiB, not text, not YAML, or not a mapping.
     """
     name = str(path)
     try:
-        data = Path(path).read_bytes()
+        with Path(path).open("rb") as file:
+            data = file.read(_LARGEST + 1)
     except FileNotFoundError:
         from roll.registry import looked_from
 
@@ -124,6 +127,8 @@ def read(path: str | Path) -> Document:
         inside = Path(path) / "config.yaml"
         hint = f" That of this run is '{inside}'." if isinstance(error, IsADirectoryError) and inside.is_file() else ""
         raise ConfigError(f"configuration file '{name}' cannot be read: {reason}.{hint}") from None
+    if len(data) > _LARGEST:
+        raise ConfigError(f"configuration file '{name}' is larger than {_LARGEST // 2**20} MiB: no configuration is.")
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:

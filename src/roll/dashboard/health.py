@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.files import Inside, from_json
 from roll.dashboard.metrics import Metrics, nulls
-from roll.dashboard.rollout_files import read_rows
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of, step_of
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside, from_json
+from roll.tracking.reading.rollout_files import opened
 
 __all__ = ["alarms", "health", "log_of", "newest_ledger"]
 
@@ -24,6 +24,7 @@ _LARGEST_LEDGER = 64 * 2**20
 _TAIL_LINES = 200
 _MOST_ROWS = 100
 _MOST_STEPS = 200
+_LONGEST_CAUSE = 500
 _FATES = ("trained", "filtered", "failed", "expired", "in_flight")
 _CULPRITS = {
     "timeouts_above": ("verdict", "timeout"),
@@ -190,11 +191,12 @@ def _failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
         files.setdefault(name, []).append((place, step_of(row)))
     for name, places in list(files.items())[:50]:
         try:
-            found = read_rows(inside, name, [place for place, _ in places], ["cause"])
+            with opened(inside, name) as file:
+                found = file.beginnings([place for place, _ in places], "cause", _LONGEST_CAUSE)
         except RunDirectoryError:
             continue
-        for entry, (_, step) in zip(found, places, strict=True):
-            causes.setdefault(str(entry.get("cause") or "no cause given")[:500], []).append(step)
+        for cause, (_, step) in zip(found, places, strict=True):
+            causes.setdefault(cause or "no cause given", []).append(step)
     return [
         {"cause": cause, "count": len(steps), "first_step": min(steps), "last_step": max(steps)}
         for cause, steps in sorted(causes.items(), key=lambda item: -len(item[1]))

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.files import Inside, Tail, from_json
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside, Tail, from_json
 
 __all__ = ["Metrics", "Table"]
 
 _MOST_NAMES = 5000
+_LONGEST_NAME = 500
 _MOST_VALUES = 2**25
 """Of one kind of row, missing ones included: 256 MiB."""
 _LONGEST_STEP_S = 1e9
@@ -45,7 +46,7 @@ class Table:
                 continue
             column = self.columns.get(name)
             if column is None:
-                if len(self.columns) >= _MOST_NAMES or self.is_full:
+                if len(self.columns) >= _MOST_NAMES or len(name) > _LONGEST_NAME or self.is_full:
                     continue
                 column = self.columns[name] = array("d", [math.nan]) * len(self.steps)
             column.append(_number(value))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.dashboard.files import Inside, from_json
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside, from_json
 
 __all__ = ["plans"]
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from roll.dashboard.files import Inside
-from roll.dashboard.rollout_files import LABELS, MOST_ROWS, find_texts
+from roll.dashboard.file_columns import LABELS
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside
+from roll.tracking.reading.rollout_files import MOST_ROWS, holding, opened
 
 __all__ = ["Filters", "facets", "group_of", "matching", "page", "search", "sorted_positions", "table"]
 
@@ -139,7 +140,7 @@ def search(
         file = int(todo[at]) // MOST_ROWS
         end = int(np.searchsorted(todo, (file + 1) * MOST_ROWS))
         try:
-            places = find_texts(inside, file_of(file * MOST_ROWS)[0], wanted)
+            places = _find_texts(inside, file_of(file * MOST_ROWS)[0], wanted)
         except RunDirectoryError:  # it was replaced meanwhile: the index will say so
             places = np.empty(0, np.int64)
         found = np.intersect1d(todo[at:end], file * MOST_ROWS + places)[: _MOST_HITS - num_hits]
@@ -159,6 +160,16 @@ def search(
         "cursor": None if complete else str(int(todo[at])),
         "rows": table(rollouts, positions),
     }
+
+
+def _find_texts(inside: Inside, name: str, wanted: str) -> np.ndarray:
+    """Rows of a file whose prompt or text holds `wanted`, whatever its case."""
+    with opened(inside, name) as file:
+        hits = [np.empty(0, bool)]
+        for portion in file.portions(("prompt", "text")):
+            found = [holding(column, wanted) for column in portion.columns]
+            hits.append(np.logical_or.reduce(found) if found else np.zeros(portion.num_rows, bool))
+        return np.flatnonzero(np.concatenate(hits))
 
 
 def facets(rollouts: Rollouts) -> dict[str, Any]:

@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import tempfile
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from roll.dashboard.columns import Columns
-from roll.dashboard.files import Inside, Stamp
-from roll.dashboard.rollout_files import LABELS, MOST_ROWS, NUMBERS, FileColumns, read_columns
+from roll.dashboard.file_columns import LABELS, MOST_LABELS, NUMBERS, read_columns
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside, Stamp
+from roll.tracking.reading.rollout_files import MOST_ROWS, place_of
 
 __all__ = ["KINDS", "Rollouts", "file_of", "row_of", "step_of"]
 
 KINDS = ("train", "eval")
-_FILE = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
-_MOST_LABELS = 4096
 _BLOCK = 64
 """Rollouts whose beginnings of texts are compressed together."""
 
@@ -92,7 +90,7 @@ class Rollouts:
 
     def pending(self) -> list[tuple[str, Stamp]]:
         """Files to read, in the order of their steps; those that are gone or were replaced are forgotten."""
-        there = {name: stamp for name, stamp in self._inside.stamps("rollouts").items() if _FILE.fullmatch(name)}
+        there = {name: stamp for name, stamp in self._inside.stamps("rollouts").items() if place_of(name)}
         gone = [name for name, file in self._files.items() if there.get(name) != file.stamp]
         if gone:
             self._forget(gone)
@@ -108,9 +106,11 @@ class Rollouts:
             stamp: as `pending` has it.
             expected: so many files, this one included, are about to be read.
         """
+        kept = _Kept(self._spool)
         try:
-            columns = read_columns(self._inside, name)
+            columns = read_columns(self._inside, name, kept.add)
         except RunDirectoryError as error:
+            self._spool.truncate(kept.begin)
             self._failed[name] = (stamp, str(error))
             return
         step, kind = _place(name)
@@ -125,7 +125,7 @@ class Rollouts:
         if expected:
             self._columns.reserve(len(self) + expected * columns.num_rows)
         self._columns.extend(columns.num_rows, put)
-        self._files[name] = _File(stamp, self._keep(columns))
+        self._files[name] = _File(stamp, kept.finished())
 
     def previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
         """Beginnings of prompt and text of each row."""
@@ -156,20 +156,9 @@ class Rollouts:
     def _coded(self, label: str, codes: np.ndarray, texts: list[str]) -> np.ndarray:
         known = self._codes[label]
         for text in texts:
-            if len(known) < _MOST_LABELS:
+            if len(known) < MOST_LABELS:
                 known.setdefault(text, len(known))
         return np.array([known.get(text, 0) for text in texts], np.int16)[codes]
-
-    def _keep(self, columns: FileColumns) -> list[tuple[int, int]]:
-        offset = self._spool.seek(0, 2)
-        blocks = []
-        for start in range(0, columns.num_rows, _BLOCK):
-            block = json.dumps(columns.previews[start : start + _BLOCK]).encode()
-            packed = zlib.compress(block, 1)
-            self._spool.write(packed)
-            blocks.append((offset, len(packed)))
-            offset += len(packed)
-        return blocks
 
     def _forget(self, names: Sequence[str]) -> None:
         for name in names:
@@ -178,10 +167,39 @@ class Rollouts:
         self._columns.keep(~np.isin(self.column("row") // MOST_ROWS, gone))
 
 
+class _Kept:
+    """Beginnings of texts on their way to the temporary file."""
+
+    def __init__(self, spool: IO[bytes]) -> None:
+        self._spool = spool
+        self._waiting: list[tuple[str, str]] = []
+        self._blocks: list[tuple[int, int]] = []
+        self.begin = spool.seek(0, 2)
+
+    def add(self, previews: list[tuple[str, str]]) -> None:
+        """Put all whole blocks into the file."""
+        self._waiting += previews
+        whole = len(self._waiting) // _BLOCK * _BLOCK
+        for start in range(0, whole, _BLOCK):
+            self._put(self._waiting[start : start + _BLOCK])
+        del self._waiting[:whole]
+
+    def finished(self) -> list[tuple[int, int]]:
+        """Where each block lies, and how long it is."""
+        if self._waiting:
+            self._put(self._waiting)
+        return self._blocks
+
+    def _put(self, block: list[tuple[str, str]]) -> None:
+        packed = zlib.compress(json.dumps(block).encode(), 1)
+        self._blocks.append((self._spool.tell(), len(packed)))
+        self._spool.write(packed)
+
+
 def _place(name: str) -> tuple[int, str]:
-    match = _FILE.fullmatch(name)
-    assert match is not None, name
-    return int(match[2]), "eval" if match[1] else "train"
+    place = place_of(name)
+    assert place is not None, name
+    return place
 
 
 def _order(name: str) -> tuple[int, str]:

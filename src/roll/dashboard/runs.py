@@ -12,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from roll.dashboard.files import Inside
 from roll.dashboard.metrics import Metrics
 from roll.dashboard.rollouts import Rollouts
 from roll.dashboard.settings import Settings
 from roll.dashboard.trace import Trace
 from roll.dashboard.vocabulary import Vocabularies, Vocabulary
 from roll.models.catalogue import CATALOGUE, cached_directory
+from roll.tracking.reading.files import Inside
 
 __all__ = ["Run", "Runs"]
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from roll.config.document import dotted, parse
 from roll.config.history import CONFIG, HISTORY
-from roll.dashboard.files import Inside, Stamp
 from roll.errors import ConfigError, RunDirectoryError
+from roll.tracking.reading.files import Inside, Stamp
 
 __all__ = ["Settings", "difference", "usual_number"]
 

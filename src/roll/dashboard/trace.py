@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from roll.dashboard.columns import Blocks, Columns
-from roll.dashboard.files import Inside, Tail, from_json
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside, Tail, from_json
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
 
 __all__ = ["Trace"]
@@ -28,6 +28,9 @@ _TYPES = {"start": np.float64, "duration": np.float32, "lane": np.int16, "name":
 _MOST_NAMES = 4096
 _MOST_LANES = 16_384
 _MOST_SPANS = 20_000_000
+_MOST_OPEN = 100_000
+"""Spans that have begun, and rollouts that have not ended; the oldest are given up."""
+_LONGEST_NAME = 200
 _LONGEST_ARGS = 4096
 _TRAINER = ("train", "train_critic", "forward_backward", "optimizer", "old_logprobs", "reference", "values")
 _KINDS = dict.fromkeys(_TRAINER, "trainer") | {"reward": "reward", "environment": "environment"}
@@ -94,7 +97,7 @@ class Trace:
             self._spans.extend(len(rows), dict(zip(_TYPES, columns, strict=True)))
 
     def _take(self, event: dict[str, Any], offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
-        phase, name, at = event["ph"], event["name"], event["ts"] / 1e6
+        phase, name, at = event["ph"], event["name"][:_LONGEST_NAME], event["ts"] / 1e6
         self._first_us = min(self._first_us, event["ts"])
         if phase == "X":
             kind, number = _lane_of(event)
@@ -102,10 +105,12 @@ class Trace:
             lasted = duration / 1e6 if isinstance(duration, int | float) and 0 <= duration < 1e15 else 0.0
             rows.append((at, lasted, self._lane(kind, number), self._name(name), offset))
             return
-        key = str(event.get("id", ""))[:200]
+        key = str(event.get("id", ""))[:_LONGEST_NAME]
         if phase == "b":
             if key not in self._slots and event.get("pid") == ROLLOUTS:
+                self._make_room(self._slots)
                 self._slots[key] = heapq.heappop(self._free) if self._free else self._new_slot()
+            self._make_room(self._open)
             self._open[key, name] = at
         elif phase == "e" and (key, name) in self._open:
             kind, number = ("rollout", self._slots.get(key, 0)) if event.get("pid") == ROLLOUTS else ("judge", 0)
@@ -113,6 +118,13 @@ class Trace:
             rows.append((start, max(0.0, at - start), self._lane(kind, number), self._name(name), offset))
         elif phase == "n" and key in self._slots:
             heapq.heappush(self._free, self._slots.pop(key))
+
+    def _make_room(self, among: dict[Any, Any]) -> None:
+        """Give up the oldest of what never ended, where there are too many."""
+        if len(among) >= _MOST_OPEN:
+            given_up = among.pop(next(iter(among)))
+            if among is self._slots:
+                heapq.heappush(self._free, given_up)
 
     def _new_slot(self) -> int:
         self._num_slots += 1
@@ -193,7 +205,7 @@ class Trace:
                     event = _event(file.readline(_LONGEST_ARGS).decode("latin-1")) if offset >= 0 else None
                     args = (event or {}).get("args")
                     key = (event or {}).get("id")
-                    named = {"id": str(key)[:200]} if key is not None else {}
+                    named = {"id": str(key)[:_LONGEST_NAME]} if key is not None else {}
                     found.append(named | (args if isinstance(args, dict) else {}))
         except RunDirectoryError:
             pass

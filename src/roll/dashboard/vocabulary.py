@@ -11,8 +11,8 @@ from typing import Any
 
 import xxhash
 
-from roll.dashboard.files import Inside, Stamp
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside, Stamp
 
 __all__ = ["Vocabularies", "Vocabulary"]
 

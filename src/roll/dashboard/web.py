@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.staticfiles import StaticFiles
@@ -23,11 +24,11 @@ from roll.dashboard.known import Known
 from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
 from roll.dashboard.plans import plans
 from roll.dashboard.questions import Filters, facets, group_of, page, search, table
-from roll.dashboard.rollout_files import read_rows
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of
 from roll.dashboard.runs import Run, Runs
 from roll.dashboard.settings import difference
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.rollout_files import opened
 
 __all__ = ["make_app"]
 
@@ -59,7 +60,14 @@ def make_app(
 ) -> Access:
     """What answers requests about the runs at and below `paths`, until `is_ending`; see `Access` for the rest."""
     runs = Runs(paths)
-    app = FastAPI(redirect_slashes=False, openapi_url=None, docs_url=None, redoc_url=None, default_response_class=_Json)
+    app = FastAPI(
+        redirect_slashes=False,
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        default_response_class=_Json,
+        dependencies=[Depends(_once)],
+    )
     app.state.runs = runs
     app.state.is_ending = is_ending
     app.add_exception_handler(HTTPException, _refused)
@@ -72,7 +80,18 @@ def make_app(
     _add_time(app)
     _add_answers(app, runs)
     _add_page(app)
+    for route in app.routes:
+        if isinstance(route, APIRoute):
+            route.methods.add("HEAD")  # the server sends the head of what GET would answer
     return Access(app, host, token)
+
+
+def _once(request: Request) -> None:
+    """Refuse an argument that is given twice: one of its values would be passed over."""
+    names = [name for name, _ in request.query_params.multi_items()]
+    twice = next((name for name in names if names.count(name) > 1), None) if len(names) < 100 else names[0]
+    if twice is not None:
+        raise HTTPException(400, f"'{twice[:80]}' is given more than once, or with too many others: give it once.")
 
 
 def _refused(_: Request, error: Exception) -> Response:
@@ -186,9 +205,8 @@ def _add_one_rollout(app: FastAPI) -> None:
             rows = table(index, group_of(index, row))
             name = file_of(row)[0]
             places = [file_of(one["row"])[1] for one in rows]
-            texts = read_rows(run.inside, name, places, ["text"])
-            longest = _MOST_GROUP_CHARACTERS // len(rows)
-            cut = [str(found.get("text") or "")[:longest] for found in texts]
+            with opened(run.inside, name) as file:
+                cut = file.beginnings(places, "text", _MOST_GROUP_CHARACTERS // len(rows))
             return {"rows": [one | {"text": text} for one, text in zip(rows, cut, strict=True)]}
 
     @app.get("/api/runs/{run}/rollouts/{row}/tokens")
@@ -209,7 +227,8 @@ def _position(index: Rollouts, row: int) -> int:
 
 def _read(run: Run, row: int, columns: Sequence[str]) -> dict[str, Any]:
     name, place = file_of(row)
-    return read_rows(run.inside, name, [place], columns)[0]
+    with opened(run.inside, name) as file:
+        return file.rows([place], columns)[0]
 
 
 def _add_time(app: FastAPI) -> None:
@@ -240,6 +259,8 @@ def _add_time(app: FastAPI) -> None:
 
     @app.get("/api/runs/{run}/events")
     async def events(run: OneRun, request: Request) -> Any:
+        if request.method == "HEAD":
+            return Response(media_type="text/event-stream")
         return StreamingResponse(_changes(run, request.app.state.is_ending), media_type="text/event-stream")
 
 
@@ -322,6 +343,8 @@ def _filters(
         "finish_reason": finish_reason,
         "engine_id": engine_id,
     }
+    if kind and kind not in KINDS:
+        raise HTTPException(400, f"kind '{kind[:80]}' is not known: use {' or '.join(KINDS)}.")
     return Filters(
         lowest={name: bound for name, bound in lowest.items() if bound is not None and math.isfinite(bound)},
         highest={name: bound for name, bound in highest.items() if bound is not None and math.isfinite(bound)},

@@ -31,7 +31,9 @@ from roll.models import describe_model
 from roll.simulation.costs import train_s
 from roll.simulation.fit import EngineFit, fit_engine
 from roll.simulation.hardware import Device, Measured, Model, device
-from roll.tracking import RunDirectory, read_metrics
+from roll.tracking import RunDirectory, look_at_metrics
+from roll.tracking.reading.files import Inside
+from roll.tracking.reading.rollout_files import as_written, compute, opened, place_of
 from roll.tracking.rollout_trace import ENGINE_STEPS
 from roll.types import EngineStretch
 
@@ -101,7 +103,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
                 "`cluster.type: local`, made by this version of ROLL."
             )
         rollouts = _rollouts(run)
-        steps = _steps(read_metrics(run.metrics_path), rollouts)
+        steps = _steps(look_at_metrics(run.metrics_path), rollouts)
         target = run.path / "calibration"
     made_of = _model(config)
     fit = fit_engine(stretches)
@@ -149,16 +151,20 @@ def stretches_of_trace(path: Path) -> list[EngineStretch]:
 
 def _rollouts(run: RunDirectory) -> list[dict[str, Any]]:
     """Those of training steps, with lengths in place of tokens."""
-    import pyarrow.parquet as parquet
-
     found: list[dict[str, Any]] = []
-    columns = ["step", "draw_id", "prompt_token_ids", "token_ids", "reward", "reward_duration_s", "status"]
-    for path in sorted(run.rollouts_dir.glob("step-*.parquet")):
-        for row in parquet.read_table(path, columns=columns).to_pylist():
-            if row["status"] == "completed":
-                row["num_prompt"] = len(row.pop("prompt_token_ids"))
-                row["num_answer"] = len(row.pop("token_ids"))
-                found.append(row)
+    numbers = ("step", "draw_id", "reward", "reward_duration_s", "status")
+    lists = {"prompt_token_ids": "num_prompt", "token_ids": "num_answer"}
+    inside = Inside(run.path)
+    for name in sorted(inside.stamps(run.rollouts_dir.name)):
+        if (place_of(name) or (0, ""))[1] != "train":
+            continue
+        with opened(inside, name) as file:
+            for portion in file.portions((*numbers, *lists)):
+                rows = as_written(portion.select(numbers)).to_pylist()
+                lengths = [compute().list_value_length(portion.column(column)).to_pylist() for column in lists]
+                for row, *of_row in zip(rows, *lengths, strict=True):
+                    if row["status"] == "completed":
+                        found.append(row | dict(zip(lists.values(), of_row, strict=True)))
     if not found:
         raise DataError(f"'{run.rollouts_dir}' holds no rollouts: calibrate on a run with `tracking.rollouts` on.")
     return found

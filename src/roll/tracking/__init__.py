@@ -4,7 +4,7 @@ Importing this imports none of torch, rich, pyarrow, matplotlib, tensorboard: ea
 first needed.
 """
 
-from roll.tracking.metrics_file import read_metrics
+from roll.tracking.metrics_file import look_at_metrics, read_metrics
 from roll.tracking.run_directory import RunDirectory
 from roll.tracking.spans import Spans
 from roll.tracking.summary import Summary
@@ -15,5 +15,6 @@ __all__ = [
     "Spans",
     "Summary",
     "Tracker",
+    "look_at_metrics",
     "read_metrics",
 ]

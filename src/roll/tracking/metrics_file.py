@@ -19,23 +19,67 @@ import contextlib
 import json
 import logging
 import math
+import os
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, BinaryIO, Literal, TypeAlias
 
+from roll.errors import RunDirectoryError
 from roll.tracking import atomic
+from roll.tracking.reading.files import Inside
 
-__all__ = ["Kind", "MetricsFile", "read_metrics"]
+__all__ = ["Kind", "MetricsFile", "look_at_metrics", "read_metrics"]
 
 logger = logging.getLogger(__name__)
 
 Kind: TypeAlias = Literal["train", "evaluation"]
 _OWN_KEYS = ("step", "kind")
+_LARGEST = 256 * 2**20
+_LONGEST_LINE = 4 * 2**20
+_MOST_LINES = 2**20
+_MOST_VALUES = 2**23
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """All whole lines, in order; an empty list where there is no file."""
     return [row for row, _ in _rows(path)]
+
+
+def look_at_metrics(path: Path) -> list[dict[str, Any]]:
+    """As `read_metrics`, of a file that anybody may have written; lines of more than 4 MiB are left out, too.
+
+    Raises:
+        RunDirectoryError: it is no regular file, a link leads to it, or it holds more than fits into the memory.
+    """
+    if not os.path.lexists(path):
+        return []
+    found: list[dict[str, Any]] = []
+    num_lines = num_values = 0
+    with Inside(path.parent).open(path.name) as file:
+        if os.fstat(file.fileno()).st_size > _LARGEST:
+            raise RunDirectoryError(f"'{path.name}' is larger than {_LARGEST // 2**20} MiB: `roll dashboard` shows it.")
+        for line in _lines(file):
+            num_lines += 1
+            for row in _parsed(line):
+                num_values += len(row)
+                found.append({sys.intern(name): value for name, value in row.items()})
+            if num_lines > _MOST_LINES or num_values > _MOST_VALUES:
+                raise RunDirectoryError(
+                    f"'{path.name}' has more than {_MOST_LINES:,} lines, or {_MOST_VALUES:,} values in them: "
+                    "`roll dashboard` shows it."
+                )
+    return found
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes]:
+    """Lines, those that are too long left out."""
+    while line := file.readline(_LONGEST_LINE):
+        if len(line) < _LONGEST_LINE or line.endswith(b"\n"):
+            yield line
+            continue
+        while line and not line.endswith(b"\n"):
+            line = file.readline(_LONGEST_LINE)
 
 
 class MetricsFile:

@@ -125,9 +125,10 @@ def summarise(
     setup_s: float | None = None,
     peak_rss_bytes: int | None = None,
     tracker_failures: int = 0,
+    rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> Summary:
-    """Sum up what `metrics.jsonl` holds."""
-    rows = read_metrics(metrics_path)
+    """Sum up what `metrics.jsonl` holds; `rows` are its lines, where they were read already."""
+    rows = read_metrics(metrics_path) if rows is None else rows
     steps = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     accuracies = _Course.of(evaluations, lambda row: row.get("eval/accuracy"))

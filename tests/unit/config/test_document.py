@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import yaml
@@ -176,14 +177,25 @@ def test_what_is_written_means_the_same_to_a_yaml_1_1_reader():
 
 def test_text_with_very_many_values_is_refused_before_all_of_it_is_read():
     begun = _Loader("[" + "a," * 300_000 + "]")
-    with pytest.raises(yaml.YAMLError, match="more than 100000 values"):
+    with pytest.raises(yaml.YAMLError, match="more than 20000 values"):
         begun.get_single_node()
-    assert begun.get_mark().index < 250_000
-    with pytest.raises(ConfigError, match=r"c\.yaml: .*more than 100000 values: this is not a configuration"):
-        parse("[" + "a," * 100_001 + "]", "c.yaml")
+    assert begun.get_mark().index < 50_000
+    with pytest.raises(ConfigError, match=r"c\.yaml: .*more than 20000 values: this is not a configuration"):
+        parse("[" + "a," * 20_001 + "]", "c.yaml")
 
 
 @pytest.mark.parametrize("number", ["9" * 5000, "0x" + "f" * 5000, "0o" + "7" * 9000])
 def test_a_number_that_nothing_can_print_is_refused(number):
     with pytest.raises(ConfigError, match=r"c\.yaml:1: the number .{20}… is too long"):
         parse(f"a: {number}", "c.yaml")
+
+
+def test_a_file_that_is_no_configuration_is_refused_by_its_size_without_reading_all_of_it(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # a sparse terabyte
+    with pytest.raises(ConfigError, match=r"c\.yaml' is larger than 16 MiB: no configuration is"):
+        read(path)
+    path.write_text("".join(f"key{i}: 1\n" for i in range(200_000)))
+    with pytest.raises(ConfigError, match="more than 20000 values: this is not a configuration"):
+        read(path)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from roll.dashboard.files import Inside
 from roll.dashboard.metrics import Metrics
 from roll.tracking.metrics_file import MetricsFile
+from roll.tracking.reading.files import Inside
 
 
 def read(path: Path) -> Metrics:

@@ -14,8 +14,8 @@ import pytest
 from unit.dashboard.conftest import client_of, ids
 from unit.tracking.conftest import make_group
 
-from roll.dashboard.files import Inside
 from roll.dashboard.rollouts import Rollouts, file_of, row_of
+from roll.tracking.reading.files import Inside
 from roll.tracking.rollout_table import TOKEN_COLUMNS, write_rollouts
 
 MakeRun = Callable[..., Path]

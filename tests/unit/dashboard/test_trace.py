@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from unit.dashboard.conftest import trace_of
 
-from roll.dashboard.files import Inside
 from roll.dashboard.trace import Trace
+from roll.tracking.reading.files import Inside
 from roll.tracking.trace import TraceFile
 
 
@@ -54,7 +54,7 @@ def test_a_trace_that_grows_is_read_on_from_where_it_was(tmp_path: Path) -> None
 def test_a_trace_that_is_rewritten_while_it_is_read_shows_only_what_stands_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.files._CHUNK", 300)
+    monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 300)
     path = tmp_path / "trace.json"
     TraceFile(path).append(trace_of(2))
     trace = Trace(Inside(tmp_path))
@@ -129,3 +129,17 @@ def test_what_is_no_event_is_left_out(tmp_path: Path) -> None:
     lines += ['{"ts":1,"ph":"X","name":[]},', '{"ts":5,"ph":"X","name":"n","dur":"x","tid":-7,"pid":null,"args":[1]},']
     (tmp_path / "trace.json").write_text("\n".join(lines) + "\n{")
     assert spans(read(tmp_path).lanes(None, None, 100)) == [("controller", "n", 0.0, 0.0)]
+
+
+def test_spans_that_never_end_take_no_more_than_their_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.dashboard.trace._MOST_OPEN", 3)
+    rollout = {"pid": 1_000_000_003, "tid": 0, "cat": "rollout", "name": "generating" + "g" * 1000}
+    events: list[dict[str, Any]] = [{"ts": i, "ph": "b", "id": f"train-{i}.0", **rollout} for i in range(10)]
+    events += [{"ts": 20, "ph": "e", "id": f"train-{i}.0", **rollout} for i in range(11)]
+    TraceFile(tmp_path / "trace.json").append(events)
+    trace = read(tmp_path)
+    found = trace.lanes(None, None, 100)
+    assert [span["args"]["id"] for span in found["spans"]] == ["train-7.0", "train-8.0", "train-9.0"]
+    assert len({span["lane"] for span in found["spans"]}) == 3
+    assert {len(span["name"]) for span in found["spans"]} == {200}
+    assert len(trace._open) <= 3 and len(trace._slots) <= 3

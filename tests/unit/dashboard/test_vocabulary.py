@@ -9,8 +9,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 
 from roll.dashboard import vocabulary
-from roll.dashboard.files import Inside
 from roll.dashboard.vocabulary import TOKENIZER, Vocabularies
+from roll.tracking.reading.files import Inside
 
 
 def test_a_broken_tokenizer_is_parsed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

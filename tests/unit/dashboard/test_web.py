@@ -146,11 +146,21 @@ def test_unknown_things_are_refused_with_a_reason(make_run: MakeRun) -> None:
         (f"/api/runs/{run}/rollouts?sort=no", 400), (f"/api/runs/{run}/rollouts?limit=501", 400),
         (f"/api/runs/{run}/rollouts?reward_min=x", 400), (f"/api/runs/{run}/series?names=a&kind=no", 400),
         (f"/api/runs/{run}/series", 400), ("/api", 404), ("/api/runs/", 404), (f"/api/diff?runs={run},no", 404),
+        (f"/api/runs/{run}/rollouts?kind=foo", 400), (f"/api/runs/{run}/rollouts?domain=a&domain=b", 400),
         (f"/api/runs/{run}/rollouts/{2**70}", 404), (f"/api/runs/{run}/rollouts/-1", 404),
     ):  # fmt: skip
         answer = client.get(url)
         assert answer.status_code == status, (url, answer.text)
         assert strict(answer)["error"]
+
+
+def test_the_head_of_what_would_be_answered_can_be_asked_for(make_run: MakeRun) -> None:
+    client = client_of(make_run())
+    run = ids(client)["demo"]
+    for url in ("/api/runs", *endpoints(run, row_of(1, "train", 0)), f"/api/runs/{run}/events"):
+        assert client.head(url).status_code == 200, url
+    assert client.head("/api/runs/none/metrics").status_code == 404
+    assert client.post("/api/runs").status_code == 405
 
 
 def test_a_plan_beside_the_run_is_shown_and_without_one_it_says_how(make_run: MakeRun) -> None:
@@ -286,7 +296,10 @@ def test_a_row_with_values_of_another_type_is_refused_with_the_reason(make_run: 
     (run,) = ids(client).values()
     one = f"/api/runs/{run}/rollouts/{row_of(2, 'train', 0)}"
     answer = client.get(one)
-    assert answer.status_code == 404 and "'step-000002.parquet' is no file of rollouts" in answer.json()["error"]
+    assert (
+        answer.status_code == 404
+        and "'step-000002.parquet' holds no rollouts that can be read" in answer.json()["error"]
+    )
 
 
 @pytest.mark.parametrize("column", ["token_ids", "policy_versions", "turns", "branches"])

@@ -1,11 +1,12 @@
 """The rollouts of a run for looking at: what a list of them shows, filters, and one rollout in full.
 
-rollouts/*.parquet, one file at a time ──► rows of the list (no texts, no tokens) ──► those that a filter takes
+rollouts/*.parquet, in portions ──► rows of the list (no texts, no tokens) ──► those that a filter takes
                                                                      └──► one rollout, read when it is opened
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import re
@@ -13,11 +14,16 @@ import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from roll.errors import UserError
+import numpy as np
+
+from roll.errors import RunDirectoryError, UserError
 from roll.registry import nearest
-from roll.tracking.visible import shortened
+from roll.tracking.reading.files import Inside
+from roll.tracking.reading.rollout_files import RolloutTable, as_written, compute, distinct, holding, opened, place_of
+from roll.tracking.rollout_table import rollout_schema
+from roll.types import FinishReason, RolloutStatus
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -36,17 +42,23 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
     "=": operator.eq,
 }
 _CONDITION = re.compile(r"([a-z_]+)(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
-_TEXTS = ["prompt", "text"]
-_READ = [
-    "step", "rollout_id", "draw_id", "index", "domain", "policy_versions", "finish_reason", "status", "reward",
-    "verdict", "correct", "advantage", "engine_id",
-]  # fmt: skip
+_TEXTS = ("prompt", "text")
+_READ = (
+    "step", "rollout_id", "draw_id", "index", "domain", "finish_reason", "status", "reward", "verdict", "correct",
+    "advantage", "engine_id",
+)  # fmt: skip
 _IN_FULL = [
     "step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause", "components",
     "messages", "text", "answer",
 ]  # fmt: skip
 _TOKENS = ["token_ids", "logprobs", "policy_versions"]
-_FILE = re.compile(r"(eval-)?step-(\d+)\.parquet")
+_CLOSED = {
+    "kind": ("train", "eval"),
+    "correct": ("yes", "no"),
+    "status": tuple(str(status) for status in RolloutStatus),
+    "finish": get_args(FinishReason),
+}
+"""Columns that have no other values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,35 +91,39 @@ class RolloutFile:
         Raises:
             UserError: the file is damaged, or was written by something else.
         """
-        import pyarrow.compute as pc
 
         if not wanted.may_take({"kind": self.kind, "step": self.step}):
             return
-        table = self._table([*_READ, *(_TEXTS if wanted.words else ())])
-        lengths = table["policy_versions"]
-        if lengths.null_count == len(lengths):  # an earlier version's file
-            lengths = self._table(["token_ids"])["token_ids"]
-        texts = [table[name].to_pylist() for name in _TEXTS] if wanted.words else []
-        made = pc.call_function("list_value_length", [lengths]).to_pylist()
-        for number, row in enumerate(table.select([c for c in _READ if c != "policy_versions"]).to_pylist()):
-            values = {
-                "step": self.step if row["step"] is None else row["step"],
-                "draw": row["draw_id"],
-                "index": row["index"],
-                "reward": row["reward"],
-                "advantage": row["advantage"],
-                "tokens": made[number],
-                "kind": self.kind,
-                "domain": row["domain"],
-                "verdict": row["verdict"],
-                "status": row["status"],
-                "finish": row["finish_reason"],
-                "correct": None if row["correct"] is None else "yes" if row["correct"] else "no",
-                "engine": row["engine_id"],
-                "id": row["rollout_id"],
-            }
-            if wanted.takes(values, [column[number] or "" for column in texts]):
-                yield Row(self, number, values)
+        with self._opened() as file:
+            lengths = next((name for name in ("num_tokens", "policy_versions") if name in file.names), "token_ids")
+            start = 0
+            for portion in file.portions({*_READ, *(_TEXTS if wanted.words else ()), lengths}):
+                hits = _hits(portion, wanted.words)
+                made = _lengths(portion, lengths)
+                columns = (_column(portion, name) for name in _READ)
+                for place, row in enumerate(zip(*columns, strict=True)):
+                    values = self._values(dict(zip(_READ, row, strict=True)), made[place])
+                    if hits[place] and wanted.may_take(values):
+                        yield Row(self, start + place, values)
+                start += portion.num_rows
+
+    def _values(self, row: dict[str, Any], tokens: int | None) -> dict[str, Any]:
+        return {
+            "step": self.step if row["step"] is None else row["step"],
+            "draw": row["draw_id"],
+            "index": row["index"],
+            "reward": row["reward"],
+            "advantage": row["advantage"],
+            "tokens": tokens,
+            "kind": self.kind,
+            "domain": row["domain"],
+            "verdict": row["verdict"],
+            "status": row["status"],
+            "finish": row["finish_reason"],
+            "correct": None if row["correct"] is None else "yes" if row["correct"] else "no",
+            "engine": row["engine_id"],
+            "id": row["rollout_id"],
+        }
 
     def rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:
         """What can be read of one rollout; with `tokens` its tokens instead.
@@ -115,39 +131,61 @@ class RolloutFile:
         Raises:
             UserError: as `rows`; or the file has become shorter, as by a resume.
         """
-        found = self._table(_TOKENS if tokens else _IN_FULL).slice(number, 1).to_pylist()
-        if not found:
-            raise UserError(f"'{self.path}' holds fewer rollouts than before: read the files again.")
-        return found[0]
+        columns = _TOKENS if tokens else _IN_FULL
+        with self._opened() as file:
+            return dict.fromkeys(columns) | file.rows([number], columns)[0]
 
-    def _table(self, columns: list[str]) -> pa.Table:
-        """Columns, of the types that a run writes; those that an earlier version did not write are null."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[RolloutTable]:
+        with opened(Inside(self.path.parent.parent), self.path.name) as file:
+            if "rollout_id" not in file.names:
+                raise RunDirectoryError(
+                    f"'{self.path}' holds no rollouts that can be read: it has no column 'rollout_id'."
+                )
+            yield file
 
-        from roll.tracking.rollout_table import rollout_schema
 
-        schema = pa.schema([rollout_schema().field(name) for name in columns])
-        try:
-            present = pq.read_schema(self.path).names
-            if "rollout_id" not in present:
-                raise ValueError("it has no column 'rollout_id'.")
-            read = pq.read_table(self.path, columns=list({"rollout_id", *columns} & {*present}), partitioning=None)
-            found = [read[f.name] if f.name in present else pa.nulls(len(read), f.type) for f in schema]
-            table = pa.table(found, names=columns).cast(schema, safe=False)
-            table.validate(full=True)  # of texts, whether they are UTF-8
-            return table
-        except (OSError, pa.ArrowException, ValueError, TypeError, KeyError) as error:
-            first = shortened((str(error).splitlines() or [""])[0], 200)
-            raise UserError(f"'{self.path}' holds no rollouts that can be read: {first}") from error
+def _in_both(portion: pa.RecordBatch, names: Sequence[str]) -> list[str]:
+    return [name for name in names if name in portion.schema.names]
+
+
+def _column(portion: pa.RecordBatch, name: str) -> list[Any]:
+    """[R] plain values; a text that many rows have is one object."""
+    import pyarrow as pa
+
+    if name not in portion.schema.names:
+        return [None] * portion.num_rows
+    written = rollout_schema().field(name).type
+    if not (pa.types.is_string(written) or pa.types.is_dictionary(written)):
+        return as_written(portion.select([name])).column(0).to_pylist()
+    codes, texts = distinct(portion.column(name))
+    values = [*texts.to_pylist(), None]
+    return [values[code] for code in codes.tolist()]
+
+
+def _hits(portion: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
+    """[R] whether each word stands in prompt or text."""
+    found = np.ones(portion.num_rows, bool)
+    for word in words:
+        texts = [holding(portion.column(name), word) for name in _in_both(portion, _TEXTS)]
+        found &= np.logical_or.reduce(texts) if texts else np.zeros(portion.num_rows, bool)
+    return found
+
+
+def _lengths(portion: pa.RecordBatch, name: str) -> list[int | None]:
+    """[R] how many tokens each answer has: a column of numbers, or of lists in files of earlier versions."""
+    if name not in portion.schema.names:
+        return [None] * portion.num_rows
+    column = as_written(portion.select([name])).column(0)
+    return column.to_pylist() if name == "num_tokens" else compute().list_value_length(column).to_pylist()
 
 
 def rollout_files(directory: Path) -> list[RolloutFile]:
-    """Files of a run, the newest step first; of a step, its evaluation after it."""
+    """Files of a run's `rollouts/`, the newest step first; of a step, its evaluation after it."""
     found = []
-    for path in directory.glob("*.parquet"):
-        if (match := _FILE.fullmatch(path.name)) and path.is_file():
-            found.append(RolloutFile(path, "eval" if match[1] else "train", int(match[2])))
+    for name in Inside(directory.parent).stamps(directory.name):
+        if (place := place_of(name)) and not (directory / name).is_dir():
+            found.append(RolloutFile(directory / name, "eval" if place[1] == "eval" else "train", place[0]))
     return sorted(found, key=lambda file: (-file.step, file.kind != "train"))
 
 
@@ -162,13 +200,6 @@ class Filter:
     def may_take(self, known: dict[str, Any]) -> bool:
         """Whether it could take a rollout of which only these values are known."""
         return all(holds(known[name]) for name, holds in self.conditions if name in known)
-
-    def takes(self, values: dict[str, Any], texts: Sequence[str]) -> bool:
-        """Whether a rollout is one of them."""
-        if not self.may_take(values):
-            return False
-        lowered = [text.lower() for text in texts] if self.words else []
-        return all(any(word in text for text in lowered) for word in self.words)
 
 
 def parse_filter(text: str) -> Filter:
@@ -190,6 +221,8 @@ def parse_filter(text: str) -> Filter:
         name, sign, value = match.groups()
         if name not in COLUMNS:
             raise UserError(f"rollouts have no '{name}'.{nearest(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
+        if sign == "=" and any(part != other and other.startswith(f"{name}=") for other in parts):
+            raise UserError(f"'{name}=' is written twice, and no rollout can be both: keep one, or write a range.")
         conditions.append((name, _number(name, sign, value) if name in NUMBERS else _word(name, sign, value)))
     return Filter(tuple(conditions), tuple(words))
 
@@ -211,6 +244,10 @@ def _number(name: str, sign: str, value: str) -> Callable[[Any], bool]:
 def _word(name: str, sign: str, value: str) -> Callable[[Any], bool]:
     if sign not in ("=", "!="):
         raise UserError(f"'{name}{sign}{value}': {name} is no number: write {name}=… or {name}!=….")
+    if value not in _CLOSED.get(name, (value,)):
+        raise UserError(
+            f"'{name}{sign}{value}': {name} is {' or '.join(_CLOSED[name])}.{nearest(value, _CLOSED[name])}"
+        )
     return lambda found: ((found or "") == value) is (sign == "=")
 
 
@@ -223,9 +260,8 @@ def sorted_rows(rows: Sequence[Row], column: str) -> list[Row]:
     name = column.removeprefix("-")
     if name not in COLUMNS:
         raise UserError(f"rollouts have no '{name}'.{nearest(name, COLUMNS)} They have: {', '.join(COLUMNS)}.")
-    with_value = sorted((row for row in rows if _is_value(row.values[name])), key=lambda row: row.values[name])
-    if column.startswith("-"):
-        with_value.reverse()
+    with_value = [row for row in rows if _is_value(row.values[name])]
+    with_value.sort(key=lambda row: row.values[name], reverse=column.startswith("-"))
     return [*with_value, *(row for row in rows if not _is_value(row.values[name]))]
 
 

@@ -8,6 +8,7 @@ markup in it act; of a long text, the first part is shown; the run's files are o
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -31,6 +32,8 @@ __all__ = ["RolloutApp"]
 
 MOST_ROWS = 20_000
 """Of a list: a filter finds the rest."""
+MOST_ATTEMPTS = 256
+"""Of a group."""
 MOST_CHARACTERS = 20_000
 """Of one text."""
 HELP = """\
@@ -118,7 +121,7 @@ class RolloutApp(App[None]):
         count = 0
         for file in rollout_files(self.directory.rollouts_dir):
             try:
-                found = list(file.rows(wanted))[: MOST_ROWS - count]
+                found = list(itertools.islice(file.rows(wanted), MOST_ROWS - count))
             except UserError as error:
                 self.call_from_thread(self._failed, str(error))
                 continue
@@ -213,7 +216,8 @@ class RolloutApp(App[None]):
         if (row := self.chosen) is None or len(self.screen_stack) > 1:
             return
         try:
-            attempts = [other for other in row.file.rows(Filter()) if other.group == row.group]
+            same = (other for other in row.file.rows(Filter()) if other.group == row.group)
+            attempts = list(itertools.islice(same, MOST_ATTEMPTS))
         except UserError as error:  # the file is gone, or has changed, since it was listed
             self._failed(str(error))
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import sys
 from collections.abc import Sequence
 
@@ -18,6 +19,9 @@ from roll.tracking import RunDirectory
 
 __all__ = ["show_rollouts"]
 
+_AT_ONCE = 10_000
+"""Rows that are sorted together."""
+
 
 def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int) -> None:
     """Show the rollouts of a run, on the full screen or as a table.
@@ -29,6 +33,8 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
     wanted = parse_filter(filters)
     sorted_rows([], sort or "step")
     files = rollout_files(run.rollouts_dir)
+    if run.rollouts_dir.is_symlink():
+        raise UserError(f"'{run.rollouts_dir}' is a link, which is not followed: give the run that holds the files.")
     if not files:
         raise UserError(f"run '{path}' has no rollouts yet, or was trained with tracking.rollouts=false.")
     if not plain and sys.stdin.isatty() and sys.stdout.isatty():
@@ -39,24 +45,26 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
         else:
             RolloutApp(run, filters, sort).run()
             return
-    rows, damaged = _rows(files, wanted, limit if not sort else None)
+    rows, damaged = _rows(files, wanted, sort, limit)
     if len(damaged) == len(files):
         raise damaged[0]
     for error in damaged:
         click.echo(f"Left out: {error}", err=True)
-    click.echo(_table((sorted_rows(rows, sort) if sort else rows)[:limit]))
+    click.echo(_table(rows))
 
 
-def _rows(files: Sequence[RolloutFile], wanted: Filter, limit: int | None) -> tuple[list[Row], list[UserError]]:
-    """Those that a filter takes, of the newest files until there are `limit`; and of damaged files, what is wrong."""
+def _rows(files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int) -> tuple[list[Row], list[UserError]]:
+    """The first `limit` that a filter takes, newest files first or by a column; and of damaged files, what is wrong."""
     rows: list[Row] = []
     damaged: list[UserError] = []
     for file in files:
+        found = file.rows(wanted)
         try:
-            rows += file.rows(wanted)
+            while more := list(itertools.islice(found, _AT_ONCE if sort else limit - len(rows))):
+                rows = sorted_rows([*rows, *more], sort)[:limit] if sort else [*rows, *more]
         except UserError as error:
             damaged.append(error)
-        if limit is not None and len(rows) >= limit:
+        if not sort and len(rows) >= limit:
             break
     return rows, damaged
 

@@ -94,8 +94,21 @@ def _std(value: Any, _: Values) -> str:
     return {True: "group", False: "none", "True": "group", "False": "none"}.get(value, value)
 
 
+def _names(values: Values) -> list[str]:
+    """Of `reward_funcs`, which TRL's command line also takes as one name.
+
+    Raises:
+        ConfigError: it holds no names.
+    """
+    given = values["reward_funcs"] or ()
+    names = given.split() if isinstance(given, str) else given
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"reward_funcs is a list of names, such as [accuracy_reward], not {str(given)[:80]!r}.")
+    return list(names)
+
+
 def _rewards(values: Values) -> Mapping[str, Any]:
-    names = list(values["reward_funcs"] or ())
+    names = _names(values)
     model = values["reward_model_name_or_path"]
     if not names and not model:
         raise ConfigError(
@@ -117,7 +130,7 @@ def _rewards(values: Values) -> Mapping[str, Any]:
         elif name == "get_soft_overlong_punishment":
             rewards.append({"type": "length", "free_tokens": 1024, "full_tokens": 1280})
         else:
-            module, _, function = str(name).rpartition(".")
+            module, _, function = name.rpartition(".")
             if not module:
                 raise ConfigError(f"'{name}' is neither a function of TRL nor a dotted path.")
             rewards.append({"type": "python", "function": f"{module}:{function}", "name": function})
@@ -133,7 +146,7 @@ def _rewards(values: Values) -> Mapping[str, Any]:
 
 
 def _functions(values: Values) -> Mapping[str, Any]:
-    own = [name for name in values["reward_funcs"] or () if "." in str(name)]
+    own = [name for name in _names(values) if "." in name]
     if own:
         raise Lost(
             f"{', '.join(own)} must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float` for one "

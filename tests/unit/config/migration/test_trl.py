@@ -192,3 +192,10 @@ def test_dpo_losses_are_methods(tmp_path, theirs, ours, settings):
 def test_a_file_that_fits_several_trainers_is_asked_about(tmp_path):
     with pytest.raises(ConfigError, match="--trainer"):
         converted(tmp_path, {"model_name_or_path": "some/model", "dataset_name": "rows.jsonl"})
+
+
+def test_one_reward_function_needs_no_list(tmp_path):
+    _, alone = converted(tmp_path, GRPO | {"reward_funcs": "accuracy_reward"})
+    assert alone == converted(tmp_path, GRPO)[1]
+    with pytest.raises(ConfigError, match=r"reward_funcs is a list of names, such as \[accuracy_reward\], not '7'"):
+        converted(tmp_path, GRPO | {"reward_funcs": 7})

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from roll.dashboard.files import Inside, Tail
 from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside, Tail
 
 
 def lines(tail: Tail) -> bytes:
@@ -76,7 +76,7 @@ def test_a_line_that_is_too_long_is_refused_again_without_being_read_again(
 def test_a_file_that_is_rewritten_longer_while_it_is_read_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("roll.dashboard.files._CHUNK", 8)
+    monkeypatch.setattr("roll.tracking.reading.files._CHUNK", 8)
     path, tail = tmp_path / "f", Tail(Inside(tmp_path), "f")
     path.write_bytes(b"old-001\nold-002\nold-003\n")
     reading = tail.chunks()

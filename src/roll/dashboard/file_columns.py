@@ -1,0 +1,162 @@
+"""The columns of one file of rollouts that the index holds, and beginnings of its texts.
+
+Files of earlier versions, which have no `num_tokens`, `num_turns` and `oldest_version`, are read through their lists.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll.tracking.reading.files import Inside
+from roll.tracking.reading.rollout_files import compute, distinct, opened
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["LABELS", "MOST_LABELS", "NUMBERS", "FileColumns", "read_columns"]
+
+NUMBERS: dict[str, Any] = {
+    "draw_id": np.int64,
+    "index": np.int32,
+    "reward": np.float64,
+    "advantage": np.float64,
+    "correct": np.float32,
+    "num_tokens": np.float32,
+    "num_turns": np.float32,
+    "policy_version": np.float32,
+}
+"""Numbers and how they are held; NaN where the file has none. `policy_version` is the oldest of a row."""
+LABELS = ("domain", "verdict", "status", "finish_reason", "engine_id")
+MOST_LABELS = 4096
+"""Texts of one kind of label; rows with others have none."""
+PREVIEW = 200
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileColumns:
+    """What the index needs of one file of R rows."""
+
+    num_rows: int
+    numbers: dict[str, np.ndarray]
+    """[R] of each of `NUMBERS`."""
+    labels: dict[str, tuple[np.ndarray, list[str]]]
+    """[R] of each of `LABELS`: which of the texts, and the texts."""
+
+
+def read_columns(inside: Inside, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
+    """The columns that an index needs.
+
+    Args:
+        inside: the run's directory.
+        name: of the file.
+        keep: takes the beginnings of prompt and text of the next rows.
+
+    Raises:
+        RunDirectoryError: the file cannot be read, or is not what a run writes.
+    """
+    with opened(inside, name) as file:
+        wanted = {*NUMBERS, *LABELS, "prompt", "text"} - {"policy_version"}
+        wanted |= {"oldest_version"} if "oldest_version" in file.names else {"policy_versions"}
+        wanted |= set() if "num_tokens" in file.names else {"token_ids"}
+        numbers = {column: [np.empty(0, dtype)] for column, dtype in NUMBERS.items()}
+        codes = {label: [np.empty(0, np.int64)] for label in LABELS}
+        known: dict[str, dict[str, int]] = {label: {"": 0} for label in LABELS}
+        for portion in file.portions(wanted):
+            columns = dict(zip(portion.schema.names, portion.columns, strict=True))
+            for column, dtype in NUMBERS.items():
+                numbers[column].append(_numbers(_source(column, columns), dtype, portion.num_rows))
+            for label in LABELS:
+                codes[label].append(_labels(columns.get(label), portion.num_rows, known[label]))
+            keep(list(zip(*(_beginnings(columns.get(c), portion.num_rows) for c in ("prompt", "text")), strict=True)))
+        return FileColumns(
+            num_rows=file.num_rows,
+            numbers={column: np.concatenate(parts) for column, parts in numbers.items()},
+            labels={label: (np.concatenate(parts), list(known[label])) for label, parts in codes.items()},
+        )
+
+
+def _source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
+    """The numbers of `column`, worked out of lists where the file is of an earlier version."""
+    import pyarrow as pa
+
+    pc = compute()
+    if column == "num_tokens" and column not in columns and "token_ids" in columns:
+        return pc.list_value_length(columns["token_ids"])
+    if column in ("policy_version", "num_turns") and column not in columns:
+        if column == "policy_version" and "oldest_version" in columns:
+            return columns["oldest_version"]
+        versions = columns.get("policy_versions")
+        if versions is None or not pa.types.is_list(versions.type):
+            return None
+        return pa.array((_oldest if column == "policy_version" else _turns)(versions), from_pandas=True)
+    return columns.get(column)
+
+
+def _oldest(versions: pa.ListArray) -> np.ndarray:
+    """[R] the oldest version that made a token of each row; NaN where none did."""
+    values = versions.values.to_numpy(zero_copy_only=False).astype(np.float64)
+    values = np.append(np.where(values < 0, np.inf, values), np.inf)
+    offsets = versions.offsets.to_numpy()
+    found = np.minimum.reduceat(values, np.minimum(offsets[:-1], len(values) - 1)) if len(offsets) > 1 else values[:0]
+    return np.where((np.diff(offsets) > 0) & np.isfinite(found), found, np.nan)
+
+
+def _turns(versions: pa.ListArray) -> np.ndarray:
+    """[R] stretches of tokens that the engine made."""
+    made = versions.values.to_numpy(zero_copy_only=False) >= 0
+    offsets = versions.offsets.to_numpy()
+    begins = made.copy()
+    begins[1:] &= ~made[:-1]
+    starts = offsets[:-1][np.diff(offsets) > 0]
+    begins[starts] = made[starts]
+    total = np.concatenate([[0], np.cumsum(begins)])
+    return (total[offsets[1:]] - total[offsets[:-1]]).astype(np.float64)
+
+
+def _numbers(source: pa.Array | None, dtype: Any, num_rows: int) -> np.ndarray:
+    import pyarrow as pa
+
+    pc = compute()
+    empty = -1 if np.issubdtype(dtype, np.integer) else np.nan
+    if source is None:
+        return np.full(num_rows, empty, dtype)
+    try:
+        as_type = pa.int64() if empty == -1 else pa.float64()
+        cast = pc.fill_null(pc.cast(source, as_type, safe=False), empty)
+        with np.errstate(all="ignore"):
+            return cast.to_numpy(zero_copy_only=False).astype(dtype)
+    except pa.ArrowException:
+        return np.full(num_rows, empty, dtype)
+
+
+def _labels(source: pa.Array | None, num_rows: int, known: dict[str, int]) -> np.ndarray:
+    """[R] codes of the labels, new ones added to `known`."""
+    codes, texts = _cut(source, num_rows)
+    for text in texts:
+        if len(known) < MOST_LABELS:
+            known.setdefault(text, len(known))
+    return np.array([*(known.get(text, 0) for text in texts), 0], np.int64)[codes]
+
+
+def _beginnings(source: pa.Array | None, num_rows: int) -> list[str]:
+    codes, texts = _cut(source, num_rows)
+    texts.append("")
+    return [texts[code] for code in codes.tolist()]
+
+
+def _cut(source: pa.Array | None, num_rows: int) -> tuple[np.ndarray, list[str]]:
+    """[R] which of the texts, -1 for none; and the first characters of each."""
+    import pyarrow as pa
+
+    try:
+        if source is not None:
+            codes, texts = distinct(source)
+            cut = compute().utf8_slice_codeunits(texts, 0, PREVIEW).to_pylist()
+            return codes, [text or "" for text in cut]
+    except (pa.ArrowException, UnicodeDecodeError):
+        pass
+    return np.full(num_rows, -1), []

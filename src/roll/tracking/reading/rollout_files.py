@@ -1,0 +1,236 @@
+"""Files of rollouts (`roll.tracking.rollout_table`), by whomever they were written: portions, rows, texts.
+
+    rollouts/*.parquet ─ metadata ─► refused, or portions of tens of MiB ─► columns, some rows in full, hits of a search
+
+Invariants:
+    - no more is decoded at once than metadata says that `_PORTION` bytes hold, or one row;
+    - texts stay in the dictionaries that a file has them in, so that one that a million rows share is held once;
+    - a row becomes Python's own values only once its size is known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll.errors import RunDirectoryError
+from roll.tracking.reading.files import Inside
+from roll.tracking.rollout_table import rollout_schema
+from roll.tracking.visible import shortened
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+__all__ = ["MOST_ROWS", "RolloutTable", "as_written", "compute", "distinct", "holding", "opened", "place_of"]
+
+MOST_ROWS = 2**20
+"""Of one file."""
+_MOST_AT_ONCE = 2**16
+_PORTION = 64 * 2**20
+_LARGEST_GROUP = 2**30
+"""Bytes of the columns that are read of one row group."""
+_LARGEST_ROWS = 64 * 2**20
+"""Bytes of what is spelt out together."""
+_BYTES_PER_VALUE = 8
+_WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches"))
+"""Lists in which a run leaves nothing out."""
+_NAME = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
+
+
+def compute() -> Any:
+    """`pyarrow.compute`, whose functions are made when it is imported, so that no type checker knows them."""
+    import pyarrow.compute
+
+    return pyarrow.compute
+
+
+def place_of(name: str) -> tuple[int, str] | None:
+    """Step and kind (`train` or `eval`) of a file's rollouts; `None` where it is not called as a run calls them."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[2]), "eval" if match[1] else "train")
+
+
+@contextlib.contextmanager
+def opened(inside: Inside, name: str) -> Iterator[RolloutTable]:
+    """A file of `rollouts/`.
+
+    Raises:
+        RunDirectoryError: it cannot be read, or is not what a run writes; also while it is read.
+    """
+    import pyarrow.parquet as pq
+
+    with inside.open("rollouts", name) as file:
+        try:
+            metadata = pq.read_metadata(file)
+            if metadata.num_rows > MOST_ROWS:
+                raise RunDirectoryError(f"'{name}' is larger than any file of rollouts that a run writes.")
+            leaves = [metadata.schema.column(index) for index in range(metadata.num_columns)]
+            texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
+            yield RolloutTable(name, pq.ParquetFile(file, metadata=metadata, read_dictionary=texts))
+        except RunDirectoryError:
+            raise
+        except Exception as error:  # whatever pyarrow makes of a file that anybody may have written
+            first = shortened((str(error).splitlines() or [""])[0], 200)
+            raise RunDirectoryError(f"'{name}' holds no rollouts that can be read: {first}") from None
+
+
+class RolloutTable:
+    """An open file; made by `opened`."""
+
+    def __init__(self, name: str, file: pq.ParquetFile) -> None:
+        self._name = name
+        self._file = file
+        self.num_rows: int = file.metadata.num_rows
+        self.names = frozenset(file.schema_arrow.names)
+        """Of its columns."""
+
+    def portions(self, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
+        """All rows, some columns of them; those that the file has not are left out.
+
+        Raises:
+            RunDirectoryError: a row group is larger than any that a run writes.
+        """
+        yield from self._read(range(self._file.metadata.num_row_groups), sorted(self.names.intersection(columns)))
+
+    def rows(self, places: Sequence[int], columns: Collection[str] | None = None) -> list[dict[str, Any]]:
+        """Rows in full, or some columns of them, in the order asked for; only their row groups are read.
+
+        Raises:
+            RunDirectoryError: there is no such row, it has another type than a run's, or together they are too large.
+        """
+        names = sorted(self.names.intersection(rollout_schema().names if columns is None else columns))
+        found: dict[int, dict[str, Any]] = {}
+        left = _LARGEST_ROWS
+        for inner, taken in self._taken(places, names):
+            left -= sum(_size(column) for column in taken.columns)
+            if left < 0:
+                raise RunDirectoryError(
+                    f"'{self._name}' has more than {_LARGEST_ROWS // 2**20} MiB in the rollouts that were asked for."
+                )
+            found |= zip(inner, as_written(taken).to_pylist(), strict=True)
+        return [found[place] for place in places]
+
+    def beginnings(self, places: Sequence[int], column: str, longest: int) -> list[str]:
+        """The first `longest` characters of a column of texts, of some rows; empty where there is none.
+
+        Raises:
+            RunDirectoryError: there is no such row, or the column holds no texts.
+        """
+        found: dict[int, str] = {}
+        if column not in self.names:
+            return [""] * len(places)
+        for inner, taken in self._taken(places, [column]):
+            codes, texts = distinct(taken.column(column))
+            cut = [text or "" for text in compute().utf8_slice_codeunits(texts, 0, longest).to_pylist()]
+            found |= zip(inner, (cut[code] if code >= 0 else "" for code in codes.tolist()), strict=True)
+        return [found[place] for place in places]
+
+    def _taken(self, places: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
+        """Rows at `places` that lie in the same portion, with where each lies; in the file's order."""
+        metadata = self._file.metadata
+        sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
+        starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
+        if any(not 0 <= place < starts[-1] for place in places):
+            raise RunDirectoryError(f"'{self._name}' holds fewer rollouts than before: read the files again.")
+        for group in sorted({int(np.searchsorted(starts, place, side="right")) - 1 for place in places}):
+            start, last = starts[group], max(place for place in places if place < starts[group + 1])
+            for portion in self._read([group], names):
+                end = start + portion.num_rows
+                inner = sorted({place for place in places if start <= place < end})
+                if inner:
+                    yield inner, portion.take(np.array(inner) - start)
+                start = end
+                if start > last:
+                    break
+
+    def _read(self, groups: Sequence[int], names: list[str]) -> Iterator[pa.RecordBatch]:
+        if groups:
+            at_once = self._rows_at_once(groups, frozenset(names))
+            yield from self._file.iter_batches(at_once, row_groups=list(groups), columns=names, use_threads=False)
+
+    def _rows_at_once(self, groups: Sequence[int], names: frozenset[str]) -> int:
+        metadata = self._file.metadata
+        leaves = [i for i in range(metadata.num_columns) if metadata.schema.column(i).path.split(".")[0] in names]
+        rows = _MOST_AT_ONCE
+        for index in groups:
+            group = metadata.row_group(index)
+            chunks = (group.column(leaf) for leaf in leaves)
+            size = sum(max(chunk.total_uncompressed_size, chunk.num_values * _BYTES_PER_VALUE) for chunk in chunks)
+            if size > _LARGEST_GROUP:
+                raise RunDirectoryError(
+                    f"'{self._name}' has {size / 2**30:.1f} GiB in one row group: no run writes such a file."
+                )
+            rows = min(rows, _PORTION * group.num_rows // max(size, 1))
+        return max(1, rows)
+
+
+def distinct(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
+    """Texts and which of them each row has: [R] of their places, -1 where there is none.
+
+    Raises:
+        pa.ArrowException: it is no column of texts.
+    """
+    import pyarrow as pa
+
+    pc = compute()
+    if not pa.types.is_dictionary(column.type):
+        places = np.arange(len(column))
+        return np.where(column.is_null().to_numpy(zero_copy_only=False), -1, places), pc.cast(column, pa.string())
+    indices = pc.fill_null(pc.cast(column.indices, pa.int64()), -1).to_numpy(zero_copy_only=False)
+    used, codes = np.unique(indices, return_inverse=True)
+    missing = int(len(used) > 0 and used[0] < 0)
+    return codes - missing, pc.cast(column.dictionary.take(used[missing:]), pa.string())
+
+
+def holding(column: pa.Array, wanted: str) -> np.ndarray:
+    """[R] whether each text holds `wanted`, whatever its case.
+
+    Raises:
+        pa.ArrowException: it is no column of texts.
+    """
+    pc = compute()
+    codes, texts = distinct(column)
+    hits = pc.fill_null(pc.match_substring(texts, wanted, ignore_case=True), False).to_numpy(zero_copy_only=False)
+    return np.append(hits, False)[codes]
+
+
+def as_written(rows: pa.RecordBatch) -> pa.Table:
+    """Of the types that a run writes; columns that no run writes are left out.
+
+    Raises:
+        RunDirectoryError: a list has entries without a value. pa.ArrowException: a column is of another type.
+    """
+    import pyarrow as pa
+
+    schema = rollout_schema()
+    names = [name for name in rows.schema.names if name in schema.names]
+    kept = pa.Table.from_batches([rows.select(names)])
+    cast = kept.cast(pa.schema([schema.field(name) for name in names]), safe=False)
+    for name in _WHOLE.intersection(names):
+        if cast.column(name).combine_chunks().flatten().null_count:
+            raise RunDirectoryError(f"'{name}' has entries without a value.")
+    return cast
+
+
+def _size(column: pa.Array) -> int:
+    """Bytes of its values, each text counted wherever it stands."""
+    import pyarrow as pa
+
+    pc = compute()
+    if pa.types.is_dictionary(column.type):
+        texts = column.dictionary
+        is_text = pa.types.is_string(texts.type) or pa.types.is_binary(texts.type)
+        lengths = pc.binary_length(texts) if is_text else pa.array([texts.nbytes] * len(texts), pa.int64())
+        return int(pc.sum(pc.cast(lengths.take(column.indices), pa.int64())).as_py() or 0)
+    if pa.types.is_map(column.type):
+        return _size(column.keys) + _size(column.items)
+    if pa.types.is_struct(column.type):
+        return sum(_size(field) for field in column.flatten())
+    if pa.types.is_list(column.type):
+        return len(column) * _BYTES_PER_VALUE + _size(column.flatten())
+    return column.nbytes
