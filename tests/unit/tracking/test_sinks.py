@@ -386,6 +386,17 @@ def test_a_tracker_that_is_left_behind_at_the_end_is_counted_once() -> None:
     blocked.free.set()
 
 
+def test_settling_and_closing_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked, waits = _Blocked(), []
+    sink = GuardedSink("slow", lambda: blocked, close_limit_s=0.05)
+    sink.log(1, {"a": 1.0})
+    sink.settle()
+    monkeypatch.setattr(sink._thread, "join", waits.append)
+    sink.close()
+    blocked.free.set()
+    assert waits and waits[0] < 0.02
+
+
 def test_a_client_that_would_end_the_process_is_a_failure_like_others() -> None:
     class Leaving(_Blocked):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
