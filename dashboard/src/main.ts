@@ -198,7 +198,7 @@ const COMMANDS: Record<string, () => void> = {
 
 addEventListener("keydown", (event) => {
   const target = event.target as HTMLElement;
-  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog")) return;
+  if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
   if (target.matches("input:not([type=range]):not([type=checkbox]), select, textarea")) {
     if (event.key === "Escape") target.blur();
     return;

@@ -78,10 +78,9 @@ export class VirtualTable<R> {
       if (part.length === WINDOW || i * WINDOW + part.length >= total) this.windows.set(i, part);
     }
     this.total = total;
-    if (!keepPosition) {
-      this.top = 0;
-      this.selected = total ? 0 : -1;
-    }
+    if (!keepPosition) this.top = 0;
+    if (!keepPosition || this.selected < 0) this.selected = total ? 0 : -1;
+    this.selected = Math.min(this.selected, total - 1);
     this.top = Math.min(this.top, this.maxTop());
     this.spacer.style.height = `${Math.min(total * ROW_HEIGHT, MAX_HEIGHT)}px`;
     this.scroller.setAttribute("aria-rowcount", String(total + 1));

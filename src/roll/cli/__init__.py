@@ -7,12 +7,13 @@ misspelt key answer at once.
 from __future__ import annotations
 
 import sys
+from typing import NoReturn
 
 __all__ = ["main"]
 
 
-def main() -> None:
+def main() -> NoReturn:
     """Entry point of the console script."""
-    from roll.cli.main import run
+    from roll.cli.main import end, run
 
-    sys.exit(run(sys.argv[1:], own_process=True))
+    end(run(sys.argv[1:], own_process=True))

@@ -13,19 +13,23 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
+import os
 import signal
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
 from roll.cli.commands import Session, roll
 from roll.errors import AlarmError, RollError, UserError
 
-__all__ = ["guarded", "run"]
+__all__ = ["end", "guarded", "run"]
 
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
@@ -40,6 +44,18 @@ def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
     return guarded(
         lambda: roll.main(args=list(arguments), prog_name="roll", standalone_mode=False, obj=session), session
     )
+
+
+def end(code: int) -> NoReturn:
+    """End this process, also where a tracker's client would wait at its end for a server that answers nobody."""
+    sinks = sys.modules.get("roll.tracking.sinks")
+    if sinks is None or not sinks.left_behind():
+        sys.exit(code)
+    logging.shutdown()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 def guarded(action: Callable[[], object], session: Session) -> int:

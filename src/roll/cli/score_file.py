@@ -54,6 +54,11 @@ def rewards_named(texts: Sequence[str]) -> list[RewardConfig]:
             value = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise ConfigError(f"--reward {text!r} is not YAML: {str(error).splitlines()[0]}.") from None
+        if isinstance(value, str) and ":" in value:
+            raise ConfigError(
+                f"--reward {text!r} names a function, not a type of reward: "
+                f"write \"{{type: python, function: '{value}'}}\"."
+            )
         entries += value if isinstance(value, list) else [value]
     tree = {"reward": as_reward_list(entries)}
     try:

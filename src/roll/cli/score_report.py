@@ -135,6 +135,13 @@ def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
         lines.append(f"time       median {median}, longest {slowest}")
     counts = ", ".join(f"{verdict} {count}" for verdict, count in _verdicts(found).most_common(8))
     lines.append(f"verdicts   {counts}")
+    reasons: dict[str, list[str]] = {}
+    for scored in found:
+        if scored.result is None:
+            number = str(scored.line.number)
+            reasons.setdefault(scored.problem.removesuffix(f" (prompt 'line {number}')"), []).append(number)
+    for reason, numbers in list(reasons.items())[:5]:
+        lines.append(f"not scored lines {', '.join(numbers[:20])}: {reason}")
     expecting = sum(scored.line.expected is not None for scored in found)
     if expecting:
         surprising = [str(scored.line.number) for scored in found if scored.surprising]

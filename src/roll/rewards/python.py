@@ -113,8 +113,9 @@ def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
         inspect.signature(function).bind("text", "answer", {}, **config.options)
     except TypeError as error:
         options = "".join(f", {name}=…" for name in config.options)
+        hint = " It is a class: name a function, or an instance of it." if inspect.isclass(function) else ""
         raise ConfigError(
-            f"reward function '{source}' cannot be called as (text, answer, metadata{options}): {error}."
+            f"reward function '{source}' cannot be called as (text, answer, metadata{options}): {error}.{hint}"
         ) from None
     except ValueError:
         pass  # a built-in without a signature: its first call will tell

@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from roll.config.estimate import RoleMemory, activation_bytes_per_token
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
-from roll.simulation.costs import engine_costs, kv_capacity_tokens
+from roll.simulation.costs import kv_capacity_tokens
 from roll.simulation.hardware import Device, Model, device, model
-from roll.simulation.run import SimulatedRun, simulate
+from roll.simulation.run import SimulatedRun, engine_settings, simulate
 
 __all__ = ["Candidate", "Plan", "make_plan", "memory_of"]
 
@@ -70,6 +70,8 @@ class Candidate:
     tail_share: float
     """Of a step's time for which it would last if its longest answer were generated alone."""
     num_preempted: float
+    scoring_share: float = 0.0
+    """Of the time that rollouts took from engines' admitting them to their rewards, what scoring took."""
     part: int = 1
     """What it was simulated on: all devices and prompts, divided by this."""
 
@@ -87,7 +89,18 @@ class Candidate:
             return "training"
         if self.train_s > self.wait_s:
             return "training"
-        return "the longest answers" if self.tail_share > 0.6 else "generation throughput"
+        if self.tail_share > 0.6:
+            return "the longest answers"
+        if max(self.busy_share, self.tail_share) * self.step_s >= 0.5 * self.wait_s:
+            return "generation throughput"
+        if self.scoring_share > 0.5:
+            return "rewards"
+        return "environments" if self.has_turns else "generation throughput"
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether rollouts may wait for an environment."""
+        return self.config.environment is not None or self.config.recording is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -341,6 +354,8 @@ class _Search:
             what = self._too_big[-1] if self._too_big else f"{self.total} devices cannot be divided"
             return f"no division of the devices fits ({what})"
         if reference.train_s + reference.sync_s < 0.05 * reference.step_s and reference.tail_share < 0.3:
+            if reference.limit in ("rewards", "environments"):
+                return f"{reference.limit} take nearly all of a step: more or quicker ones would help"
             return "generation takes nearly all of a step, and keeps its engines busy: there is nothing to overlap with"
         if self.gain_bound(reference) < 1.1:
             return "its longest answers hold a step up only little"
@@ -364,7 +379,7 @@ def _candidate(
     def mean(field: str) -> float:
         return math.fsum(getattr(step, field) for step in run.steps) / len(run.steps)
 
-    costs = engine_costs(made_of, on, config.engine.tensor_parallel)
+    costs = engine_settings(config, made_of, on).costs
     longest = mean("longest")
     alone = longest * (costs.decode_s(1) + costs.context_s * longest / 2)
     return Candidate(
@@ -373,5 +388,6 @@ def _candidate(
         step_s=run.step_s,
         tail_share=min(1.0, alone / run.step_s),
         **{name: mean(name) for name in ("wait_s", "train_s", "sync_s", "busy_share", "num_preempted")},
+        scoring_share=run.recorder.scoring_share,
         part=part,
     )

@@ -17,6 +17,7 @@ from typing import Any
 from roll.rollout.lifecycle import FINAL, RolloutState, Transition
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.trace import TraceFile
+from roll.types import RolloutId
 
 __all__ = ["Recorder", "StepRecord"]
 
@@ -64,6 +65,10 @@ class Recorder:
     _hash: Any = field(default_factory=lambda: hashlib.blake2b(digest_size=16))
     _events: list[dict[str, Any]] = field(default_factory=list)
     _rollouts: RolloutTrace = field(init=False)
+    _since: dict[RolloutId, float] = field(default_factory=dict)
+    """When a rollout came to the state that it is in."""
+    _spent_s: dict[RolloutState, float] = field(default_factory=lambda: dict.fromkeys(RolloutState, 0.0))
+    """Of all rollouts together."""
     _num_generating: int = 0
     course: list[tuple[float, int]] = field(default_factory=list)
     """With a trace: rollouts that are being generated, whenever their number changes."""
@@ -84,10 +89,20 @@ class Recorder:
         """A hash of everything that happened so far."""
         return self._hash.hexdigest()
 
+    @property
+    def scoring_share(self) -> float:
+        """Of the time that rollouts were generated or scored, what scoring took; 0 where there was none."""
+        scoring, generating = self._spent_s[RolloutState.REWARDING], self._spent_s[RolloutState.GENERATING]
+        return scoring / (scoring + generating) if scoring else 0.0
+
     def on_transition(self, event: Transition) -> None:
         """Hear of a transition; a listener of `LifeCycle`."""
         self.num_transitions += 1
         self._hash.update(f"{event.rollout_id} {event.before} {event.after} {event.time!r} {event.detail}\n".encode())
+        if event.before is not None and (since := self._since.pop(event.rollout_id, None)) is not None:
+            self._spent_s[event.before] += event.time - since
+        if event.after not in FINAL:
+            self._since[event.rollout_id] = event.time
         if self.trace:
             self._rollouts.on_transition(event)
             change = (event.after is RolloutState.GENERATING) - (event.before is RolloutState.GENERATING)

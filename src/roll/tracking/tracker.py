@@ -120,6 +120,7 @@ class Tracker:
             settings = config.model_dump(mode="json")
             terminal = stack.enter_context(logs.redirect_infrastructure_logs(run.log_path(LOG_ROLE)))
             self._sinks = open_sinks(run, config.tracking, settings, last_step)
+            stack.callback(self._say_who_was_left_behind)
             for sink in self._sinks:
                 stack.callback(sink.close)
             self.console = open_console(config.tracking.console, terminal)
@@ -314,6 +315,14 @@ class Tracker:
         self.console.phase(name)
         if name in ("generate", "reward"):
             self._show_progress()
+
+    def _say_who_was_left_behind(self) -> None:
+        for sink in self._sinks:
+            if sink.is_left_behind:
+                self.console.show(
+                    f"warning: tracking.{sink.name} did not end in its time and was left behind; it may lack the last "
+                    f"values, which {self.run.metrics_path} has"
+                )
 
     def _point_to_logs(self) -> None:
         written = sorted(self.run.logs_dir.glob("*.log"), key=lambda path: path.stat().st_mtime)

@@ -76,6 +76,19 @@ def test_one_that_cannot_be_scored_is_told_and_the_others_are(
     assert "2 answers, 1 scored" in out
 
 
+def test_why_answers_were_not_scored_is_said_in_full(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text(
+        "def reward(text, answer, metadata):\n    pass\n\nclass Scorer:\n    def __call__(self, *given): ...\n"
+    )
+    path = write(tmp_path / "a.jsonl", [{"response": "a", "answer": "b"}, {"response": "c", "answer": "d"}])
+    assert run(["reward", "test", path, "-r", f"{{type: python, function: '{mine}:reward'}}"]) == 1
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("not scored lines 1, 2: ")]
+    assert "return a number, a truth value" in said
+    assert run(["reward", "test", path, "-r", f"{{type: python, function: '{mine}:Scorer'}}"]) == 2
+    assert "It is a class: name a function, or an instance of it." in capsys.readouterr().err
+
+
 def configuration(tmp_path: Path, domains: list[str]) -> str:
     data = [
         {"source": "arithmetic", "domain": domain, "reward": "math" if i == 0 else {"type": "exact"}}
@@ -130,6 +143,7 @@ def test_a_malformed_line_is_told_by_its_number(
         (["-r", "mth"], "'mth' is not known. Did you mean 'math'?"),
         (["-r", "{type: math, extrct: boxed}"], "extrct"),
         (["-r", "{type: math"], "is not YAML"),
+        (["-r", "mine.py:reward"], "write \"{type: python, function: 'mine.py:reward'}\""),
         (["-c", "nowhere.yaml"], "nowhere.yaml"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from unit.simulation.run_helpers import steady
@@ -76,6 +77,23 @@ def test_the_limit_is_named() -> None:
     assert plan.synchronous.limit == "training"
     plan = make_plan(steady(SMALL | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 500.0}}))
     assert plan.synchronous.limit == "weight sync"
+
+
+@pytest.mark.parametrize(
+    ("slow", "limit"),
+    [
+        ({"reward": {"latency": {"type": "fixed", "value": 500.0}}}, "rewards"),
+        ({"environment": {"num_turns": 2, "latency": {"type": "fixed", "value": 250.0}}}, "environments"),
+        ({}, "generation throughput"),
+    ],
+)
+def test_engines_that_wait_for_others_are_not_called_the_limit(slow: dict[str, Any], limit: str) -> None:
+    """Answers of 400 tokens take seconds; what comes after them takes 500 s."""
+    few = SMALL | {"answer_tokens": {"type": "fixed", "value": 400}, "engine": {"step_s": 0.01, "max_num_seqs": 4}}
+    plan = make_plan(steady(few | {"training": {"passes": 0.0, "overhead_s": 0.0, "sync_s": 0.0}} | slow))
+    assert plan.synchronous.limit == limit
+    assert (plan.synchronous.busy_share < 0.1) == bool(slow)
+    assert not slow or "keeps its engines busy" not in plan.why_not
 
 
 LARGE = LONG_TAIL | {

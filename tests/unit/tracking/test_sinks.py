@@ -17,10 +17,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from roll.cli.main import end
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ConfigError
 from roll.tracking import RunDirectory, Tracker, read_metrics
-from roll.tracking.sinks import SINKS, GuardedSink, RolloutTable, rollout_table
+from roll.tracking.sinks import SINKS, GuardedSink, RolloutTable, guarded, rollout_table
 from roll.tracking.sinks.base import flattened, run_id
 
 HOSTILE = (
@@ -385,6 +386,17 @@ def test_a_tracker_that_is_left_behind_at_the_end_is_counted_once() -> None:
     blocked.free.set()
 
 
+def test_settling_and_closing_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked, waits = _Blocked(), []
+    sink = GuardedSink("slow", lambda: blocked, close_limit_s=0.05)
+    sink.log(1, {"a": 1.0})
+    sink.settle()
+    monkeypatch.setattr(sink._thread, "join", waits.append)
+    sink.close()
+    blocked.free.set()
+    assert waits and waits[0] < 0.02
+
+
 def test_a_client_that_would_end_the_process_is_a_failure_like_others() -> None:
     class Leaving(_Blocked):
         def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -450,3 +462,68 @@ def test_every_tracker_has_a_key_that_switches_it_on() -> None:
     from roll.config.operations import TrackingConfig
 
     assert set(SINKS) <= set(TrackingConfig.model_fields)
+
+
+def test_who_was_left_behind_is_said_and_the_process_may_end(
+    tmp_path: Path, demo: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A client's own hook would hold Python up at its end: the command ends without it, with its code."""
+    blocked = _Blocked()
+    monkeypatch.setattr(guarded, "_left_behind", set())
+    monkeypatch.setattr(
+        "roll.tracking.tracker.open_sinks", lambda *_: [GuardedSink("slow", lambda: blocked, close_limit_s=0.05)]
+    )
+    assert not guarded.left_behind()
+    config = demo.config(tmp_path / "runs", console="plain")
+    with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config, num_steps=1) as tracker:
+        demo.step(tracker, 1)
+    blocked.free.set()
+    said = " ".join(capfd.readouterr().out.split())
+    assert "tracking.slow did not end in its time and was left behind" in said
+    assert [row["step"] for row in read_metrics(run.metrics_path)] == [1]
+
+    ends: list[int] = []
+    monkeypatch.setattr("os._exit", ends.append)
+    end(3)
+    assert ends == [3]
+    monkeypatch.setattr(guarded, "_left_behind", set())
+    with pytest.raises(SystemExit) as ended:
+        end(4)
+    assert (ended.value.code, ends) == (4, [3])
+
+
+def test_a_tracker_whose_files_were_removed_says_so(sink: str, tmp_path: Path, demo: SimpleNamespace) -> None:
+    """Most clients would write on to what is gone."""
+    own = {"tensorboard": True} if sink == "tensorboard" else {"tensorboard": False, sink: "roll-tests"}
+    config: RLVRConfig = demo.config(tmp_path / "runs", **own, table_every_num_steps=1)
+    with RunDirectory.create(config.run_dir, {}) as run, Tracker(run, config, num_steps=2) as tracker:
+        demo.step(tracker, 1)
+        for one in tracker._sinks:
+            one.settle()
+        kept = {
+            "tensorboard": run.tensorboard_dir, "wandb": run.path / "wandb", "swanlab": run.path / "swanlog",
+            "mlflow": tmp_path / "mlflow.db", "trackio": tmp_path / "trackio",
+        }[sink]  # fmt: skip
+        if sink == "trackio":  # whose own thread makes the file
+            while not list(kept.glob("*.db")):
+                threading.Event().wait(0.01)
+            tracker.log_step(1, {"a": 1.0})
+            for one in tracker._sinks:
+                one.settle()
+        kept.rename(tmp_path / "away")
+        demo.step(tracker, 2)
+        assert tracker.finish().tracker_failures >= 1
+    assert [row["step"] for row in read_metrics(run.metrics_path) if row["kind"] == "train"][-1] == 2
+
+
+def test_a_reason_of_many_lines_is_said_in_one() -> None:
+    sink = GuardedSink("long", _Blocked)
+
+    def fail() -> Any:
+        raise RuntimeError("the database says\n  no\n" + "word " * 1000)
+
+    with pytest.raises(ConfigError) as refused:
+        GuardedSink("long", fail)
+    sink.close()
+    assert "RuntimeError: the database says no word" in str(refused.value)
+    assert "\n" not in str(refused.value) and len(str(refused.value)) < 600

@@ -6,6 +6,7 @@ import importlib
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -16,7 +17,7 @@ from roll.version import install_extra
 if TYPE_CHECKING:
     from roll.tracking.run_directory import RunDirectory
 
-__all__ = ["Opening", "RolloutTable", "Sink", "flattened", "load_client", "run_id"]
+__all__ = ["Kept", "Opening", "RolloutTable", "Sink", "flattened", "load_client", "run_id"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,36 @@ class Sink(Protocol):
     def close(self) -> None:
         """Send what is left, and end."""
         ...
+
+
+class Kept:
+    """Where a client keeps what it is told: most write on to what was removed, and say nothing.
+
+    Args:
+        path: a file or directory; some clients make it later.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._inode = self._now()
+
+    def check(self) -> None:
+        """See that it is still there.
+
+        Raises:
+            FileNotFoundError: it was removed, or something else has its place.
+        """
+        now = self._now()
+        if self._inode is None:
+            self._inode = now
+        elif now != self._inode:
+            raise FileNotFoundError(f"'{self._path}', where it keeps this run, was removed or replaced")
+
+    def _now(self) -> int | None:
+        try:
+            return self._path.stat().st_ino
+        except OSError:
+            return None
 
 
 def load_client(name: str) -> ModuleType:

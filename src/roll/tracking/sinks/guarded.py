@@ -18,11 +18,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from textwrap import shorten
 
 from roll.errors import ConfigError
 from roll.tracking.sinks.base import RolloutTable, Sink
 
-__all__ = ["GuardedSink"]
+__all__ = ["GuardedSink", "left_behind"]
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,9 @@ OPEN_LIMIT_S = 120.0
 """How long the start of a run waits for a tracker."""
 CLOSE_LIMIT_S = 60.0
 """How long the end of a run waits for a tracker."""
+
+_LONGEST_REASON = 300
+_left_behind: set[str] = set()
 
 
 class GuardedSink:
@@ -59,6 +63,7 @@ class GuardedSink:
     ) -> None:
         self.name = name
         self.num_failures = 0
+        self.is_left_behind = False
         self._limit_s = close_limit_s
         self._counting = threading.Lock()
         self._calls: queue.Queue[Callable[[], None] | None] = queue.Queue(most_waiting)
@@ -73,7 +78,7 @@ class GuardedSink:
             if not isinstance(error, Exception) and not opened.done():  # Ctrl-C here, not the client's own end
                 raise
             late = isinstance(error, TimeoutError) and not opened.done()
-            why = f"no answer in {open_limit_s:g} s" if late else f"{type(error).__name__}: {str(error).rstrip('.')}"
+            why = f"no answer in {open_limit_s:g} s" if late else _in_a_line(error).rstrip(".")
             raise ConfigError(
                 f"tracking.{name}: it could not be started ({why}). "
                 f"Mend that, or go without: `tracking.{name}={'false' if name == 'tensorboard' else 'null'}`."
@@ -103,6 +108,8 @@ class GuardedSink:
             self._put(None)
             self._thread.join(self._limit_s)
         if self._thread.is_alive():
+            self.is_left_behind = True
+            _left_behind.add(self.name)
             self._failed(f"{self._calls.qsize()} calls were still waiting when the run ended")
 
     def _put(self, call: Callable[[], None] | None) -> bool:
@@ -123,10 +130,20 @@ class GuardedSink:
             try:
                 call()
             except BaseException as error:  # some clients call `sys.exit`
-                self._failed(f"{type(error).__name__}: {error}", error)
+                self._failed(_in_a_line(error), error)
 
     def _failed(self, why: str, error: BaseException | None = None) -> None:
         with self._counting:
             self.num_failures += 1
             level = logging.WARNING if self.num_failures == 1 else logging.INFO
         logger.log(level, "tracking.%s failed, training goes on: %s", self.name, why, exc_info=error)
+
+
+def left_behind() -> bool:
+    """Whether this process gave a tracker up: its client's own hooks may then keep Python from ending, for ever."""
+    return bool(_left_behind)
+
+
+def _in_a_line(error: BaseException) -> str:
+    """Its name and the beginning of what it says; some clients' say the whole statement that a database refused."""
+    return shorten(f"{type(error).__name__}: {error}", _LONGEST_REASON, placeholder=" …")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from roll.tracking.sinks.base import Opening, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import Kept, Opening, RolloutTable, load_client, run_id
 
 __all__ = ["SwanLabSink"]
 
@@ -24,11 +25,14 @@ class SwanLabSink:
             config=dict(opening.settings),
             settings=quiet,
         )
+        self._kept = Kept(Path(self._run.dir))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._kept.check()
         self._run.log(dict(metrics), step=step)
 
     def table(self, step: int, table: RolloutTable) -> None:
+        self._kept.check()
         shown = self._client.echarts.Table()
         shown.add(list(table.columns), [list(row) for row in table.rows])
         self._run.log({table.name: shown}, step=step)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.tracking import atomic
-from roll.tracking.sinks.base import Opening, RolloutTable
+from roll.tracking.sinks.base import Kept, Opening, RolloutTable
 
 __all__ = ["TensorBoardSink", "truncate_events"]
 
@@ -30,7 +30,9 @@ class TensorBoardSink:
 
         first_step = opening.resumed_at + 1
         name = f"events.out.tfevents.{time.time():.6f}.{socket.gethostname()}.{os.getpid()}"
-        self._writer = RecordWriter((opening.run.tensorboard_dir / name).open("ab"))
+        path = opening.run.tensorboard_dir / name
+        self._writer = RecordWriter(path.open("ab"))
+        self._kept = Kept(path)
         self._protos = _protos()
         self._write(file_version="brain.Event:2")
         if first_step > 0:  # a running TensorBoard forgets what it has seen from there on
@@ -72,6 +74,7 @@ class TensorBoardSink:
         self._write(step=step, summary=summaries["Summary"](value=[value]))
 
     def _write(self, **fields: Any) -> None:
+        self._kept.check()
         event = self._protos.Event(wall_time=time.time(), **fields)
         self._writer.write(event.SerializeToString())
         self._writer.flush()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from html import escape
 
-from roll.tracking.sinks.base import Opening, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import Kept, Opening, RolloutTable, load_client, run_id
 
 __all__ = ["TrackioSink"]
 
@@ -24,12 +24,15 @@ class TrackioSink:
             auto_log_gpu=False,  # measures of its own, under steps of its own
             auto_log_cpu=False,
         )
+        self._kept = Kept(self._client.sqlite_storage.SQLiteStorage.get_project_db_path(opening.project))
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._kept.check()
         self._run.log(dict(metrics), step=step)
 
     def table(self, step: int, table: RolloutTable) -> None:
         """Cells are Markdown there: what could be markup is escaped."""
+        self._kept.check()
         rows = [[_plain(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
         shown = self._client.Table(columns=list(table.columns), data=rows)
         self._run.log({table.name: shown}, step=step)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from roll.errors import ConfigError
-from roll.tracking.sinks.base import Opening, RolloutTable, load_client, run_id
+from roll.tracking.sinks.base import Kept, Opening, RolloutTable, load_client, run_id
 
 __all__ = ["WandbSink"]
 
@@ -33,13 +34,16 @@ class WandbSink:
             config=dict(opening.settings),
             settings=self._client.Settings(console="off"),  # ROLL's logs hold what goes there
         )
+        self._kept = Kept(Path(self._run.settings.sync_dir))
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._kept.check()
         self._run.log({**metrics, "step": step})
 
     def table(self, step: int, table: RolloutTable) -> None:
+        self._kept.check()
         shown = self._client.Table(columns=list(table.columns), data=[list(row) for row in table.rows])
         self._run.log({table.name: shown, "step": step})
 
