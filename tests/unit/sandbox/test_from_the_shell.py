@@ -54,7 +54,7 @@ class Person:
             stdin=theirs,
             stdout=theirs,
             stderr=theirs,
-            env={**place, "TERM": "xterm"},
+            env={**place, "TERM": "xterm", "LINES": "5", "COLUMNS": "9"},
             preexec_fn=lambda: (os.setsid(), ioctl(theirs, termios.TIOCSCTTY, 0)),
         )
         os.close(theirs)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import shutil
 import sys
 import time
 from collections.abc import Sequence
@@ -115,9 +114,11 @@ async def _once(place: Place) -> str:
 
 
 async def _watch(place: Place, every_s: float) -> None:
-    from rich.console import Console
+    from rich.console import Console, ConsoleDimensions
     from rich.live import Live
     from rich.text import Text
+
+    from roll.cli.sandboxes.terminal import size_here
 
     before: dict[str, float] = {}
     then = time.monotonic()
@@ -125,8 +126,10 @@ async def _watch(place: Place, every_s: float) -> None:
         with Live(console=Console(), screen=True, auto_refresh=False) as live:
             while True:
                 found, now = await _usage(place, runtime), time.monotonic()
-                rows = max(_SMALLEST_ROWS, shutil.get_terminal_size().lines - 3)
-                live.update(Text(_busiest(found, before, now - then, most=rows), no_wrap=True), refresh=True)
+                rows, columns = size_here()
+                live.console.size = ConsoleDimensions(columns, rows)
+                table = _busiest(found, before, now - then, most=max(_SMALLEST_ROWS, rows - 3))
+                live.update(Text(table, no_wrap=True), refresh=True)
                 before, then = {each["sandbox"]: each["cpu_s"] for each in found}, now
                 await asyncio.sleep(every_s)
 

@@ -54,8 +54,11 @@ class Keys:
 
 
 def size_here() -> tuple[int, int]:
-    """Rows and columns."""
-    found = shutil.get_terminal_size()
+    """Rows and columns of the terminal, whatever LINES and COLUMNS say: they stay as they are when it is resized."""
+    try:
+        found = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        found = shutil.get_terminal_size()
     return found.lines, found.columns
 
 
