@@ -11,6 +11,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import jsonschema
 import pytest
 import yaml
@@ -89,7 +90,8 @@ def _sandbox_commands() -> list[list[str]]:
 @pytest.mark.parametrize("arguments", _sandbox_commands(), ids=["unit", "server", "worker"])
 def test_the_sandbox_service_is_started_with_options_that_there_are(arguments):
     name, *options = arguments
-    command = sandbox.commands[name]
+    command = sandbox.get_command(click.Context(sandbox), name)
+    assert command is not None
     command.make_context(name, options)
 
 

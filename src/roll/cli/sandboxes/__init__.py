@@ -2,20 +2,40 @@
 
 from __future__ import annotations
 
-import click
+from importlib import import_module
+from typing import cast
 
-from roll.cli.sandboxes.images import image
-from roll.cli.sandboxes.looking import logs, ls, stop, top
-from roll.cli.sandboxes.quotas import quota
-from roll.cli.sandboxes.running import run, shell
-from roll.cli.sandboxes.serving import serve, worker
-from roll.cli.sandboxes.tokens import token
-from roll.cli.sandboxes.workers import drain, undrain, workers
+import click
 
 __all__ = ["sandbox"]
 
+_MODULES = {
+    **dict.fromkeys(("serve", "worker"), "serving"),
+    **dict.fromkeys(("workers", "drain", "undrain"), "workers"),
+    **dict.fromkeys(("run", "shell"), "running"),
+    **dict.fromkeys(("ls", "logs", "stop", "top"), "looking"),
+    "token": "tokens",
+    "quota": "quotas",
+    "image": "images",
+}
+"""Where each command is."""
 
-@click.group()
+
+class _Commands(click.Group):
+    """They are imported when one of them is asked for: no other command of `roll` waits for that."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All, as help and completion show them."""
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them."""
+        if cmd_name not in _MODULES:
+            return None
+        return cast("click.Command", getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name))
+
+
+@click.group(cls=_Commands)
 def sandbox() -> None:
     """Run sandboxes for others, as a service.
 
@@ -26,7 +46,3 @@ def sandbox() -> None:
     roll sandbox run -- python3 -V         a program in a sandbox of a service
     roll sandbox shell                     a person in one
     """
-
-
-for command in (serve, worker, workers, drain, undrain, token, quota, image, run, shell, ls, logs, stop, top):
-    sandbox.add_command(command)
