@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import psutil
 from _long_run import make_run
-from _report import report
+from _report import RESULTS, report
 
 ROLL = "import sys; from roll.cli.main import run; sys.exit(run(sys.argv[1:], own_process=True))"
 FILTERS: tuple[dict[str, Any], ...] = (
@@ -65,10 +65,14 @@ def main() -> None:
     parser.add_argument("--made", type=int, default=16, help="steps whose rollouts are made; the others are links")
     parser.add_argument("--no-trace", action="store_true", help="without the states of rollouts (a gigabyte)")
     parser.add_argument("--watched-steps", type=int, default=60, help="of the run that is watched; 0 leaves it out")
+    parser.add_argument(
+        "--watch-only", action="store_true", help="the watched run alone; other figures stay as they are"
+    )
     parser.add_argument("--directory", type=Path, default=None, help="for the runs; removed afterwards")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="roll-bench-", dir=arguments.directory) as directory:
-        figures = look(Path(directory), arguments)
+        kept = json.loads((RESULTS / "dashboard.json").read_text())["figures"] if arguments.watch_only else None
+        figures = look(Path(directory), arguments) if kept is None else kept
         if arguments.watched_steps:
             figures |= watch(Path(directory), arguments.watched_steps)
     report("dashboard", figures)
