@@ -65,9 +65,7 @@ def main() -> None:
     parser.add_argument("--made", type=int, default=16, help="steps whose rollouts are made; the others are links")
     parser.add_argument("--no-trace", action="store_true", help="without the states of rollouts (a gigabyte)")
     parser.add_argument("--watched-steps", type=int, default=60, help="of the run that is watched; 0 leaves it out")
-    parser.add_argument(
-        "--watch-only", action="store_true", help="the watched run alone; other figures stay as they are"
-    )
+    parser.add_argument("--watch-only", action="store_true", help="other figures stay as they are")
     parser.add_argument("--directory", type=Path, default=None, help="for the runs; removed afterwards")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="roll-bench-", dir=arguments.directory) as directory:
