@@ -60,6 +60,7 @@ for path in ('runs', '/tmp/' + nonce, '/dev/shm/' + nonce):
 time.sleep(float(rest_s))
 print(nonce)
 """
+_RAW = "Traceback"
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -79,8 +80,19 @@ class Tally:
     """Doubled, or a success that was not run, or a raw exception, or a hang."""
     slowest_s: float = 0.0
     """From a kill until every client has succeeded again."""
-    restarts: Counter[str] = field(default_factory=Counter)
+    starts: Counter[str] = field(default_factory=Counter)
     reaped_s: float = 0.0
+    """From the clients' end until the service has no sandbox."""
+
+    def __str__(self) -> str:
+        kills = ", ".join(f"{name} {number}" for name, number in self.kills.most_common())
+        errors = ", ".join(f"{name} {number}" for name, number in self.errors.most_common()) or "none"
+        return (
+            f"{self.kills.total()} kills ({kills}); {self.programs} programs, {self.successes} successes, "
+            f"{self.programs - self.successes} told lost or unavailable (errors: {errors}); {self.checked} successes "
+            f"found once in their sandbox, {self.unknown} programs in sandboxes that died; slowest recovery "
+            f"{self.slowest_s:.1f} s"
+        )
 
 
 class Supervised:
@@ -166,9 +178,11 @@ class Storm:
                     await asyncio.gather(*running, return_exceptions=True)
                 self.tally.reaped_s = await self._nothing_is_there(url, token)
                 await self._all_of_the_quota(url, token)
-            self.tally.restarts.update({name: each.starts for name, each in self._supervised.items()})
-            orphans = await _gone(left)
+            self.tally.starts.update({name: each.starts for name, each in self._supervised.items()})
+            orphans = await _gone(lambda: [each for each in left() if each.pid not in self._of_the_database()])
         assert orphans == [], orphans
+        complaints = {path.name: text for path in self._directory.glob("*.log") if _RAW in (text := path.read_text())}
+        assert complaints == {}
         assert _mounts() - mounts == set()
         assert _groups() - groups == set()
         assert list((self._directory / "tmp").iterdir()) == []
@@ -225,6 +239,13 @@ class Storm:
         async with self._database_up:
             await asyncio.to_thread(self._postgres.kill)
             await asyncio.to_thread(self._postgres.start)
+
+    def _of_the_database(self) -> set[int]:
+        """Processes of the one that runs now."""
+        process = self._postgres.process if self._postgres is not None else None
+        if process is None:
+            return set()
+        return {process.pid, *(each.pid for each in psutil.Process(process.pid).children(recursive=True))}
 
     async def _recovered(self, clients: int) -> float:
         """Seconds until every client has succeeded."""
