@@ -36,6 +36,7 @@ from roll.sandbox import (
     SandboxQuotaError,
     SandboxSpec,
     SandboxUnavailableError,
+    UnknownSandboxError,
     connect,
 )
 
@@ -49,8 +50,8 @@ QUOTA = 24
 GAP_S, LEAST_GAP_S, MOST_GAP_S = 0.25, 0.05, 0.6
 PROGRAMS_OF_ONE = 8
 """Programs in a kept sandbox, until it is checked and closed."""
-TARGETS = (("server",), ("a",), ("b",), ("a", "b"), ("server", "a"), ("database",))
-WEIGHTS = (5, 4, 4, 2, 1, 3)
+TARGETS = (("server",), ("a",), ("b",), ("a", "b"), ("server", "a"), ("database",), ("server", "database"))
+WEIGHTS = (5, 4, 4, 2, 1, 5, 1)
 PROGRAM = """
 import os, sys, time
 nonce, rest_s = sys.argv[1:]
@@ -219,7 +220,7 @@ class Storm:
         for number in range(kills):
             await asyncio.sleep(min(MOST_GAP_S, max(LEAST_GAP_S, self._draw.expovariate(1 / GAP_S))))
             names = self._draw.choices(TARGETS, WEIGHTS)[0]
-            if names == ("database",) and self._postgres is None:
+            if "database" in names and self._postgres is None:
                 names = ("server",)
             self.tally.kills[" and ".join(names)] += 1
             for name in names:
@@ -311,6 +312,8 @@ class Storm:
             async with asyncio.timeout(HANGS_S):
                 return await call
         except (SandboxError, SandboxUnavailableError) as error:
+            if isinstance(error, UnknownSandboxError):
+                self.tally.wrong.append(f"may have run, and is said never to have been: {error}")
             self.tally.errors[type(error).__name__] += 1
             await asyncio.sleep(0.05)
         except TimeoutError:
