@@ -1,4 +1,7 @@
-"""Sixty-four sandboxes at once, programs that hoard, dodge and stop, and kills: nothing is copied, nothing held."""
+"""Sixty-four sandboxes at once, programs that hoard, dodge and stop, and kills: nothing is copied, nothing held.
+
+And the same of a service, whose server and workers are killed.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,15 @@ from pathlib import Path
 
 import psutil
 import pytest
-from unit.sandbox.conftest import WAYS, agents, started
+from unit.sandbox.conftest import WAYS, agents, missing, started
 from unit.sandbox.hostile import HOSTILE
+from unit.sandbox.storm import Storm
 from unit.sandbox.test_hostile import CARRY, FIND
 
 from roll.sandbox import Outcome, PythonCode, SandboxError, SandboxManager
 from roll.sandbox.bubblewrap import BubblewrapRuntime
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.slow]
+pytestmark = pytest.mark.asyncio
 
 NAMES = (
     "file locks",
@@ -81,6 +85,7 @@ async def _kill(manager: SandboxManager, seed: int) -> None:
             draw.choice(agents(manager)).kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 async def test_sixty_four_sandboxes_under_kills_hold_and_copy_nothing(way: str) -> None:
     before = _held()
@@ -105,3 +110,11 @@ async def test_sixty_four_sandboxes_under_kills_hold_and_copy_nothing(way: str) 
     assert all(after[name] <= before[name] + 8 for name in before), (before, after)
     if os.geteuid() == 0:
         assert not list(Path("/sys/fs/cgroup").glob(f"*/**/roll-sandbox-{spawner.pid}"))
+
+
+async def test_a_service_whose_parts_are_killed_doubles_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+    if reason := missing("service"):
+        pytest.skip(reason)
+    tally = await Storm(tmp_path, seed=5).run(kills=5)
+    assert tally.wrong == [] and tally.kills.total() == 5, tally

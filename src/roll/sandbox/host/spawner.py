@@ -97,7 +97,10 @@ class Spawner:
 
     def handle(self):
         """One message; False at the end."""
-        data, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 8)
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 8)
+        except ConnectionResetError:  # the manager was killed before it had read everything
+            return False
         if not data:
             return False
         name, *arguments = marshal.loads(data)

@@ -20,7 +20,7 @@ from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.connection import AgentJob
 from roll.sandbox.counters import Counters
-from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxUnavailableError
+from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxUnavailableError, UnknownSandboxError
 from roll.sandbox.types import Program, SandboxSpec, Usage
 from roll.sandbox.wire import Message, failure_of, program_said, spec_said
 
@@ -352,7 +352,10 @@ class Line:
                 else:
                     answer.set_exception(failure_of(message))
             elif op == "failed" and connection is not None:
-                connection.lose(failure_of(message))
+                error = failure_of(message)
+                if isinstance(error, UnknownSandboxError):  # what was sent to it before may have run
+                    error = SandboxLostError(f"the sandbox ended while there was no line to the service: {error}")
+                connection.lose(error)
         elif connection is not None:
             if op == "gone":
                 connection.lose(failure_of(message))

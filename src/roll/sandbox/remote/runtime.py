@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import ssl
 import time
 
@@ -17,6 +18,7 @@ from roll.sandbox.errors import (
     SandboxLostError,
     SandboxQuotaError,
     SandboxUnavailableError,
+    UnknownImageError,
 )
 from roll.sandbox.remote.line import Line, RemoteSandbox
 from roll.sandbox.types import SandboxSpec
@@ -29,6 +31,8 @@ logger = logging.getLogger(__name__)
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _DIAL_S = 10.0
 _CLOSE_S = 5.0
+_WORKERS_S = 10.0
+"""How long after a service came back its workers may not have."""
 
 
 class RemoteRuntime:
@@ -59,6 +63,8 @@ class RemoteRuntime:
         self._wait_for_quota = wait_for_quota
         self._refused: SandboxAccessError | None = None
         """Why there will be no further connection."""
+        self._back = -math.inf
+        """When the service was reached again."""
         self._waiting = 0
         """For sandboxes that the quota does not allow yet."""
         self._line = Line(self._transmit)
@@ -179,6 +185,7 @@ class RemoteRuntime:
                 if attempt > len(_PAUSES_S):
                     away_s = time.monotonic() - began
                     logger.warning("the sandbox service at %s is back after %.0f s.", self._url, away_s)
+                self._back = time.monotonic()
                 self._line.send_again()
                 return socket
             await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
@@ -208,6 +215,13 @@ class RemoteRuntime:
                 raise SandboxError("the line to the sandbox service was not opened, or is closed")
             try:
                 return await self._line.create(spec, lifetime_s=self._lifetime_s)
+            except UnknownImageError:
+                raise
+            except SandboxUnavailableError:
+                if time.monotonic() > self._back + _WORKERS_S:
+                    raise
+                await asyncio.sleep(_PAUSES_S[1])
+                continue
             except SandboxQuotaError as error:
                 if not self._wait_for_quota or time.monotonic() > until:
                     raise
