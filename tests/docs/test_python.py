@@ -33,6 +33,9 @@ sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_
 small = LlamaConfig(**sizes, vocab_size=16, num_labels=1)
 LlamaForSequenceClassification(small).save_pretrained("runs/reward_model/checkpoints/step-000027/model")
 """,
+    "docs/sandbox-service.md": """
+SandboxConfig, token = dict, "a token"  # of ROCK's SDK
+""",
     "docs/metrics.md": """
 from pathlib import Path
 Path("runs/quickstart").mkdir(parents=True)

@@ -128,8 +128,15 @@ def test_a_text_that_would_change_the_rotation_of_others_is_refused(tiny_model: 
 
     def cut(length: int) -> TrainingBatch:
         ends = np.arange(length) == length - 1
-        own = replace(text, token_ids=text.token_ids[:length], loss_mask=ends, prefix_length=4, rollout_logprobs=None)
-        return TrainingBatch(samples=(replace(own, advantages=ends.astype(np.float32)),))
+        own = replace(
+            text,
+            token_ids=text.token_ids[:length],
+            loss_mask=ends,
+            advantages=ends.astype(np.float32),
+            prefix_length=4,
+            rollout_logprobs=None,
+        )
+        return TrainingBatch(samples=(own,))
 
     alone = separate_logprobs(load_causal_lm(path, torch.float32, attention="eager"), cut(16))[0]
     found = backend.forward(cut(16), ["logprobs"])["logprobs"][0]
