@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -35,6 +37,9 @@ __all__ = ["make_app"]
 _POLL_S = 1.0
 _REST_S = 2.0
 """After a change: a step writes several files, and who is told asks for all that changed."""
+_SHARE = 0.004
+_LATEST_S = 20.0
+_NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _MOST_OTHERS = 20
 """Runs that one is compared with."""
 _MOST_GROUP_CHARACTERS = 2**24
@@ -297,20 +302,26 @@ def _add_answers(app: FastAPI, runs: Runs) -> None:
 
 
 async def _changes(run: Run, is_ending: Callable[[], bool] = lambda: False) -> AsyncIterator[str]:
-    """Server-Sent Events: what grew since the last second; it ends when the server does, which waits for it."""
+    """Server-Sent Events: what grew since the last one; it ends when the server does, which waits for it.
+
+    The page asks again for what a change touches. So that following costs a run that trains next to nothing, the next
+    change is told when the server's processor time since the last is at most `_SHARE` of the machine's, or after
+    `_LATEST_S`.
+    """
     before = await asyncio.to_thread(run.stamps)
     yield "retry: 2000\n\n"
-    quiet = 0
+    quiet, told_at, spent = 0, -math.inf, 0.0
     while not is_ending():
         await asyncio.sleep(_POLL_S)
         now = await asyncio.to_thread(run.stamps)
         kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
-        before = now
-        quiet = 0 if kinds else quiet + 1
-        if kinds:
+        quiet = quiet + 1
+        passed = time.monotonic() - told_at
+        is_cheap = time.process_time() - spent <= _SHARE * _NUM_CORES * passed
+        if kinds and passed >= _REST_S and (is_cheap or passed >= _LATEST_S):
+            before, quiet, told_at, spent = now, 0, time.monotonic(), time.process_time()
             step = await asyncio.to_thread(run.step)
             yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"
-            await asyncio.sleep(_REST_S)
         elif quiet % 15 == 0:  # so that a reader that is gone is noticed
             yield ": nothing new\n\n"
 

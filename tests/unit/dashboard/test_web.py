@@ -188,6 +188,12 @@ async def test_changes_are_told_once_for_what_grew(make_run: MakeRun, monkeypatc
         file.write('{"step": 4, "kind": "train"}\n')
     assert await anext(events) == 'event: changed\ndata: {"step": 4, "kinds": ["metrics"]}\n\n'
     assert await asyncio.wait_for(anext(events), 10) == ": nothing new\n\n"
+    monkeypatch.setattr("roll.dashboard.web._SHARE", -1.0)  # what was told has cost too much
+    with (run.path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "kind": "train"}\n')
+    assert await asyncio.wait_for(anext(events), 10) == ": nothing new\n\n"
+    monkeypatch.setattr("roll.dashboard.web._LATEST_S", 0.0)
+    assert await asyncio.wait_for(anext(events), 10) == 'event: changed\ndata: {"step": 5, "kinds": ["metrics"]}\n\n'
     await events.aclose()
 
 
