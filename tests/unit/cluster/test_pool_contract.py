@@ -6,7 +6,7 @@ import asyncio
 import operator
 import os
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
@@ -16,13 +16,13 @@ from roll.protocols import WorkerPool
 from roll.rewards.math import score_math
 
 
-@pytest.fixture(scope="session")
-def ray_here() -> object:
-    """A private Ray cluster of this machine, for the whole session."""
+@pytest.fixture(scope="module")
+def ray_here() -> Iterator[object]:
+    """A private Ray cluster of this machine."""
     ray = pytest.importorskip("ray")
-    if not ray.is_initialized():
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
-    return ray
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, configure_logging=False)
+    yield ray
+    ray.shutdown()
 
 
 @pytest.fixture(params=["local", pytest.param("ray", marks=pytest.mark.ray)])

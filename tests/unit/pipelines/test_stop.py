@@ -65,7 +65,12 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-async def test_a_signal_sets_the_request_and_handlers_are_restored(number: signal.Signals) -> None:
+async def test_a_signal_sets_the_request_and_handlers_are_restored(
+    number: signal.Signals, request: pytest.FixtureRequest
+) -> None:
+    if signal.getsignal(number) is signal.SIG_IGN:  # as `nohup` has it
+        request.addfinalizer(lambda: signal.signal(number, signal.SIG_IGN))
+        signal.signal(number, signal.SIG_DFL)
     before = signal.getsignal(number)
     stop = StopRequest()
     with stop_on_signals(stop):
