@@ -270,13 +270,14 @@ class _Reader:
         while not self._ended:
             self.watching.wait()
             try:
-                for path, query in ASKED:
-                    ask(self._address, self._own + path, **query)
-                    self.num_requests += 1
-                with urllib.request.urlopen(f"{self._address}{self._own}/events", timeout=20) as events:
+                with urllib.request.urlopen(f"{self._address}{self._own}/events", timeout=30) as events:
                     for line in events:
-                        if line.startswith(b"event") or self._ended:
+                        if self._ended:
                             break
+                        if line.startswith((b"event", b"retry")):
+                            for path, query in ASKED:
+                                ask(self._address, self._own + path, **query)
+                                self.num_requests += 1
             except (OSError, TimeoutError):
                 time.sleep(0.1)
 

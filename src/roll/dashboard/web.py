@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
-import os
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 
 from roll.dashboard.access import Access
 from roll.dashboard.answers import answers
+from roll.dashboard.changes import Pace, changes
 from roll.dashboard.health import alarms, health, log_of, newest_ledger
 from roll.dashboard.known import Known
 from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
@@ -34,12 +32,6 @@ from roll.tracking.reading.rollout_files import opened
 
 __all__ = ["make_app"]
 
-_POLL_S = 1.0
-_REST_S = 2.0
-"""After a change: a step writes several files, and who is told asks for all that changed."""
-_SHARE = 0.004
-_LATEST_S = 20.0
-_NUM_CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 _MOST_OTHERS = 20
 """Runs that one is compared with."""
 _MOST_GROUP_CHARACTERS = 2**24
@@ -75,6 +67,7 @@ def make_app(
     )
     app.state.runs = runs
     app.state.is_ending = is_ending
+    app.state.pace = Pace()
     app.add_exception_handler(HTTPException, _refused)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(RunDirectoryError, _unreadable)
@@ -266,7 +259,8 @@ def _add_time(app: FastAPI) -> None:
     async def events(run: OneRun, request: Request) -> Any:
         if request.method == "HEAD":
             return Response(media_type="text/event-stream")
-        return StreamingResponse(_changes(run, request.app.state.is_ending), media_type="text/event-stream")
+        state = request.app.state
+        return StreamingResponse(changes(run, state.pace, state.is_ending), media_type="text/event-stream")
 
 
 def _add_answers(app: FastAPI, runs: Runs) -> None:
@@ -299,31 +293,6 @@ def _add_answers(app: FastAPI, runs: Runs) -> None:
                 files_left=progress.get("indexing", {}).get("files_left", 0),
             )
             return {"answers": answers(known)} | progress
-
-
-async def _changes(run: Run, is_ending: Callable[[], bool] = lambda: False) -> AsyncIterator[str]:
-    """Server-Sent Events: what grew since the last one; it ends when the server does, which waits for it.
-
-    The page asks again for what a change touches. So that following costs a run that trains next to nothing, the next
-    change is told when the server's processor time since the last is at most `_SHARE` of the machine's, or after
-    `_LATEST_S`.
-    """
-    before = await asyncio.to_thread(run.stamps)
-    yield "retry: 2000\n\n"
-    quiet, told_at, spent = 0, -math.inf, 0.0
-    while not is_ending():
-        await asyncio.sleep(_POLL_S)
-        now = await asyncio.to_thread(run.stamps)
-        kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
-        quiet = quiet + 1
-        passed = time.monotonic() - told_at
-        is_cheap = time.process_time() - spent <= _SHARE * _NUM_CORES * passed
-        if kinds and passed >= _REST_S and (is_cheap or passed >= _LATEST_S):
-            before, quiet, told_at, spent = now, 0, time.monotonic(), time.process_time()
-            step = await asyncio.to_thread(run.step)
-            yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"
-        elif quiet % 15 == 0:  # so that a reader that is gone is noticed
-            yield ": nothing new\n\n"
 
 
 def _filters(

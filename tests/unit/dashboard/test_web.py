@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -21,11 +20,11 @@ from unit.dashboard.conftest import client_of, endpoints, ids
 from unit.dashboard.spoiling import spoil
 from unit.tracking.conftest import make_group
 
+from roll.dashboard.changes import Pace, changes
 from roll.dashboard.health import _ALARM
 from roll.dashboard.rollouts import row_of
 from roll.dashboard.runs import Run
 from roll.dashboard.vocabulary import Vocabularies
-from roll.dashboard.web import _changes
 from roll.tracking.rollout_table import write_rollouts
 
 MakeRun = Callable[..., Path]
@@ -106,10 +105,10 @@ def test_what_json_has_no_place_for_is_null_or_a_question_mark(make_run: MakeRun
 
 
 async def test_the_stream_of_changes_ends_with_the_server(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.dashboard.web._POLL_S", 0.001)
+    monkeypatch.setattr("roll.dashboard.changes._POLL_S", 0.001)
     run = Run(make_run(), "demo", Vocabularies())
     ending = iter([False, True])
-    told = [text async for text in _changes(run, lambda: next(ending))]
+    told = [text async for text in changes(run, Pace(), lambda: next(ending))]
     assert told == ["retry: 2000\n\n"]
 
 
@@ -176,25 +175,6 @@ def test_a_plan_beside_the_run_is_shown_and_without_one_it_says_how(make_run: Ma
     assert (plan["kind"], plan["text"]) == ("plan", "Plan: one engine")
     assert simulated["table"]["rows"] == [["sync", 4.0, 0.5, 1.0, 0.0]]
     assert simulated["predicted"] == {"time/step_s": 4.0}
-
-
-async def test_changes_are_told_once_for_what_grew(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("roll.dashboard.web._POLL_S", 0.0)
-    monkeypatch.setattr("roll.dashboard.web._REST_S", 0.0)
-    run = Run(make_run(), "demo", Vocabularies())
-    events = _changes(run)
-    assert await anext(events) == "retry: 2000\n\n"
-    with (run.path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "kind": "train"}\n')
-    assert await anext(events) == 'event: changed\ndata: {"step": 4, "kinds": ["metrics"]}\n\n'
-    assert await asyncio.wait_for(anext(events), 10) == ": nothing new\n\n"
-    monkeypatch.setattr("roll.dashboard.web._SHARE", -1.0)  # what was told has cost too much
-    with (run.path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 5, "kind": "train"}\n')
-    assert await asyncio.wait_for(anext(events), 10) == ": nothing new\n\n"
-    monkeypatch.setattr("roll.dashboard.web._LATEST_S", 0.0)
-    assert await asyncio.wait_for(anext(events), 10) == 'event: changed\ndata: {"step": 5, "kinds": ["metrics"]}\n\n'
-    await events.aclose()
 
 
 @pytest.mark.parametrize("hostile", HOSTILE)

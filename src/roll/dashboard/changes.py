@@ -1,0 +1,61 @@
+"""Telling an open page what grew, as rarely as it takes for watching to cost a run that trains next to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+
+from roll.dashboard.runs import Run
+
+__all__ = ["Pace", "changes"]
+
+_POLL_S = 1.0
+_REST_S = 2.0
+"""After a change: a step writes several files, and who is told asks for all that changed."""
+_LATEST_S = 20.0
+"""A change is told after this long, whatever it costs."""
+_SHARE = 0.004
+"""Of all processors' time, what a server with open pages may take."""
+
+
+class Pace:
+    """A server's processor time beside its share: what is owed is waited for. One for all pages."""
+
+    def __init__(
+        self,
+        share: float = _SHARE,
+        clock: Callable[[], float] = time.monotonic,
+        spent: Callable[[], float] = time.process_time,
+    ) -> None:
+        num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        self._rate, self._clock, self._spent = share * num_cores, clock, spent
+        self._owed, self._at, self._before = 0.0, self._clock(), self._spent()
+
+    def owes(self) -> bool:
+        """Whether the time taken so far is more than its share. Time in which nobody asked counts as little."""
+        at, spent = self._clock(), self._spent()
+        earned = self._rate * min(at - self._at, 2 * _POLL_S)
+        owed = self._owed + spent - self._before - earned
+        self._owed, self._at, self._before = min(max(owed, 0.0), self._rate * _LATEST_S), at, spent
+        return self._owed > 1e-9
+
+
+async def changes(run: Run, pace: Pace, is_ending: Callable[[], bool] = lambda: False) -> AsyncIterator[str]:
+    """Server-Sent Events: what grew since the last one; it ends when the server does, which waits for it."""
+    before = await asyncio.to_thread(run.stamps)
+    yield "retry: 2000\n\n"
+    quiet, told_at = 0, time.monotonic()
+    while not is_ending():
+        await asyncio.sleep(_POLL_S)
+        now = await asyncio.to_thread(run.stamps)
+        kinds = [kind for kind, stamp in now.items() if stamp != before[kind]]
+        quiet, passed, owes = quiet + 1, time.monotonic() - told_at, pace.owes()
+        if kinds and passed >= _REST_S and (not owes or passed >= _LATEST_S):
+            before, quiet, told_at = now, 0, time.monotonic()
+            step = await asyncio.to_thread(run.step)
+            yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"
+        elif quiet % 15 == 0:  # so that a reader that is gone is noticed
+            yield ": nothing new\n\n"
