@@ -8,10 +8,12 @@ Needs schemathesis (`pip install schemathesis`), which is no requirement of the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import subprocess
 import sys
 import tempfile
 from collections import Counter
+from typing import Any
 
 import hypothesis
 import requests
@@ -53,45 +55,58 @@ def _fuzz(url: str, token: str, asked: int) -> int:
     operations = [found.ok() for found in schema.get_all_operations()]
     sent: Counter[int] = Counter()
     failures: dict[str, str] = {}
-    for number, operation in enumerate(operations):
-        each = -(-asked // len(operations))
-        alive = _fresh(session, url, number)
-        kept = operation.path.endswith(("/stop", "/delete", "/extend")) or operation.method.upper() == "DELETE"
-
-        def attempt(case: schemathesis.Case) -> None:  # used up before the next operation
-            if not kept and "name" in (case.path_parameters or {}):  # noqa: B023
-                case.path_parameters["name"] = alive  # noqa: B023
-            if not kept and isinstance(case.body, dict) and "sandbox_id" in case.body:  # noqa: B023
-                case.body["sandbox_id"] = alive  # noqa: B023
-            try:
-                response = case.call(session=session, timeout=60)
-                sent[response.status_code] += 1
-                case.validate_response(response, checks=_CHECKS)
-            except (Exception, FailureGroup) as error:  # whatever it is, it is shown, and the next one is sent
-                failures.setdefault(f"{case.operation.label}: {str(error)[:60]}", str(error))
-
-        settings = hypothesis.settings(
-            max_examples=each, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
-        )
-        for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
-            strategy = operation.as_strategy(generation_mode=mode)
-            with_half = hypothesis.settings(settings, max_examples=-(-each // 2))
-            try:
-                hypothesis.seed(0)(with_half(hypothesis.given(case=strategy)(attempt)))()
-            except hypothesis.errors.Unsatisfiable:
-                continue  # nothing about it can be wrong
-        print(f"{operation.label}: {sum(sent.values()):,} requests so far, {len(failures)} findings", flush=True)
+    seed = 0
+    while sum(sent.values()) < asked:
+        each = -(-(asked - sum(sent.values())) // len(operations))
+        for number, operation in enumerate(operations):
+            alive = _fresh(session, url, f"fuzzed-{seed}-{number}")
+            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
+                _send(session, operation, mode, -(-each // 2), seed, alive, sent, failures)
+            print(f"{operation.label}: {sum(sent.values()):,} requests so far, {len(failures)} findings", flush=True)
+        seed += 1
     for failure in failures.values():
         print("\n" + failure)
     print(f"\n{sum(sent.values()):,} requests: {dict(sorted(sent.items()))}; {len(failures)} findings")
     return 1 if failures else 0
 
 
-def _fresh(session: requests.Session, url: str, number: int) -> str:
+def _send(
+    session: requests.Session,
+    operation: Any,
+    mode: schemathesis.GenerationMode,
+    number: int,
+    seed: int,
+    alive: str,
+    sent: Counter[int],
+    failures: dict[str, str],
+) -> None:
+    """Requests of one kind: right ones or wrong ones."""
+    kept = operation.path.endswith(("/stop", "/delete", "/extend")) or operation.method.upper() == "DELETE"
+
+    def attempt(case: schemathesis.Case) -> None:
+        if not kept and "name" in (case.path_parameters or {}):
+            case.path_parameters["name"] = alive
+        if not kept and isinstance(case.body, dict) and "sandbox_id" in case.body:
+            case.body["sandbox_id"] = alive
+        try:
+            response = case.call(session=session, timeout=60)
+            sent[response.status_code] += 1
+            case.validate_response(response, checks=_CHECKS)
+        except (Exception, FailureGroup) as error:  # whatever it is, it is shown, and the next one is sent
+            failures.setdefault(f"{operation.label}: {''.join(filter(str.isalpha, str(error)))[:200]}", str(error))
+
+    settings = hypothesis.settings(
+        max_examples=number, deadline=None, database=None, suppress_health_check=list(hypothesis.HealthCheck)
+    )
+    strategy = operation.as_strategy(generation_mode=mode)
+    with contextlib.suppress(hypothesis.errors.Unsatisfiable):  # nothing about it can be wrong
+        hypothesis.seed(seed)(settings(hypothesis.given(case=strategy)(attempt)))()
+
+
+def _fresh(session: requests.Session, url: str, name: str) -> str:
     """One sandbox, alive, and no other: most requests are about this one."""
     for each in session.get(f"{url}/v1/sandboxes", timeout=60).json():
         session.delete(f"{url}/v1/sandboxes/{each['sandbox']}", timeout=60)
-    name = f"fuzzed-{number}"
     session.post(f"{url}/v1/sandboxes", json={}, headers={"Idempotency-Key": name}, timeout=60).raise_for_status()
     return name
 

@@ -15,7 +15,7 @@ from typing import Any, Self
 from roll.sandbox import file_programs
 from roll.sandbox.connection import Connection
 from roll.sandbox.counters import Counters
-from roll.sandbox.errors import SandboxError, SandboxPathError
+from roll.sandbox.errors import SandboxPathError, SandboxSessionError
 from roll.sandbox.jobs import Job
 from roll.sandbox.requests import check_texts, run_request
 from roll.sandbox.types import (
@@ -142,7 +142,10 @@ class Sandbox:
         job = Job(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
         result = await job.wait()
         if job.closed_session:
-            raise SandboxError(f"bash did not start in the sandbox (exit code {result.exit_code}); is it there?")
+            if Limit.PROCESSES in result.limits_hit:
+                raise SandboxSessionError("no more processes may run in the sandbox: end a session or a program first")
+            where = f" in {cwd!r}" if cwd else ""
+            raise SandboxSessionError(f"bash did not start{where} (exit code {result.exit_code}): are both there?")
         return Session(self, self._connection, job._job.channel)
 
     async def usage(self) -> Usage:
@@ -254,7 +257,7 @@ class Session:
                 await self._last.wait()
                 self._closed = self._closed or self._last.closed_session
             if self.closed:
-                raise SandboxError("the shell session has ended: open another one")
+                raise SandboxSessionError("the shell session has ended: open another one")
             limits: Limits = self._sandbox.spec.limits
             wall_s = limits.wall_s if wall_s is None else wall_s
             request = {"command": command, "wall_s": wall_s, "output_bytes": limits.output_bytes}

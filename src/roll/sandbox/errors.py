@@ -15,6 +15,7 @@ __all__ = [
     "SandboxPathError",
     "SandboxQuotaError",
     "SandboxRequestError",
+    "SandboxSessionError",
     "SandboxUnavailableError",
     "UnknownImageError",
     "UnknownSandboxError",
@@ -48,6 +49,10 @@ class SandboxLostError(SandboxError):
 
 class SandboxExpiredError(SandboxError):
     """A sandbox reached the end of the lifetime that it was given."""
+
+
+class SandboxSessionError(SandboxError):
+    """A shell session could not be opened, or has ended; the sandbox itself is well."""
 
 
 class SandboxDatabaseError(SandboxError):

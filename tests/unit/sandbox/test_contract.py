@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from roll.sandbox import (
     SandboxError,
     SandboxManager,
     SandboxPathError,
+    SandboxSessionError,
+    SandboxSpec,
 )
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -242,6 +245,21 @@ async def test_leaving_a_session_closes_it(sandboxes: SandboxManager) -> None:
         shell = await sandbox.session()
         assert (await shell.run("exit 5")).exit_code == 5
         assert shell.closed
+
+
+async def test_a_session_that_does_not_open_says_why_and_the_sandbox_goes_on(
+    sandboxes: SandboxManager, request: pytest.FixtureRequest
+) -> None:
+    spec = SandboxSpec(limits=replace(LIMITS, max_processes=6), trust="trusted")
+    async with await sandboxes.create(spec) as sandbox:
+        with pytest.raises(SandboxSessionError, match="'/no/such'"):
+            await sandbox.session(cwd="/no/such")
+        shells = [await sandbox.session()]
+        if "subprocess" not in request.node.name:  # which counts processes while a program runs
+            with pytest.raises(SandboxSessionError, match="end a session or a program"):
+                shells += [await sandbox.session() for _ in range(12)]
+        await shells[0].run("exit")
+        assert (await (await sandbox.session()).run("echo new")).stdout == b"new\n"
 
 
 async def test_output_streams_while_a_command_runs(sandboxes: SandboxManager) -> None:

@@ -223,6 +223,8 @@ class Agent:
         self.drop_spare()
         try:
             self.shells[channel] = shell = Shell(self, channel, request)
+        except BlockingIOError:  # what else runs here has taken all processes
+            self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0, closed=True)
         except OSError as error:
             self.fail(channel, error)
         else:

@@ -34,22 +34,24 @@ class Shell:
         os.set_blocking(self.status, False)
         lines_read, self.lines = os.pipe()
         environment = {"PS1": "", "PS2": "", "HISTFILE": "", **request["env"]}
-        self.started = programs.start(
-            {
-                "fresh": False,
-                "result": False,
-                "stdin": lines_read,
-                "files": {},
-                "cwd": request["cwd"],
-                "env": environment,
-                "cpu_s": None,
-                "source": None,
-                "argv": ["bash", "--norc", "--noprofile", "--noediting", "-i"],
-                "report": status_write,
-            },
-            agent.settings,
-            -1,
-        )
+        program = {
+            "fresh": False,
+            "result": False,
+            "stdin": lines_read,
+            "files": {},
+            "cwd": request["cwd"],
+            "env": environment,
+            "cpu_s": None,
+            "source": None,
+            "argv": ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+            "report": status_write,
+        }
+        try:
+            self.started = programs.start(program, agent.settings, -1)
+        except OSError:
+            for descriptor in (self.status, self.lines, lines_read, status_write):
+                os.close(descriptor)
+            raise
         os.close(lines_read)
         os.close(status_write)
         self.partial = b""

@@ -53,7 +53,7 @@ _ERROR = {
 _TAR = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": "refused", "content": {"application/json": {"schema": _ERROR}}}
-    for status in (400, 401, 403, 404, 410, 413, 422, 429, 502, 503)
+    for status in (400, 401, 403, 404, 409, 410, 413, 422, 429, 502, 503)
 }
 _LIST = """
 import json, os

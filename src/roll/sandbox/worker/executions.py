@@ -11,7 +11,7 @@ from typing import Any
 
 from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Job, Sandbox, Session
-from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxRequestError
+from roll.sandbox.errors import SandboxLostError, SandboxRequestError, SandboxSessionError
 from roll.sandbox.types import Chunk
 from roll.sandbox.wire import Message, failure_said, program_of
 
@@ -123,7 +123,7 @@ class Executions:
                 return
             session = self._sessions.get(message["shell"])
             if session is None:
-                raise SandboxError("the shell session has ended: open another one")
+                raise SandboxSessionError("the shell session has ended: open another one")
             command, wall_s = request.get("command"), request.get("wall_s")
             if not isinstance(command, str) or not (type(wall_s) in (int, float) and 0 < wall_s < float("inf")):
                 raise SandboxRequestError("a session's command needs a text 'command' and a positive 'wall_s'.")
