@@ -58,7 +58,7 @@ class Shell:
         self.limits = []
         self.began = 0.0
         self._begin({"wall_s": 10.0, "output_bytes": 0})
-        os.write(self.lines, (_PREPARE + "\n__roll_end\n").encode())
+        self._write((_PREPARE + "\n__roll_end\n").encode())
 
     def deadline(self):
         """When the loop must look at it again."""
