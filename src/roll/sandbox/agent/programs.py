@@ -283,6 +283,7 @@ def prepare_interpreter():
     builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
 
 
+compile("", "program.py", "exec")  # the first time, Python makes the classes of its syntax trees: 1 ms in every fork
 _modules = []
 """Of the agent, in a program: to free them would cost time."""
 
