@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 
 from roll.sandbox.types import Limit
@@ -29,11 +30,17 @@ class Counters:
 
 def _count(path: str, word: str) -> int:
     try:
-        with open(path) as file:
-            for line in file:
-                name, _, value = line.partition(" ")
-                if name == word:
-                    return int(value)
+        descriptor = os.open(path, os.O_RDONLY)
     except OSError:
         return 0  # the group is gone, with its sandbox
+    try:
+        text = os.read(descriptor, 4096).decode()
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+    for line in text.split("\n"):
+        name, _, value = line.partition(" ")
+        if name == word:
+            return int(value)
     return 0

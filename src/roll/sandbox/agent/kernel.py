@@ -36,13 +36,22 @@ _SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _READ_ONLY_NOSUID_NODEV = 7
 
 
+_FUNCTIONS = "capset ioctl mallopt mount prctl setns sethostname socket syscall umount2 unshare".split()  # noqa: SIM905
+"""Looked up once, and not in every fork."""
+
+
 def _library():
     try:
         import _ctypes
 
         handle = _ctypes.dlopen(None, 0)  # pyrefly: ignore[bad-argument-type]
-        call, address = _ctypes.call_function, _ctypes.dlsym
-        return lambda name, *arguments: call(address(handle, name), arguments)
+        call, addresses = _ctypes.call_function, {}
+        for name in _FUNCTIONS:
+            try:
+                addresses[name] = _ctypes.dlsym(handle, name)
+            except OSError:  # another C library
+                continue
+        return lambda name, *arguments: call(addresses[name], arguments)
     except (ImportError, AttributeError):  # these names are not a promise of Python's
         import ctypes
 
@@ -56,6 +65,15 @@ _call = _library()
 def _check(what, value):
     if value != 0:
         raise OSError(what + " failed")
+
+
+def write(path, text):
+    """Into a file of /proc; `open` would touch, and so copy, much more of a fork's memory."""
+    descriptor = os.open(path, os.O_WRONLY)
+    try:
+        os.write(descriptor, text)
+    finally:
+        os.close(descriptor)
 
 
 def mount(source, target, kind, flags, options=None):
@@ -165,7 +183,7 @@ def overwrite_freed_memory(wanted):
     """Whether the C library overwrites what is freed (mallopt M_PERTURB; where there is another library, nothing)."""
     try:
         _call("mallopt", -6, 0x55 if wanted else 0)
-    except (AttributeError, OSError):
+    except (AttributeError, KeyError):
         return
 
 

@@ -227,9 +227,8 @@ def _go_where_the_image_says(path):
 def _restrict(settings):
     """Give up everything that a program must not have."""
     kernel.hide_memory(False)
-    try:
-        with open("/proc/self/oom_score_adj", "w") as file:
-            file.write("1000")  # when memory runs out, the kernel takes the program, not the agent
+    try:  # noqa: SIM105  (nothing more is imported here)
+        kernel.write("/proc/self/oom_score_adj", b"1000")  # when memory runs out, the program goes, not the agent
     except OSError:
         pass
     limits = settings["limits"]

@@ -148,9 +148,9 @@ def _start_sandboxes(line):
 
 def _enter(tree, user):
     """Make a sandbox of new namespaces, as bwrap does; what is kept is what the agent needs (see docs/security.md)."""
-    for name, text in (("setgroups", "deny"), ("uid_map", f"{_INSIDE} {user} 1"), ("gid_map", f"{_INSIDE} {user} 1")):
-        with open("/proc/self/" + name, "w") as file:
-            file.write(text)
+    one = b"%d %d 1" % (_INSIDE, user)
+    for name, text in (("setgroups", b"deny"), ("uid_map", one), ("gid_map", one)):
+        kernel.write("/proc/self/" + name, text)
     kernel.change_root(tree)
     kernel.raise_loopback()
     kernel.name_host("sandbox")

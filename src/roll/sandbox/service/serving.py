@@ -57,7 +57,7 @@ def serve(
         access_log=False,
         server_header=False,
         lifespan="on",
-        loop="asyncio",
+        loop="auto",
         ws="websockets-sansio",
         ws_max_size=settings.max_message_bytes,
         ws_per_message_deflate=False,
