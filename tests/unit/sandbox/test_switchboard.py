@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -63,6 +64,8 @@ async def test_what_was_made_without_a_line_of_its_own_lives_on_alone(service: A
     link.heard = math.inf
     server.keeper.look(time.time(), time.monotonic() + 600)
     assert "stop" not in wire.ops()
+    server.keeper.look(server.board.entries["ann/sandbox-1"].expires, time.monotonic() + 601)
+    assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-1", "expired": True}
     await server.close()
 
 
@@ -157,6 +160,23 @@ async def test_what_is_stopped_while_it_starts_never_runs() -> None:
     assert manager.cancelled and said[0]["op"] == "gone" and worker.empty
 
 
+async def test_the_first_reason_for_which_a_sandbox_is_ended_is_told() -> None:
+    said: list[Message] = []
+    closing: list[Any] = []
+
+    class Manager:
+        async def create(self, spec: SandboxSpec) -> Any:
+            return SimpleNamespace(traits=TRAITS, on_close=closing.append, destroy=lambda: None)
+
+    worker = Worker(Manager(), tell=said.append)  # type: ignore[arg-type]
+    worker.receive({**CREATE, "sandbox": "ann/sandbox-1"})
+    await until(lambda: said)
+    for expired in (True, False):
+        worker.receive({"op": "stop", "sandbox": "ann/sandbox-1", "expired": expired})
+    closing[0]()
+    assert (said[-1]["op"], said[-1]["error"]) == ("gone", "expired")
+
+
 async def test_a_program_that_a_worker_does_not_know_any_more_is_lost_not_started() -> None:
     said: list[Message] = []
     executions = Executions("ann/sandbox-1", None, said.append)  # type: ignore[arg-type]
@@ -228,6 +248,7 @@ async def test_a_program_that_is_being_written_down_is_not_lost_when_its_worker_
     server.board.receive(line, {**RUN, "id": "program-2"})
     holds = {"ann/sandbox-1": {"traits": {}, "programs": ["program-1"]}}
     server.workers.join(ANN, greeting(holds=holds), back := Wire())
+    assert server.board.quotas.taken("ann")["programs"] == 2
     written[0](None)
     assert back.said[-1]["id"] == "program-2" and "error" not in [message["op"] for message in heard]
     await server.close()
