@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from roll.sandbox import SandboxError, SandboxManager, SandboxSpec
 from roll.sandbox.forecast import Demand, bounded, hold_s, most_idle, poisson_quantile, shortage_after, target
-from roll.sandbox.pools import pool_key
+from roll.sandbox.pools import Pool, pool_key
 from roll.simulation import clock
 
 
@@ -122,6 +122,33 @@ def test_targets_grow_with_demand_and_vanish_without(windows: list[tuple[int, fl
 def test_where_a_sandbox_runs_makes_no_difference_to_its_pool() -> None:
     assert pool_key(SandboxSpec(affinity="a")) == pool_key(SandboxSpec(affinity="b")) == SandboxSpec()
     assert len({pool_key(SandboxSpec(image=image)) for image in (None, "a", "b")}) == 3
+
+
+def test_a_pool_closes_what_waited_in_vain_and_starts_what_is_missing() -> None:
+    async def use() -> None:
+        pool = Pool(SandboxSpec(), 3, cores=2)
+        pool.starting = 1
+        assert pool.missing == 2
+        pool.target, pool.starting = 1, 0
+        pool.idle = [(_Started([0]), 0) for _ in range(4)]
+        assert pool.surplus() == [], "none has waited for a window yet"
+        taken = [pool.take(fresh=False) for _ in range(2)]
+        pool.idle += [each for each in taken if each is not None]
+        assert len(pool.surplus()) == 2, "the other two were in use"
+
+    asyncio.run(use())
+
+
+def test_a_pool_gives_out_no_sandbox_that_broke_while_it_waited() -> None:
+    async def use() -> None:
+        pool = Pool(SandboxSpec(), 2, cores=2)
+        whole, broken = _Started([0]), _Started([0])
+        broken.broken = True
+        pool.idle = [(whole, 0), (broken, 0)]
+        assert pool.take(fresh=True) == (whole, 0)
+        assert pool.take(fresh=False) is None
+
+    asyncio.run(use())
 
 
 class _Started:

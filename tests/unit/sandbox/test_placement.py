@@ -11,7 +11,7 @@ from roll.sandbox import Limits, SandboxSpec, SandboxUnavailableError
 pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
 
 from roll.sandbox.service.links import WorkerLink
-from roll.sandbox.service.placement import choose, load
+from roll.sandbox.service.placement import IDLE_BYTES, LEAST_FREE_BYTES, choose, load
 from roll.sandbox.wire import Report
 
 SPEC = SandboxSpec(limits=Limits(memory_bytes=2**30))
@@ -42,6 +42,21 @@ def test_memory_must_be_there() -> None:
     assert choose([full, starved, roomy], SPEC) is roomy
     with pytest.raises(SandboxUnavailableError, match="none of 2 workers has room"):
         choose([full, starved], SPEC)
+
+
+def test_the_last_place_is_given_and_no_more() -> None:
+    need = SPEC.limits.memory_bytes
+    free = {"memory_bytes": 2**40, "free_bytes": LEAST_FREE_BYTES + IDLE_BYTES}
+    for fits, full in (
+        (worker("a", held=9), worker("a", held=10)),
+        (worker("a", held=2, memory_bytes=2**31 + need), worker("a", held=2, memory_bytes=2**31 + need - 1)),
+        (worker("a", placed=1), worker("a", placed=2)),
+    ):
+        if fits.placed:
+            fits.report = full.report = Report(**free)
+        assert choose([fits], SPEC) is fits
+        with pytest.raises(SandboxUnavailableError, match="none of 1 workers has room"):
+            choose([full], SPEC)
 
 
 def test_an_image_that_is_held_is_worth_a_quarter_of_a_worker() -> None:

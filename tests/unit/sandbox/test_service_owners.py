@@ -85,6 +85,21 @@ def test_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(steps
         assert board.workers["w"].held == alive
 
 
+def test_a_quota_may_be_used_up_to_the_last() -> None:
+    quotas = Quotas(Quota(sandboxes=2, memory_bytes=200, disk_bytes=20, programs=1), {})
+    for _ in range(2):
+        quotas.take("ann", quotas.allow("ann", SPEC))
+    with pytest.raises(SandboxQuotaError, match="sandboxes of 2"):
+        quotas.allow("ann", SPEC)
+    quotas.begin("ann")
+    with pytest.raises(SandboxQuotaError, match="runs 1 programs"):
+        quotas.begin("ann")
+    for _ in range(2):
+        quotas.give_back("ann", SPEC)
+    quotas.end("ann")
+    assert set(quotas.taken("ann").values()) == {0}
+
+
 def test_an_error_says_what_and_how_much_and_what_to_do() -> None:
     quotas = Quotas(Quota(memory_bytes=250), {"ben": {"sandboxes": 0}})
     for _ in range(2):

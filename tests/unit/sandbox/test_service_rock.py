@@ -70,7 +70,9 @@ async def test_what_the_sdk_asks_for_is_done(rock: Rock) -> None:
     )
     assert opened["result"] == {"output": "", "session_type": "bash"}
     await rock.post("run_in_session", **session, command="Y=2", action_type="bash", check="raise", timeout=None)
-    said = await rock.post("run_in_session", **session, command="echo $X$Y; echo e >&2; (exit 4)", check="silent")
+    said = await rock.post(
+        "run_in_session", **session, command=r"printf '\e[1;31m%s\e[0m\n' $X$Y; echo e >&2; (exit 4)", check="silent"
+    )
     assert (said["result"]["output"], said["result"]["exit_code"]) == ("12\ne", 4)
     said = await rock.post("run_in_session", **session, command="(exit 4)", check="raise")
     assert (said["status"], said["result"]["code"]) == ("Failed", 6000)
@@ -88,6 +90,11 @@ async def test_what_the_sdk_asks_for_is_done(rock: Rock) -> None:
     assert (await rock.post("stop", sandbox_id=name))["status"] == "Success"
     gone = await rock.ask("GET", f"get_status?sandbox_id={name}")
     assert (gone["http"], gone["status"], gone["result"]["code"]) == (200, "Failed", 4000)
+    gone = (await rock.ask("GET", f"get_status?sandbox_id={name}&include_all_states=True"))["result"]
+    assert (gone["state"], gone["is_alive"]) == ("stopped", False)
+    assert not (await rock.ask("GET", f"is_alive?sandbox_id={name}"))["result"]["is_alive"]
+    other = await rock.ask("GET", f"get_status?sandbox_id={'x' * 8}&include_all_states=True")
+    assert (other["status"], other["result"]["code"]) == ("Failed", 4000)
 
 
 async def test_what_is_not_offered_or_malformed_fails_in_rocks_words(rock: Rock) -> None:

@@ -41,6 +41,12 @@ def test_noise_is_refused_and_nothing_else_happens(data: bytes) -> None:
     raise AssertionError("noise came through")
 
 
+@pytest.mark.parametrize("missing", range(1, 6))
+def test_a_message_that_is_cut_off_is_refused(missing: int) -> None:
+    with pytest.raises(SandboxRequestError, match="shorter"):
+        decode(encode({"op": "input", "data": b"ab"})[:-missing])
+
+
 def test_specs_and_programs_come_back_as_they_were() -> None:
     spec = SandboxSpec(limits=Limits(wall_s=3, cpu_s=1.5), mounts=(Mount(source="/a", target="/b"),), preload=("re",))
     assert spec_of(decode(encode(spec_said(spec)))) == spec

@@ -169,6 +169,10 @@ def unpack(pieces: Iterator[bytes], target: str, bounds: Bounds) -> str:
     return stream.finish()
 
 
+class _NoDirectoryError(BadImageError):
+    """Something other than a directory is where one would have to be."""
+
+
 class _Layer:
     """A directory that is being filled."""
 
@@ -189,9 +193,15 @@ class _Layer:
             if member.isdir():
                 os.fchmod(self._root, _mode(member))
             return
-        parent = self._open(parents)
+        removes = name.startswith(_REMOVED)
         try:
-            if name.startswith(_REMOVED):
+            parent = self._open(parents, follow=not removes)
+        except _NoDirectoryError:
+            if removes:  # the layer made a link or file of the directory: nothing of it is left to be removed
+                return
+            raise
+        try:
+            if removes:
                 _remove_below(parent, name)
             elif member.isdir():
                 _make_directory(parent, name, _mode(member))
@@ -224,8 +234,8 @@ class _Layer:
         finally:
             os.close(source)
 
-    def _open(self, parts: list[str], *, make: bool = True) -> int:
-        """The directory that these names lead to, made where it is missing."""
+    def _open(self, parts: list[str], *, make: bool = True, follow: bool = True) -> int:
+        """The directory that these names lead to, made where it is missing; `follow`: also through links."""
         waiting, opened, links = list(reversed(parts)), [os.dup(self._root)], 0
         try:
             while waiting:
@@ -243,9 +253,9 @@ class _Layer:
                     waiting.append(part)
                 except NotADirectoryError:
                     links += 1
-                    target = _target_of(part, opened[-1])
+                    target = _target_of(part, opened[-1]) if follow else None
                     if target is None or links > _MAX_LINKS:
-                        raise BadImageError(f"a layer has entries below {part[:80]!r}, which is none.") from None
+                        raise _NoDirectoryError(f"a layer has entries below {part[:80]!r}, which is none.") from None
                     if target.startswith("/"):
                         while len(opened) > 1:
                             os.close(opened.pop())

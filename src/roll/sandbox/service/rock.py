@@ -44,6 +44,8 @@ from roll.sandbox.types import Command, Outcome
 __all__ = ["add_rock_routes"]
 
 _LONGEST_S = 86400.0
+_ESCAPES = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
+"""What ROCK takes out of a shell's output (`rock/rocklet/linux.py`)."""
 _FORM = {
     "multipart/form-data": {
         "schema": {
@@ -108,7 +110,8 @@ class _Rock:
         self._known = known
 
     async def start(self, request: StartRequest, *, images: bool) -> dict[str, Any]:
-        """A sandbox; when this answers, it runs."""
+        """A sandbox; when this answers, it runs. `images`: or where a worker has the image."""
+        images = images or any(request.image in each.report.images for each in self.owned.board.workers.values())
         spec, name = request.spec(images=images), request.sandbox_id
         if request.num_gpus:
             raise SandboxRequestError("sandboxes here have no GPU: leave 'num_gpus' out.")
@@ -151,12 +154,19 @@ class _Rock:
             "is_alive": alive,
             "host_name": entry.worker.name,
             "host_ip": None,
+            "port_mapping": {},
             "image": request.image,
             "cpus": request.cpus,
             "memory": request.memory,
             "disk": request.disk,
             "user_id": self.owned.owner,
         }
+
+    async def ended(self, name: str) -> dict[str, Any] | None:
+        """`get_status` of one that ended within the last hour."""
+        row = await asyncio.to_thread(self.owned.board.records.sandbox, self.owned.owner, name)
+        said = {"sandbox_id": name, "status": {}, "state": "stopped", "is_alive": False, "port_mapping": {}}
+        return row and {**said, "host_name": row["worker"], "user_id": self.owned.owner}
 
     async def execute(self, request: ExecuteRequest) -> dict[str, Any]:
         """Run a command to its end."""
@@ -196,11 +206,12 @@ class _Rock:
         return session
 
     async def run(self, request: SessionCommand) -> dict[str, Any]:
-        """A command of a shell; its output as a terminal has it, both streams in one."""
+        """A command of a shell; its output, both streams in one, without colours and the like."""
         await self.used(request.sandbox_id)
         session = self.session(request.sandbox_id, request.session)
         job = await session.start(request.command, wall_s=request.timeout or _LONGEST_S)
-        output = b"".join([chunk.data async for chunk in job.stream()]).decode(errors="replace").strip()
+        output = b"".join([chunk.data async for chunk in job.stream()]).decode(errors="replace")
+        output = _ESCAPES.sub("", output).strip()
         result = await job.wait()
         if result.outcome is Outcome.WALL_TIME:
             raise CommandFailedError(f"timeout after {request.timeout} seconds while running a command.")
@@ -242,12 +253,21 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
 
     @router.get("/is_alive")
     async def is_alive(sandbox_id: Id, here: Here) -> RockAnswer:
-        said = here.status(sandbox_id)
+        try:
+            said = here.status(sandbox_id)
+        except UnknownSandboxError as error:  # no failure, as in ROCK
+            said = {"is_alive": False, "host_name": str(error)}
         return RockAnswer(result={"is_alive": said["is_alive"], "message": said["host_name"]})
 
     @router.get("/get_status")
-    async def get_status(sandbox_id: Id, here: Here) -> RockAnswer:
-        return RockAnswer(result=here.status(sandbox_id))
+    async def get_status(sandbox_id: Id, here: Here, include_all_states: bool = False) -> RockAnswer:
+        """Where all states are included, also of one that has ended."""
+        try:
+            return RockAnswer(result=here.status(sandbox_id))
+        except UnknownSandboxError:
+            if not include_all_states or (said := await here.ended(sandbox_id)) is None:
+                raise
+            return RockAnswer(result=said)
 
     @router.get("/sandboxes")
     async def list_all(here: Here) -> RockAnswer:

@@ -132,6 +132,12 @@ def test_what_a_layer_removes_is_marked(layer: Path) -> None:
     assert os.getxattr(layer / "var", "user.overlay.opaque") == b"y"
 
 
+def test_what_was_in_a_directory_that_became_something_else_needs_no_removal(layer: Path) -> None:
+    """As umoci 0.4.7 writes a directory that a file or a link has taken the place of."""
+    put(layer, file("a", b"x"), file("a/.wh.f"), entry("real"), symlink("b", "real"), file("b/.wh.f"), file("b/new"))
+    assert tree(layer) == ["a", "b", "real", "real/new"]
+
+
 def test_attributes_that_an_overlay_would_obey_are_not_taken_over(layer: Path) -> None:
     info, data = file("f", b"x")
     info.pax_headers = {"SCHILY.xattr.user.overlay.redirect": "/etc", "SCHILY.xattr.security.capability": "x"}
@@ -148,6 +154,22 @@ def test_layers_put_together_are_what_an_overlay_would_show(tmp_path: Path) -> N
     merge(map(str, layers[:2]), str(layers[2]))
     assert tree(layers[2]) == ["a", "a/two", "b", "b/new", "c", "c/in"]
     assert tree(layers[0] / "a") == ["one", "two"], "layers are not touched"
+
+
+def test_modes_are_those_of_the_highest_layer_that_has_the_directory(tmp_path: Path) -> None:
+    layers = [tmp_path / name for name in ("low", "high", "all")]
+    for each in layers:
+        each.mkdir()
+    put(layers[0], entry("a", mode=0o755), entry("tmp", mode=0o1777))
+    put(layers[1], entry("a", mode=0o700))
+    merge(map(str, layers[:2]), str(layers[2]))
+    assert [stat.S_IMODE((layers[2] / name).stat().st_mode) for name in ("a", "tmp")] == [0o700, 0o1777]
+
+
+def test_zeros_at_the_end_belong_to_a_file(layer: Path) -> None:
+    data = {"zeros": bytes(5), "end": b"x" * 2**20 + bytes(3), "empty": b""}
+    put(layer, *(file(name, each) for name, each in data.items()))
+    assert {name: (layer / name).read_bytes() for name in data} == data
 
 
 def test_more_bytes_than_may_be_are_refused_whatever_they_are_packed_as(layer: Path) -> None:
