@@ -16,6 +16,7 @@ sqlalchemy = pytest.importorskip("sqlalchemy", reason="the packages of the extra
 from aiohttp import ServerDisconnectedError  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 
+from roll.cli.main import run  # noqa: E402
 from roll.cli.sandboxes.common import Bytes  # noqa: E402
 from roll.errors import ConfigError  # noqa: E402
 from roll.sandbox import Command, Limits, Program, PythonCode, connect  # noqa: E402
@@ -187,3 +188,21 @@ def test_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
         Bytes(unit=2**20, least=2**24).convert("1", None, None)
     with pytest.raises(click.BadParameter, match="'64GB': a size is needed, such as 8GiB"):
         Bytes().convert("64GB", None, None)
+
+
+def test_a_misspelt_command_is_told_what_it_may_have_been(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "shel"]) == 2
+    assert "No such command 'shel'. Did you mean 'shell'?" in capsys.readouterr().err
+
+
+def test_options_after_the_program_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def seen(_: object, program: Command) -> int:
+        asked.append(tuple(program.argv))
+        return 0
+
+    monkeypatch.setattr("roll.cli.sandboxes.running._run", seen)
+    for words in (["ls", "-la", "--time", "x"], ["--", "ls", "-la", "--time", "x"]):
+        assert run(["sandbox", "run", "--token", "t", *words]) == 0
+    assert asked == [("ls", "-la", "--time", "x")] * 2

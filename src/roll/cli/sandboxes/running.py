@@ -74,7 +74,7 @@ def _spec(image: str | None, memory_bytes: int) -> SandboxSpec:
     return SandboxSpec(image=image, limits=limits)
 
 
-@click.command()
+@click.command(context_settings={"allow_interspersed_args": False})
 @service_options
 @_sandbox_options
 @click.option("--in", "name", default=None, metavar="NAME", help="In a sandbox that you have.")
@@ -93,7 +93,7 @@ def run(
     wall_s: float,
     command: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in a new sandbox and end with its exit code; Ctrl-C kills it.
+    """Run COMMAND in a new sandbox and end with its exit code; Ctrl-C kills it. Options stand before it.
 
     \b
     roll sandbox run -- python3 -c 'print(1)'
