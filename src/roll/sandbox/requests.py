@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from roll.sandbox.errors import OversizedUploadError
-from roll.sandbox.types import Limits, Program, PythonCode, SandboxSpec
+from roll.sandbox.types import Command, Limits, Program, PythonCode, SandboxSpec
 
 __all__ = ["agent_settings", "check_texts", "run_request"]
 
@@ -44,9 +44,11 @@ def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -
         fresh: it gets namespaces and files of its own.
 
     Raises:
+        TypeError: it is no program, or its input or a file is no bytes.
         ValueError: a text has a zero byte.
         OversizedUploadError: it does not fit into its sandbox.
     """
+    _check_kinds(program)
     request = {
         "alone": alone,
         "fresh": fresh,
@@ -84,6 +86,16 @@ def check_texts(request: dict[str, Any]) -> None:
     for text in texts:
         if "\0" in text:
             raise ValueError(f"a zero byte in {text[:80]!r}: arguments, variables and paths cannot have one.")
+
+
+def _check_kinds(program: Program) -> None:
+    if not isinstance(program, PythonCode | Command):
+        raise TypeError(f"a {type(program).__name__} is no program: PythonCode(source=…) or Command(argv=(…)) is.")
+    if isinstance(program.argv, str):
+        raise TypeError(f"the argv {program.argv[:80]!r} is a text: write a word for each argument, ('ls', '-l').")
+    for what, data in (("standard input", program.stdin), *program.files.items()):
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"'{what}' of a program is a {type(data).__name__}: bytes are needed, text.encode().")
 
 
 def _check_size(program: Program, limits: Limits) -> None:

@@ -1,14 +1,20 @@
 """Everything that a run records, and everything that its user sees.
 
-Importing this imports none of torch, rich, pyarrow, matplotlib, tensorboard: each is imported where it is
-first needed.
+Importing this imports nothing else: its names when they are asked for, and torch, rich, pyarrow, matplotlib,
+tensorboard where they are first needed.
 """
 
-from roll.tracking.metrics_file import look_at_metrics, read_metrics
-from roll.tracking.run_directory import RunDirectory
-from roll.tracking.spans import Spans
-from roll.tracking.summary import Summary
-from roll.tracking.tracker import Tracker
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from roll.tracking.metrics_file import look_at_metrics, read_metrics
+    from roll.tracking.run_directory import RunDirectory
+    from roll.tracking.spans import Spans
+    from roll.tracking.summary import Summary
+    from roll.tracking.tracker import Tracker
 
 __all__ = [
     "RunDirectory",
@@ -18,3 +24,18 @@ __all__ = [
     "look_at_metrics",
     "read_metrics",
 ]
+
+_MODULES = {
+    "RunDirectory": "run_directory",
+    "Spans": "spans",
+    "Summary": "summary",
+    "Tracker": "tracker",
+    "look_at_metrics": "metrics_file",
+    "read_metrics": "metrics_file",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -66,8 +66,8 @@ def test_specs_and_programs_come_back_as_they_were() -> None:
         ({"op": "eval"}, "asks for 'eval'"),
         ({"op": "stop", "sandbox": "../../../etc"}, "a name is needed"),
         ({"op": "stop", "sandbox": "a" * 8, "again": True}, "no 'again'"),
-        ({"op": "extend", "sandbox": "a" * 8, "lifetime_s": float("nan")}, "a seconds is needed"),
-        ({"op": "input", "sandbox": "a" * 8, "id": "b" * 8, "n": 1, "data": "text"}, "a bytes is needed"),
+        ({"op": "extend", "sandbox": "a" * 8, "lifetime_s": float("nan")}, "seconds above 0 are needed"),
+        ({"op": "input", "sandbox": "a" * 8, "id": "b" * 8, "n": 1, "data": "text"}, "bytes are needed"),
     ],
 )
 def test_what_no_client_may_say_is_refused(message: dict[str, object], word: str) -> None:

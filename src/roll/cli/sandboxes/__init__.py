@@ -7,6 +7,8 @@ from typing import cast
 
 import click
 
+from roll.registry import nearest
+
 __all__ = ["sandbox"]
 
 _MODULES = {
@@ -33,6 +35,14 @@ class _Commands(click.Group):
         if cmd_name not in _MODULES:
             return None
         return cast("click.Command", getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The same; a misspelt one is told what it may have been."""
+        if args[0] not in _MODULES and not args[0].startswith("-"):
+            raise click.UsageError(f"No such command '{args[0]}'.{nearest(args[0], list(_MODULES))}", ctx)
+        return super().resolve_command(ctx, args)
 
 
 @click.group(cls=_Commands)

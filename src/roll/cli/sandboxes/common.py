@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from roll.sandbox.service.store import Store
 
 __all__ = [
+    "Bytes",
     "Place",
     "age",
     "database_option",
@@ -31,11 +33,30 @@ __all__ = [
 ]
 
 _PAGE = 1000
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?")
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 DEFAULT_URL = "http://127.0.0.1:8741"
 
 database_option = click.option(
     "--database", metavar="URL", default=None, help="As SQLAlchemy has them; else a SQLite file of this user."
 )
+
+
+class Bytes(click.ParamType):
+    """So many bytes, with their unit, such as 8GiB; a number alone counts `unit` bytes each."""
+
+    name = "size"
+
+    def __init__(self, *, unit: int = 1, least: int = 1) -> None:
+        self._unit, self._least = unit, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE.fullmatch(value)
+        bytes_ = int(float(found[1]) * _UNITS.get(found[2], self._unit)) if found else 0
+        if bytes_ < self._least:
+            such = f"8GiB, and {self._least >> 20}MiB at least" if self._least > 1 else "8GiB"
+            self.fail(f"'{value[:40]}': a size is needed, such as {such}.", param, ctx)
+        return bytes_
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -65,7 +65,7 @@ def logs(place: Place, name: str, most: int) -> None:
         began = time.strftime("%H:%M:%S", time.localtime(program["began"]))
         click.secho(f"── {shown(program['words'])}  ({began}, {_end(program['end'])})", dim=True)
         text = program["output"].decode(errors="replace")
-        click.echo(printable(text.replace("\r\n", "\n")), nl=not text.endswith("\n"))
+        click.echo(printable(text.replace("\r\n", "\n")), nl=bool(text) and not text.endswith("\n"))
 
 
 @click.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roll.cli.sandboxes.common import database_option, opened_store
+from roll.cli.sandboxes.common import Bytes, database_option, opened_store
 from roll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["quota"]
 
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_NUMBER = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?")
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class _Amount(click.ParamType):
@@ -30,11 +29,12 @@ class _Amount(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "default" or (value == "none" and not self._bound):
             return value
-        found = _NUMBER.fullmatch(value)
-        if found is None or (found[2] and not self._bytes) or not float(found[1]) > 0:
-            need = "a positive number" + (", such as 8GiB" if self._bytes else "")
-            self.fail(f"'{value[:40]}': {need}, {'' if self._bound else 'none, '}or default.", param, ctx)
-        return self._kind(float(found[1]) * _UNITS[found[2] or ""])
+        if self._bytes:
+            return Bytes().convert(value, param, ctx)
+        if not _NUMBER.fullmatch(value) or not float(value) > 0:
+            others = "" if self._bound else "none, "
+            self.fail(f"'{value[:40]}': a positive number, {others}or default.", param, ctx)
+        return self._kind(float(value))
 
 
 _FIELDS = {

@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from roll.cli.sandboxes.common import Place, service_options, shown
+from roll.cli.sandboxes.common import Bytes, Place, service_options, shown
 from roll.errors import ConfigError
 from roll.sandbox import Command, Job, Limits, Outcome, Sandbox, SandboxManager, SandboxSpec
 from roll.sandbox.wire import Message
@@ -55,7 +55,12 @@ def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option("--local", is_flag=True, help="Of this machine, without a service."),
         click.option("--lifetime", "lifetime_s", type=click.FloatRange(min=1), default=None, help="Seconds, of it."),
         click.option(
-            "--memory", type=click.IntRange(min=16), default=512, show_default=True, help="MiB, files included."
+            "--memory",
+            "memory_bytes",
+            type=Bytes(unit=2**20, least=2**24),
+            default="512MiB",
+            show_default=True,
+            help="Files included; a number alone is MiB.",
         ),
         click.option("--image", default=None, help="What it begins as; else this system's programs."),
         click.option("--keep", is_flag=True, help="Let it live on afterwards; its name is printed."),
@@ -64,12 +69,12 @@ def _sandbox_options(command: Callable[..., Any]) -> Callable[..., Any]:
     return command
 
 
-def _spec(image: str | None, memory: int) -> SandboxSpec:
-    limits = Limits(memory_bytes=memory * 2**20, disk_bytes=memory * 2**19, max_processes=256, wall_s=_DAY_S)
+def _spec(image: str | None, memory_bytes: int) -> SandboxSpec:
+    limits = Limits(memory_bytes=memory_bytes, disk_bytes=memory_bytes // 2, max_processes=256, wall_s=_DAY_S)
     return SandboxSpec(image=image, limits=limits)
 
 
-@click.command()
+@click.command(context_settings={"allow_interspersed_args": False})
 @service_options
 @_sandbox_options
 @click.option("--in", "name", default=None, metavar="NAME", help="In a sandbox that you have.")
@@ -81,14 +86,14 @@ def run(
     place: Place,
     name: str | None,
     image: str | None,
-    memory: int,
+    memory_bytes: int,
     keep: bool,
     local: bool,
     lifetime_s: float | None,
     wall_s: float,
     command: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in a new sandbox and end with its exit code; Ctrl-C kills it.
+    """Run COMMAND in a new sandbox and end with its exit code; Ctrl-C kills it. Options stand before it.
 
     \b
     roll sandbox run -- python3 -c 'print(1)'
@@ -96,7 +101,9 @@ def run(
 
     Input that is no terminal is passed on. Over its time the exit code is 124, over another limit 137.
     """
-    wanted = _Wanted(place=place, name=name, spec=_spec(image, memory), keep=keep, local=local, lifetime_s=lifetime_s)
+    wanted = _Wanted(
+        place=place, name=name, spec=_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
+    )
     program = Command(argv=command, interactive=not sys.stdin.isatty(), wall_s=wall_s, output_bytes=_OUTPUT_BYTES)
     return asyncio.run(_run(wanted, program))
 
@@ -147,7 +154,7 @@ def shell(
     place: Place,
     name: str | None,
     image: str | None,
-    memory: int,
+    memory_bytes: int,
     keep: bool,
     local: bool,
     lifetime_s: float | None,
@@ -160,7 +167,9 @@ def shell(
     """
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         raise ConfigError("a shell is for a terminal: `roll sandbox run -- COMMAND` runs a program without one.")
-    wanted = _Wanted(place=place, name=name, spec=_spec(image, memory), keep=keep, local=local, lifetime_s=lifetime_s)
+    wanted = _Wanted(
+        place=place, name=name, spec=_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
+    )
     return asyncio.run(_shell(wanted, new))
 
 
@@ -193,7 +202,7 @@ async def _opened(wanted: _Wanted) -> AsyncIterator[_Here]:
         if wanted.keep or wanted.name:
             raise ConfigError("a sandbox of this machine ends with its command: --keep and names are for a service.")
         async with (
-            SandboxManager("docker" if wanted.spec.image else "bubblewrap", spec=wanted.spec, warm=0) as manager,
+            SandboxManager("bubblewrap", spec=wanted.spec, warm=0) as manager,
             await manager.create() as sandbox,
         ):
             yield _Here(sandbox, "here", False, [])

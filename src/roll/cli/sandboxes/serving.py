@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from roll.cli.sandboxes.common import database_option, missing_packages
+from roll.cli.sandboxes.common import Bytes, database_option, missing_packages
 from roll.errors import ConfigError
 
 __all__ = ["serve", "worker"]
@@ -80,7 +80,9 @@ def serve(
 @click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
 @click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
 @click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
-@click.option("--memory", "memory_bytes", type=click.IntRange(min=1), help="Bytes that limits may come to together.")
+@click.option(
+    "--memory", "memory_bytes", type=Bytes(), help="That limits may come to together; a number alone is bytes."
+)
 @click.option("--drain", "drain_s", type=float, default=25.0, show_default=True, help="Seconds, after SIGTERM.")
 @click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
 def worker(
@@ -108,6 +110,10 @@ def worker(
     import secrets
 
     from roll.sandbox.worker import run_worker
+
+    for path in mounts:
+        if not Path(path).is_dir():
+            raise ConfigError(f"--mounts: there is no directory '{path}'.")
 
     known = name or f"worker-{secrets.token_hex(6)}"
     click.echo(f"Worker {known} for {url}   (Ctrl-C ends it)")

@@ -2,7 +2,7 @@
 
     layers/sha256-…/files     what a layer unpacks to; `size` beside it
     images/sha256-….json      an image: its layers, variables, user; used last when it was modified last
-    roots/…                   what sandboxes add on top (`skeleton.py`)
+    roots/…                   what sandboxes add on top, and merged layers (`system.py`)
     names.json                name -> digest of an image
     tmp/                      what is being made, or removed
 

@@ -50,6 +50,6 @@ def reference_of(name: str) -> Reference:
     if not good:
         raise SandboxRequestError(
             f"{name[:200]!r} is no name of an image: 'python:3.12', 'registry.example/team/world:7' and "
-            "'team/world@sha256:…' are."
+            "'team/world@sha256:…' are (small letters before the colon)."
         )
     return Reference(registry=registry, repository=path, version=version)

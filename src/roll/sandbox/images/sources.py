@@ -50,6 +50,8 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
     if (path / "oci-layout").is_file() or (path / "manifest.json").is_file():
         return contextlib.nullcontext(LayoutSource(lambda name: _open_below(path, name), tag))
     if path.is_dir():
+        if not any(path.iterdir()):
+            raise BadImageError(f"the directory '{path}' is empty: a root directory or an OCI layout is needed.")
         return _packed(path)
     if path.is_file():
         return _archive(path, tag)
@@ -258,7 +260,8 @@ def _archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
 
             yield LayoutSource(open_member, tag)
     except (tarfile.TarError, EOFError) as error:
-        raise BadImageError(f"'{path}' is no archive of an image: {error}.") from None
+        reason = "it is no tar archive" if isinstance(error, tarfile.ReadError) else error
+        raise BadImageError(f"'{path}' is no archive of an image: {reason}, or is damaged.") from None
     except FileNotFoundError as error:
         raise BadImageError(f"'{path}' is no archive of an image: it has no '{error}'.") from None
 

@@ -45,6 +45,7 @@ def connect(
         wait_for_quota: whether to wait as long for a sandbox where the owner has as many as may be.
 
     Raises:
+        ConfigError: an address, a token or a file of certificates that is none.
         SandboxUnavailableError: when it is started: no service answers there.
         SandboxAccessError: when it is started: the token is refused.
     """

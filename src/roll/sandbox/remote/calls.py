@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import ssl
 from typing import Any
 
 from roll.errors import RollError
+from roll.sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll.sandbox.errors import SandboxAccessError, SandboxUnavailableError
 from roll.sandbox.wire import failure_of
 
@@ -22,25 +22,24 @@ async def call(
 
     Raises:
         RollError: what the service says, as its typed error; or none answers there.
+        ConfigError: an address, a token or a file of certificates that is none.
     """
     import aiohttp
 
-    context: ssl.SSLContext | bool = ssl.create_default_context(cafile=ca_file) if ca_file else True
+    url, headers, context = checked_url(url), token_header(token), trusted(ca_file)
     try:
         async with (
             aiohttp.ClientSession(
-                headers={"Authorization": f"Bearer {token}"},
+                headers=headers,
                 connector=aiohttp.TCPConnector(ssl=context),
                 timeout=aiohttp.ClientTimeout(total=_LIMIT_S),
                 trust_env=False,
             ) as session,
-            session.request(method, url.rstrip("/") + path, json=body) as answer,
+            session.request(method, url + path, json=body) as answer,
         ):
             status, text = answer.status, await answer.text()
     except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-        raise SandboxUnavailableError(
-            f"no sandbox service answers at '{url}' ({str(error) or 'too slow'}): start one with `roll sandbox serve`."
-        ) from None
+        raise no_answer(url, error) from None
     try:
         said = json.loads(text) if text else None
     except ValueError:

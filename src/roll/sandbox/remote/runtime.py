@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import ssl
 import time
 
 import aiohttp
 
 from roll.sandbox.agent_sandbox import Sandbox
+from roll.sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll.sandbox.errors import (
     OversizedUploadError,
     SandboxAccessError,
@@ -40,6 +40,9 @@ class RemoteRuntime:
 
     Args:
         url, token, lifetime_s, ca_file, patience_s, wait_for_quota: see `connect`.
+
+    Raises:
+        ConfigError: see `connect`.
     """
 
     name = "service"
@@ -55,10 +58,10 @@ class RemoteRuntime:
         patience_s: float = 30.0,
         wait_for_quota: bool = False,
     ) -> None:
-        self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._url = checked_url(url)
+        self._headers = token_header(token)
         self._lifetime_s = lifetime_s
-        self._ca_file = ca_file
+        self._trusted = trusted(ca_file)
         self._patience_s = patience_s
         self._wait_for_quota = wait_for_quota
         self._refused: SandboxAccessError | None = None
@@ -84,9 +87,8 @@ class RemoteRuntime:
         """
         if self._session is not None:
             return
-        context: ssl.SSLContext | bool = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else True
         self._session = aiohttp.ClientSession(
-            headers=self._headers, connector=aiohttp.TCPConnector(ssl=context), trust_env=False
+            headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._trusted), trust_env=False
         )
         try:
             socket = await self._dial()
@@ -103,18 +105,16 @@ class RemoteRuntime:
                 socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
         except aiohttp.WSServerHandshakeError as error:
             if error.status in (401, 403) and not await self._asks_too_often():
+                what = "wrong, expired or revoked" if error.status == 401 else "not of scope run, which this takes"
                 raise SandboxAccessError(
-                    f"the sandbox service at {self._url} refuses this token ({error.status}): it is wrong, expired or "
-                    "revoked, or may not run programs. `roll sandbox token create` makes another."
+                    f"the sandbox service at {self._url} refuses this token ({error.status}): it is {what}. "
+                    "`roll sandbox token create` makes another."
                 ) from None
             raise SandboxUnavailableError(
                 f"{self._url} answers {error.status} to a client of sandboxes: is `roll sandbox serve` there?"
             ) from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise SandboxUnavailableError(
-                f"no sandbox service answers at '{self._url}' ({str(error) or 'too slow'}): start one with "
-                "`roll sandbox serve`."
-            ) from None
+            raise no_answer(self._url, error) from None
         try:
             greeting = decode(await socket.receive_bytes(timeout=_CLOSE_S))
         except (TypeError, TimeoutError, aiohttp.ClientError) as error:

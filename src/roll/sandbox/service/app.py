@@ -26,7 +26,8 @@ def make_app(service: Service) -> ASGIApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.start()
+        if not service.ready:  # `serve` has started it already
+            await service.start()
         try:
             yield
         finally:

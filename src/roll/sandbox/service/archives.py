@@ -84,9 +84,9 @@ def check_archive(data: bytes, most_bytes: int, most_files: int) -> None:
                         "the sandbox's disk_bytes and max_files."
                     )
                 _check_member(member)
+    except (OversizedUploadError, SandboxRequestError):  # ValueErrors, too
+        raise
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
-        if isinstance(error, OversizedUploadError):
-            raise
         raise SandboxRequestError(
             f"that is no plain tar archive ({str(error)[:100]}): compression is refused."
         ) from None

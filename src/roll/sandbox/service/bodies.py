@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+from fastapi.exceptions import RequestValidationError
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field
 
 from roll.sandbox.errors import SandboxRequestError
@@ -21,11 +22,21 @@ __all__ = [
     "SessionBody",
     "SessionRunBody",
     "Text",
+    "invalid",
     "result_body",
 ]
 
 _Seconds = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 _NO_ZERO = r"^[^\x00]*$"
+
+
+def invalid(error: RequestValidationError) -> str:
+    """What is wrong with a request, in one line."""
+    said = []
+    for each in error.errors():
+        field = "" if each["type"] == "json_invalid" else ".".join(map(str, each["loc"][1:]))
+        said.append(f"{field or 'the body (JSON, of Content-Type: application/json)'}: {each['msg']}")
+    return "; ".join(said)[:1000]
 
 
 def _clean(text: str) -> str:

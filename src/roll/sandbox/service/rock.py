@@ -24,7 +24,7 @@ from roll.sandbox.agent_sandbox import Session
 from roll.sandbox.errors import SandboxRequestError, UnknownSandboxError
 from roll.sandbox.remote.line import RemoteSandbox
 from roll.sandbox.service.access import ROCK
-from roll.sandbox.service.bodies import Named
+from roll.sandbox.service.bodies import Named, invalid
 from roll.sandbox.service.inside import Inside, Owned
 from roll.sandbox.service.rock_bodies import (
     BAD_REQUEST,
@@ -75,8 +75,7 @@ class _RockRoute(APIRoute):
             try:
                 return await answer(request)
             except RequestValidationError as error:
-                said = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
-                return _failed(said[:1000], BAD_REQUEST)
+                return _failed(invalid(error), BAD_REQUEST)
             except HTTPException as error:
                 return _failed(str(error.detail), BAD_REQUEST)
             except CommandFailedError as error:

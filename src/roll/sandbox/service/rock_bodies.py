@@ -25,7 +25,7 @@ __all__ = [
     "WriteRequest",
 ]
 
-OK, BAD_REQUEST, BROKEN, COMMAND_FAILED = 2000, 4000, 5000, 6000
+BAD_REQUEST, BROKEN, COMMAND_FAILED = 4000, 5000, 6000
 """ROCK's codes."""
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _Timeout = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]

@@ -29,6 +29,7 @@ from roll.sandbox.service.bodies import (
     SessionBody,
     SessionRunBody,
     Text,
+    invalid,
     result_body,
 )
 from roll.sandbox.service.inside import Inside, Owned
@@ -93,8 +94,7 @@ def _failed(_: Request, error: Exception) -> Response:
 
 def _invalid(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    said = "; ".join(f"{'.'.join(map(str, each['loc'][1:]))}: {each['msg']}" for each in error.errors())
-    return JSONResponse({"error": "request", "message": said[:1000]}, status_code=422)
+    return JSONResponse({"error": "request", "message": invalid(error)}, status_code=422)
 
 
 def _refused(_: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ from roll.sandbox.service.store.tables import tokens
 __all__ = ["SCOPES", "Identity", "Tokens", "check_owner"]
 
 SCOPES = ("read", "run", "admin", "worker")
+_LONGEST_S = 36_500 * 86_400.0
 _FORM = re.compile(r"roll_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
 _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -66,8 +67,8 @@ class Tokens:
         check_owner(owner)
         if not scopes or not set(scopes) <= set(SCOPES):
             raise ConfigError(f"scopes {', '.join(scopes)[:80] or '(none)'}: known are {', '.join(SCOPES)}.")
-        if lifetime_s is not None and not lifetime_s > 0:
-            raise ConfigError(f"a token's lifetime of {lifetime_s} s: it must be positive.")
+        if lifetime_s is not None and not 0 < lifetime_s <= _LONGEST_S:
+            raise ConfigError(f"a token's lifetime of {lifetime_s / 86400:g} days: it is above 0 and up to 36,500.")
         name, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
         self._store.change(
             insert(tokens).values(

@@ -74,7 +74,7 @@ class Workers:
         link.capacity, link.memory_bytes, link.process = capacity, memory_bytes, process
         link.leaving = bool(message["leaving"])
         link.transmit, link.hang_up = channel.send, channel.close
-        self._heard(link, message)
+        self._heard(link)
         channel.send({"op": "welcome", "away_s": self._keeper.away_s})
         for entry in held(board, link):
             if entry.place in holds:
@@ -98,7 +98,7 @@ class Workers:
         """From a worker that has joined."""
         if link.transmit != channel.send:  # it has joined again since
             return
-        self._heard(link, message)
+        self._heard(link)
         op = message["op"]
         if op == "beat":
             link.leaving = bool(message["leaving"])
@@ -110,7 +110,7 @@ class Workers:
         else:
             self._board.hear(message, link)
 
-    def _heard(self, link: WorkerLink, message: Message) -> None:
+    def _heard(self, link: WorkerLink) -> None:
         link.heard, link.seen = time.monotonic(), time.time()
 
     def drain(self, name: str, *, draining: bool) -> WorkerLink:

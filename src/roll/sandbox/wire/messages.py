@@ -22,6 +22,13 @@ __all__ = ["check_name", "checked"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
 _OPTIONAL = {"have", "lifetime_s", "near", "snapshot", "cwd"}
+_NEEDED = {
+    "name": "a name is",
+    "count": "a whole number from 0 on is",
+    "seconds": "seconds above 0 are",
+    "bytes": "bytes are",
+    "object": "an object is",
+}
 _SHAPES: dict[str, dict[str, str]] = {
     "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds", "near": "name"},
     "attach": {"sandbox": "name"},
@@ -40,14 +47,14 @@ _SHAPES: dict[str, dict[str, str]] = {
 
 
 def check_name(value: object) -> str:
-    """A name of a sandbox, program or session.
+    """A name of a worker, sandbox, program or session.
 
     Raises:
         SandboxRequestError: it is none.
     """
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise SandboxRequestError(
-            f"{str(value)[:80]!r} is no name of a sandbox, program or session: 8 to 64 letters, digits, '_' or '-'."
+            f"{str(value)[:80]!r} is no name of a worker, sandbox or program: 8 to 64 letters, digits, '_' or '-'."
         )
     return value
 
@@ -70,7 +77,9 @@ def checked(message: Message) -> Message:
         if value is None and (name in _OPTIONAL or kind.endswith("?")):
             continue
         if not _fits(kind.rstrip("?"), value):
-            raise SandboxRequestError(f"'{name}' of a message '{op}' is {str(value)[:80]!r}: a {kind} is needed.")
+            raise SandboxRequestError(
+                f"'{name}' of a message '{op}' is {str(value)[:80]!r}: {_NEEDED[kind.rstrip('?')]} needed."
+            )
     return message
 
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
-import ssl
 
 import aiohttp
 
+from roll.sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll.sandbox.errors import SandboxAccessError, SandboxUnavailableError
 from roll.sandbox.wire import Message, Outbox, beat_s, decode, encode, failure_of, report_said
 from roll.sandbox.worker.worker import Worker
 
 __all__ = ["Joined"]
+
+logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _AWAY_S = 60.0
@@ -40,6 +43,9 @@ class Joined:
         memory_bytes: what limits of all sandboxes may come to.
         drain_s: how long a worker that leaves waits for its sandboxes to end.
         leaving: what `leave` sets, where somebody else is to set it.
+
+    Raises:
+        ConfigError: an address, a token or a file of certificates that is none.
     """
 
     def __init__(
@@ -56,17 +62,18 @@ class Joined:
         leaving: asyncio.Event | None = None,
     ) -> None:
         self._worker = worker
-        self._url = url.rstrip("/")
-        self._headers = {"Authorization": f"Bearer {token}"}
+        self._url = checked_url(url)
+        self._headers = token_header(token)
         self._greeting: Message = {"op": "join", "name": name, "capacity": capacity, "memory_bytes": memory_bytes}
         self._greeting["process"] = secrets.token_hex(8)
-        self._ca_file = ca_file
+        self._trusted = trusted(ca_file)
         self._drain_s = drain_s
         self._away_s = _AWAY_S
         self._heard = 0.0
         self._welcome = asyncio.Event()
         self._leaving = leaving or asyncio.Event()
         self._left = False
+        self._warned = ""
         self._outgoing = Outbox()
 
     def leave(self) -> None:
@@ -92,14 +99,14 @@ class Joined:
 
     async def _keep(self) -> None:
         """Connection after connection."""
-        context: ssl.SSLContext | bool = ssl.create_default_context(cafile=self._ca_file) if self._ca_file else True
-        connector = aiohttp.TCPConnector(ssl=context)
+        connector = aiohttp.TCPConnector(ssl=self._trusted)
         async with aiohttp.ClientSession(headers=self._headers, connector=connector) as session:
             attempt = 0
             while not self._left:
                 try:
                     socket = await self._dial(session)
-                except SandboxUnavailableError:
+                except SandboxUnavailableError as error:
+                    self._warn(str(error))
                     await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
                     attempt += 1
                 else:
@@ -144,9 +151,9 @@ class Joined:
                     f"the sandbox service at {self._url} refuses this token ({error.status}): a worker needs one of "
                     "scope worker (`roll sandbox token create OWNER --scope worker`)."
                 ) from None
-            raise SandboxUnavailableError(f"{self._url} answers {error.status} to a worker") from None
+            raise SandboxUnavailableError(f"{self._url} answers {error.status} to a worker.") from None
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            raise SandboxUnavailableError(f"no sandbox service answers at '{self._url}': {error}") from None
+            raise no_answer(self._url, error) from None
 
     async def _follow(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """One connection, as long as both sides are heard."""
@@ -179,10 +186,14 @@ class Joined:
                 error = failure_of(message)
                 if isinstance(error, SandboxAccessError):
                     raise error
+                self._warn(f"the sandbox service at {self._url} refuses this worker: {error}")
                 return
             self._heard = asyncio.get_running_loop().time()
             if message["op"] == "welcome":
                 self._away_s = float(message["away_s"])
+                if self._warned:
+                    logger.warning("joined the sandbox service at %s.", self._url)
+                    self._warned = ""
                 self._welcome.set()
             elif "sandbox" in message:
                 self._worker.receive(message)
@@ -200,6 +211,12 @@ class Joined:
 
     def _beat(self) -> None:
         self._say({"op": "beat", "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())})
+
+    def _warn(self, what: str) -> None:
+        """Once for each reason in a row."""
+        if what != self._warned:
+            logger.warning("%s Dialling again.", what)
+            self._warned = what
 
     def _say(self, message: Message) -> None:
         self._outgoing.put(encode(message))

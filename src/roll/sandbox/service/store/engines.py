@@ -41,7 +41,11 @@ def make_engine(url: str) -> Engine:
     """
     try:
         address = make_url(url)
-        if address.drivername == "postgresql":
+        if address.get_backend_name() == "sqlite" and not _is_file(address):
+            raise ConfigError(
+                f"the database '{url}' is in memory, which ends with a command: write sqlite:////a/file.db."
+            )
+        if address.drivername in ("postgresql", "postgres"):
             address = address.set(drivername="postgresql+psycopg")
         if address.drivername == "postgresql+psycopg":
             address = address.set(query={**_POSTGRESQL, **address.query})
@@ -49,11 +53,15 @@ def make_engine(url: str) -> Engine:
             path = Path(str(address.database)).expanduser()
             path.parent.mkdir(parents=True, exist_ok=True)
             address = address.set(database=str(path))
-        pool: dict[str, Any] = {"pool_size": MOST_CONNECTIONS, "max_overflow": 0, "pool_timeout": _POOL_S}
-        if address.get_backend_name() == "sqlite" and not _is_file(address):
-            pool = {}
-        engine = create_engine(address, pool_pre_ping=True, **pool)
-    except (ArgumentError, ImportError, OSError) as error:
+        engine = create_engine(
+            address, pool_pre_ping=True, pool_size=MOST_CONNECTIONS, max_overflow=0, pool_timeout=_POOL_S
+        )
+    except ArgumentError:
+        raise ConfigError(
+            f"'{shown(url)}' is no address of a database: sqlite:////a/file.db and postgresql+psycopg://user@host/name "
+            "are."
+        ) from None
+    except (ImportError, OSError) as error:
         raise ConfigError(f"the database '{shown(url)}' of the sandbox service cannot be used: {error}") from None
     if address.get_backend_name() == "sqlite":
         event.listen(engine, "connect", _set_up_sqlite)

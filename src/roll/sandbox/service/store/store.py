@@ -115,8 +115,8 @@ class Store:
                         "of its own (`--database`)."
                     ) from None
                 time.sleep(0.1)
-            except AWAY as error:
-                raise ConfigError(f"the database '{self._shown}' does not answer: {reason(error)}") from None
+            except (*AWAY, SQLAlchemyError) as error:
+                raise ConfigError(f"the database '{self._shown}' does not answer: {reason(error)}.") from None
 
     def read(self, statement: Executable) -> list[dict[str, Any]]:
         """All rows.
