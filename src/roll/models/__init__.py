@@ -12,6 +12,7 @@ from roll.models.describe import (
     num_parameters,
     rotation_length,
 )
+from roll.models.linear import linear_weights
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
 from roll.models.pieces import WeightFiles
@@ -40,6 +41,7 @@ __all__ = [
     "find_model_directory",
     "find_routers",
     "first_tensor",
+    "linear_weights",
     "load_causal_lm",
     "load_scorer",
     "load_tokenizer",

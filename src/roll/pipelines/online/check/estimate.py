@@ -19,6 +19,7 @@ from roll.config.estimate import (
     heap_bytes,
     kernel_bytes,
     logit_bytes,
+    num_in_codes,
     on_host,
     pass_bytes,
     trained_bytes,
@@ -153,6 +154,8 @@ def memory_by_role(
     policy |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
     if not on_accelerator:
         policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
+    if config.cluster.type == "local" and (in_codes := num_in_codes(config.inference, sizes)):
+        policy["weights in codes"] = in_codes  # until the engine has copied them
     engine = engine_bytes(
         config.inference,
         sizes,
