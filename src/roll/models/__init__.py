@@ -6,6 +6,7 @@ from roll.models.checkpoint_names import as_in_checkpoint, changes_names
 from roll.models.describe import (
     ModelDescription,
     check_experts,
+    check_linear,
     check_rotation,
     context_length,
     describe_model,
@@ -31,6 +32,7 @@ __all__ = [
     "attention_form",
     "changes_names",
     "check_experts",
+    "check_linear",
     "check_rotation",
     "chosen_experts",
     "context_length",

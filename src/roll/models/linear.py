@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
-from roll.errors import ModelError
 from roll.models.checkpoint_names import as_in_checkpoint
-from roll.models.describe import describe_model
+from roll.models.describe import check_linear, describe_model
 from roll.models.loading import load_causal_lm
 
 __all__ = ["linear_weights"]
@@ -28,6 +28,7 @@ def linear_weights(path: str, *, trust_remote_code: bool = False) -> frozenset[s
     """
     from torch import nn
 
+    check_linear(Path(path))
     model = load_causal_lm(
         path, "bfloat16", attention="eager", trust_remote_code=trust_remote_code, left=lambda model, files: None
     )
@@ -40,11 +41,5 @@ def linear_weights(path: str, *, trust_remote_code: bool = False) -> frozenset[s
             is_matrix = isinstance(module, nn.Linear) and weight.ndim == 2 and len(weight) not in gates
             if not is_matrix and weight.ndim != 3:
                 continue
-            parts = as_in_checkpoint(model, name, weight)
-            if any(part.ndim != 2 for part in parts.values()):
-                raise ModelError(
-                    f"the linear weights of '{path}' cannot be brought to engines in 8 bits: its checkpoint has "
-                    f"'{next(iter(parts))}' of all experts in one tensor. Set inference.quantization to none."
-                )
-            found.update(parts)
+            found.update(as_in_checkpoint(model, name, weight))
     return frozenset(found)

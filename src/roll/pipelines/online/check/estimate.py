@@ -154,8 +154,9 @@ def memory_by_role(
     policy |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
     if not on_accelerator:
         policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
-    if config.cluster.type == "local" and (in_codes := num_in_codes(config.inference, sizes)):
-        policy["weights in codes"] = in_codes  # until the engine has copied them
+    beyond = num_in_codes(config.inference, sizes) - policy["activations"]  # which are gone when weights are sent
+    if config.cluster.type == "local" and beyond > 0:
+        policy["weights in codes"] = beyond
     engine = engine_bytes(
         config.inference,
         sizes,

@@ -88,10 +88,10 @@ def _look_at_model(report: Report, config: GeneratingConfig) -> None:
 
 
 def _look_at_linear_weights(config: GeneratingConfig) -> None:
-    from roll.models import find_model, linear_weights
+    from roll.models import check_linear, find_model
 
     if directory := find_model(config.model.path):
-        linear_weights(str(directory), trust_remote_code=config.model.trust_remote_code)
+        check_linear(directory)
 
 
 def _look_at_judge(report: Report, config: GeneratingConfig) -> None:
