@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ from weight_helpers import DictSource, same_bytes
 
 from roll.errors import WeightSyncError
 from roll.weights import Sender, open_update
+from roll.weights.plan import spec_of
 from roll.weights.quantization import QuantizedWeights, codes_of, dequantized, quantized, read_back, without_scales
 
 E4M3 = np.array(
@@ -99,6 +102,19 @@ def test_codes_without_the_scales_of_their_rows_are_never_applied(scales: torch.
     with pytest.raises(WeightSyncError, match="tensor 'up' came as int8 codes"), open_update(update) as receiver:
         list(read_back(receiver, update.manifest, torch.float32))
     sender.close()
+
+
+def test_scales_outlive_the_buffer_that_they_came_in():
+    codes, scales = quantized(torch.tensor([[1.0, 2.0], [3.0, 4.0]]), "int8")
+    manifest = [spec_of("up_scale", scales), spec_of("up", codes)]
+    expected, buffer = dequantized(codes, scales, torch.float32), scales.clone()
+
+    def arriving() -> Iterator[tuple[str, torch.Tensor]]:
+        yield "up_scale", buffer
+        buffer.zero_()  # the next bucket
+        yield "up", codes
+
+    assert [(n, t.tolist()) for n, t in read_back(arriving(), manifest, torch.float32)] == [("up", expected.tolist())]
 
 
 def test_a_weight_that_ends_like_a_scale_is_a_weight():
