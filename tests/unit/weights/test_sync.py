@@ -25,9 +25,18 @@ from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.protocols import SupportsReadback
 from roll.training import TrainerSpec
-from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample, WeightReceipt, WeightUpdate
+from roll.types import (
+    FloatArray,
+    IntArray,
+    TensorSpec,
+    TrainingBatch,
+    TrainingSample,
+    WeightReceipt,
+    WeightUpdate,
+)
 from roll.weights import SyncReport, WeightSync, in_process, tensor_checksum
 from roll.weights.plan import plan_buckets
+from roll.weights.sync import _Delivery
 
 PROBE = [np.random.default_rng(seed).integers(4, 260, 60).astype(np.int32) for seed in range(4)]
 LEARNING_RATE = 1e-5
@@ -460,3 +469,13 @@ async def test_an_engine_that_never_answers_the_probe_counts_as_dead(open_bench:
     bench.sync._timeout_s = 0.05
     report = await bench.sync.push(0)
     assert "did not answer the probe" in str(report.dead[engine.engine_id])
+
+
+async def test_codes_decide_what_the_probe_tolerates_also_where_most_numbers_are_embeddings():
+    embedding = TensorSpec(name="embed", shape=(100,), dtype="float32")
+    codes = TensorSpec(name="up", shape=(2, 2), dtype="int8")
+    delivery = _Delivery(policy_version=0, timeout_s=1.0)
+    for manifest, dtype in (((embedding, codes), "int8"), ((embedding,), "float32")):
+        update = WeightUpdate(policy_version=0, manifest=manifest, transport="in_process", handle=None)
+        await delivery.deliver([], update)
+        assert delivery.dtype == dtype
