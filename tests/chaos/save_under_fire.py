@@ -96,7 +96,7 @@ def save(run: RunDirectory, policy: TorchBackend, critic: TorchBackend, step: in
         switch = ctypes.CDLL(None)
         switch.killswitch_count.restype = ctypes.c_long
         with ThreadPoolExecutor(1) as thread:
-            trainer, other = LocalTrainerGroup(policy, thread), LocalTrainerGroup(critic, thread)
+            trainer, other = (LocalTrainerGroup(each, thread, each.spec) for each in (policy, critic))
             config = CheckpointConfig(keep_last=1, asynchronous=ASYNCHRONOUS)
             checkpointer = Checkpointer(run, config, trainer, [other])
             error = errno.EIO if FAILING else 0

@@ -23,8 +23,9 @@ from worlds.tiny_model import write_tiny_model
 from roll.errors import DataError, EngineDiedError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm import VLLMEngine
-from roll.models import as_in_checkpoint, load_causal_lm
+from roll.models import as_in_checkpoint, linear_weights, load_causal_lm
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, TensorSpec, WeightUpdate
+from roll.weights.quantization import QuantizedWeights, codes_of, read_back
 from roll.weights.shared_memory import SharedMemorySender
 
 pytest.importorskip("vllm")
@@ -261,6 +262,33 @@ async def test_an_update_changes_the_policy_and_is_confirmed(engine: VLLMEngine,
     np.testing.assert_allclose(after.logprobs, policy.logprobs(whole(PROMPT, after))[len(PROMPT) :], atol=1e-4)
     if not torch.cuda.is_available():
         assert "weight syncs fill layers directly" in log.read_text()
+
+
+async def check_codes(engine: VLLMEngine, policy: Policy, model: Path, form: str) -> None:
+    """Codes make the engine compute, bit for bit, what the weights do that are read back of them."""
+    before = await engine.logprobs([PROMPT])
+    source = QuantizedWeights(policy, form, linear_weights(str(model)))
+    sent = policy.sender.stage(source, 1)
+    assert sent is not None and codes_of(sent.manifest) is not None
+    receipt = await engine.update_weights(sent)
+    assert receipt.checksums == policy.sender.send() and set(receipt.checksums) == set(source.names())
+    in_codes = await engine.logprobs([PROMPT])
+    back = {n: t.clone() for n, t in read_back(iter(source), sent.manifest, torch.float32)}
+    for name, parameter in policy.model.named_parameters():
+        for own, view in as_in_checkpoint(policy.model, name, parameter.data).items():
+            view.copy_(back[own])
+    await engine.update_weights(policy.offer(2))
+    (plain,) = await engine.logprobs([PROMPT])
+    assert in_codes[0].tobytes() == plain.tobytes() != before[0].tobytes()
+    np.testing.assert_allclose(plain, policy.logprobs(PROMPT), atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+async def test_weights_in_codes_are_computed_with_as_they_are_read_back(
+    engine: VLLMEngine, policy: Policy, model: Path, form: str
+) -> None:
+    await check_codes(engine, policy, model, form)
 
 
 @pytest.mark.parametrize("explicit_pause", [False, True])

@@ -20,7 +20,7 @@ sys.path.append(str(Path(__file__).parents[1] / "unit" / "training"))
 from families import FAMILIES, write_model
 
 sys.path.append(str(Path(__file__).parent))
-from test_vllm_engine import Policy, make_spec, request, until_running, whole
+from test_vllm_engine import Policy, check_codes, make_spec, request, until_running, whole
 
 pytest.importorskip("vllm")
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(300)]
@@ -101,6 +101,7 @@ def test_new_weights_of_experts_are_computed_with(mixture: Path, tmp_path: Path)
                 (found,) = await engine.logprobs([tokens])
                 np.testing.assert_allclose(found, policy.logprobs(tokens), atol=1e-4)
                 check(policy.model, asked, await engine.generate(asked))
+            await check_codes(engine, policy, mixture, "int8")
         finally:
             await engine.close()
 

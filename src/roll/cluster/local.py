@@ -29,9 +29,10 @@ class LocalTrainerGroup(TrainerGroup):
 
     num_ranks = 1
 
-    def __init__(self, backend: TrainBackend, thread: ThreadPoolExecutor) -> None:
+    def __init__(self, backend: TrainBackend, thread: ThreadPoolExecutor, spec: TrainerSpec) -> None:
         self._backend = backend
         self._thread = thread
+        self._spec = spec
         self._sender: Sender | None = None
 
     @classmethod
@@ -43,7 +44,7 @@ class LocalTrainerGroup(TrainerGroup):
             return TRAINERS.get(spec.training.backend)(spec)
 
         try:
-            return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread)
+            return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread, spec)
         except BaseException:
             thread.shutdown(wait=False, cancel_futures=True)
             raise
@@ -55,11 +56,12 @@ class LocalTrainerGroup(TrainerGroup):
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
+        from roll.training.outgoing import outgoing
         from roll.weights import Sender, send_weights
 
         self._sender = self._sender or Sender()
         return await send_weights(
-            self._backend.weights(),
+            outgoing(self._backend, self._spec),
             policy_version,
             transport,
             deliver,

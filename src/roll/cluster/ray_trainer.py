@@ -28,6 +28,7 @@ from roll.errors import WorkerDiedError
 from roll.protocols import TrainBackend, TrainerGroup
 from roll.registry import import_object
 from roll.training import TrainerSpec
+from roll.training.outgoing import outgoing
 from roll.types import TrainingBatch, WeightUpdate
 from roll.weights import Sender, conduct
 
@@ -46,6 +47,7 @@ class TrainerActor:
     def __init__(self) -> None:
         log_into_the_run()
         self._backend: TrainBackend
+        self._spec: TrainerSpec
         self._sender = Sender(host=ray.util.get_node_ip_address())
 
     def meeting_place(self) -> str:
@@ -57,6 +59,7 @@ class TrainerActor:
     def build(self, spec: TrainerSpec, backend: str) -> None:
         """Import the back-end, whose path it is, and load the model."""
         make: Any = import_object(backend)
+        self._spec = spec
         self._backend = make(spec)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
@@ -65,7 +68,7 @@ class TrainerActor:
 
     def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
         """As the sender's; so for all that follow."""
-        return self._sender.stage(self._backend.weights(), policy_version, transport)
+        return self._sender.stage(outgoing(self._backend, self._spec), policy_version, transport)
 
     def send(self) -> dict[str, int]:
         return self._sender.send()

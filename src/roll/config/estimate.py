@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from roll.config.inference import EngineOptions
+from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
@@ -30,10 +30,12 @@ __all__ = [
     "kernel_bytes",
     "logit_bytes",
     "moment_bytes",
+    "num_in_codes",
     "num_lora_parameters",
     "num_trained",
     "on_host",
     "pass_bytes",
+    "sync_bytes",
     "trained_bytes",
 ]
 
@@ -209,6 +211,19 @@ def num_linear(sizes: ModelSizes) -> int:
     heads = 2 * sizes.num_heads * sizes.head_dim + 2 * sizes.num_kv_heads * sizes.head_dim
     inner = 0 if sizes.experts_per_token else sizes.intermediate_size
     return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
+
+
+def num_in_codes(section: InferenceConfig, sizes: ModelSizes) -> int:
+    """Weights that go to engines in 8 bits: those of linear layers and experts, where the section says so."""
+    if section.quantization == "none":
+        return 0
+    return min(num_linear(sizes) + sizes.expert_parameters, sizes.num_parameters)
+
+
+def sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
+    """What a weight sync sends; scales are less than a hundredth of it."""
+    in_codes = num_in_codes(section, sizes)
+    return (sizes.num_parameters - in_codes) * element + in_codes
 
 
 def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from roll.config.base import Section, option
 
-__all__ = ["EngineOptions", "InferenceConfig"]
+__all__ = ["EngineOptions", "InferenceConfig", "Quantization"]
+
+Quantization: TypeAlias = Literal["none", "int8", "fp8"]
 
 
 class EngineOptions(Section):
@@ -34,4 +36,9 @@ class InferenceConfig(EngineOptions):
         "Longest prompt plus answer; by default what prompts and max_new_tokens need.",
         unit="tokens",
         ge=1,
+    )
+    quantization: Quantization = option(
+        "none",
+        "Linear weights go to the engines in 8 bits, and these compute with what is read back of them: `int8`, or "
+        "`fp8` (e4m3), with a scale for every output channel.",
     )

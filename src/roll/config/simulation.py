@@ -11,6 +11,7 @@ from pydantic import ValidationError, model_validator
 from roll.config.base import Section, option
 from roll.config.distributions import DistributionConfig, FixedDistribution, UniformDistribution
 from roll.config.document import Document, read
+from roll.config.inference import Quantization
 from roll.config.overrides import apply_overrides
 from roll.config.problems import describe, message
 from roll.config.rollout import RolloutConfig
@@ -125,6 +126,7 @@ class SimulatedTrainingConfig(Section):
     sync_s: float | None = option(
         None, "Of a weight sync, in place of what weights and interconnect say.", unit="seconds", ge=0
     )
+    quantization: Quantization = option("none", "As `inference.quantization` of a run: what a weight sync sends.")
 
 
 class FailureConfig(Section):

@@ -12,6 +12,8 @@ from roll.errors import WeightSyncError
 from roll.models import as_in_checkpoint, changes_names
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update, tensor_checksum
+from roll.weights.plan import dtype_of
+from roll.weights.quantization import read_back, without_scales
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -22,7 +24,8 @@ __all__ = ["apply_update"]
 def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, int]:
     """Fetch the weights, copy them into the model, read every tensor back from the model and compare its bytes.
 
-    The update must bring every weight; of tied ones at least one. A tensor of another dtype is cast.
+    The update must bring every weight; of tied ones at least one. A tensor of another dtype is cast, and one in codes
+    read back: what the model holds is then what codes and scales say, bit for bit.
 
     Returns:
         By name, the checksum of the bytes that were received.
@@ -32,14 +35,16 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
             untouched only where the manifest itself was wrong.
     """
     live = _live_tensors(model)
-    _check_manifest(update.manifest, live)
+    weights = without_scales(update.manifest)
+    _check_manifest(weights, live)
+    sent_as = {spec.name: dtype_of(spec) for spec in weights}
     applied: dict[str, int] = {}
     device = next(iter(live.values())).device
     with torch.no_grad(), open_update(update, device=device) as receiver:
-        for name, tensor in receiver:
+        for name, tensor in read_back(receiver, update.manifest, model.dtype):
             target = live[name]
             target.copy_(tensor)
-            same = tensor.dtype == target.dtype
+            same = sent_as[name] == target.dtype
             applied[name] = receiver.checksums[name] if same else tensor_checksum(tensor.to(target.dtype))
     held = _live_tensors(model)  # looked up anew: what the model computes with, not what we wrote to
     for name, checksum in applied.items():

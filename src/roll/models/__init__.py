@@ -6,12 +6,14 @@ from roll.models.checkpoint_names import as_in_checkpoint, changes_names
 from roll.models.describe import (
     ModelDescription,
     check_experts,
+    check_linear,
     check_rotation,
     context_length,
     describe_model,
     num_parameters,
     rotation_length,
 )
+from roll.models.linear import linear_weights
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
 from roll.models.pieces import WeightFiles
@@ -30,6 +32,7 @@ __all__ = [
     "attention_form",
     "changes_names",
     "check_experts",
+    "check_linear",
     "check_rotation",
     "chosen_experts",
     "context_length",
@@ -40,6 +43,7 @@ __all__ = [
     "find_model_directory",
     "find_routers",
     "first_tensor",
+    "linear_weights",
     "load_causal_lm",
     "load_scorer",
     "load_tokenizer",

@@ -18,6 +18,7 @@ __all__ = [
     "ModelDescription",
     "check_experts",
     "check_files",
+    "check_linear",
     "check_rotation",
     "context_length",
     "describe_model",
@@ -147,6 +148,24 @@ def check_experts(directory: Path, ranks: int) -> None:
         raise ModelError(
             f"training.parallel.ep is {ranks}, but the model '{directory}' {has}: change it, or set it to 1"
         )
+
+
+def check_linear(directory: Path) -> None:
+    """Refuse to bring linear weights to engines in 8 bits (`inference.quantization`) where experts' are not matrices.
+
+    Raises:
+        ModelError: the checkpoint keeps all experts of a layer in one tensor.
+    """
+    from safetensors import safe_open
+
+    for file in weight_files(directory):
+        with safe_open(file, framework="numpy") as tensors:
+            for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+                if ".experts." in name and len(tensors.get_slice(name).get_shape()) > 2:
+                    raise ModelError(
+                        f"the linear weights of '{directory}' cannot be brought to engines in 8 bits: its checkpoint "
+                        f"has '{name}' of all experts in one tensor. Set inference.quantization to none."
+                    )
 
 
 class _Weights(NamedTuple):

@@ -11,7 +11,15 @@ from roll.config.generating import GeneratingConfig
 from roll.data import Data, build_data, held_out_draws
 from roll.errors import ConfigError
 from roll.inference import EngineSpec, resolve_engine_kind
-from roll.models import check_experts, check_rotation, context_length, load_tokenizer, resolve_model, stop_token_ids
+from roll.models import (
+    check_experts,
+    check_linear,
+    check_rotation,
+    context_length,
+    load_tokenizer,
+    resolve_model,
+    stop_token_ids,
+)
 from roll.pipelines.environments import first_observations
 from roll.rewards.python import check_reward_functions
 from roll.rewards.reward_model import check_reward_models
@@ -55,6 +63,8 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     run_to_end(first_observations(config.data, config.sandbox))
     model_path = resolve_model(config.model.path)
     check_experts(model_path, config.training.parallel.ep)
+    if config.inference.quantization != "none":
+        check_linear(model_path)
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
     max_context = config.inference.max_context or context_length(model_path)
     if max_context <= config.rollout.max_new_tokens:

@@ -164,10 +164,12 @@ def train_s(
     return passes * num_tokens * per_token / (num_devices * device.flops * device.training_efficiency)
 
 
-def sync_s(model: Model, device: Device, *, colocated: bool) -> float:
+def sync_s(model: Model, device: Device, *, colocated: bool, quantized: bool = False) -> float:
     """A weight sync: every engine receives all weights at the same time (pipelined broadcast).
 
     Between devices of one machine the interconnect carries it, between machines the network, `network_bandwidth`.
+    Where they are quantised, linear weights are sent in 8 bits.
     """
     bandwidth = device.link_bandwidth if colocated else device.network_bandwidth
-    return device.sync_overhead_s + model.weight_bytes / bandwidth
+    saved = model.linear_parameters * (model.element_bytes - 1) if quantized else 0
+    return device.sync_overhead_s + (model.weight_bytes - saved) / bandwidth

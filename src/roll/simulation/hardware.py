@@ -115,6 +115,13 @@ class Model(Section):
         return self.parameters * self.element_bytes
 
     @property
+    def linear_parameters(self) -> float:
+        """Of linear layers, experts' included: those of one token's layers, and all experts that it does not meet."""
+        attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
+        met = self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
+        return min(met + self.parameters - self.active_parameters, self.parameters)
+
+    @property
     def active_bytes(self) -> float:
         """Weights that a decoding step reads (of experts: those of one token, so a lower bound for small batches)."""
         return self.active_parameters * self.element_bytes

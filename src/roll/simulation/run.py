@@ -89,11 +89,16 @@ def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> Eng
         limits=BatchLimits(
             max_num_seqs=engine.max_num_seqs, max_batched_tokens=engine.max_batched_tokens, kv_capacity=capacity
         ),
-        update_s=sync_s(made_of, on, colocated=config.placement.colocated) if given is None else given,
+        update_s=_update_s(config, made_of, on) if given is None else given,
         recompute_on_update=engine.recompute_on_update,
         prefix_block=engine.prefix_block or 0,
         start_s=engine.restart_s,
     )
+
+
+def _update_s(config: SimulationConfig, made_of: Model, on: Device) -> float:
+    quantized = config.training.quantization != "none"
+    return sync_s(made_of, on, colocated=config.placement.colocated, quantized=quantized)
 
 
 def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool = False) -> SimulatedRun:

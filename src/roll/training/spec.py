@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
+from roll.config.inference import Quantization
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training.schedule import Schedule
@@ -36,6 +37,8 @@ class TrainerSpec:
     the whole vocabulary. A sample says which one, by its place here."""
     value_head_learning_rate: float | None = None
     """A policy: it also says values, by a head on its own network; this is the head's peak learning rate."""
+    quantization: Quantization = "none"
+    """A policy: how its linear weights go to the engines."""
     schedule: Schedule | None = None
     """By default that of `training` with one update a step."""
     seed: int = 0

@@ -15,6 +15,9 @@ not, by any comparison: rounding is chaotic, so the noise of one policy version 
 comparing changes (now − before) cancels none of it. There the probe sees a layer that never held this model's weights,
 an engine that did not change at all, and a fault that adds up over many steps; for the rest stands read-back.
 
+Where weights come in codes, what rounding to them changes is part of the noise, whatever the dtype beside them: with
+SmolLM2-135M 0.09 (int8) and 0.18 (fp8) on text.
+
 Where engine and trainer differ *smoothly* (another scaling, say, in float32), their difference is the same before and
 after a step. The comparison of changes cancels it, and still sees a missed layer beneath it.
 """
@@ -51,6 +54,8 @@ NOISE = {
     "float32": Noise(floor=3e-5, ceiling=1e-2, smooth=True),
     "bfloat16": Noise(floor=2e-2, ceiling=0.3, smooth=False),
     "float16": Noise(floor=5e-3, ceiling=0.1, smooth=False),
+    "int8": Noise(floor=5e-2, ceiling=0.5, smooth=False),
+    "float8_e4m3fn": Noise(floor=1e-1, ceiling=1.0, smooth=False),
 }
 
 

@@ -31,6 +31,7 @@ from roll.types import IntArray, WeightReceipt, WeightUpdate
 from roll.weights.broadcast import addressed
 from roll.weights.plan import total_bytes
 from roll.weights.probe import NOISE, ProbeGauge, ProbeResult, majority_dtype, probe_batch
+from roll.weights.quantization import codes_of
 from roll.weights.report import SyncReport, checksum_problem, receipt_problem
 
 __all__ = ["SyncReport", "WeightSync"]
@@ -62,7 +63,8 @@ class _Delivery:
         Raises:
             WeightSyncError: one failed and takes the others with it, since they receive together.
         """
-        self.num_bytes, self.dtype = total_bytes(update.manifest), majority_dtype(update.manifest)
+        self.num_bytes = total_bytes(update.manifest)
+        self.dtype = codes_of(update.manifest) or majority_dtype(update.manifest)
         ids = tuple(engine.engine_id for engine in engines)
         for engine in engines:
             offer = addressed(update, engine.engine_id, ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,8 +12,11 @@ import pytest
 pytest.importorskip("ray")
 
 from roll.cluster import ray_trainer
-from roll.cluster.ray_trainer import RayTrainerGroup
+from roll.cluster.ray_trainer import RayTrainerGroup, TrainerActor
+from roll.config.model import ModelConfig
+from roll.config.training import TRAINERS, TrainingConfig
 from roll.errors import WorkerDiedError
+from roll.training import TrainerSpec
 
 
 class Rank:
@@ -75,3 +79,17 @@ async def test_a_death_explains_what_other_ranks_met() -> None:
     group = RayTrainerGroup([Rank(RuntimeError("connection closed by peer")), Rank(gone)])
     with pytest.raises(WorkerDiedError, match="process ended"):
         await group.written(wait=True)
+
+
+def test_an_actor_sends_weights_in_codes_where_its_spec_says_so(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
+    model, training = ModelConfig(path=str(tiny_model)), TrainingConfig(num_steps=1, num_threads=1)
+    actor = TrainerActor()
+    spec = TrainerSpec(model_path=str(tiny_model), model=model, training=training, quantization="fp8")
+    actor.build(spec, TRAINERS.path("torch"))
+    offer = actor.stage(0, "in_process")
+    assert offer is not None
+    assert sum(tensor.dtype == "float8_e4m3fn" for tensor in offer.manifest) == 2 * 7
+    actor.close()

@@ -16,6 +16,7 @@ from roll.config.estimate import (
     heap_bytes,
     kernel_bytes,
     num_lora_parameters,
+    sync_bytes,
 )
 from roll.config.load import load_config
 from roll.config.parallel import ParallelConfig
@@ -227,6 +228,19 @@ def test_critics_on_devices_of_their_own_are_spread_over_them():
     critic = memory_of("algorithm.type=asy_ppo", *RAY, "cluster.device_mapping.critic=2-5")["critic"]
     assert critic.count == 2 * 4
     assert critic.parts["AdamW"] == 8_000_000 // 4
+
+
+def test_codes_that_are_sent_count_beyond_the_activations_that_are_gone_by_then():
+    # 2 layers x 192 x (3 + 3 + 1 + 1 heads of 64, and 3 x 512), and as many experts
+    linear, experts = 2 * 192 * (8 * 64 + 3 * 512), 10**10
+    config, batch = batch_of("inference.quantization=fp8")
+    sizes = Sizes(expert_parameters=experts, num_parameters=2 * 10**10)
+    assert sync_bytes(config.inference, Sizes(), 2) == 2 * (1_000_000 - linear) + linear
+    assert sync_bytes(load_config(QUICKSTART).inference, Sizes(), 2) == 2_000_000
+    roles = memory_by_role(config, sizes, batch, engine_kind="hf", max_context=72, on_accelerator=False)
+    policy = roles[0].parts
+    assert policy["weights in codes"] == linear + experts - policy["activations"]
+    assert "weights in codes" not in memory_of("inference.quantization=fp8")["actor_train"].parts
 
 
 def test_libraries_count_in_main_memory_only():

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hf_helpers import generate_all, has_generated, prompt, reference_logprobs, request, running, same, sync
+from hf_helpers import Weights, generate_all, has_generated, prompt, reference_logprobs, request, running, same, sync
 from safetensors.torch import load_file
 from worlds.tiny_model import write_tiny_model
 
+sys.path.append(str(Path(__file__).parents[1] / "training"))
+from families import FAMILIES, write_model
+
 from roll.errors import WeightSyncError
 from roll.inference import hf_weights
+from roll.models import linear_weights
 from roll.weights import tensor_checksum
+from roll.weights.quantization import QuantizedWeights, dequantized, quantized
 
 NAME = "model.layers.1.mlp.down_proj.weight"
 
@@ -50,6 +56,28 @@ async def test_weights_of_another_dtype_are_cast(tiny_model: Path, other: Path) 
         after = await engine.generate(request("a"))
     async with running(other, dtype="bfloat16") as engine:
         assert same(after, await engine.generate(request("a")))
+
+
+@pytest.mark.parametrize("form", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["tied llama", "mixtral"])
+async def test_weights_in_codes_make_it_the_model_that_is_read_back(
+    tiny_model: Path, tmp_path: Path, family: str, form: str
+) -> None:
+    path = tiny_model
+    if family in FAMILIES:
+        path = write_model(tmp_path / "own", tiny_model, FAMILIES[family])
+    weights = {name: tensor.bfloat16() for name, tensor in load_file(path / "model.safetensors").items()}
+    linear = linear_weights(str(path))
+    back = {n: dequantized(*quantized(w, form), torch.bfloat16) if n in linear else w for n, w in weights.items()}
+    async with running(path, dtype="bfloat16") as engine:
+        before = await engine.generate(request("a"))
+        await sync(engine, dict(QuantizedWeights(Weights(weights), form, linear)), 1)
+        after = await engine.generate(request("a"))
+        held = hf_weights._live_tensors(engine._decoder.model)  # type: ignore[union-attr]
+        assert all(torch.equal(held[name], tensor) for name, tensor in back.items())
+        await sync(engine, back, 2)
+        again = await engine.generate(request("a"))
+    assert after.logprobs.tobytes() == again.logprobs.tobytes() != before.logprobs.tobytes()
 
 
 async def test_tied_weights_may_come_under_either_name_or_both(tiny_model: Path, other: Path) -> None:
@@ -126,10 +154,11 @@ async def test_a_wrong_offer_is_refused_with_the_tensors_name(tiny_model: Path, 
         assert set((await engine.generate(request("a"))).policy_versions.tolist()) == {2}
 
 
+@pytest.mark.parametrize("linear", [(), (NAME,)])
 async def test_a_layer_that_arrived_but_was_not_applied_is_caught(
-    tiny_model: Path, other: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, other: Path, monkeypatch: pytest.MonkeyPatch, linear: tuple[str, ...]
 ) -> None:
-    live_tensors = hf_weights._live_tensors
+    weights, live_tensors = load_file(other / "model.safetensors"), hf_weights._live_tensors
     calls = 0
 
     def with_a_stale_copy(model: torch.nn.Module) -> dict[str, torch.Tensor]:
@@ -145,7 +174,7 @@ async def test_a_layer_that_arrived_but_was_not_applied_is_caught(
     monkeypatch.setattr(hf_weights, "_live_tensors", with_a_stale_copy)
     async with running(tiny_model) as engine:
         with pytest.raises(WeightSyncError, match=f"'{NAME}' of policy version 4 arrived, but the model does not"):
-            await sync(engine, load_file(other / "model.safetensors"), 4)
+            await sync(engine, dict(QuantizedWeights(Weights(weights), "int8", linear)), 4)
 
 
 async def test_not_a_number_arrives_as_sent(tiny_model: Path, other: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,12 @@ from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
 from roll.cluster.local import LocalCluster
+from roll.config.inference import InferenceConfig
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.learning.losses import value_loss
+from roll.pipelines.online.opening import policy_spec as online_spec
 from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
 from roll.training import Schedule
 from roll.types import TrainingBatch, TrainingSample
@@ -79,6 +82,15 @@ def test_every_trainers_schedule_counts_its_own_updates(tiny_model: Path) -> Non
 def test_one_update_a_step_is_the_schedule_of_the_configuration(tiny_model: Path) -> None:
     run = config(tiny_model)
     assert policy_spec(run, tiny_model).schedule == Schedule.of(run.training)
+
+
+def test_only_the_policy_sends_weights_in_codes(tiny_model: Path) -> None:
+    run = config(tiny_model, type="ppo")
+    assert policy_spec(run, tiny_model).quantization == "none"
+    run = run.model_copy(update={"inference": InferenceConfig(quantization="fp8")})
+    other: Any = SimpleNamespace(**dict(run), updates_per_step=1)
+    assert policy_spec(run, tiny_model).quantization == online_spec(other, tiny_model).quantization == "fp8"
+    assert critic_specs(run, tiny_model)[0].quantization == "none"
 
 
 def test_critics_are_there_only_where_the_algorithm_uses_them(tiny_model: Path) -> None:

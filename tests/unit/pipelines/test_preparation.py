@@ -7,11 +7,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from worlds.tiny_model import write_tiny_model
 
+import roll
 from roll.config.pipelines.rlvr import RLVRConfig
-from roll.errors import ConfigError
+from roll.errors import ConfigError, ModelError
 from roll.pipelines.preparation import prepare
 
 OBSERVATION = 20
@@ -66,3 +69,19 @@ def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(
     settings["data"] = [{"source": "arithmetic", "reward": reward}]
     with pytest.raises(ConfigError, match=r"there is no file 'there/rewards\.py' \(looked for from '"):
         prepare(RLVRConfig.model_validate(settings))
+
+
+def test_experts_in_one_tensor_cannot_go_to_engines_in_8_bits(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(model, tmp_path / "model")
+    save_file({"model.layers.0.mlp.experts.up": np.zeros((2, 3, 4))}, tmp_path / "model" / "extra.safetensors")
+    files = {"a": "model.safetensors", "b": "extra.safetensors"}
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    prepare(game(tmp_path / "model", 1))
+    prepare(game(model, 1, quantization="int8"))
+    with pytest.raises(ModelError, match=r"experts\.up' of all experts in one tensor"):
+        prepare(game(tmp_path / "model", 1, quantization="int8"))
+    report = roll.check(game(tmp_path / "model", 1, quantization="int8"))
+    assert any("inference.quantization" in problem for problem in report.problems)
+    dense = roll.check(game(model, 1, quantization="int8", engine="hf"))
+    assert not dense.problems
+    assert "a weight sync sends 0 MB, linear weights as int8" in "\n".join(dense.batch)

@@ -47,6 +47,14 @@ def test_what_remains_is_planned_from_where_a_run_stands(tmp_path: Path, tiny_mo
         assert prepare(two, "supervised", at).training.num_steps == num_steps
 
 
+def test_engines_that_answer_beside_it_say_how_weights_are_sent(tmp_path: Path, tiny_model: Path) -> None:
+    answers = {"data": [{"source": "arithmetic", "reward": "math"}], "inference": {"quantization": "int8"}}
+    plain = config(tmp_path, tiny_model)
+    asked = config(tmp_path, tiny_model, evaluation={"answers": answers})
+    assert policy_spec(plain, prepare(plain, "supervised")).quantization == "none"
+    assert policy_spec(asked, prepare(asked, "supervised")).quantization == "int8"
+
+
 def test_what_models_say_is_kept_apart_by_their_weights_and_their_dtype(tmp_path: Path, tiny_model: Path) -> None:
     settings = config(tmp_path, tiny_model)
     spec = policy_spec(settings, prepare(settings, "supervised"))

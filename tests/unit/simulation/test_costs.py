@@ -74,6 +74,14 @@ def test_training_and_sync_by_hand() -> None:
     assert sync_s(TOY, CHIP, colocated=False) == pytest.approx(0.5 + 2e9 / 10e9)
 
 
+def test_a_quantised_sync_sends_a_byte_less_of_every_linear_weight() -> None:
+    small = TOY.model_copy(update={"parameters": 1.2e9, "active_parameters": 0.7e9, "intermediate_size": 4000})
+    # 10 layers of 1,000 x (10 + 10 + 2 + 2 heads of 100 + 3 x 4,000), and 0.5e9 of experts that a token does not meet
+    linear = 10 * 1000 * (2400 + 12000) + 0.5e9
+    sent = 1.2e9 * 2 - linear
+    assert sync_s(small, CHIP, colocated=False, quantized=True) == pytest.approx(0.5 + sent / 10e9)
+
+
 @pytest.mark.parametrize("name", known("devices.yaml"))
 def test_every_device_that_comes_along_is_complete(name: str) -> None:
     found = device(name)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from families import FAMILIES
-from parallel_ranks import DOUBLE, LORA, NUM_RANKS, whole_grads
+from parallel_ranks import DOUBLE, LORA, NUM_RANKS, in_codes, whole_grads
 from test_architectures import InFull
 from training_helpers import logprobs_of, make_batch, make_spec
 
@@ -58,7 +58,7 @@ def steps(name: str, model: Path, parallel: Mapping[str, int], *, brief: bool = 
     """Updates and what comes of them: the same calls, alone or as one of several ranks."""
     with InFull():
         policy = build(model, parallel, training=EVENED.get(name, {}), **ranks)
-        found: dict[str, Any] = {}
+        found: dict[str, Any] = {"codes": in_codes(policy) if name == "qwen3-moe" else {}}
         one = make_batch(1)
         batches = {"plain": make_batch(0), "idle": dataclasses.replace(one, samples=one.samples[:1])}
         if name != "phi-moe":  # whose router's choice cannot be replayed

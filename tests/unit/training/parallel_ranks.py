@@ -16,6 +16,7 @@ from roll.algorithms.losses import CreditedLoss, DistillationLoss, PolicyAndValu
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
+from roll.training.outgoing import outgoing
 from roll.training.precision import Precision
 from roll.types import AttentionRange, Divergence, TrainingBatch
 
@@ -46,6 +47,12 @@ NUM_RANKS = 4
 def whole_grads(backend: TorchBackend) -> dict[str, torch.Tensor]:
     """The gradients of the step before, of all stages."""
     return backend.ranks.of_all_stages(grads_of(backend))
+
+
+def in_codes(backend: TorchBackend) -> dict[str, torch.Tensor]:
+    """What engines get of a policy whose linear weights travel as int8; empty on ranks other than 0."""
+    spec = dataclasses.replace(backend.spec, quantization="int8")
+    return {name: tensor.clone() for name, tensor in outgoing(backend, spec) if tensor is not None}
 
 
 def work(
@@ -83,6 +90,7 @@ def work(
     top = policy.forward(batch, ["top_logprobs"], num_top=3)["top_logprobs"]
     found["top"] = [each.logprobs for each in top]
     found["weights"] = {name: tensor for name, tensor in policy.weights() if tensor is not None}
+    found["codes"] = in_codes(policy)
     if parallel.get("pp", 1) == 1:  # of several stages none sees all layers that credit looks at
         credited = policy.train_step(make_batch(3), CreditedLoss(loss=FULL, range=RANGE))
         found["credited"] = {"result": credited, "grads": whole_grads(policy)}

@@ -40,6 +40,8 @@ def compare(directory: Path, name: str, layout: str, expected: Mapping[str, Any]
         assert mine.metrics == pytest.approx(alone.metrics, rel=1e-6, abs=1e-9)  # routers' shares are of float32
     for own, other in zip(found["logprobs"], expected["logprobs"], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
+    assert list(found["codes"]) == list(expected["codes"])
+    assert all(torch.equal(found["codes"][key], codes) for key, codes in expected["codes"].items())
     assert list(found["weights"]) == list(expected["weights"])
     for key, weight in expected["weights"].items():
         assert torch.allclose(found["weights"][key], weight, rtol=1e-6, atol=1e-9), key

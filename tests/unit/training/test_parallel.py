@@ -74,8 +74,10 @@ def _compare(
     for name in ("logprobs", "sharp", "values", "top"):
         for own, other in zip(first[name], expected[name], strict=True):
             np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)  # told in float32
-    assert list(first["weights"]) == list(expected["weights"])
-    assert all(torch.equal(first["weights"][name], weight) for name, weight in expected["weights"].items())
+    for kind in ("weights", "codes"):
+        assert list(first[kind]) == list(expected[kind])
+        assert all(torch.equal(first[kind][name], weight) for name, weight in expected[kind].items())
+    assert any(weight.dtype == torch.int8 for weight in first["codes"].values()) and not last["codes"]
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

@@ -25,9 +25,18 @@ from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.protocols import SupportsReadback
 from roll.training import TrainerSpec
-from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample, WeightReceipt, WeightUpdate
+from roll.types import (
+    FloatArray,
+    IntArray,
+    TensorSpec,
+    TrainingBatch,
+    TrainingSample,
+    WeightReceipt,
+    WeightUpdate,
+)
 from roll.weights import SyncReport, WeightSync, in_process, tensor_checksum
 from roll.weights.plan import plan_buckets
+from roll.weights.sync import _Delivery
 
 PROBE = [np.random.default_rng(seed).integers(4, 260, 60).astype(np.int32) for seed in range(4)]
 LEARNING_RATE = 1e-5
@@ -148,6 +157,7 @@ async def open_bench(tiny_model: Path) -> AsyncIterator[Callable[..., Any]]:
         transport: str = "in_process",
         engine_model: Path | None = None,
         lora: LoRAConfig | None = None,
+        quantization: str = "none",
         timeout_s: float = 60.0,
         **config: Any,
     ) -> Bench:
@@ -155,6 +165,7 @@ async def open_bench(tiny_model: Path) -> AsyncIterator[Callable[..., Any]]:
             model_path=str(tiny_model),
             model=ModelConfig(path=str(tiny_model), dtype=dtype, lora=lora),  # type: ignore[arg-type]
             training=TrainingConfig(num_steps=10, learning_rate=LEARNING_RATE, num_threads=1),
+            quantization=quantization,  # type: ignore[arg-type]
             seed=0,
         )
         trainer = await LocalTrainerGroup.start(spec)
@@ -215,6 +226,31 @@ async def test_merged_adapters_arrive_as_plain_weights(open_bench: Callable[...,
     held = bench.engines.engines[0]._decoder.model.state_dict()
     assert any(not torch.equal(held[name], tensor) for name, tensor in before.items())
     assert report.probe["engine-0"].mean_abs < 5e-6
+
+
+@pytest.mark.parametrize(("form", "lora"), [("int8", None), ("fp8", None), ("int8", LoRAConfig(rank=4))])
+async def test_engines_hold_what_the_codes_that_were_sent_stand_for(
+    open_bench: Callable[..., Any], form: str, lora: LoRAConfig | None
+):
+    bench = await open_bench(HFEngine, quantization=form, lora=lora, transport="shared_memory")
+    await bench.sync.push(0)
+    report = await bench.step()
+    weights = dict(bench.trainer._backend.weights())
+    linear = {name for name in weights if "_proj" in name}
+    assert len(linear) == 2 * 7 and report.num_tensors == len(weights) + len(linear)
+    by_name = {name: (1, 4 * len(weights[name])) if name in linear else (4, 0) for name in weights}
+    assert report.num_bytes == sum(each * weights[n].numel() + scales for n, (each, scales) in by_name.items())
+    held = bench.engines.engines[0]._decoder.model.state_dict()
+    for name, weight in weights.items():
+        largest = weight.abs().amax(-1, keepdim=True)
+        if name not in linear:
+            assert torch.equal(held[name], weight)
+        elif form == "int8":
+            assert ((held[name] - weight).abs() <= largest / 127 * 0.5001).all() and not torch.equal(held[name], weight)
+        else:  # three bits behind the first one, down to 2 ** -9 of a unit where a row's largest is 448
+            close = torch.maximum(weight.abs() / 16, largest / 448 / 2**10) * 1.0001
+            assert ((held[name] - weight).abs() <= close).all() and not torch.equal(held[name], weight)
+    assert 1e-3 < report.probe["engine-0"].mean_abs < 0.5
 
 
 class Corrupting:
@@ -433,3 +469,13 @@ async def test_an_engine_that_never_answers_the_probe_counts_as_dead(open_bench:
     bench.sync._timeout_s = 0.05
     report = await bench.sync.push(0)
     assert "did not answer the probe" in str(report.dead[engine.engine_id])
+
+
+async def test_codes_decide_what_the_probe_tolerates_also_where_most_numbers_are_embeddings():
+    embedding = TensorSpec(name="embed", shape=(100,), dtype="float32")
+    codes = TensorSpec(name="up", shape=(2, 2), dtype="int8")
+    delivery = _Delivery(policy_version=0, timeout_s=1.0)
+    for manifest, dtype in (((embedding, codes), "int8"), ((embedding,), "float32")):
+        update = WeightUpdate(policy_version=0, manifest=manifest, transport="in_process", handle=None)
+        await delivery.deliver([], update)
+        assert delivery.dtype == dtype

@@ -147,6 +147,12 @@ def _greedy(_: Any, values: Values) -> float:
     return float(values[f"{_ROLLOUT}.val_kwargs.temperature"]) if sampled else 0.0
 
 
+def _quantization(value: str | None, _: Values) -> str:
+    if value not in (None, "fp8"):
+        raise Lost(f"quantization {value} is not among none, int8 and fp8; engines get the trainer's weights")
+    return value or "none"
+
+
 def _frequency(value: int, _: Values) -> int:
     return max(0, int(value))
 
@@ -209,10 +215,10 @@ VERL: list[Rule] = [
     moved(f"{_ROLLOUT}.tensor_model_parallel_size", 2, "inference.tensor_parallel"),
     moved(f"{_ROLLOUT}.max_model_len", None, "inference.max_context"),
     moved(f"{_ROLLOUT}.max_num_seqs", 256, "inference.max_num_seqs"),
+    moved(f"{_ROLLOUT}.quantization", None, "inference.quantization", _quantization),
     lacking(f"{_ROLLOUT}.name", "vllm", "engines are vLLM or ROLL's own (inference.engine)", harmless=(None, "hf")),
     lacking(f"{_ROLLOUT}.ignore_eos", False, "answers end where the model ends them"),
     lacking(f"{_ROLLOUT}.over_sample_rate", 0, "see rollout.scheduling.rollout_redundancy"),
-    lacking(f"{_ROLLOUT}.quantization", None, "engines have the trainer's weights"),
     lacking(f"{_ROLLOUT}.multi_turn.enable", False, "see data.0.source: environment, or rollout.agent"),
     lacking(f"{_ROLLOUT}.multi_turn.tool_config_path", None, "see data.0.tools"),
     lacking(f"{_ROLLOUT}.enable_rollout_routing_replay", False, "see training.router_replay: engine"),

@@ -26,6 +26,7 @@ from roll.inference.vllm import kernels, routing
 from roll.inference.vllm.direct import DirectLoad, Place, plan_direct
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
+from roll.weights.quantization import read_back, without_scales
 
 __all__ = ["WeightReceiver", "check_applied", "check_manifest", "checkpoint_shapes"]
 
@@ -126,7 +127,7 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
     expected = _expected_shapes(worker)
     if expected is not None:
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
-        check_manifest(update.manifest, expected, tied=tied, policy_version=update.policy_version)
+        check_manifest(without_scales(update.manifest), expected, tied=tied, policy_version=update.policy_version)
     model = worker.get_model()
     plain = _plain_parameters(model, sharded=worker.parallel_config.tensor_parallel_size > 1)
     sent: dict[str, torch.Tensor] = {}
@@ -134,7 +135,7 @@ def _update(worker: Any, update: WeightUpdate, progress: dict[str, bool]) -> dic
     with open_update(update, device=worker.device, worker=worker.rank, num_workers=workers) as receiver:
 
         def stream() -> Iterator[tuple[str, torch.Tensor]]:
-            for name, tensor in receiver:
+            for name, tensor in read_back(receiver, update.manifest, worker.model_config.dtype):
                 # vLLM keeps a layer's tensors until the layer is complete, so they must outlive the receiver's buffer.
                 kept = tensor.to(worker.device, copy=update.transport not in LASTING)
                 if name in plain:

@@ -233,6 +233,7 @@ def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerS
         model_path=str(model_path),
         model=config.model,
         training=config.training,
+        quantization=config.inference.quantization,
         schedule=Schedule.of(config.training, updates_per_step=config.updates_per_step),
         seed=config.seed,
         **more,

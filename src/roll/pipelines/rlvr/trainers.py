@@ -89,6 +89,7 @@ def policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
         model_path=str(model_path),
         model=config.model,
         training=config.training,
+        quantization=config.inference.quantization,
         holds_reference=config.trainer_holds_reference,
         value_head_learning_rate=algorithm.critic.head_learning_rate if algorithm.shares_critic else None,
         schedule=Schedule.of(

@@ -56,10 +56,12 @@ def prepare(
 
 def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
     """What is trained, seen from its only rank."""
+    answers = config.evaluation.answers
     return TrainerSpec(
         model_path=str(prepared.model_path),
         model=config.model,
         training=prepared.training,
+        quantization=answers.inference.quantization if answers is not None else "none",
         schedule=Schedule.of(prepared.training),
         seed=config.seed,
     )

@@ -19,6 +19,7 @@ from roll.config.estimate import (
     heap_bytes,
     kernel_bytes,
     logit_bytes,
+    num_in_codes,
     on_host,
     pass_bytes,
     trained_bytes,
@@ -153,6 +154,9 @@ def memory_by_role(
     policy |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
     if not on_accelerator:
         policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
+    beyond = num_in_codes(config.inference, sizes) - policy["activations"]  # which are gone when weights are sent
+    if config.cluster.type == "local" and beyond > 0:
+        policy["weights in codes"] = beyond
     engine = engine_bytes(
         config.inference,
         sizes,

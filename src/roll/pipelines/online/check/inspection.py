@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from roll.config.estimate import JudgeEngines, disk_use
+from roll.config.estimate import JudgeEngines, disk_use, element_bytes, num_in_codes, sync_bytes
 from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError
 from roll.pipelines.hand_over import hands_over
@@ -81,8 +81,17 @@ def _look_at_places(report: Report, config: GeneratingConfig) -> None:
 
 def _look_at_model(report: Report, config: GeneratingConfig) -> None:
     report.model = described(report, config.model.path, "the model")
+    if report.model is not None and config.inference.quantization != "none":
+        _look_at_linear_weights(config)
     if report.model is not None:
         _check_context(config, report.model.context_length)
+
+
+def _look_at_linear_weights(config: GeneratingConfig) -> None:
+    from roll.models import check_linear, find_model
+
+    if directory := find_model(config.model.path):
+        check_linear(directory)
 
 
 def _look_at_judge(report: Report, config: GeneratingConfig) -> None:
@@ -183,6 +192,12 @@ def _estimate(
         report.notes.append("no source holds prompts out, so the run is not evaluated.")
     if model is None or report.engine_kind is None:
         return
+    if num_in_codes(config.inference, model):
+        sent = sync_bytes(config.inference, model, element_bytes(config.model.dtype))
+        report.batch.append(
+            f"a weight sync sends {sent / 1e6:,.0f} MB, linear weights as {config.inference.quantization}; engines "
+            f"hold them read back, in {config.model.dtype}"
+        )
     context = report.max_context or config.inference.max_context or longest + config.max_rollout_tokens
     more = further(report, config, batch)
     recorded = rollout_bytes(config, batch, longest)

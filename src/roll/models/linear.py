@@ -1,0 +1,45 @@
+"""Which tensors of a model's checkpoint are weights of its linear layers."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from roll.models.checkpoint_names import as_in_checkpoint
+from roll.models.describe import check_linear, describe_model
+from roll.models.loading import load_causal_lm
+
+__all__ = ["linear_weights"]
+
+
+@cache
+def linear_weights(path: str, *, trust_remote_code: bool = False) -> frozenset[str]:
+    """Names in the checkpoint of the matrices [outputs, inputs] by which layers multiply, experts' included: all but
+    embeddings, the projection to the vocabulary, and what chooses or weighs a mixture's experts.
+
+    The model says so itself, built without weights; so the answer depends on no back-end, layout or adapter.
+
+    Args:
+        path: a model directory.
+        trust_remote_code: see `load_causal_lm`.
+
+    Raises:
+        ModelError: the model cannot be built, or its checkpoint keeps several experts' matrices in one tensor.
+    """
+    from torch import nn
+
+    check_linear(Path(path))
+    model = load_causal_lm(
+        path, "bfloat16", attention="eager", trust_remote_code=trust_remote_code, left=lambda model, files: None
+    )
+    gates = {1, describe_model(path).num_experts}
+    found: set[str] = set()
+    for place, module in model.named_modules():
+        if module is model.get_output_embeddings() or isinstance(module, nn.modules.conv._ConvNd):
+            continue
+        for name, weight in module.named_parameters(place, recurse=False):
+            is_matrix = isinstance(module, nn.Linear) and weight.ndim == 2 and len(weight) not in gates
+            if not is_matrix and weight.ndim != 3:
+                continue
+            found.update(as_in_checkpoint(model, name, weight))
+    return frozenset(found)

@@ -1,0 +1,23 @@
+"""A trainer's weights as its engines are to get them."""
+
+from __future__ import annotations
+
+from roll.models import linear_weights
+from roll.protocols import TrainBackend, WeightSource
+from roll.training.spec import TrainerSpec
+from roll.weights.quantization import QuantizedWeights
+
+__all__ = ["outgoing"]
+
+
+def outgoing(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
+    """All weights, linear ones in codes where the spec says so.
+
+    Raises:
+        ModelError: the model's cannot be brought into codes.
+    """
+    weights = backend.weights()
+    if spec.quantization == "none":
+        return weights
+    linear = linear_weights(spec.model_path, trust_remote_code=spec.model.trust_remote_code)
+    return QuantizedWeights(weights, spec.quantization, linear)

@@ -1,0 +1,128 @@
+"""Linear weights in 8 bits on their way to engines, with a scale for every output channel.
+
+    trainer   weight [outputs, inputs] ─ a row's largest magnitude / the largest code ─► `<name>_scale` [outputs, 1]
+                                       └ weight / scale, to the nearest code ──────────► `<name>`, int8 or float8_e4m3fn
+    engine    codes x scales, rounded to the dtype that it computes in: what it applies
+
+Both come as tensors of the manifest, so checksums are of the bytes that were sent; names and shapes are those of
+`compressed-tensors`. Scales are float32 and come first: then one weight at a time is read back.
+
+A row is quantised where it is whole, on rank 0 and in the engines' dtype. So codes depend on the weight alone: on no
+layout of ranks, and not on whether an adapter was merged into it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from roll.errors import WeightSyncError
+from roll.protocols import WeightSource
+from roll.types import TensorSpec
+
+__all__ = ["CODES", "QuantizedWeights", "codes_of", "dequantized", "quantized", "read_back", "without_scales"]
+
+CODES = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
+"""By the name of the format: its dtype, and the largest code. Codes are symmetric: int8 leaves -128 out."""
+_CODE_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype, _ in CODES.values())
+_SUFFIX = "_scale"
+
+
+class QuantizedWeights:
+    """A `WeightSource` that gives some matrices of another as scales and codes.
+
+    Args:
+        source: all weights.
+        format: `int8` or `fp8`.
+        linear: names of the matrices.
+    """
+
+    def __init__(self, source: WeightSource, format: str, linear: Collection[str]) -> None:
+        self._source = source
+        self._format = format
+        self._linear = linear
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, weight in self._source:
+            if name not in self._linear:
+                yield name, weight
+                continue
+            # other ranks than the first have no weight, and go through the names
+            codes, scales = (weight, weight) if weight is None else quantized(weight, self._format)
+            yield name + _SUFFIX, scales
+            yield name, codes
+
+    def names(self) -> list[str]:
+        """See `WeightSource`."""
+        return [each for name in self._source.names() for each in self._sent(name)]
+
+    def _sent(self, name: str) -> tuple[str, ...]:
+        return (name + _SUFFIX, name) if name in self._linear else (name,)
+
+
+@torch.no_grad()
+def quantized(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
+    """Codes [outputs, inputs], and scales [outputs, 1] in float32.
+
+    Args:
+        weight: [outputs, inputs]; a row that is not finite is read back as one that is not.
+        format: `int8` or `fp8`.
+    """
+    dtype, largest = CODES[format]
+    smallest = torch.finfo(torch.float32).tiny  # of a row of zeros, too
+    scales = (weight.abs().amax(1, keepdim=True).float() / largest).clamp(min=smallest)
+    shares = weight / scales  # in float32
+    return (shares if dtype.is_floating_point else shares.round_()).to(dtype), scales
+
+
+@torch.no_grad()
+def dequantized(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The weight [outputs, inputs] that codes and scales stand for."""
+    return codes.float().mul_(scales).to(dtype)
+
+
+def codes_of(manifest: Sequence[TensorSpec]) -> str | None:
+    """The dtype of codes that come; `None` where no weight comes in any."""
+    return next((spec.dtype for spec in manifest if spec.dtype in _CODE_DTYPES), None)
+
+
+def without_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+    """The tensors that are weights: those of the HF checkpoint, some of them in codes."""
+    scales = _scales(manifest)
+    return tuple(spec for spec in manifest if spec.name not in scales)
+
+
+def read_back(
+    tensors: Iterable[tuple[str, Tensor]], manifest: Sequence[TensorSpec], dtype: torch.dtype
+) -> Iterator[tuple[str, Tensor]]:
+    """Every weight that arrives, as an engine is to apply it.
+
+    Args:
+        tensors: that arrive, in order.
+        manifest: of them.
+        dtype: that the engine computes in, for weights that come in codes; others come as they are.
+
+    Raises:
+        WeightSyncError: codes came without scales before them, or with scales of other rows.
+    """
+    scale_names, scales = _scales(manifest), dict[str, Tensor]()
+    in_codes = {spec.name for spec in manifest if spec.dtype in _CODE_DTYPES}
+    for name, tensor in tensors:
+        if name in scale_names:
+            scales[name] = tensor.clone()  # the transport's buffer is used again
+        elif name not in in_codes:
+            yield name, tensor
+        else:
+            own = scales.pop(name + _SUFFIX, None)
+            if own is None or own.shape != (len(tensor), 1):
+                raise WeightSyncError(
+                    f"tensor '{name}' came as {str(tensor.dtype).removeprefix('torch.')} codes without the scales of "
+                    "its rows before it."
+                )
+            yield name, dequantized(tensor, own, dtype)
+
+
+def _scales(manifest: Sequence[TensorSpec]) -> frozenset[str]:
+    return frozenset(spec.name + _SUFFIX for spec in manifest if spec.dtype in _CODE_DTYPES)
