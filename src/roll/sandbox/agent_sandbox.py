@@ -140,7 +140,11 @@ class Sandbox:
         request = {"env": dict(env or {}), "cwd": cwd}
         check_texts(request)
         job = Job(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
-        result = await job.wait()
+        try:
+            result = await job.wait()
+        except asyncio.CancelledError:
+            self._connection.send("close", job._job.channel)
+            raise
         if job.closed_session:
             raise SandboxError(f"bash did not start in the sandbox (exit code {result.exit_code}); is it there?")
         return Session(self, self._connection, job._job.channel)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import ssl
 
@@ -27,6 +28,7 @@ _AWAY_S = 60.0
 """Until the server says otherwise."""
 _SILENT_BEATS = 5
 _GOODBYE_S = 2.0
+_log = logging.getLogger(__name__)
 
 
 class Joined:
@@ -67,6 +69,7 @@ class Joined:
         self._welcome = asyncio.Event()
         self._leaving = leaving or asyncio.Event()
         self._left = False
+        self._refused = ""
         self._outgoing = Outbox()
 
     def leave(self) -> None:
@@ -106,8 +109,11 @@ class Joined:
                     heard = self._heard
                     try:
                         await self._follow(socket)
+                    except (aiohttp.ClientError, OSError) as error:  # as it began
+                        _log.info("the line to %s broke: %s", self._url, error)
                     finally:
                         self._worker.listen(None)
+                        await socket.close()
                     attempt = 0 if self._heard > heard else attempt + 1
                     await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
 
@@ -168,7 +174,6 @@ class Joined:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await socket.close()
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for received in socket:
@@ -179,6 +184,9 @@ class Joined:
                 error = failure_of(message)
                 if isinstance(error, SandboxAccessError):
                     raise error
+                if str(error) != self._refused:
+                    _log.warning("%s refuses this worker, which asks again: %s", self._url, error)
+                self._refused = str(error)
                 return
             self._heard = asyncio.get_running_loop().time()
             if message["op"] == "welcome":
