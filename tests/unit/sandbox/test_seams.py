@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
+import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -24,6 +24,7 @@ from roll.sandbox import (
     SandboxError,
     SandboxManager,
     SandboxQuotaError,
+    SandboxRequestError,
     SandboxSpec,
     SandboxUnavailableError,
     UnknownSandboxError,
@@ -37,8 +38,10 @@ from roll.sandbox.service.settings import Settings
 from roll.sandbox.service.store.tables import workers
 from roll.sandbox.service.store.writer import Write, _alone
 from roll.sandbox.service.switchboard import ClientLine
-from roll.sandbox.wire import Message, failure_said, spec_said
+from roll.sandbox.spawner import Child
+from roll.sandbox.wire import Message, encode, failure_said, spec_said
 from roll.sandbox.worker import Worker
+from roll.sandbox.worker.joining import Joined
 
 CREATE = {"op": "create", "sandbox": "sandbox-1", "spec": spec_said(SandboxSpec())}
 _PROCESSES = PythonCode(
@@ -47,8 +50,17 @@ _PROCESSES = PythonCode(
 TRAITS = {"home": "/home", "isolated": True, "mount_space": True, "image": None}
 
 
+@pytest.fixture(scope="module")
+def empty(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with its tables, which take a while to make."""
+    path = tmp_path_factory.mktemp("empty") / "sandboxes.db"
+    Service(Settings(database=f"sqlite:///{path}", runtime=None)).store.close()
+    return path
+
+
 @pytest_asyncio.fixture
-async def service(tmp_path: Path) -> AsyncIterator[Service]:
+async def service(tmp_path: Path, empty: Path) -> AsyncIterator[Service]:
+    shutil.copy(empty, tmp_path)
     service = await opened(tmp_path)
     yield service
     await service.close()
@@ -107,8 +119,9 @@ async def test_what_was_to_stop_while_its_worker_started_it_and_was_away_is_stop
     assert back.ops() == ["welcome", "create", "stop"]
 
 
-async def test_a_sandbox_of_an_earlier_server_is_there_when_its_worker_says_so(tmp_path: Path) -> None:
-    service = await opened(tmp_path)
+async def test_a_sandbox_of_an_earlier_server_is_there_when_its_worker_says_so(
+    service: Service, tmp_path: Path
+) -> None:
     wire, back = Wire(), Wire()
     service.workers.join(ANN, greeting(), wire)
     await running(service, wire)
@@ -192,11 +205,9 @@ def test_a_row_whose_commit_was_not_answered_is_found_also_where_its_parameters_
 
 
 async def test_two_who_ask_for_one_name_at_once_have_one_sandbox_also_with_a_quota(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings(database=f"sqlite:///{tmp_path}/s.db", runtime=None, quota=Quota(cpu_s=60.0))
-    service = Service(settings)
-    await service.start()
+    service.quotas._default = Quota(cpu_s=60.0)
     wire = Wire()
     link = service.workers.join(ANN, greeting(), wire)
     owned = Inside(service.board).of(ANN)
@@ -214,7 +225,6 @@ async def test_two_who_ask_for_one_name_at_once_have_one_sandbox_also_with_a_quo
     (one, _), (other, _) = await asyncio.gather(*both)
     assert one is other is (await owned.create(SandboxSpec(), None, name="sandbox-1"))[0]
     assert wire.ops().count("create") == 1
-    await service.close()
 
 
 # --- a client's line
@@ -346,7 +356,55 @@ async def test_whatever_becomes_of_a_start_the_server_is_told(error: Exception |
         assert manager._places._value == 512
 
 
+class Broken(Dialled):
+    """A connection that breaks before anything was said."""
+
+    async def send_bytes(self, _: bytes) -> None:
+        raise ConnectionResetError("it has gone")
+
+
+async def test_a_worker_outlives_a_line_that_breaks_at_once_and_says_why_it_is_refused(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("roll.sandbox.worker.joining._PAUSES_S", (0.0,))
+    taken = SandboxRequestError("another worker is connected as 'worker-a'")
+    refusal = encode({**failure_said(taken), "op": "refused"})
+    dialled: list[Any] = []
+    async with SandboxManager(Starts(), warm=0) as manager:  # type: ignore[arg-type]
+        joined = Joined(Worker(manager), "http://nowhere", "token", name="worker-a", capacity=1)
+
+        async def dial(_: Any) -> Any:
+            dialled.append(Broken() if not dialled else Dialled(refusal))
+            return dialled[-1]
+
+        joined._dial = dial  # type: ignore[method-assign]
+        serving = asyncio.create_task(joined.serve())
+        await until(lambda: len(dialled) > 3)
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
+    assert [record.getMessage() for record in caplog.records if "refuses" in record.message] == [
+        "http://nowhere refuses this worker, which asks again: another worker is connected as 'worker-a'"
+    ]
+
+
 # --- sandboxes of this machine
+
+
+async def test_what_starts_sandboxes_outlives_a_lack_of_descriptors_and_callers_who_have_gone() -> None:
+    if reason := missing("bubblewrap"):
+        pytest.skip(reason)
+    async with SandboxManager("bubblewrap", warm=0) as manager:
+        spawner, new = manager.runtime._spawner, asyncio.get_running_loop().create_future
+        child = Child(identity=999, socket=None, spawner=spawner, ended=new(), started=new())  # type: ignore[arg-type]
+        spawner._children[999] = child
+        spawner.send(("start", 999, None, [], [], {}))  # with none of its descriptors: there was no room for them
+        with pytest.raises(SandboxError, match="ulimit -n"):
+            await asyncio.wait_for(child.started, 10)
+        spawner.send(("forget", "image-999"))
+        spawner._images["image-999"] = gone = new()
+        gone.cancel()
+        spawner._on_image("image-999", "/", "")
+        assert (await manager.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
 
 
 async def test_a_start_that_is_cancelled_at_any_moment_holds_nothing() -> None:
@@ -386,5 +444,4 @@ def test_a_hold_that_nobody_has_any_more_holds_nothing(tmp_path: Path) -> None:
     hold = Hold(-1)
     hold.release = lambda: released.append(True)  # type: ignore[method-assign]
     del hold
-    gc.collect()
     assert released == [True]
