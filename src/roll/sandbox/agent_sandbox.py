@@ -140,7 +140,11 @@ class Sandbox:
         request = {"env": dict(env or {}), "cwd": cwd}
         check_texts(request)
         job = Job(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
-        result = await job.wait()
+        try:
+            result = await job.wait()
+        except asyncio.CancelledError:
+            self._connection.send("close", job._job.channel)
+            raise
         if job.closed_session:
             if Limit.PROCESSES in result.limits_hit:
                 raise SandboxSessionError("no more processes may run in the sandbox: end a session or a program first")

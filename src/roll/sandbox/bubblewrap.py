@@ -193,10 +193,15 @@ class BubblewrapRuntime:
             filter=self._filter,
             **self._bounds,
         )
+        child.ended.add_done_callback(lambda _: self._roots.give_back(root))
         connection = AgentConnection(lambda: self._why_lost(spec))
-        loop = asyncio.get_running_loop()
-        await loop.create_unix_connection(lambda: connection, sock=child.socket)
-        sandbox = Sandbox(
+        try:
+            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=child.socket)
+        except BaseException:
+            child.socket.close()
+            child.kill()
+            raise
+        return Sandbox(
             spec,
             settings,
             connection,
@@ -204,8 +209,6 @@ class BubblewrapRuntime:
             ended=child.ended,
             counters=Counters(child.counters),
         )
-        sandbox.on_close(lambda: self._roots.give_back(root))
-        return sandbox
 
     async def _try_overlays(self, spec: SandboxSpec, image: Image) -> None:
         """Find out, with the first image, how images can be shown here."""

@@ -203,8 +203,10 @@ class SandboxManager:
         for attempt in range(LAUNCH_ATTEMPTS):
             try:
                 sandbox = await self.runtime.launch(spec)
-            except SandboxError:
+            except (SandboxError, OSError) as error:
                 self._counts["failed_starts"] += 1
+                if isinstance(error, OSError):  # of this process: it may have all the files open that it may
+                    raise SandboxError(f"a sandbox cannot be started: {error}") from error
                 if attempt + 1 == LAUNCH_ATTEMPTS:
                     raise
             else:

@@ -81,7 +81,11 @@ class Roots:
             return Root(bwrap_arguments(plan))
         self._num_built += 1
         name = f"image-{self._num_built}"
-        tree = await spawner.image(name, plan)
+        try:
+            tree = await spawner.image(name, plan)
+        except BaseException:
+            spawner.send(("forget", name))
+            raise
         layers = [(step[1], tree + step[2]) for step in plan if step[0] == "layer"]
         return Root(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
 

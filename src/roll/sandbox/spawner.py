@@ -227,6 +227,8 @@ class SpawnerClient:
 
 def _answer(future: asyncio.Future[Any], value: Any, error: str) -> None:
     """What the spawner said to a request: a value, or why there is none."""
+    if future.done():  # who asked was cancelled
+        return
     if error:
         future.set_exception(SandboxError(error))
     else:

@@ -73,7 +73,7 @@ def test_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(steps
         elif step == 7:
             row = {"owner": "ann", "name": sandbox, "worker": "w", "state": "running", "spec": spec_said(SPEC)}
             if place not in board.entries:
-                board.restore({**row, "created": 0.0, "expires": 9e9}, {"program-9": "running"}, lost=False)
+                board.restore({**row, "created": 0.0, "expires": 9e9}, {"program-9": "running"})
         alive = len(board.entries)
         running = sum(entry.running for entry in board.entries.values())
         assert board.quotas.taken("ann") == {

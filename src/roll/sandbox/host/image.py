@@ -46,8 +46,11 @@ class Images:
         return tree
 
     def forget(self, name):
-        """Take a tree away."""
-        kernel.unmount(os.path.join(self.root, name))
+        """Take a tree away, also one that was not finished."""
+        try:
+            kernel.unmount(os.path.join(self.root, name))
+        except OSError:
+            return  # it was not even begun
         for entry in os.listdir(self.root):
             if entry == name or entry.startswith(name + "-"):
                 shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)

@@ -153,7 +153,10 @@ class Spawner:
 
     def on_start(self, descriptors, identity, tree, arguments, layers, limits):
         """Start a sandbox."""
+        slot = None
         try:
+            if len(descriptors) < 3:
+                raise OSError("the process that starts sandboxes has all the files open that it may (`ulimit -n`)")
             slot = self.free.pop() if self.free else self.new_slot()
             group = slot.group
             if group is not None:
@@ -164,6 +167,8 @@ class Spawner:
             else:
                 slot.start_bwrap(arguments, layers, *descriptors)
         except OSError as error:
+            if slot is not None:
+                self.free.insert(0, slot)
             self.say("ended", identity, 1, str(error))
             return
         slot.identity = identity

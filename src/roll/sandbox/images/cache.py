@@ -94,6 +94,10 @@ class Hold:
             os.close(self._descriptor)
             self._descriptor = -1
 
+    def __del__(self) -> None:
+        """Of whoever was cancelled before it had it."""
+        self.release()
+
 
 class ImageCache:
     """See the module.

@@ -26,7 +26,7 @@ from roll.sandbox.wire import Message, failure_of, program_said, spec_said
 
 __all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
 
-_LOOK_S = 10.0
+_ANSWER_S = 10.0
 _KEPT_BYTES = 2**24
 """Of input of one running program: one that was sent more cannot be found again over another connection."""
 
@@ -50,9 +50,15 @@ class RemoteSandbox(Sandbox):
         """By which its owner finds it in the service."""
         self._line = line
 
-    def extend(self, lifetime_s: float) -> None:
-        """Let it live this many seconds from now on, within what the owner may have."""
-        self._line.send({"op": "extend", "sandbox": self.name, "lifetime_s": lifetime_s})
+    def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
+        """Let it live this many seconds from now on. Asked for at once; whoever waits is told that it does.
+
+        Raises:
+            SandboxQuotaError: the owner's may not live that long.
+            UnknownSandboxError: it has ended, or is being ended.
+            SandboxUnavailableError: nobody answered.
+        """
+        return asyncio.ensure_future(self._line.ask("extend", self.name, lifetime_s=lifetime_s))
 
     async def usage(self) -> Usage:
         """See `Sandbox.usage`."""
@@ -242,7 +248,7 @@ class Line:
         self._connections: dict[str, RemoteConnection] = {}
         self._opening: dict[str, tuple[Message, asyncio.Future[Message]]] = {}
         self._stopping: set[str] = set()
-        self._looks: dict[str, asyncio.Future[Message]] = {}
+        self._asked: dict[str, asyncio.Future[Message]] = {}
 
     def send(self, message: Message) -> None:
         """To the service.
@@ -284,18 +290,22 @@ class Line:
             UnknownSandboxError: there is none of this name.
             SandboxUnavailableError: its worker is away.
         """
+        return await self.ask("look", name, output=output_bytes)
+
+    async def ask(self, op: str, name: str, **values: Any) -> Message:
+        """Something of a sandbox that is answered at once, or not at all; errors as `look`."""
         key = new_name()
-        answer = self._looks[key] = asyncio.get_running_loop().create_future()
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
-            self.send({"op": "look", "sandbox": name, "id": key, "output": output_bytes})
-            async with asyncio.timeout(_LOOK_S):
+            self.send({"op": op, "sandbox": name, "id": key, **values})
+            async with asyncio.timeout(_ANSWER_S):
                 return await answer
         except TimeoutError:
             raise SandboxUnavailableError(
-                f"nobody says how sandbox '{name}' stands: its worker is away, or starts it."
+                f"nobody answers for sandbox '{name}': its worker is away, or starts it. Ask again."
             ) from None
         finally:
-            del self._looks[key]
+            del self._asked[key]
 
     async def _opened(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
         name = message["sandbox"]
@@ -307,7 +317,7 @@ class Line:
             traits = await answer
         except BaseException as error:
             self.forget(name)
-            if isinstance(error, asyncio.CancelledError):
+            if isinstance(error, asyncio.CancelledError) and message["op"] == "create":
                 self.send({"op": "stop", "sandbox": name})
             raise
         finally:
@@ -338,20 +348,20 @@ class Line:
         """From the service."""
         op, name = message["op"], message.get("sandbox", "")
         connection = self._connections.get(name)
-        look = self._looks.get(message.get("id", ""))
-        if look is not None:
-            if not look.done() and op == "looked":
-                look.set_result(message)
-            elif not look.done():
-                look.set_exception(failure_of(message))
+        asked = self._asked.get(message.get("id", ""))
+        if asked is not None:
+            if not asked.done() and op in ("looked", "extended"):
+                asked.set_result(message)
+            elif not asked.done():
+                asked.set_exception(failure_of(message))
+        elif name in self._opening and op in ("created", "failed", "gone"):
+            answer = self._opening[name][1]
+            if not answer.done() and op == "created":
+                answer.set_result(message["traits"])
+            elif not answer.done():
+                answer.set_exception(failure_of(message))
         elif op == "created" or op == "failed":
-            answer = self._opening[name][1] if name in self._opening else None
-            if answer is not None and not answer.done():
-                if op == "created":
-                    answer.set_result(message["traits"])
-                else:
-                    answer.set_exception(failure_of(message))
-            elif op == "failed" and connection is not None:
+            if op == "failed" and connection is not None:
                 error = failure_of(message)
                 if isinstance(error, UnknownSandboxError):  # what was sent to it before may have run
                     error = SandboxLostError(f"the sandbox ended while there was no line to the service: {error}")

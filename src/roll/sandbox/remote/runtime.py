@@ -95,6 +95,7 @@ class RemoteRuntime:
         except BaseException:
             await self.close()
             raise
+        self._closed = False
         self._keeping = asyncio.create_task(self._keep(socket))
 
     async def _dial(self) -> aiohttp.ClientWebSocketResponse:
@@ -135,6 +136,13 @@ class RemoteRuntime:
 
     async def _keep(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
         """Serve connection after connection, as long as the service comes back in time."""
+        try:
+            await self._serve(socket)
+        except Exception as error:
+            logger.exception("the line to the sandbox service at %s ends", self._url)
+            self._line.lose(SandboxError(f"the line to the sandbox service broke, and is not dialled again: {error}"))
+
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
         while socket is not None:
             self._socket = socket
             writing = asyncio.create_task(self._write(socket))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable, Coroutine
 from contextvars import ContextVar
 from functools import partial
+from typing import Any
 
 from roll.sandbox.agent_sandbox import Job, Session
 from roll.sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
@@ -54,22 +56,29 @@ class Owned:
         """
         if name is None:
             return self._kept(await self._line.create(spec, lifetime_s=lifetime_s, near=near)), True
-        entry = self.board.entries.get(f"{self.owner}/{name}")
-        if entry is not None and entry.spec != spec:
-            raise SandboxRequestError(f"the sandbox '{name}' is of another specification: choose another key.")
-        making = self._making.get(name)
-        new = entry is None and making is None
-        if entry is not None and making is None and entry.state == "running":
-            return await self.sandbox(name), False
-        if making is None:
-            if new and await asyncio.to_thread(self.board.records.sandbox, self.owner, name) is not None:
+        place = f"{self.owner}/{name}"
+        if place not in self.board.entries and name not in self._making:
+            row = await asyncio.to_thread(self.board.records.sandbox, self.owner, name)
+            if row is not None and place not in self.board.entries and name not in self._making:
                 raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another key for another one.")
-            making = self._making.get(name)
-        if making is None:
-            made = self._line.create(spec, lifetime_s=lifetime_s, name=name)
-            making = self._making[name] = asyncio.create_task(made)
-            making.add_done_callback(lambda _: self._making.pop(name, None))
-        return self._kept(await asyncio.shield(making)), new
+        entry = self.board.entries.get(place)
+        if entry is not None and entry.spec != self.board.quotas.bounded(self.owner, spec):
+            raise SandboxRequestError(f"the sandbox '{name}' is of another specification: choose another key.")
+        if entry is not None and name not in self._making and entry.state == "running":
+            return await self.sandbox(name), False
+        new = entry is None and name not in self._making
+        return await self._made(name, lambda: self._line.create(spec, lifetime_s=lifetime_s, name=name)), new
+
+    async def _made(self, name: str, make: Callable[[], Coroutine[Any, Any, RemoteSandbox]]) -> RemoteSandbox:
+        """One for all who ask at the same time, known before anybody has it; whoever asks may be cancelled."""
+
+        async def made() -> RemoteSandbox:
+            return self._kept(await make())
+
+        if name not in self._making:
+            making = self._making[name] = asyncio.create_task(made())
+            making.add_done_callback(lambda task: (self._making.pop(name, None), task.cancelled() or task.exception()))
+        return await asyncio.shield(self._making[name])
 
     async def entry(self, name: str) -> Entry:
         """What the service knows of one.
@@ -99,10 +108,7 @@ class Owned:
         found = self._sandboxes.get(name)
         if found is None or found.broken:
             entry = await self.entry(name)
-            if name not in self._making:
-                making = self._making[name] = asyncio.create_task(self._line.attach(name, entry.spec))
-                making.add_done_callback(lambda _: self._making.pop(name, None))
-            found = self._kept(await asyncio.shield(self._making[name]))
+            found = await self._made(name, lambda: self._line.attach(name, entry.spec))
         return found
 
     def _kept(self, sandbox: RemoteSandbox) -> RemoteSandbox:

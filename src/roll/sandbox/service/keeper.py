@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -20,6 +20,7 @@ _EVERY_S = 0.5
 _REPORT_EVERY = _QUOTAS_EVERY = 4
 _FORGET_EVERY = 120
 _SILENT_BEATS = 5
+_log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -50,7 +51,11 @@ class Keeper:
         rows = await asyncio.to_thread(self._board.records.alive)
         programs = await asyncio.to_thread(self._board.records.programs)
         for row in rows:
-            self._board.restore(row, programs.get((row["owner"], row["name"]), {}), lost=row["worker"] == local)
+            owner, name = row["owner"], row["name"]
+            if row["worker"] == local:
+                self._board.records.gone(owner, name, "ended", "lost", None)
+            else:
+                self._board.restore(row, programs.get((owner, name), {}))
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -58,24 +63,31 @@ class Keeper:
         while True:
             await asyncio.sleep(_EVERY_S)
             turns += 1
-            self.look(time.time(), time.monotonic())
-            await asyncio.to_thread(self._board.audit.flush)
-            if turns % _REPORT_EVERY == 1:
-                self._report()
-            with contextlib.suppress(SandboxDatabaseError):  # in the next turn, then
-                if turns % _QUOTAS_EVERY == 0:
-                    self._board.quotas.name(await asyncio.to_thread(self._board.records.quotas))
-                if turns % _FORGET_EVERY == 0:
-                    await asyncio.to_thread(self._board.records.forget)
+            self.look(time.monotonic())
+            try:
+                await self._now_and_then(turns)
+            except SandboxDatabaseError:  # in the next turn, then
+                continue
+            except Exception:  # without this, no lifetime would end any more
+                _log.exception("the sandbox service's housekeeping failed, and is tried again")
 
-    def look(self, now: float, monotonic: float) -> None:
+    async def _now_and_then(self, turns: int) -> None:
+        await asyncio.to_thread(self._board.audit.flush)
+        if turns % _REPORT_EVERY == 1:
+            self._report()
+        if turns % _QUOTAS_EVERY == 0:
+            self._board.quotas.name(await asyncio.to_thread(self._board.records.quotas))
+        if turns % _FORGET_EVERY == 0:
+            await asyncio.to_thread(self._board.records.forget)
+
+    def look(self, monotonic: float) -> None:
         """Once."""
         board = self._board
         stalled, self._looked = monotonic - self._looked > 4 * _EVERY_S, monotonic  # then what came was not read yet
         for entry in list(board.entries.values()):
             if entry.stopping:
                 continue
-            if entry.expires <= now:
+            if entry.ends <= monotonic:
                 board.stop(entry, expired=True)
             elif entry.leased and entry.alone_since is not None and monotonic - entry.alone_since > self._orphan_s:
                 board.counts["orphans"] += 1

@@ -98,10 +98,13 @@ class Quotas:
                     f"'{owner}' has {have:,} {what} of {most:,}, and asks for {more:,} more: stop some, or have the "
                     f"quota raised (`roll sandbox quota set {owner}`)."
                 )
-        if quota.cpu_s is None:
-            return spec
         self.check_cpu(owner, limits.cpu_s)
-        return replace(spec, limits=replace(limits, cpu_s=limits.cpu_s or quota.cpu_s))
+        return self.bounded(owner, spec)
+
+    def bounded(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
+        """The same, whatever is taken."""
+        cpu_s = spec.limits.cpu_s or self.of(owner).cpu_s
+        return replace(spec, limits=replace(spec.limits, cpu_s=cpu_s))
 
     def check_cpu(self, owner: str, cpu_s: float | None) -> None:
         """A program's CPU time.

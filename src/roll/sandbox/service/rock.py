@@ -138,7 +138,7 @@ class _Rock:
         sandbox = await self.owned.sandbox(name)
         entry = self.owned.board.find(self.owned.owner, name)
         lifetime_s = self.of(name).request.auto_clear_time_minutes * 60.0
-        if entry.expires - time.time() < 0.9 * lifetime_s:
+        if entry.ends - time.monotonic() < 0.9 * lifetime_s:
             self.owned.board.extend(entry, lifetime_s)
         return sandbox
 

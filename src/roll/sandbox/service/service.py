@@ -100,6 +100,13 @@ class Service:
             await socket.close(1008, "too many lines of this owner")
             return
         self._lines[owner] = self._lines.get(owner, 0) + 1
+        try:
+            await self._accepted(socket, identity)
+        finally:
+            self._lines[owner] -= 1
+
+    async def _accepted(self, socket: WebSocket, identity: Identity) -> None:
+        owner = identity.owner
         await socket.accept()
         peer = socket.client.host if socket.client is not None else ""
         channel = Channel(socket, owner, self.rates(identity))
@@ -120,7 +127,6 @@ class Service:
         finally:
             checking.cancel()
             self.board.hang_up(line)
-            self._lines[owner] -= 1
 
     def rates(self, identity: Identity) -> Any:
         """Set by the application: see `Access.rates`."""

@@ -12,19 +12,17 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from typing import Any
 
 from roll.errors import RollError
 from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError, UnknownSandboxError
 from roll.sandbox.service.audit import Audit
+from roll.sandbox.service.entries import ClientLine, Entry, Program
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.placement import choose
 from roll.sandbox.service.quotas import Quotas
 from roll.sandbox.service.records import Records
-from roll.sandbox.service.tokens import Identity
-from roll.sandbox.types import SandboxSpec
 from roll.sandbox.wire import Message, failure_said, spec_of, spec_said
 
 __all__ = ["ClientLine", "Entry", "Switchboard"]
@@ -33,59 +31,6 @@ ORPHAN_S = 60.0
 """How long a sandbox waits for the client whose line has broken."""
 AWAY_S = 60.0
 """How long a worker may be away before what it holds is lost."""
-
-
-@dataclass(eq=False)
-class ClientLine:
-    """The server's end of a line."""
-
-    identity: Identity
-    deliver: Callable[[Message], None]
-    leases: bool = True
-    """Whether sandboxes that were made over it end with it."""
-    peer: str = ""
-
-
-@dataclass(eq=False)
-class _Program:
-    line: ClientLine | None
-    recorded: bool
-    waiting: list[Message] | None = None
-    """What came for it before it was written down."""
-    over: bool = False
-    ending: bool = False
-    """Over, and its end not written down yet."""
-
-
-@dataclass(eq=False)
-class Entry:
-    """A sandbox that has not ended."""
-
-    owner: str
-    name: str
-    spec: SandboxSpec
-    worker: WorkerLink
-    created: float
-    expires: float
-    state: str = "starting"
-    leased: bool = False
-    lines: set[ClientLine] = field(default_factory=set)
-    programs: dict[str, _Program] = field(default_factory=dict)
-    looks: dict[str, ClientLine] = field(default_factory=dict)
-    """Who waits to hear how it stands."""
-    alone_since: float | None = None
-    stopping: bool = False
-    traits: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def place(self) -> str:
-        """Its name among all owners'."""
-        return f"{self.owner}/{self.name}"
-
-    @property
-    def running(self) -> int:
-        """Recorded programs that have not ended."""
-        return sum(program.recorded and not program.over for program in self.programs.values())
 
 
 class Switchboard:
@@ -121,17 +66,19 @@ class Switchboard:
                 raise UnknownSandboxError(f"there is no sandbox '{name}' of '{line.identity.owner}', or no more.")
             if op == "look":
                 entry.looks[message["id"]] = line
-                entry.worker.send({**message, "sandbox": entry.place})
+                entry.send({**message, "sandbox": entry.place})
                 return
             entry.lines.add(line)
             entry.alone_since = None
             if op == "extend":
                 self.extend(entry, message.get("lifetime_s"))
+                if "id" in message:
+                    line.deliver({"op": "extended", **_names(message)})
             elif op == "stop":
                 self._note(line, "stop", entry)
                 self.stop(entry)
             elif op == "attach":
-                entry.worker.send({"op": "attach", "sandbox": entry.place})
+                entry.send({"op": "attach", "sandbox": entry.place})
             elif op in ("run", "line", "shell"):
                 self._start(line, entry, message)
             else:
@@ -145,7 +92,7 @@ class Switchboard:
         if entry is not None:  # sent again
             entry.lines.add(line)
             entry.alone_since = None
-            if entry.state == "running":
+            if entry.traits:
                 line.deliver({"op": "created", "sandbox": entry.name, "traits": entry.traits})
             return
         owner, name = line.identity.owner, message["sandbox"]
@@ -155,19 +102,21 @@ class Switchboard:
         beside = self.entries.get(f"{owner}/{message.get('near')}")
         worker = choose(self.workers.values(), spec, near=beside.worker if beside else None)
         self.quotas.take(owner, spec)
-        now = time.time()
-        entry = Entry(owner, name, spec, worker, now, now + lifetime_s, leased=line.leases, lines={line})
+        ends = time.monotonic() + lifetime_s
+        entry = Entry(owner, name, spec, worker, time.time(), ends, leased=line.leases, lines={line}, waiting=[])
         self._add(entry)
         self._note(line, "create", entry)
 
         def written(error: Exception | None) -> None:
+            waiting = entry.written()
+            if self.entries.get(entry.place) is not entry:  # its worker has gone meanwhile
+                return
             if error is not None:
                 self._remove(entry)
-                line.deliver({"op": "failed", "sandbox": name, **failure_said(error)})
-            else:
-                worker.send({"op": "create", "sandbox": entry.place, "spec": said})
-                if entry.stopping:
-                    worker.send({"op": "stop", "sandbox": entry.place})
+                self._tell(entry, {"op": "failed", "sandbox": name, **failure_said(error)})
+                return
+            for each in ({"op": "create", "sandbox": entry.place, "spec": said}, *waiting):
+                entry.send(each)
 
         self.records.opened(owner, name, worker.name, said, entry.expires, written)
 
@@ -179,15 +128,15 @@ class Switchboard:
         if program is not None:
             program.line = line
             if program.waiting is None:
-                entry.worker.send({**forward, "again": True} if recorded else forward)
+                entry.send({**forward, "again": True} if recorded else forward)
             return
         if recorded:
             cpu_s = message["request"].get("cpu_s")
             self.quotas.check_cpu(entry.owner, cpu_s if isinstance(cpu_s, int | float) else None)
             self.quotas.begin(entry.owner)
-        program = entry.programs[name] = _Program(line, recorded, [] if recorded else None)
+        program = entry.programs[name] = Program(line, recorded, [] if recorded else None)
         if not recorded:
-            entry.worker.send(forward)
+            entry.send(forward)
             return
         self._note(line, "run", entry)
         self.counts["programs"] += 1
@@ -195,7 +144,7 @@ class Switchboard:
         def written(error: Exception | None) -> None:
             waiting, program.waiting = program.waiting or [], None
             if error is not None:
-                self._over(entry, name, program)
+                self._over(entry, program)
                 if isinstance(error, SandboxDatabaseError):
                     entry.programs.pop(name, None)  # it never was: the same may be asked again
                 else:
@@ -203,9 +152,8 @@ class Switchboard:
                 if program.line is not None:
                     program.line.deliver({**failure_said(error), "op": "error", **_names(message)})
                 return
-            entry.worker.send(forward)
-            for each in waiting:
-                entry.worker.send(each)
+            for each in (forward, *waiting):
+                entry.send(each)
 
         self.records.started(entry.owner, entry.name, name, written)
 
@@ -218,21 +166,24 @@ class Switchboard:
         if program is not None and program.waiting is not None:
             program.waiting.append(forward)
         else:
-            entry.worker.send(forward)
+            entry.send(forward)
 
     def extend(self, entry: Entry, lifetime_s: float | None) -> None:
         """Let it live so long from now on.
 
         Raises:
             SandboxQuotaError: it may not.
+            UnknownSandboxError: it is being ended.
         """
-        entry.expires = time.time() + self.quotas.lifetime_s(entry.owner, lifetime_s, self._lifetime_s)
+        if entry.stopping:
+            raise UnknownSandboxError(f"the sandbox '{entry.name}' is being ended: it is too late to extend it.")
+        entry.ends = time.monotonic() + self.quotas.lifetime_s(entry.owner, lifetime_s, self._lifetime_s)
         self.records.extended(entry.owner, entry.name, entry.expires)
 
     def stop(self, entry: Entry, *, expired: bool = False) -> None:
         """End it; its lines are told when it has ended."""
         entry.stopping = True
-        entry.worker.send({"op": "stop", "sandbox": entry.place, "expired": expired})
+        entry.send({"op": "stop", "sandbox": entry.place, "expired": expired})
 
     def hang_up(self, line: ClientLine) -> None:
         """A line that has closed, or broken."""
@@ -253,6 +204,8 @@ class Switchboard:
         op = message["op"]
         entry = self.entries.get(message["sandbox"])
         if entry is None or worker not in (None, entry.worker):
+            if op == "created" and worker is not None:  # it was lost, or stopped, while it started
+                worker.send({"op": "stop", "sandbox": message["sandbox"]})
             return
         message = {**message, "sandbox": entry.name}
         program = entry.programs.get(message.get("id", ""))
@@ -266,22 +219,22 @@ class Switchboard:
             if program is not None:
                 self._ended(entry, program, message)
         elif op == "created":
+            entry.traits = message["traits"]
             if entry.state == "starting":
                 entry.state = "running"
-                entry.traits = message["traits"]
                 self.counts["sandboxes"] += 1
                 self.records.running(entry.owner, entry.name)
             self._tell(entry, message)
         elif op in ("gone", "failed"):
             self.gone(entry, message)
 
-    def _ended(self, entry: Entry, program: _Program, message: Message) -> None:
+    def _ended(self, entry: Entry, program: Program, message: Message) -> None:
         name = message["id"]
         if not program.recorded or program.over:  # of a session that was opened; or said again to a new line
             if program.line is not None and not program.ending:
                 program.line.deliver(message)
             return
-        self._over(entry, name, program)
+        self._over(entry, program)
         self.counts["failed" if message["op"] == "error" else "ended"] += 1
         program.ending = True
 
@@ -293,7 +246,7 @@ class Switchboard:
 
         self.records.ended(entry.owner, entry.name, name, message, written)
 
-    def _over(self, entry: Entry, name: str, program: _Program) -> None:
+    def _over(self, entry: Entry, program: Program) -> None:
         if not program.over:
             program.over = True
             if program.recorded:
@@ -301,8 +254,6 @@ class Switchboard:
 
     def gone(self, entry: Entry, message: Message) -> None:
         """A sandbox that has ended, or did not start."""
-        for name, program in entry.programs.items():
-            self._over(entry, name, program)
         self._remove(entry)
         kind = str(message.get("error", ""))
         state = "failed" if message["op"] == "failed" else "ended"
@@ -336,23 +287,16 @@ class Switchboard:
 
     # --- bookkeeping
 
-    def restore(self, row: dict[str, Any], programs: dict[str, str], *, lost: bool) -> None:
-        """A sandbox that an earlier server wrote down, and the states of its programs.
-
-        It is lost, or its worker may come back with it.
-        """
+    def restore(self, row: dict[str, Any], programs: dict[str, str]) -> None:
+        """A sandbox that an earlier server wrote down, and the states of its programs; its worker may come back."""
         owner, name = row["owner"], row["name"]
-        if lost:
-            self.records.gone(owner, name, "ended", "lost", None)
-            return
-        worker = self.workers.get(row["worker"])
-        if worker is None:
-            worker = self.workers[row["worker"]] = WorkerLink(row["worker"], None, away_since=time.monotonic())
-        spec = spec_of(row["spec"])
-        entry = Entry(owner, name, spec, worker, row["created"], row["expires"], state=row["state"], leased=True)
+        away = WorkerLink(row["worker"], None, away_since=time.monotonic())
+        worker = self.workers.setdefault(row["worker"], away)
+        spec, ends = spec_of(row["spec"]), time.monotonic() + row["expires"] - time.time()
+        entry = Entry(owner, name, spec, worker, row["created"], ends, state=row["state"], leased=True)
         entry.alone_since = time.monotonic()
         for program, state in programs.items():
-            entry.programs[program] = _Program(None, True, over=state != "running")
+            entry.programs[program] = Program(None, True, over=state != "running")
         self.quotas.count_in(owner, entry.running)
         self.quotas.take(owner, spec)
         self._add(entry)
@@ -364,6 +308,8 @@ class Switchboard:
         entry.worker.held_memory_bytes += entry.spec.limits.memory_bytes
 
     def _remove(self, entry: Entry) -> None:
+        for program in entry.programs.values():
+            self._over(entry, program)
         if self.entries.pop(entry.place, None) is not None:
             entry.worker.held -= 1
             entry.worker.held_memory_bytes -= entry.spec.limits.memory_bytes

@@ -83,8 +83,10 @@ class Workers:
                     channel.send({"op": "stop", "sandbox": entry.place})
             elif entry.state == "running":
                 lose(board, entry, f"its worker '{name}' came back without it")
-            else:
+            elif entry.waiting is None:
                 channel.send({"op": "create", "sandbox": entry.place, "spec": spec_said(entry.spec)})
+                if entry.stopping:
+                    channel.send({"op": "stop", "sandbox": entry.place})
         for place in holds:
             if place not in board.entries or board.entries[place].worker is not link:
                 channel.send({"op": "stop", "sandbox": place})

@@ -2,7 +2,7 @@
 
     client ──► server ──► worker      create run shell line input tty bound kill close look attach stop
     client ◄── server ◄── worker      created failed out used looked end gone
-    client ◄── server                 again: the worker was away; what runs in a sandbox is to be sent again
+    client ◄── server                 extended; again: the worker was away; what runs in a sandbox is to be sent again
                server ◄── worker      join beat leave; answered by welcome beat
 
 Every name of a sandbox, program or session is chosen by the client, so that a message may be sent again: the same name
@@ -32,7 +32,7 @@ _NEEDED = {
 _SHAPES: dict[str, dict[str, str]] = {
     "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds", "near": "name"},
     "attach": {"sandbox": "name"},
-    "extend": {"sandbox": "name", "lifetime_s": "seconds"},
+    "extend": {"sandbox": "name", "id": "name?", "lifetime_s": "seconds"},
     "stop": {"sandbox": "name"},
     "run": {"sandbox": "name", "id": "name", "request": "object", "stdin": "bytes", "have": "count"},
     "shell": {"sandbox": "name", "id": "name", "request": "object", "have": "count"},

@@ -106,7 +106,7 @@ class Executions:
                 self._say(name, number, chunk)
                 number += 1
             said: Message = {"op": "end", "end": await job.report(), "pieces": len(execution.chunks)}
-        except (RollError, ValueError) as error:
+        except Exception as error:  # also an agent's word that is none: whoever waits is told
             said = failure_said(self.why or error)
         self._end(name, execution, said)
 
@@ -117,9 +117,11 @@ class Executions:
             if message["op"] == "shell":
                 env, cwd = request.get("env") or {}, request.get("cwd")
                 _check_texts(env, cwd)
-                self._sessions[name] = await self._sandbox.session(env=env, cwd=cwd)
+                session = self._sessions[name] = await self._sandbox.session(env=env, cwd=cwd)
                 del self._known[name]
                 self.tell(self._opened(name))
+                if any(each["op"] == "close" for each in execution.waiting):
+                    await self._sessions.pop(name, session).close()
                 return
             session = self._sessions.get(message["shell"])
             if session is None:

@@ -113,8 +113,11 @@ class Joined:
                     heard = self._heard
                     try:
                         await self._follow(socket)
+                    except (aiohttp.ClientError, OSError) as error:  # as it began
+                        logger.info("the line to %s broke: %s", self._url, error)
                     finally:
                         self._worker.listen(None)
+                        await socket.close()
                     attempt = 0 if self._heard > heard else attempt + 1
                     await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
 
@@ -175,7 +178,6 @@ class Joined:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            await socket.close()
 
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for received in socket:

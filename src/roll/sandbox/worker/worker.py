@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
 import os
 from collections.abc import Callable, Sequence
 
 from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Sandbox
-from roll.sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll.sandbox.errors import (
+    SandboxError,
+    SandboxExpiredError,
+    SandboxLostError,
+    SandboxRequestError,
+    UnknownSandboxError,
+)
 from roll.sandbox.library import resolved_source
 from roll.sandbox.machine import CpuMeter, memory_bytes, num_cores
 from roll.sandbox.manager import SandboxManager
@@ -27,6 +34,7 @@ __all__ = ["Worker"]
 
 _REPORTED = 32
 """Pools, at most: the latest."""
+_log = logging.getLogger(__name__)
 
 
 class _Held:
@@ -94,7 +102,16 @@ class Worker:
             self._created(place, held)
         elif place not in self._starting:
             task = self._starting[place] = asyncio.create_task(self._launch(place, message))
-            task.add_done_callback(lambda _: self._starting.pop(place, None))
+            task.add_done_callback(lambda task: self._launched(place, task))
+
+    def _launched(self, place: str, task: asyncio.Task[None]) -> None:
+        self._starting.pop(place, None)
+        if task.cancelled():  # perhaps before it did anything
+            self.tell({"op": "gone", "sandbox": place, **failure_said(SandboxLostError("stopped before it started"))})
+        elif (error := task.exception()) is not None:
+            _log.error("a sandbox did not start", exc_info=error)
+            broken = SandboxError(f"the sandbox did not start: {error!r}")
+            self.tell({"op": "failed", "sandbox": place, **failure_said(broken)})
 
     async def _launch(self, place: str, message: Message) -> None:
         try:
@@ -103,9 +120,6 @@ class Worker:
         except (RollError, ValueError) as error:
             self.tell({"op": "failed", "sandbox": place, **failure_said(error)})
             return
-        except asyncio.CancelledError:
-            self.tell({"op": "gone", "sandbox": place, **failure_said(SandboxLostError("stopped before it started"))})
-            raise
         held = self._held[place] = _Held(sandbox, Executions(place, sandbox, self.tell))
         sandbox.on_close(lambda: self._ended(place, held))
         self._created(place, held)

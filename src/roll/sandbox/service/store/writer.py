@@ -183,7 +183,7 @@ class Writer:
                     _execute(connection, some)
             except AWAY:
                 raise
-            except SQLAlchemyError:
+            except Exception:  # also what a driver cannot say to its database, which is no error of SQLAlchemy's
                 errors = [_alone(connection, write) for write in some]
             del writes[: len(some)]
             self._back()
@@ -244,7 +244,7 @@ def _alone(connection: Connection, write: Write) -> Exception | None:
         return None if _is_there(connection, write) else SandboxError("that name was used before")
     except AWAY:
         raise
-    except SQLAlchemyError as error:
+    except Exception as error:
         return SandboxError(f"the service's database refuses: {reason(error)}")
     return None
 
@@ -253,6 +253,7 @@ def _is_there(connection: Connection, write: Write) -> bool:
     if not isinstance(write.statement, Insert):
         return False
     columns = write.statement.table.c
-    mine = select(text("1")).where(*(columns[name] == value for name, value in write.values.items()))
+    values = {name.removeprefix("b_"): value for name, value in write.values.items()}
+    mine = select(text("1")).where(*(columns[name] == value for name, value in values.items()))
     with connection.begin():
         return connection.execute(mine).first() is not None
