@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable
@@ -20,6 +21,7 @@ _EVERY_S = 0.5
 _REPORT_EVERY = _QUOTAS_EVERY = 4
 _FORGET_EVERY = 120
 _SILENT_BEATS = 5
+_log = logging.getLogger(__name__)
 
 
 class Keeper:
@@ -58,15 +60,21 @@ class Keeper:
         while True:
             await asyncio.sleep(_EVERY_S)
             turns += 1
-            self.look(time.time(), time.monotonic())
-            await asyncio.to_thread(self._board.audit.flush)
-            if turns % _REPORT_EVERY == 1:
-                self._report()
-            with contextlib.suppress(SandboxDatabaseError):  # in the next turn, then
-                if turns % _QUOTAS_EVERY == 0:
-                    self._board.quotas.name(await asyncio.to_thread(self._board.records.quotas))
-                if turns % _FORGET_EVERY == 0:
-                    await asyncio.to_thread(self._board.records.forget)
+            try:
+                await self._turn(turns)
+            except Exception:  # lifetimes end whatever happens
+                _log.exception("a look at the sandboxes of the service failed")
+
+    async def _turn(self, number: int) -> None:
+        self.look(time.time(), time.monotonic())
+        await asyncio.to_thread(self._board.audit.flush)
+        if number % _REPORT_EVERY == 1:
+            self._report()
+        with contextlib.suppress(SandboxDatabaseError):  # in the next turn, then
+            if number % _QUOTAS_EVERY == 0:
+                self._board.quotas.name(await asyncio.to_thread(self._board.records.quotas))
+            if number % _FORGET_EVERY == 0:
+                await asyncio.to_thread(self._board.records.forget)
 
     def look(self, now: float, monotonic: float) -> None:
         """Once."""

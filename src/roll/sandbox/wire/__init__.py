@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from roll.sandbox.wire.documents import check_values, parsed
 from roll.sandbox.wire.failures import failure_of, failure_said
 from roll.sandbox.wire.frames import MAX_MESSAGE_BYTES, Message, decode, encode
 from roll.sandbox.wire.messages import check_name, checked
@@ -16,11 +17,13 @@ __all__ = [
     "Report",
     "beat_s",
     "check_name",
+    "check_values",
     "checked",
     "decode",
     "encode",
     "failure_of",
     "failure_said",
+    "parsed",
     "program_of",
     "program_said",
     "report_of",

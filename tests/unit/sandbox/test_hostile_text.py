@@ -1,0 +1,108 @@
+"""What anybody may write to the service is bounded before it is read: documents, messages, archives' headers."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+import time
+
+import pytest
+
+pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+
+from roll.sandbox import SandboxRequestError
+from roll.sandbox.service.archives import check_archive
+from roll.sandbox.wire import checked, decode, encode, parsed, program_of, spec_of
+
+
+def framed(text: bytes, *pieces: bytes) -> bytes:
+    return b"".join(len(part).to_bytes(4, "little") + part for part in (text, *pieces))
+
+
+@pytest.mark.parametrize(
+    ("document", "word"),
+    [
+        (b"[" * 65 + b"]" * 65, "nested deeper"),
+        (b'[{"a":' * 40 + b"1" + b"}]" * 40, "nested deeper"),
+        (b"[" + b"[]," * 2**17 + b"1]", "values"),
+        (b"[" + b'"",' * 2**17 + b"1]", "values"),
+        (b'"' + b'\\",[' * 2**17 + b"x" * 9 + b'\\" [' * 99, "not JSON"),
+        ("[1]".encode("utf-16"), "not JSON"),
+        (b"[\xff]", "not JSON"),
+        (b"9" * 10**5, "not JSON"),
+    ],
+)
+def test_documents_are_counted_before_anything_is_made_of_them(document: bytes, word: str) -> None:
+    with pytest.raises(SandboxRequestError, match=word):
+        parsed(document)
+
+
+def test_texts_may_have_what_they_like() -> None:
+    text = '["{[,\\"' * 2**16
+    assert parsed(encode({"text": text})[4:]) == {"text": text}
+    assert parsed(b"[" * 64 + b"]" * 64)[0][0]
+
+
+def test_a_piece_of_data_is_named_once() -> None:
+    assert decode(framed(b'{"a":{"$b":0}}', b"x")) == {"a": b"x"}
+    for message in (framed(b'{"a":{"$b":0},"b":{"$b":0}}', b"x"), framed(b"{}", *[b""] * (2**17 + 1))):
+        with pytest.raises(SandboxRequestError, match=r"twice|pieces"):
+            decode(message)
+
+
+@pytest.mark.parametrize("number", [10**400, -(10**400), float("inf"), float("nan")])
+def test_numbers_that_nothing_can_compute_with_are_refused(number: float) -> None:
+    extend = {"op": "extend", "sandbox": "a" * 8, "lifetime_s": number}
+    for refused in (
+        lambda: checked(extend),
+        lambda: program_of({"argv": ["true"], "wall_s": number}, b""),
+        lambda: program_of({"argv": ["true"], "cpu_s": number}, b""),
+        lambda: spec_of({"limits": {"wall_s": number}}),
+        lambda: spec_of({"limits": {"memory_bytes": number}}),
+    ):
+        with pytest.raises(SandboxRequestError):
+            refused()
+
+
+@pytest.mark.parametrize("said", [{"image": "a" * 2**17}, {"preload": ["re"] * 2**14}, {"affinity": "a" * 2**17}])
+def test_a_spec_that_would_fill_the_database_is_refused(said: dict[str, object]) -> None:
+    with pytest.raises(SandboxRequestError, match="shorten"):
+        spec_of(said)
+
+
+def member(kind: bytes, body: bytes) -> bytes:
+    info = tarfile.TarInfo("x")
+    info.type, info.size = kind, len(body)
+    return info.tobuf(tarfile.USTAR_FORMAT) + body + b"\0" * (-len(body) % 512)
+
+
+_FILE = tarfile.TarInfo("y").tobuf()
+
+
+@pytest.mark.parametrize(
+    "archive",
+    [
+        member(b"x", b"1" * 10**5),
+        member(b"x", b"6 a=b\n") * 1000,
+        member(b"L", b"name\0") * 1000,
+        member(b"g", b"".join(b"9 %04d=\n" % each for each in range(1000)).replace(b"9 ", b"8 ")) + _FILE * 2,
+        member(b"x", b"22 GNU.sparse.major=1\n22 GNU.sparse.minor=0\n") + member(b"0", b"99999999\n" + b"0\n" * 10**5),
+        member(b"x", b"x" * 2**18),
+    ],
+    ids=["digits", "chain", "names", "global", "sparse", "long"],
+)
+def test_headers_that_would_hold_the_service_up_are_refused(archive: bytes) -> None:
+    began = time.process_time()
+    with pytest.raises(SandboxRequestError, match=r"header|sparse|kind|plain"):
+        check_archive(archive + _FILE + b"\0" * 1024, 2**20, 100)
+    assert time.process_time() - began < 1.0
+
+
+def test_archives_with_long_names_and_times_are_plain() -> None:
+    file = io.BytesIO()
+    for form in (tarfile.PAX_FORMAT, tarfile.GNU_FORMAT):
+        with tarfile.open(fileobj=file, mode="w", format=form) as archive:
+            info = tarfile.TarInfo("é" * 90)
+            info.size, info.mtime = 3, 1700000000.5 if form == tarfile.PAX_FORMAT else 1
+            archive.addfile(info, io.BytesIO(b"abc"))
+        check_archive(file.getvalue(), 2**20, 100)
