@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from roll.sandbox.errors import SandboxError
+from roll.sandbox.results import is_end
 from roll.sandbox.types import Chunk
 
 __all__ = ["AgentConnection", "AgentJob", "Connection"]
@@ -187,9 +188,9 @@ class AgentConnection(asyncio.Protocol):
             del self._jobs[channel]
             try:
                 end = json.loads(payload)
-            except ValueError:
+            except (ValueError, RecursionError):
                 end = None
-            job.finish(end if isinstance(end, dict) else {"error": "the agent's answer is malformed"})
+            job.finish(end if is_end(end) else {"error": "the agent's answer is malformed"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop."""

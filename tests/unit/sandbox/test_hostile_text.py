@@ -12,7 +12,7 @@ pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' ar
 
 from roll.sandbox import SandboxRequestError
 from roll.sandbox.service.archives import check_archive
-from roll.sandbox.wire import checked, decode, encode, parsed, program_of, spec_of
+from roll.sandbox.wire import checked, decode, encode, heard, parsed, program_of, report_of, spec_of
 
 
 def framed(text: bytes, *pieces: bytes) -> bytes:
@@ -24,8 +24,8 @@ def framed(text: bytes, *pieces: bytes) -> bytes:
     [
         (b"[" * 65 + b"]" * 65, "nested deeper"),
         (b'[{"a":' * 40 + b"1" + b"}]" * 40, "nested deeper"),
-        (b"[" + b"[]," * 2**17 + b"1]", "values"),
-        (b"[" + b'"",' * 2**17 + b"1]", "values"),
+        (b"[" + b"[]," * 2**19 + b"1]", "values"),
+        (b"[" + b'"",' * 2**19 + b"1]", "values"),
         (b'"' + b'\\",[' * 2**17 + b"x" * 9 + b'\\" [' * 99, "not JSON"),
         ("[1]".encode("utf-16"), "not JSON"),
         (b"[\xff]", "not JSON"),
@@ -106,3 +106,73 @@ def test_archives_with_long_names_and_times_are_plain() -> None:
             info.size, info.mtime = 3, 1700000000.5 if form == tarfile.PAX_FORMAT else 1
             archive.addfile(info, io.BytesIO(b"abc"))
         check_archive(file.getvalue(), 2**20, 100)
+
+
+_PROGRAM = {"id": "p" * 8, "words": "true", "terminal": False, "began": 1.0, "seen": 0, "output": b"", "end": None}
+_HELD = {"traits": {"home": "/", "isolated": True, "mount_space": True}, "programs": ["p" * 8]}
+_NEWS = [
+    {
+        "op": "created",
+        "sandbox": "ann/a",
+        "traits": {"home": "/", "isolated": True, "mount_space": True, "image": None},
+    },
+    {"op": "gone", "sandbox": "ann/a", "error": "path", "message": "m", "errno": 2, "path": "x"},
+    {"op": "out", "sandbox": "ann/a", "id": "p" * 8, "n": 0, "stream": "stdout", "data": b"x"},
+    {"op": "used", "sandbox": "ann/a", "id": "p" * 8, "n": 1, "used_s": 0.5},
+    {"op": "end", "sandbox": "ann/a", "id": "p" * 8, "end": {"code": 0, "limits": ["memory"]}, "pieces": 1},
+    {"op": "looked", "sandbox": "ann/a", "id": "p" * 8, "cpu_s": 1.0, "memory_bytes": 1, "programs": [_PROGRAM]},
+    {"op": "beat", "leaving": False, "report": {}},
+    {"op": "leave"},
+]
+
+
+@pytest.mark.parametrize("news", _NEWS, ids=[str(each["op"]) for each in _NEWS])
+def test_a_worker_is_heard_where_all_it_says_is_of_its_kind(news: dict[str, object]) -> None:
+    assert heard({**news, "more": 1}) == news
+    for name in news:
+        for wrong in ([1], {"limits": 1}, "\ud800" * 2**17, -1, 10**400, float("nan"), True):
+            if name != "report" and not (name == "leaving" and wrong is True):
+                with pytest.raises(SandboxRequestError):
+                    heard({**news, name: wrong})
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("end", {"code": 0, "limits": ["nothing"]}),
+        ("end", {"wall_s": "long"}),
+        ("programs", [{**_PROGRAM, "began": 1e12}]),
+        ("programs", [{**_PROGRAM, "end": {"limits": 3}}]),
+    ],
+)
+def test_ends_that_no_client_could_read_are_not_passed_on(field: str, wrong: object) -> None:
+    news = next(each for each in _NEWS if field in each)
+    with pytest.raises(SandboxRequestError, match=field):
+        heard({**news, field: wrong})
+
+
+def test_a_worker_says_what_it_holds_in_names() -> None:
+    join = {"op": "join", "name": "w" * 8, "process": "1", "capacity": 1, "leaving": False, "report": {}}
+    assert heard({**join, "holds": {"ann/a": _HELD}})["holds"] == {"ann/a": _HELD}
+    for holds in ([], {"ann/a": {}}, {"ann/a": {**_HELD, "programs": [1]}}, {"ann/a": {**_HELD, "traits": {}}}):
+        with pytest.raises(SandboxRequestError, match="holds"):
+            heard({**join, "holds": holds})
+
+
+_POOL = {"pool": "host-1", "idle": 0, "target": 0, "hits": 0, "misses": 0}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"cores": 0},
+        {"busy": float("inf")},
+        {"free_bytes": -1},
+        {"images": ["a\x1b[31m"]},
+        {"pools": [{**_POOL, "pool": 'x"} 1\nroll_sandbox_alive 9'}]},
+        {"pools": [_POOL] * 33},
+    ],
+)
+def test_a_report_that_would_break_placing_or_metrics_is_refused(said: dict[str, object]) -> None:
+    with pytest.raises(SandboxRequestError):
+        report_of(said)

@@ -16,7 +16,7 @@ from roll.sandbox.errors import SandboxRequestError
 
 __all__ = ["check_values", "parsed"]
 
-_MOST = 2**17
+_MOST = 2**19
 """Values, and texts, of one document; its texts may be as long as the document."""
 _DEEPEST = 64
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)

@@ -19,14 +19,10 @@ from roll.sandbox.library import resolved_source
 from roll.sandbox.machine import CpuMeter, memory_bytes, num_cores
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.types import Mount, SandboxSpec
-from roll.sandbox.wire import Message, Report, failure_said, spec_of
+from roll.sandbox.wire import MOST_POOLS, Message, Report, failure_said, spec_of
 from roll.sandbox.worker.executions import Executions
 
 __all__ = ["Worker"]
-
-
-_REPORTED = 32
-"""Pools, at most: the latest."""
 
 
 class _Held:
@@ -172,7 +168,7 @@ class Worker:
             memory_bytes=all_bytes,
             free_bytes=free_bytes,
             images=tuple(self._images()),
-            pools=tuple(self._manager.pools()[-_REPORTED:]),
+            pools=tuple(self._manager.pools()[-MOST_POOLS:]),
         )
 
     async def close(self) -> None:
