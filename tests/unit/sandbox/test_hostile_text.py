@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
 import tarfile
 import time
+from pathlib import Path
 
 import pytest
 
 pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
 
+from sqlalchemy import insert, select, text
+
 from roll.sandbox import SandboxRequestError
 from roll.sandbox.service.archives import check_archive
+from roll.sandbox.service.quotas import Quota
+from roll.sandbox.service.service import Service
+from roll.sandbox.service.settings import Settings
+from roll.sandbox.service.store import Store, tables
+from roll.sandbox.service.store.writer import _call
+from roll.sandbox.service.tokens import Tokens
 from roll.sandbox.wire import checked, decode, encode, heard, parsed, program_of, report_of, spec_of
 
 
@@ -38,8 +48,8 @@ def test_documents_are_counted_before_anything_is_made_of_them(document: bytes, 
 
 
 def test_texts_may_have_what_they_like() -> None:
-    text = '["{[,\\"' * 2**16
-    assert parsed(encode({"text": text})[4:]) == {"text": text}
+    long = '["{[,\\"' * 2**16
+    assert parsed(encode({"text": long})[4:]) == {"text": long}
     assert parsed(b"[" * 64 + b"]" * 64)[0][0]
 
 
@@ -176,3 +186,46 @@ _POOL = {"pool": "host-1", "idle": 0, "target": 0, "hits": 0, "misses": 0}
 def test_a_report_that_would_break_placing_or_metrics_is_refused(said: dict[str, object]) -> None:
     with pytest.raises(SandboxRequestError):
         report_of(said)
+
+
+def test_rows_that_a_hand_or_another_version_wrote_stop_no_server(tmp_path: Path) -> None:
+    address = f"sqlite:///{tmp_path}/sandboxes.db"
+    store = Store(address)
+    store.migrate()
+    token, other = (Tokens(store).create(owner) for owner in ("ann", "ben"))
+    row = {"owner": "ann", "worker": "worker-a", "state": "running", "why": "", "created": 1.0, "expires": 9e9}
+    for name, spoilt in (
+        ("json", {"spec": "{"}),
+        ("newer", {"spec": '{"colour": "red"}'}),
+        ("deep", {"spec": "[" * 10**5}),
+        ("time", {"spec": "{}"}),
+    ):
+        store.change(insert(tables.sandboxes).values({**row, "name": name * 4, **spoilt}))
+    for owner, quota in (("ann", '{"sandboxes": "7", "cpu_s": 3, "colour": 1}'), ("ben", "[]"), ("cid", "{")):
+        store.change(insert(tables.owners).values(owner=owner, quota=quota))
+    run = {"owner": "ann", "sandbox": "s" * 8, "state": "ended", "started": 1.0, "pieces": 0, "output_bytes": 0}
+    for name, end in (("bad", "{"), ("odd", '{"end": {"limits": ["x"]}}'), ("good", '{"end": {"code": 3}}')):
+        store.change(insert(tables.executions).values({**run, "name": name, "end": end}))
+    store.change(text("UPDATE sandboxes SET expires = 'soon' WHERE name = 'timetimetimetime'"))
+    store.change(text("UPDATE tokens SET expires = 'never', digest = 'é' WHERE owner = 'ben'"))
+
+    async def opened() -> None:
+        service = Service(Settings(database=address, runtime=None))
+        await service.start()
+        assert not service.board.entries
+        assert service.quotas.of("ann") == Quota(cpu_s=3) and service.quotas.of("ben") == Quota()
+        assert service.tokens.identify(token) is not None and service.tokens.identify(other) is None
+        ends = [service.board.records.execution("ann", "s" * 8, name)["end"] for name in ("bad", "odd", "good")]
+        assert ends == [None, None, {"end": {"code": 3}}]
+        await service.close()
+
+    asyncio.run(opened())
+    ended = store.read(select(tables.sandboxes.c.why))
+    store.close()
+    assert [each["why"] for each in ended] == ["lost"] * 4
+
+
+def test_one_follower_that_fails_takes_no_others_along(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[Exception | None] = []
+    _call([(told.append, None), (lambda _: 1 / 0, None), (told.append, None)])
+    assert told == [None, None] and "ZeroDivisionError" in caplog.text

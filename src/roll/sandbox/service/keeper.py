@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError
+from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError, SandboxRequestError
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Entry, Switchboard
 from roll.sandbox.wire import beat_s, failure_said
@@ -52,7 +52,12 @@ class Keeper:
         rows = await asyncio.to_thread(self._board.records.alive)
         programs = await asyncio.to_thread(self._board.records.programs)
         for row in rows:
-            self._board.restore(row, programs.get((row["owner"], row["name"]), {}), lost=row["worker"] == local)
+            known = programs.get((row["owner"], row["name"]), {})
+            try:
+                self._board.restore(row, known, lost=row["worker"] == local)
+            except (SandboxRequestError, TypeError) as error:
+                _log.warning("what is written of sandbox '%s' cannot be read, so it is lost: %s", row["name"], error)
+                self._board.restore(row, known, lost=True)
 
     async def watch(self) -> None:
         """Until it is cancelled."""

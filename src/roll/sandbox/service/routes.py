@@ -207,7 +207,7 @@ async def _recorded(owned: Owned, name: str, program: str) -> ProgramBody | None
     if "end" in end:
         counted = [Limit(each) for each in end["end"].get("counted", ())]
         body.result = result_body(result_of(end["end"], counted), output_kept=False)
-    body.error, body.message = end.get("error"), end.get("message")
+    body.error, body.message = (each if isinstance(each, str) else None for each in map(end.get, ("error", "message")))
     return body
 
 

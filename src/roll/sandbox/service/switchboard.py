@@ -340,16 +340,20 @@ class Switchboard:
         """A sandbox that an earlier server wrote down, and the states of its programs.
 
         It is lost, or its worker may come back with it.
+
+        Raises:
+            SandboxRequestError, TypeError: the row was written by another version, or by hand.
         """
         owner, name = row["owner"], row["name"]
         if lost:
             self.records.gone(owner, name, "ended", "lost", None)
             return
+        spec = spec_of(row["spec"])
+        created, expires = row["created"] + 0.0, row["expires"] + 0.0
         worker = self.workers.get(row["worker"])
         if worker is None:
             worker = self.workers[row["worker"]] = WorkerLink(row["worker"], None, away_since=time.monotonic())
-        spec = spec_of(row["spec"])
-        entry = Entry(owner, name, spec, worker, row["created"], row["expires"], state=row["state"], leased=True)
+        entry = Entry(owner, name, spec, worker, created, expires, state=row["state"], leased=True)
         entry.alone_since = time.monotonic()
         for program, state in programs.items():
             entry.programs[program] = _Program(None, True, over=state != "running")
