@@ -6,6 +6,7 @@ import asyncio
 import io
 import tarfile
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' ar
 from sqlalchemy import insert, select, text
 
 from roll.sandbox import SandboxRequestError
+from roll.sandbox.service import sockets
 from roll.sandbox.service.archives import check_archive
 from roll.sandbox.service.quotas import Quota
 from roll.sandbox.service.service import Service
@@ -23,6 +25,7 @@ from roll.sandbox.service.store import Store, tables
 from roll.sandbox.service.store.writer import _call
 from roll.sandbox.service.tokens import Tokens
 from roll.sandbox.wire import checked, decode, encode, heard, parsed, program_of, report_of, spec_of
+from roll.sandbox.worker.outputs import Outputs
 
 
 def framed(text: bytes, *pieces: bytes) -> bytes:
@@ -229,3 +232,49 @@ def test_one_follower_that_fails_takes_no_others_along(caplog: pytest.LogCapture
     told: list[Exception | None] = []
     _call([(told.append, None), (lambda _: 1 / 0, None), (told.append, None)])
     assert told == [None, None] and "ZeroDivisionError" in caplog.text
+
+
+def test_the_largest_output_goes_first_and_once() -> None:
+    outputs, dropped = Outputs(100), []
+    for name, size in (("a", 40), ("b", 30), ("a", 20), ("c", 20)):
+        outputs.add(("ann/a", name), size, lambda name=name: dropped.append(name))
+    assert dropped == ["a"] and outputs.total == 50
+    outputs.forget(("ann/a", "b"))
+    outputs.forget(("ann/a", "b"))
+    assert outputs.total == 20
+
+
+class Deaf:
+    """A WebSocket whose peer reads nothing."""
+
+    closed = False
+
+    async def send_bytes(self, data: bytes) -> None:
+        await asyncio.Event().wait()
+
+    async def receive_bytes(self) -> bytes:
+        return await asyncio.Event().wait() or b""
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def test_peers_that_read_nothing_are_hung_up_on_for_all_lines_of_an_owner_together(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sockets, "_MOST_OF_OWNER_BYTES", 1000)
+    waiting: Counter[str] = Counter()
+
+    async def listened() -> None:
+        peers = [Deaf(), Deaf()]
+        channels = [sockets.Channel(peer, "ann", None, waiting) for peer in peers]
+        serving = [asyncio.create_task(channel.serve(lambda message: None)) for channel in channels]
+        channels[0].send({"data": b"x" * 600})
+        channels[1].send({"data": b"x" * 600})
+        await asyncio.wait_for(serving[1], 5)
+        assert peers[1].closed and not peers[0].closed and waiting["ann"] < 700
+        channels[0].close()
+        await asyncio.wait_for(serving[0], 5)
+        assert peers[0].closed and waiting["ann"] == 0
+
+    asyncio.run(listened())

@@ -15,6 +15,8 @@ from roll.sandbox.service.settings import Settings
 
 __all__ = ["serve"]
 
+_SILENT_MS = 60_000
+
 
 def serve(
     settings: Settings,
@@ -73,6 +75,8 @@ def _listen(host: str, port: int) -> socket.socket:
     # With the protocol by its number, asyncio sets TCP_NODELAY: without, answers wait 40 ms for a delayed ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # whoever reads nothing for so long is hung up on
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
     try:
         listening.bind((host, port))
     except (OSError, OverflowError) as error:

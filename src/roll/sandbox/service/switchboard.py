@@ -339,17 +339,13 @@ class Switchboard:
     def restore(self, row: dict[str, Any], programs: dict[str, str], *, lost: bool) -> None:
         """A sandbox that an earlier server wrote down, and the states of its programs.
 
-        It is lost, or its worker may come back with it.
-
-        Raises:
-            SandboxRequestError, TypeError: the row was written by another version, or by hand.
+        It is lost, or its worker may come back with it. Raises SandboxRequestError or TypeError of a row by hand.
         """
         owner, name = row["owner"], row["name"]
         if lost:
             self.records.gone(owner, name, "ended", "lost", None)
             return
-        spec = spec_of(row["spec"])
-        created, expires = row["created"] + 0.0, row["expires"] + 0.0
+        spec, created, expires = spec_of(row["spec"]), row["created"] + 0.0, row["expires"] + 0.0
         worker = self.workers.get(row["worker"])
         if worker is None:
             worker = self.workers[row["worker"]] = WorkerLink(row["worker"], None, away_since=time.monotonic())

@@ -21,6 +21,7 @@ from roll.sandbox.manager import SandboxManager
 from roll.sandbox.types import Mount, SandboxSpec
 from roll.sandbox.wire import MOST_POOLS, Message, Report, failure_said, spec_of
 from roll.sandbox.worker.executions import Executions
+from roll.sandbox.worker.outputs import Outputs
 
 __all__ = ["Worker"]
 
@@ -54,6 +55,7 @@ class Worker:
         self._tell = tell
         self._images = images
         self._cpu = CpuMeter()
+        self._outputs = Outputs()
         self._held: dict[str, _Held] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
 
@@ -102,7 +104,7 @@ class Worker:
         except asyncio.CancelledError:
             self.tell({"op": "gone", "sandbox": place, **failure_said(SandboxLostError("stopped before it started"))})
             raise
-        held = self._held[place] = _Held(sandbox, Executions(place, sandbox, self.tell))
+        held = self._held[place] = _Held(sandbox, Executions(place, sandbox, self.tell, self._outputs))
         sandbox.on_close(lambda: self._ended(place, held))
         self._created(place, held)
 
@@ -140,6 +142,7 @@ class Worker:
 
     def _ended(self, place: str, held: _Held) -> None:
         self._held.pop(place, None)
+        held.executions.forget()
         why = held.executions.why or SandboxLostError("the sandbox ended unexpectedly")
         self.tell({"op": "gone", "sandbox": place, **failure_said(why)})
 
