@@ -16,7 +16,7 @@ pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' ar
 from sqlalchemy import insert, select, text
 
 from roll.sandbox import SandboxRequestError
-from roll.sandbox.service import sockets
+from roll.sandbox.service import links, sockets
 from roll.sandbox.service.archives import check_archive
 from roll.sandbox.service.quotas import Quota
 from roll.sandbox.service.service import Service
@@ -25,6 +25,7 @@ from roll.sandbox.service.store import Store, tables
 from roll.sandbox.service.store.writer import _call
 from roll.sandbox.service.tokens import Tokens
 from roll.sandbox.wire import checked, decode, encode, heard, parsed, program_of, report_of, spec_of
+from roll.sandbox.worker.executions import Executions
 from roll.sandbox.worker.outputs import Outputs
 
 
@@ -278,3 +279,35 @@ def test_peers_that_read_nothing_are_hung_up_on_for_all_lines_of_an_owner_togeth
         assert peers[0].closed and waiting["ann"] == 0
 
     asyncio.run(listened())
+
+
+def test_what_waits_for_a_worker_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(links, "_WAITING_BYTES", 1000)
+    link = links.WorkerLink("worker-a", None)
+    for _ in range(9):
+        link.send({"op": "input", "data": b"x" * 400})
+    assert len(link.waiting) == 3
+
+
+class Busy:
+    """A sandbox whose shell is always at another command."""
+
+    async def start(self, command: str, *, wall_s: float) -> None:
+        await asyncio.Event().wait()
+
+
+def test_what_waits_for_a_command_is_bounded_in_bytes() -> None:
+    told: list[dict[str, object]] = []
+    place = {"sandbox": "ann/a", "id": "line-0001"}
+
+    async def flooded() -> None:
+        executions = Executions("ann/a", None, told.append, Outputs())  # type: ignore[arg-type]
+        executions._sessions["shell-01"] = Busy()  # type: ignore[assignment]
+        request = {"command": "cat", "wall_s": 1.0}
+        executions.receive({"op": "line", **place, "shell": "shell-01", "request": request})
+        for number in range(1, 12):
+            executions.receive({"op": "input", **place, "n": number, "data": b"x" * 2**20})
+        await asyncio.sleep(0)
+
+    asyncio.run(flooded())
+    assert [(each["op"], each["error"]) for each in told] == [("error", "request")]

@@ -89,7 +89,7 @@ class Workers:
         for place in holds:
             if place not in board.entries or board.entries[place].worker is not link:
                 channel.send({"op": "stop", "sandbox": place})
-        waiting, link.waiting = link.waiting, []
+        waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
         for each in waiting:
             channel.send(each)
         link.note(report)

@@ -38,6 +38,7 @@ class _Execution:
         self.ended: Message | None = None
         self.waiting: list[Message] = []
         """What came for it before it had started."""
+        self.waiting_bytes = 0
         self.seen = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -168,10 +169,19 @@ class Executions:
         if message["n"] <= execution.seen and message["op"] != "bound":
             return
         execution.seen = max(execution.seen, message["n"])
-        if execution.job is None:
-            execution.waiting.append(message)
-        else:
+        if execution.job is not None:
             self._act(name, execution.job, message)
+        elif execution.ended is None:
+            self._wait(name, execution, message)
+
+    def _wait(self, name: str, execution: _Execution, message: Message) -> None:
+        execution.waiting.append(message)
+        execution.waiting_bytes += len(message.get("data", b""))
+        if execution.waiting_bytes > KEPT_BYTES and execution.task is not None:
+            execution.task.cancel()
+            execution.waiting.clear()
+            error = SandboxRequestError("a command that waits for another one was sent too much: send it later.")
+            self._end(name, execution, failure_said(error))
 
     def _act(self, name: str, job: Job, message: Message) -> None:
         op = message["op"]
