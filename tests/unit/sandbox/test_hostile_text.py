@@ -24,7 +24,7 @@ from roll.sandbox.service.settings import Settings
 from roll.sandbox.service.store import Store, tables
 from roll.sandbox.service.store.writer import _call
 from roll.sandbox.service.tokens import Tokens
-from roll.sandbox.wire import checked, decode, encode, heard, parsed, program_of, report_of, spec_of
+from roll.sandbox.wire import Outbox, checked, decode, encode, heard, parsed, program_of, report_of, spec_of
 from roll.sandbox.worker.executions import Executions
 from roll.sandbox.worker.outputs import Outputs
 
@@ -311,3 +311,13 @@ def test_what_waits_for_a_command_is_bounded_in_bytes() -> None:
 
     asyncio.run(flooded())
     assert [(each["op"], each["error"]) for each in told] == [("error", "request")]
+
+
+def test_an_outbox_says_that_nobody_keeps_up() -> None:
+    outbox = Outbox(100)
+    for _ in range(3):
+        outbox.put(b"x" * 40)
+    assert outbox.full.is_set()
+    outbox.clear()
+    outbox.put(b"x" * 100)
+    assert not outbox.full.is_set()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 __all__ = ["Outputs"]
 
-MOST_BYTES = 2**30
+MOST_BYTES = 2**29
 
 
 class Outputs:
