@@ -321,3 +321,58 @@ def test_an_outbox_says_that_nobody_keeps_up() -> None:
     outbox.clear()
     outbox.put(b"x" * 100)
     assert not outbox.full.is_set()
+
+
+class Peer(asyncio.Transport):
+    """A connection that keeps what it is sent."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.said, self.closed = b"", False
+
+    def write(self, data: bytes) -> None:
+        self.said += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def is_closing(self) -> bool:
+        return self.closed
+
+    def pause_reading(self) -> None:
+        """Nothing comes anyway."""
+
+    resume_reading = pause_reading
+
+
+_HEAD = b"POST /v1/sandboxes HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "refused"),
+    [
+        ([_HEAD + b"X: ", *[b"a" * 2**16] * 5], True),
+        ([_HEAD, *[b"X: a\r\n" * 2**14] * 3], True),
+        ([_HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", *[b"X: a\r\n" * 2**14] * 3], True),
+        ([_HEAD + b"Content-Length: 1000000\r\n\r\n", *[b"a" * 10**5] * 9], False),
+        ([_HEAD + b"Transfer-Encoding: chunked\r\n\r\n", *[b"10000\r\n" + b"a" * 2**16 + b"\r\n"] * 9], False),
+    ],
+    ids=["line", "lines", "trailer", "body", "chunks"],
+)
+def test_what_is_around_a_body_is_bounded_before_anybody_asks_for_a_token(pieces: list[bytes], refused: bool) -> None:
+    heads = pytest.importorskip("roll.sandbox.service.heads", exc_type=ImportError)
+    uvicorn = pytest.importorskip("uvicorn")
+
+    async def app(scope: object, receive: object, send: object) -> None:
+        await asyncio.Event().wait()
+
+    async def sent() -> tuple[bool, bool]:
+        config, peer = uvicorn.Config(app, lifespan="off", log_config=None), Peer()
+        config.load()
+        protocol = heads.BoundedHttp(config, uvicorn.server.ServerState(), {}, _loop=asyncio.get_running_loop())
+        protocol.connection_made(peer)
+        for piece in pieces:
+            protocol.data_received(piece)
+        return peer.closed, peer.said.startswith(b"HTTP/1.1 400")
+
+    assert asyncio.run(sent()) == (refused, refused)

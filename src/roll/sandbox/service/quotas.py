@@ -44,7 +44,8 @@ def _fits(name: str, value: object) -> bool:
     """Whether a field may be this; rows of the database may have been written by hand."""
     if value is None:
         return name in _NAMES and name not in _BOUND
-    return name in _NAMES and type(value) in (int, float) and 0 < value <= 2**62  # type: ignore[operator]
+    least = 1e-9 if name in _BOUND else 0
+    return name in _NAMES and type(value) in (int, float) and least <= value <= 2**62  # type: ignore[operator]
 
 
 @dataclass

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -60,6 +61,7 @@ def serve(
         server_header=False,
         lifespan="on",
         loop="asyncio",
+        http=_protocol(),
         ws="websockets-sansio",
         ws_max_size=settings.max_message_bytes,
         ws_per_message_deflate=False,
@@ -68,6 +70,14 @@ def serve(
         timeout_graceful_shutdown=5,
     )
     uvicorn.Server(config).run(sockets=[listening])
+
+
+def _protocol() -> Any:
+    try:
+        from roll.sandbox.service.heads import BoundedHttp
+    except ImportError:  # httptools is not installed
+        return "h11"
+    return BoundedHttp
 
 
 def _listen(host: str, port: int) -> socket.socket:
