@@ -28,6 +28,7 @@ import click
 
 from roll.cli.commands import Session, roll
 from roll.errors import AlarmError, RollError, UserError
+from roll.tracking.visible import printable
 
 __all__ = ["end", "guarded", "run"]
 
@@ -114,9 +115,9 @@ def _failed(error: Exception, session: Session) -> int:
 
 
 def _say(text: str) -> None:
-    """On stderr, if anybody is left to read it."""
+    """On stderr, if anybody is left to read it; words of others are made harmless."""
     with contextlib.suppress(OSError):
-        click.echo(text, err=True)
+        click.echo(printable(text), err=True)
 
 
 def _leaves(error: BaseException) -> Iterator[BaseException]:

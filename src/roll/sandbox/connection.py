@@ -17,11 +17,13 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any, Protocol
 
 from roll.sandbox.errors import SandboxError
+from roll.sandbox.results import is_end
 from roll.sandbox.types import Chunk
 
 __all__ = ["AgentConnection", "AgentJob", "Connection"]
 
 _STREAMS = {ord("o"): "stdout", ord("e"): "stderr", ord("r"): "result"}
+_EMPTY = {stream: Chunk(stream=stream, data=b"") for stream in ("stdout", "stderr", "result")}
 _END, _USED = ord("x"), ord("u")
 _MAX_FRAME_BYTES = 2**20
 _DATA_BYTES = 2**20
@@ -77,9 +79,14 @@ class AgentJob:
             while self.most_kept is not None and self._kept > self.most_kept:
                 oldest = self.chunks[self._emptied]
                 self._kept -= len(oldest.data)
-                self.chunks[self._emptied] = Chunk(stream=oldest.stream, data=b"")
+                self.chunks[self._emptied] = _EMPTY[oldest.stream]
                 self._emptied += 1
             self._news.set()
+
+    def drop(self) -> None:
+        """Keep nothing of its output, now or later."""
+        self.chunks.clear()
+        self._left = self._kept = self._emptied = 0
 
     def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
         """The last thing that happens to a job."""
@@ -187,9 +194,9 @@ class AgentConnection(asyncio.Protocol):
             del self._jobs[channel]
             try:
                 end = json.loads(payload)
-            except ValueError:
+            except (ValueError, RecursionError):
                 end = None
-            job.finish(end if isinstance(end, dict) else {"error": "the agent's answer is malformed"})
+            job.finish(end if is_end(end) else {"error": "the agent's answer is malformed"})
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called by the loop."""

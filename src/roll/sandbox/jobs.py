@@ -54,6 +54,11 @@ class Job:
         """End it (a session's command: interrupt it) now; `wait` then tells how it ended."""
         self._job.kill()
 
+    def drop(self) -> None:
+        """End it, and keep nothing of its output."""
+        self._job.drop()
+        self.kill()
+
     async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
         """New limits of a program, counted from now on.
 

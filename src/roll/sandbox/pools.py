@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.forecast import Demand, shortage_after
 from roll.sandbox.types import SandboxSpec
+from roll.tracking.visible import printable
 
 __all__ = ["REFILL_AFTER_S", "Pool", "PoolReport", "pool_key"]
 
@@ -124,5 +125,5 @@ class Pool:
     def report(self) -> PoolReport:
         """For metrics."""
         number = zlib.crc32(repr(self.key).encode())
-        name = f"{self.key.image or 'host'}-{number:08x}"
+        name = f"{printable(self.key.image or 'host')[:100]}-{number:08x}"
         return PoolReport(pool=name, idle=len(self.idle), target=self.target, hits=self.hits, misses=self.misses)

@@ -7,9 +7,27 @@ from typing import Any
 
 from roll.sandbox.types import ExecutionResult, Limit, Outcome
 
-__all__ = ["result_of"]
+__all__ = ["is_end", "result_of"]
 
 _SEVERITY = (Limit.MEMORY, Limit.CPU_TIME, Limit.WALL_TIME, Limit.OUTPUT, Limit.FILE_SIZE, Limit.DISK, Limit.PROCESSES)
+_NAMES = [limit.value for limit in Limit]
+
+
+_MOST = 2**62
+
+
+def is_end(end: object) -> bool:
+    """Whether this is an agent's word of an end, for `result_of`; agents live with hostile code."""
+    if not isinstance(end, dict):
+        return False
+    limits = [end.get(name, ()) for name in ("limits", "counted")]
+    numbers = [end.get(name, 0) for name in ("wall_s", "cpu_s")]
+    wholes = [end.get(name, 0) for name in ("code", "signal", "peak")]
+    return (
+        all(isinstance(each, list | tuple) and all(name in _NAMES for name in each) for each in limits)
+        and all(type(each) in (int, float) and 0 <= each <= _MOST for each in numbers)
+        and all(type(each) is int and -_MOST <= each <= _MOST for each in wholes)
+    )
 
 
 def result_of(

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 from unit.sandbox.conftest import _ROLL_SANDBOX, missing, served
 
+from roll.cli.sandboxes.harmless import Harmless
 from roll.cli.sandboxes.looking import _table
 from roll.cli.sandboxes.terminal import Keys
 
@@ -229,3 +230,20 @@ def test_keys_that_leave_are_those_at_the_beginning_of_a_line_only() -> None:
 
 def test_words_of_others_cannot_act_on_a_terminal() -> None:
     assert _table(("A", "B"), [("x\x1b[2J\n", "\u202ey")]) == "A         B\nx\\x1b[2J  \\x202ey"
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        ([b"a\x1b[1;3", b"1mred\x1b[0m\r\n"], "a\x1b[1;31mred\x1b[0m\r\n\x1b[0m"),
+        ([b"50 %\r100 %\n"], "50 %\r100 %\n"),
+        ([b"\x1b]52;c;cm0gLXJm\x07"], r"\x1b]52;c;cm0gLXJm\x07"),
+        ([b"\x1b", b"[6n\x9b6n\xc2\x9b6n"], "\\x1b[6n\ufffd6n\\x9b6n"),
+        ([b"\xe2\x80", b"\xaeabc\xff\x1b["], "\\x202eabc\ufffd\\x1b["),
+        ([b"\x1b[" + b"1" * 100 + b"m"], r"\x1b[" + "1" * 100 + "m"),
+    ],
+    ids=["colours", "progress", "clipboard", "questions", "direction", "endless"],
+)
+def test_a_programs_output_does_nothing_to_a_terminal_but_lines_and_colours(pieces: list[bytes], shown: str) -> None:
+    terminal = Harmless()
+    assert "".join(map(terminal.feed, pieces)) + terminal.feed(b"", end=True) == shown

@@ -25,6 +25,8 @@ from roll.sandbox.wire import Message, Report, report_said, spec_said
 ANN = Identity(owner="ann", token="1", scopes=frozenset({"worker"}))
 BEN = Identity(owner="ben", token="2", scopes=frozenset({"worker"}))
 
+TRAITS = {"home": "/home/user", "isolated": True, "mount_space": True, "image": None}
+
 
 class Wire:
     """Stands for a WebSocket of the server's."""
@@ -96,7 +98,7 @@ async def test_silence_makes_a_worker_away_and_only_then_begins_the_time_until_i
     await until(lambda: heard)
     assert [(message["op"], message["error"]) for message in heard] == [("gone", "lost")]
     back = Wire()  # and what it brings back is to be dropped
-    service.workers.join(ANN, greeting(holds={"ann/sandbox-1": {"traits": {}, "programs": ["program-1"]}}), back)
+    service.workers.join(ANN, greeting(holds={"ann/sandbox-1": {"traits": TRAITS, "programs": ["program-1"]}}), back)
     assert back.said[1:] == [{"op": "stop", "sandbox": "ann/sandbox-1"}]
 
 
@@ -106,7 +108,7 @@ async def test_a_worker_that_is_back_in_time_goes_on_and_its_clients_send_again(
     line, heard = await running(service, wire)
     service.keeper.look(link.heard + 11)
     service.board.receive(line, {"op": "input", "sandbox": "sandbox-1", "id": "program-1", "n": 1, "data": b"x"})
-    holds = {"ann/sandbox-1": {"traits": {}, "programs": ["program-1"]}}
+    holds = {"ann/sandbox-1": {"traits": TRAITS, "programs": ["program-1"]}}
     service.workers.join(ANN, greeting(holds=holds), back)
     assert back.ops() == ["welcome", "input"]
     assert heard[-1] == {"op": "again", "sandbox": "sandbox-1"}
@@ -118,7 +120,7 @@ async def test_a_program_that_never_came_to_its_worker_is_lost_not_run_later(ser
     wire, back = Wire(), Wire()
     service.workers.join(ANN, greeting(), wire)
     _, heard = await running(service, wire)
-    service.workers.join(ANN, greeting(holds={"ann/sandbox-1": {"traits": {}, "programs": []}}), back)
+    service.workers.join(ANN, greeting(holds={"ann/sandbox-1": {"traits": TRAITS, "programs": []}}), back)
     await until(lambda: any(message["op"] == "error" for message in heard))
     assert back.ops() == ["welcome"]
 
@@ -128,7 +130,7 @@ async def test_what_was_to_stop_while_a_worker_was_away_is_stopped(service: Serv
     service.workers.join(ANN, greeting(), wire)
     line, _ = await running(service, wire)
     service.board.receive(line, {"op": "stop", "sandbox": "sandbox-1"})  # into a line that is broken already
-    service.workers.join(ANN, greeting(holds={"ann/sandbox-1": {"traits": {}, "programs": ["program-1"]}}), back)
+    service.workers.join(ANN, greeting(holds={"ann/sandbox-1": {"traits": TRAITS, "programs": ["program-1"]}}), back)
     assert {"op": "stop", "sandbox": "ann/sandbox-1"} in back.said
 
 
@@ -140,7 +142,7 @@ async def test_a_name_is_one_owners_and_one_process_at_a_time(service: Service) 
         service.workers.join(ANN, greeting(process="2"), Wire())
     link.away(0.0)
     assert service.workers.join(ANN, greeting(process="2"), Wire()) is link
-    with pytest.raises(SandboxRequestError, match="name of its own"):
+    with pytest.raises(SandboxRequestError, match="capacity"):
         service.workers.join(ANN, {**greeting(), "capacity": 0}, Wire())
 
 
@@ -149,7 +151,7 @@ async def test_a_worker_speaks_of_its_own_sandboxes_only(service: Service) -> No
     service.workers.join(ANN, greeting(), wire)
     await running(service, wire)
     link = service.workers.join(BEN, greeting("worker-b"), other)
-    service.workers.hear(link, {"op": "gone", "sandbox": "ann/sandbox-1"}, other)
+    service.workers.hear(link, {"op": "gone", "sandbox": "ann/sandbox-1", "error": "lost"}, other)
     assert "ann/sandbox-1" in service.board.entries
 
 

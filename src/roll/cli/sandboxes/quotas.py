@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from roll.cli.sandboxes.common import Bytes, database_option, opened_store
+from roll.cli.sandboxes.common import Bytes, database_option, opened_store, shown
 from roll.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -104,6 +104,8 @@ def _show(owner: str, fields: dict[str, Any]) -> None:
 
 
 def _text(value: float | None) -> str:
+    if not isinstance(value, int | float | None):
+        return shown(value)  # a row that a hand has spoilt
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from roll.cli.sandboxes.common import Bytes, Place, service_options, shown
+from roll.cli.sandboxes.harmless import Harmless
 from roll.errors import ConfigError
 from roll.sandbox import Command, Job, Limits, Outcome, Sandbox, SandboxManager, SandboxSpec
 from roll.sandbox.wire import Message
@@ -116,10 +117,7 @@ async def _run(wanted: _Wanted, program: Command) -> int:
         if program.interactive:
             _pass_input_on(job)
         try:
-            async for chunk in job.stream():
-                stream = (sys.stdout if chunk.stream == "stdout" else sys.stderr).buffer
-                stream.write(chunk.data)
-                stream.flush()
+            await _print(job)
             result = await job.wait()
         finally:
             if not job.done():
@@ -129,6 +127,23 @@ async def _run(wanted: _Wanted, program: Command) -> int:
         return result.exit_code
     click.echo(f"The program was ended: {result.outcome.value} (see --time, --memory).", err=True)
     return 124 if result.outcome in (Outcome.WALL_TIME, Outcome.CPU_TIME) else 137
+
+
+async def _print(job: Job) -> None:
+    """Its output, byte for byte; on a terminal, where it could act, made harmless."""
+    streams = {"stdout": sys.stdout, "stderr": sys.stderr}
+    terminals = {name: Harmless() for name, stream in streams.items() if stream.isatty()}
+
+    def say(name: str, data: bytes) -> None:
+        stream = streams[name].buffer
+        stream.write(data)
+        stream.flush()
+
+    async for chunk in job.stream():
+        name = "stdout" if chunk.stream == "stdout" else "stderr"
+        say(name, terminals[name].feed(chunk.data).encode() if name in terminals else chunk.data)
+    for name, terminal in terminals.items():
+        say(name, terminal.feed(b"", end=True).encode())
 
 
 def _pass_input_on(job: Job) -> None:

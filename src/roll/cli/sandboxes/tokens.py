@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from roll.cli.sandboxes.common import database_option, opened_store
+from roll.cli.sandboxes.common import database_option, opened_store, shown
 
 if TYPE_CHECKING:
     from roll.sandbox.service.tokens import Tokens
@@ -42,7 +42,9 @@ def list_tokens(database: str | None) -> None:
     for row in _tokens(database).list():
         state = "revoked" if row["revoked"] else "expired" if row["expires"] and row["expires"] <= now else "good"
         until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(row["expires"])) if row["expires"] else ""
-        click.echo(f"{row['id']}  {row['owner']:20} {state:8} {row['scopes']:20} {until:22} {row['note']}".rstrip())
+        click.echo(
+            f"{row['id']}  {row['owner']:20} {state:8} {row['scopes']:20} {until:22} {shown(row['note'])}".rstrip()
+        )
 
 
 @token.command("rotate")

@@ -20,6 +20,7 @@ from typing import IO, Any
 from roll.sandbox.errors import BadImageError
 from roll.sandbox.images.image import Image, image_of
 from roll.sandbox.images.names import DIGEST
+from roll.sandbox.tar_headers import Header
 
 __all__ = [
     "MAX_JSON_BYTES",
@@ -244,7 +245,7 @@ def _packed(path: Path) -> Iterator[DirectorySource]:
 def _archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
     """An archive, packed or not; files in it are read where they are."""
     try:
-        with tarfile.open(path) as archive:
+        with tarfile.open(path, tarinfo=Header) as archive:
             members = {os.path.normpath(member.name): member for member in archive if member.isfile() or member.issym()}
 
             def open_member(name: str) -> IO[bytes]:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from roll.sandbox.errors import BadImageError
+from roll.sandbox.tar_headers import Header
 
 __all__ = ["Bounds", "decompressed", "unpack"]
 
@@ -111,6 +112,8 @@ class _Stream:
         self._piece = b""
         self._used = 0
         self._position = 0
+        self._last = b""
+        self._again = b""
         self.digest = hashlib.sha256()
 
     def tell(self) -> int:
@@ -119,15 +122,25 @@ class _Stream:
     def read(self, size: int) -> bytes:
         if size > MAX_HEADER_BYTES:
             raise BadImageError(f"a layer has a header of {size:,} bytes.")
-        found = []
+        found = [self._again[:size]]
+        self._again = self._again[size:]
+        size -= len(found[0])
+        self._position += len(found[0])
         while size > 0 and (self._used < len(self._piece) or self._more()):
             found.append(self._piece[self._used : self._used + size])
             size -= len(found[-1])
             self._used += len(found[-1])
             self._position += len(found[-1])
-        return b"".join(found)
+        self._last = b"".join(found)
+        return self._last
 
     def seek(self, position: int) -> None:
+        if self._last and position == self._position - len(self._last):
+            self._again, self._last, self._position = self._last + self._again, b"", position
+            return
+        skipped = self._again[: max(0, position - self._position)]
+        self._again = self._again[len(skipped) :]
+        self._position += len(skipped)
         while self._position < position and (self._used < len(self._piece) or self._more()):
             skipped = min(position - self._position, len(self._piece) - self._used)
             self._used += skipped
@@ -156,7 +169,7 @@ def unpack(pieces: Iterator[bytes], target: str, bounds: Bounds) -> str:
     stream = _Stream(pieces, bounds)
     layer = _Layer(target, bounds)
     try:
-        with tarfile.open(fileobj=stream, mode="r:") as archive:  # type: ignore[call-overload]
+        with tarfile.open(fileobj=stream, mode="r:", tarinfo=Header) as archive:  # type: ignore[call-overload]
             for member in archive:
                 layer.add(member, archive)
                 archive.members = []  # tarfile would keep them all

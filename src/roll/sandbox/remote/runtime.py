@@ -9,6 +9,7 @@ import time
 
 import aiohttp
 
+from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll.sandbox.errors import (
@@ -161,11 +162,14 @@ class RemoteRuntime:
     async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         async for received in socket:
             if received.type is aiohttp.WSMsgType.BINARY:
-                message = decode(received.data)
-                if message["op"] == "refused":
-                    self._line.lose(failure_of(message))
-                else:
-                    self._line.receive(message)
+                try:
+                    message = decode(received.data)
+                    if message["op"] == "refused":
+                        self._line.lose(failure_of(message))
+                    else:
+                        self._line.receive(message)
+                except (RollError, LookupError, TypeError, ValueError, AttributeError) as error:
+                    self._line.lose(SandboxLostError(f"{self._url} says what no sandbox service says ({error!r:.200})"))
 
     async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         await self._outgoing.send_over(socket)

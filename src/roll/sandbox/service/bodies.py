@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
+from fastapi import Request
 from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 from pydantic import AfterValidator, Base64Bytes, BaseModel, ConfigDict, Field
+from starlette.responses import Response
 
 from roll.sandbox.errors import SandboxRequestError
 from roll.sandbox.types import Command, ExecutionResult, Program, PythonCode
+from roll.sandbox.wire import check_values
 
 __all__ = [
+    "CheckedRoute",
     "CreateBody",
     "EntryBody",
     "ExtendBody",
@@ -56,6 +63,27 @@ _Source = Annotated[str, AfterValidator(_clean)]
 Text = Annotated[str, Field(pattern=_NO_ZERO), AfterValidator(_clean)]
 """Without zero bytes and halves of surrogate pairs."""
 Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
+
+
+class _Request(Request):
+    async def json(self) -> Any:
+        """Its body, of which no more is made than its bytes are worth."""
+        body = await self.body()
+        check_values(body)
+        return json.loads(body.decode())
+
+
+class CheckedRoute(APIRoute):
+    """A route whose JSON is looked at before it is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
+        """See `APIRoute`."""
+        answer = super().get_route_handler()
+
+        async def checked(request: Request) -> Response:
+            return await answer(_Request(request.scope, request.receive))
+
+        return checked
 
 
 class _Body(BaseModel):

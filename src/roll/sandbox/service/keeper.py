@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError
+from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError, SandboxRequestError
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Entry, Switchboard
 from roll.sandbox.wire import beat_s, failure_said
@@ -51,11 +51,13 @@ class Keeper:
         rows = await asyncio.to_thread(self._board.records.alive)
         programs = await asyncio.to_thread(self._board.records.programs)
         for row in rows:
-            owner, name = row["owner"], row["name"]
-            if row["worker"] == local:
-                self._board.records.gone(owner, name, "ended", "lost", None)
-            else:
-                self._board.restore(row, programs.get((owner, name), {}))
+            try:
+                if row["worker"] != local:
+                    self._board.restore(row, programs.get((row["owner"], row["name"]), {}))
+                    continue
+            except (SandboxRequestError, TypeError) as error:
+                _log.warning("what is written of sandbox '%s' cannot be read, so it is lost: %s", row["name"], error)
+            self._board.records.gone(row["owner"], row["name"], "ended", "lost", None)
 
     async def watch(self) -> None:
         """Until it is cancelled."""

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from roll.sandbox.wire import Message, Report
+from roll.sandbox.wire import Message, Report, encode
 
 __all__ = ["WorkerLink"]
 
 _WAITING = 10_000
 """Messages for a worker that is away."""
+_WAITING_BYTES = 2**27
 
 
 @dataclass
@@ -45,6 +46,7 @@ class WorkerLink:
     held: int = 0
     held_memory_bytes: int = 0
     waiting: list[Message] = field(default_factory=list)
+    waiting_bytes: int = 0
 
     @property
     def here(self) -> bool:
@@ -75,5 +77,6 @@ class WorkerLink:
         """To the worker, or, while it is away, when it is back."""
         if self.transmit is not None:
             self.transmit(message)
-        elif len(self.waiting) < _WAITING:
+        elif len(self.waiting) < _WAITING and self.waiting_bytes < _WAITING_BYTES:
             self.waiting.append(message)
+            self.waiting_bytes += len(encode(message))

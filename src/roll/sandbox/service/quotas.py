@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -33,6 +34,20 @@ class Quota:
     """Messages and requests, on average; bursts may be twice as many."""
 
 
+_NAMES = {field.name for field in fields(Quota)}
+_BOUND = ("lifetime_s", "requests_per_s")
+"""Never `None`."""
+_log = logging.getLogger(__name__)
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a field may be this; rows of the database may have been written by hand."""
+    if value is None:
+        return name in _NAMES and name not in _BOUND
+    least = 1e-9 if name in _BOUND else 0
+    return name in _NAMES and type(value) in (int, float) and least <= value <= 2**62  # type: ignore[operator]
+
+
 @dataclass
 class _Taken:
     sandboxes: int = 0
@@ -51,17 +66,22 @@ class Quotas:
 
     def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
         self._default = default
+        self._given: Mapping[str, Mapping[str, Any]] = {}
         self._named: dict[str, Quota] = {}
         self._taken: defaultdict[str, _Taken] = defaultdict(_Taken)
         self.name(named)
 
     def name(self, named: Mapping[str, Mapping[str, Any]]) -> None:
         """Fields of `Quota` by owner, in place of those before. What is taken stays, also where it is more now."""
-        known = {field.name for field in fields(Quota)}
-        self._named = {
-            owner: replace(self._default, **{name: value for name, value in values.items() if name in known})
-            for owner, values in named.items()
-        }
+        if named == self._given:
+            return
+        self._given = named
+        self._named = {}
+        for owner, values in named.items():
+            sound = {name: value for name, value in values.items() if _fits(name, value)}
+            if sound != values:
+                _log.warning("the quota of '%s' has what no quota has: %s", owner, sorted(values.keys() - sound.keys()))
+            self._named[owner] = replace(self._default, **sound)
 
     def of(self, owner: str) -> Quota:
         """What an owner may have."""

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import bindparam, delete, insert, select, update
 
+from roll.sandbox.results import is_end
 from roll.sandbox.service.store import Store
 from roll.sandbox.service.store.tables import executions, owners, sandboxes, workers
 from roll.sandbox.wire import Message
@@ -92,7 +93,7 @@ class Records:
     def alive(self) -> list[dict[str, Any]]:
         """Sandboxes that have not ended, as an earlier server left them."""
         rows = self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
-        return [{**row, "spec": json.loads(row["spec"])} for row in rows]
+        return [{**row, "spec": _read(row["spec"])} for row in rows]
 
     def programs(self) -> dict[tuple[str, str], dict[str, str]]:
         """Names and states of all programs of sandboxes that have not ended, by owner and sandbox."""
@@ -106,16 +107,19 @@ class Records:
     def sandbox(self, owner: str, name: str) -> dict[str, Any] | None:
         """One sandbox, also one that has ended."""
         rows = self._store.read(select(sandboxes).where(sandboxes.c.owner == owner, sandboxes.c.name == name))
-        return {**rows[0], "spec": json.loads(rows[0]["spec"])} if rows else None
+        return rows[0] if rows else None
 
     def execution(self, owner: str, sandbox: str, name: str) -> dict[str, Any] | None:
-        """One program: its state, and its end where there is one."""
+        """One program: its state, and its end where there is one that can be read."""
         rows = self._store.read(
             select(executions).where(
                 executions.c.owner == owner, executions.c.sandbox == sandbox, executions.c.name == name
             )
         )
-        return {**rows[0], "end": json.loads(rows[0]["end"] or "null")} if rows else None
+        if not rows:
+            return None
+        end = _read(rows[0]["end"])
+        return {**rows[0], "end": end if isinstance(end, dict) and is_end(end.get("end", {})) else None}
 
     @property
     def away(self) -> str:
@@ -129,7 +133,8 @@ class Records:
 
     def quotas(self) -> dict[str, dict[str, Any]]:
         """What owners may have, where it is not what all may."""
-        return {row["owner"]: json.loads(row["quota"]) for row in self._store.read(select(owners))}
+        found = {row["owner"]: _read(row["quota"]) for row in self._store.read(select(owners))}
+        return {owner: fields for owner, fields in found.items() if isinstance(fields, dict)}
 
     def workers(self) -> list[dict[str, Any]]:
         """Names that workers have or had, by whom, and which of them are to get no new sandboxes."""
@@ -154,6 +159,14 @@ class Records:
             values = {"b_owner": row["owner"], "b_sandbox": row["name"]}
             self._store.write(_FORGET_PROGRAMS, values)
             self._store.write(_FORGET, {"b_owner": row["owner"], "b_name": row["name"]})
+
+
+def _read(text: object) -> Any:
+    """What a row has in JSON; nothing where a hand has spoilt it."""
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError):
+        return None
 
 
 _ROW = {name: bindparam(f"b_{name}") for name in ("name", "owner", "seen", "draining")}

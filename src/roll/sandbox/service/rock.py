@@ -15,7 +15,6 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -24,7 +23,7 @@ from roll.sandbox.agent_sandbox import Session
 from roll.sandbox.errors import SandboxRequestError, UnknownSandboxError
 from roll.sandbox.remote.line import RemoteSandbox
 from roll.sandbox.service.access import ROCK
-from roll.sandbox.service.bodies import Named, invalid
+from roll.sandbox.service.bodies import CheckedRoute, Named, invalid
 from roll.sandbox.service.inside import Inside, Owned
 from roll.sandbox.service.rock_bodies import (
     BAD_REQUEST,
@@ -65,7 +64,7 @@ class CommandFailedError(SandboxRequestError):
     """A command that was to succeed did not."""
 
 
-class _RockRoute(APIRoute):
+class _RockRoute(CheckedRoute):
     """Errors in ROCK's words."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Body, Depends, FastAPI, Header, Path, Query, Request
@@ -18,6 +17,7 @@ from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxRequestEr
 from roll.sandbox.results import result_of
 from roll.sandbox.service.archives import pack, unpack
 from roll.sandbox.service.bodies import (
+    CheckedRoute,
     CreateBody,
     EntryBody,
     ExtendBody,
@@ -36,7 +36,7 @@ from roll.sandbox.service.inside import Inside, Owned
 from roll.sandbox.service.streaming import stream
 from roll.sandbox.service.switchboard import Entry, Switchboard
 from roll.sandbox.types import Limit, PythonCode, Snapshot
-from roll.sandbox.wire import failure_said, spec_of
+from roll.sandbox.wire import failure_said, parsed, spec_of
 from roll.sandbox.wire.failures import STATUS
 
 __all__ = ["add_routes"]
@@ -75,7 +75,7 @@ Mine = Annotated[Owned, Depends(_owned)]
 def add_routes(app: FastAPI, board: Switchboard) -> None:
     """Add them, and answers for whatever goes wrong."""
     app.state.inside = Inside(board)
-    router = APIRouter(prefix="/v1", responses=_ERRORS)
+    router = APIRouter(prefix="/v1", route_class=CheckedRoute, responses=_ERRORS)
     _add_sandboxes(router)
     _add_programs(router)
     _add_files(router)
@@ -207,8 +207,13 @@ async def _recorded(owned: Owned, name: str, program: str) -> ProgramBody | None
     if "end" in end:
         counted = [Limit(each) for each in end["end"].get("counted", ())]
         body.result = result_body(result_of(end["end"], counted), output_kept=False)
-    body.error, body.message = end.get("error"), end.get("message")
+    body.error, body.message = (each if isinstance(each, str) else None for each in map(end.get, ("error", "message")))
     return body
+
+
+def _shown_name(name: str) -> str:
+    """Bytes of a name that are no UTF-8 as U+FFFD."""
+    return name.encode("utf-8", "surrogateescape").decode(errors="replace")
 
 
 def _add_files(router: APIRouter) -> None:
@@ -229,8 +234,10 @@ def _add_files(router: APIRouter) -> None:
             last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
             raise SandboxRequestError(f"the directory '{path[:200]}' cannot be read: {''.join(last)[:300]}")
         try:
-            return [EntryBody(name=each[0], directory=each[1], size=each[2]) for each in json.loads(result.stdout)]
-        except (ValueError, TypeError, LookupError, RecursionError):
+            return [
+                EntryBody(name=_shown_name(each[0]), directory=each[1], size=each[2]) for each in parsed(result.stdout)
+            ]
+        except (SandboxRequestError, ValueError, TypeError, LookupError, AttributeError):
             raise SandboxRequestError("the sandbox said something else than a directory's entries.") from None
 
     @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR}})

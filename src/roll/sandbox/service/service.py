@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from typing import Any
 
 from starlette.websockets import WebSocket
@@ -54,6 +55,7 @@ class Service:
         self._worker: Worker | None = None
         self._watching: asyncio.Task[None] | None = None
         self._lines: dict[str, int] = {}
+        self._waiting: Counter[str] = Counter()
 
     async def start(self) -> None:
         """Take over what an earlier server left, and begin.
@@ -109,7 +111,7 @@ class Service:
         owner = identity.owner
         await socket.accept()
         peer = socket.client.host if socket.client is not None else ""
-        channel = Channel(socket, owner, self.rates(identity))
+        channel = Channel(socket, owner, self.rates(identity), self._waiting)
         line = ClientLine(identity, channel.send, peer=peer)
         fresh = self.manager.runtime.fresh_programs if self.manager is not None else True
         channel.send(

@@ -7,6 +7,7 @@ import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 
@@ -17,6 +18,8 @@ from roll.sandbox.service.service import Service
 from roll.sandbox.service.settings import Settings
 
 __all__ = ["serve"]
+
+_SILENT_MS = 60_000
 
 
 def serve(
@@ -62,6 +65,7 @@ def serve(
         server_header=False,
         lifespan="on",
         loop="auto",
+        http=_protocol(),
         ws="websockets-sansio",
         ws_max_size=settings.max_message_bytes,
         ws_per_message_deflate=False,
@@ -117,11 +121,21 @@ def _check_settings(settings: Settings) -> None:
         raise ConfigError(f"--audit: '{settings.audit}' is a directory: name a file in it.")
 
 
+def _protocol() -> Any:
+    try:
+        from roll.sandbox.service.heads import BoundedHttp
+    except ImportError:  # httptools is not installed
+        return "h11"
+    return BoundedHttp
+
+
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # With the protocol by its number, asyncio sets TCP_NODELAY: without, answers wait 40 ms for a delayed ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # whoever reads nothing for so long is hung up on
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
     try:
         listening.bind((host, port))
     except (OSError, OverflowError) as error:

@@ -15,7 +15,6 @@ import base64
 import binascii
 import contextlib
 import dataclasses
-import json
 from typing import Any
 
 from pydantic import ValidationError
@@ -25,7 +24,8 @@ from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Job
 from roll.sandbox.errors import SandboxAccessError, SandboxRequestError
 from roll.sandbox.service.bodies import RunBody, result_body
-from roll.sandbox.wire import check_name, failure_said
+from roll.sandbox.service.rates import Rates
+from roll.sandbox.wire import check_name, failure_said, parsed
 
 __all__ = ["stream"]
 
@@ -63,7 +63,7 @@ async def _serve(socket: WebSocket, name: str) -> None:
     job = owned.begin(sandbox, program, alone=body.alone, key=None if key is None else check_name(key))
     tasks = [
         asyncio.create_task(_tell(socket, job)),
-        asyncio.create_task(_listen(socket, job)),
+        asyncio.create_task(_listen(socket, job, state.service.rates(identity), identity.owner)),
         asyncio.create_task(_check(state.service.tokens, identity)),
     ]
     try:
@@ -80,8 +80,8 @@ async def _serve(socket: WebSocket, name: str) -> None:
 
 async def _heard(socket: WebSocket) -> dict[str, Any]:
     try:
-        said = json.loads(await socket.receive_text())
-    except (ValueError, KeyError, RecursionError):
+        said = parsed((await socket.receive_text()).encode())
+    except (SandboxRequestError, ValueError, KeyError):
         said = None
     if not isinstance(said, dict):
         raise SandboxRequestError("a message is a JSON object, as text.")
@@ -95,9 +95,11 @@ async def _tell(socket: WebSocket, job: Job) -> None:
     await socket.send_json({"end": ended})
 
 
-async def _listen(socket: WebSocket, job: Job) -> None:
+async def _listen(socket: WebSocket, job: Job, rates: Rates, owner: str) -> None:
     while True:
         said = await _heard(socket)
+        if (wait_s := rates.wait_s(owner)) > 0.01:
+            await asyncio.sleep(wait_s)
         if said.keys() == {"input"} and isinstance(said["input"], str):
             try:
                 job.write(base64.b64decode(said["input"], validate=True))

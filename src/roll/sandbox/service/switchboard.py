@@ -288,12 +288,16 @@ class Switchboard:
     # --- bookkeeping
 
     def restore(self, row: dict[str, Any], programs: dict[str, str]) -> None:
-        """A sandbox that an earlier server wrote down, and the states of its programs; its worker may come back."""
+        """A sandbox that an earlier server wrote down, and the states of its programs; its worker may come back.
+
+        Raises SandboxRequestError or TypeError of a row by hand.
+        """
         owner, name = row["owner"], row["name"]
+        spec, created = spec_of(row["spec"]), row["created"] + 0.0
+        ends = time.monotonic() + row["expires"] - time.time()
         away = WorkerLink(row["worker"], None, away_since=time.monotonic())
         worker = self.workers.setdefault(row["worker"], away)
-        spec, ends = spec_of(row["spec"]), time.monotonic() + row["expires"] - time.time()
-        entry = Entry(owner, name, spec, worker, row["created"], ends, state=row["state"], leased=True)
+        entry = Entry(owner, name, spec, worker, created, ends, state=row["state"], leased=True)
         entry.alone_since = time.monotonic()
         for program, state in programs.items():
             entry.programs[program] = Program(None, True, over=state != "running")
@@ -303,8 +307,7 @@ class Switchboard:
 
     def _add(self, entry: Entry) -> None:
         self.entries[entry.place] = entry
-        entry.worker.held += 1
-        entry.worker.placed += 1
+        entry.worker.held, entry.worker.placed = entry.worker.held + 1, entry.worker.placed + 1
         entry.worker.held_memory_bytes += entry.spec.limits.memory_bytes
 
     def _remove(self, entry: Entry) -> None:

@@ -18,7 +18,7 @@ from roll.sandbox.service.records import Records
 from roll.sandbox.service.sockets import Channel
 from roll.sandbox.service.switchboard import Switchboard
 from roll.sandbox.service.tokens import Identity
-from roll.sandbox.wire import Message, check_name, report_of, spec_said
+from roll.sandbox.wire import Message, heard, report_of, spec_said
 
 __all__ = ["LOCAL", "Workers"]
 
@@ -55,12 +55,13 @@ class Workers:
             SandboxRequestError: it does not say who it is, or another process has the name.
             SandboxAccessError: the name is another owner's.
         """
-        if message.get("op") != "join":
+        message = heard(message)
+        if message["op"] != "join":
             raise SandboxRequestError("a worker says first who it is.")
-        name, holds, capacity = check_name(message["name"]), message["holds"], message["capacity"]
+        name, holds, capacity = message["name"], message["holds"], message["capacity"]
         memory_bytes, process, report = message.get("memory_bytes"), message["process"], report_of(message["report"])
-        if name == LOCAL or not isinstance(holds, dict) or type(capacity) is not int or capacity < 1:
-            raise SandboxRequestError("a worker needs a name of its own, and says what it holds and may hold.")
+        if name == LOCAL:
+            raise SandboxRequestError("a worker needs a name of its own (`--name`).")
         if (row := self._known.get(name)) is not None and row["owner"] != identity.owner:
             raise SandboxAccessError(f"the name '{name}' is that of another owner's worker: choose another (`--name`).")
         board = self._board
@@ -90,7 +91,7 @@ class Workers:
         for place in holds:
             if place not in board.entries or board.entries[place].worker is not link:
                 channel.send({"op": "stop", "sandbox": place})
-        waiting, link.waiting = link.waiting, []
+        waiting, link.waiting, link.waiting_bytes = link.waiting, [], 0
         for each in waiting:
             channel.send(each)
         link.note(report)
@@ -100,6 +101,7 @@ class Workers:
         """From a worker that has joined."""
         if link.transmit != channel.send:  # it has joined again since
             return
+        message = heard(message)
         self._heard(link)
         op = message["op"]
         if op == "beat":

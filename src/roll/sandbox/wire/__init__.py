@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
+from roll.sandbox.wire.documents import check_values, parsed
 from roll.sandbox.wire.failures import failure_of, failure_said
 from roll.sandbox.wire.frames import MAX_MESSAGE_BYTES, Message, decode, encode
 from roll.sandbox.wire.messages import check_name, checked
+from roll.sandbox.wire.news import heard
 from roll.sandbox.wire.outbox import Outbox
 from roll.sandbox.wire.programs import program_of, program_said, spec_of, spec_said
-from roll.sandbox.wire.reports import Report, beat_s, report_of, report_said
+from roll.sandbox.wire.reports import MOST_POOLS, Report, beat_s, report_of, report_said
 
 __all__ = [
     "MAX_MESSAGE_BYTES",
+    "MOST_POOLS",
     "Message",
     "Outbox",
     "Report",
     "beat_s",
     "check_name",
+    "check_values",
     "checked",
     "decode",
     "encode",
     "failure_of",
     "failure_said",
+    "heard",
+    "parsed",
     "program_of",
     "program_said",
     "report_of",

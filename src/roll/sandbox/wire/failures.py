@@ -74,5 +74,6 @@ def failure_of(said: dict[str, Any]) -> RollError:
     """The error that was said; one of an unknown kind is a sandbox that broke."""
     message = str(said.get("message", ""))
     if said.get("error") == "path":
-        return SandboxPathError(int(said.get("errno") or 0), message, said.get("path"))
+        number, path = said.get("errno"), said.get("path")
+        return SandboxPathError(number if type(number) is int else 0, message, path if isinstance(path, str) else None)
     return _KINDS.get(str(said.get("error")), SandboxError)(message)

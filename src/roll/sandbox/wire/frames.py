@@ -2,7 +2,8 @@
 
     length of the JSON (4, little-endian) · JSON · for each piece: length (4) · data
 
-In the JSON a piece is `{"$b": its number}`. Nothing is evaluated, and nothing is larger than what came.
+In the JSON a piece is `{"$b": its number}`, once. Nothing is evaluated, and nothing is larger than what came, also when
+it is sent on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 from typing import Any, TypeAlias
 
 from roll.sandbox.errors import SandboxRequestError
+from roll.sandbox.wire.documents import parsed
 
 __all__ = ["MAX_MESSAGE_BYTES", "Message", "decode", "encode"]
 
@@ -18,6 +20,7 @@ Message: TypeAlias = dict[str, Any]
 MAX_MESSAGE_BYTES = 2**26
 """Of one message, where a server does not say otherwise."""
 _PIECE = "$b"
+_MOST_PIECES = 2**17
 
 
 def encode(message: Message) -> bytes:
@@ -44,8 +47,10 @@ def decode(data: bytes) -> Message:
         SandboxRequestError: it is none.
     """
     text, end = _piece(data, 0)
-    pieces = []
+    pieces: list[bytes | None] = []
     while end < len(data):
+        if len(pieces) == _MOST_PIECES:
+            raise SandboxRequestError(f"a message has more than {_MOST_PIECES:,} pieces of data.")
         piece, end = _piece(data, end)
         pieces.append(piece)
 
@@ -53,16 +58,12 @@ def decode(data: bytes) -> Message:
         number = found.get(_PIECE)
         if len(found) != 1 or type(number) is not int:
             return found
-        if not 0 <= number < len(pieces):
-            raise SandboxRequestError("a message names data that did not come with it.")
-        return pieces[number]
+        if not 0 <= number < len(pieces) or pieces[number] is None:
+            raise SandboxRequestError("a message names data that did not come with it, or names it twice.")
+        piece, pieces[number] = pieces[number], None
+        return piece
 
-    try:
-        message = json.loads(text, object_hook=resolve)
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, SandboxRequestError):
-            raise
-        raise SandboxRequestError("a message is not JSON.") from None
+    message = parsed(text, resolve)
     if not isinstance(message, dict):
         raise SandboxRequestError("a message is not a JSON object.")
     return message

@@ -11,7 +11,6 @@ is the same thing. `have` says how many pieces of output came already, `n` numbe
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
@@ -21,6 +20,7 @@ from roll.sandbox.wire.frames import Message
 __all__ = ["check_name", "checked"]
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
+_MOST_S = 1e9
 _OPTIONAL = {"have", "lifetime_s", "near", "snapshot", "cwd"}
 _NEEDED = {
     "name": "a name is",
@@ -89,5 +89,5 @@ def _fits(kind: str, value: Any) -> bool:
     if kind == "count":
         return type(value) is int and 0 <= value < 2**53
     if kind == "seconds":
-        return type(value) in (int, float) and math.isfinite(value) and value > 0
+        return type(value) in (int, float) and 0 < value <= _MOST_S
     return isinstance(value, bytes if kind == "bytes" else dict)

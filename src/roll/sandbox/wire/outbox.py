@@ -14,20 +14,33 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Takes messages at any time and sends them in order, over whichever connection there is."""
+    """Takes messages at any time and sends them in order, over whichever connection there is.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: waiting, before it is `full`; `None`: as many as its owner puts in.
+    """
+
+    def __init__(self, most_bytes: int | None = None) -> None:
         self._waiting: deque[bytes] = deque()
+        self._bytes = 0
+        self._most_bytes = most_bytes
+        self.full = asyncio.Event()
+        """Until it is cleared: the other side does not keep up."""
         self._news = asyncio.Event()
 
     def put(self, data: bytes) -> None:
         """One more; never waits."""
         self._waiting.append(data)
+        self._bytes += len(data)
+        if self._most_bytes is not None and self._bytes > self._most_bytes:
+            self.full.set()
         self._news.set()
 
     def clear(self) -> None:
         """Forget what has not been sent."""
         self._waiting.clear()
+        self._bytes = 0
+        self.full.clear()
 
     async def send_over(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         """Until the connection breaks, or this is cancelled."""
@@ -36,6 +49,8 @@ class Outbox:
         with contextlib.suppress(aiohttp.ClientError, ConnectionError):
             while True:
                 while self._waiting:
-                    await socket.send_bytes(self._waiting.popleft())
+                    data = self._waiting.popleft()
+                    self._bytes -= len(data)
+                    await socket.send_bytes(data)
                 self._news.clear()
                 await self._news.wait()

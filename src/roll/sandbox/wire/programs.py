@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -14,6 +13,9 @@ from roll.sandbox.types import Command, Program, PythonCode, SandboxSpec
 __all__ = ["built", "program_of", "program_said", "spec_of", "spec_said"]
 
 _T = TypeVar("_T")
+_MOST = 2**62
+"""Of any number: whoever computes with it gets no further than 64 bits."""
+_MOST_SPEC_BYTES = 2**16
 
 
 def spec_said(spec: SandboxSpec) -> dict[str, Any]:
@@ -25,9 +27,17 @@ def spec_of(said: object) -> SandboxSpec:
     """The spec.
 
     Raises:
-        SandboxRequestError: a field is unknown or not of its kind.
+        SandboxRequestError: a field is unknown or not of its kind, or it is too long to be written down and compared.
     """
-    return built(SandboxSpec, said, "spec")
+    spec = built(SandboxSpec, said, "spec")
+    texts = (
+        *spec.python_path,
+        *spec.preload,
+        *(text for mount in spec.mounts for text in (mount.source, mount.target)),
+    )
+    if sum(len(text) + 16 for text in (*texts, spec.pool, spec.image or "", spec.affinity)) > _MOST_SPEC_BYTES:
+        raise SandboxRequestError(f"'spec' has more than {_MOST_SPEC_BYTES:,} bytes: shorten its texts and lists.")
+    return spec
 
 
 def program_said(request: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +57,7 @@ def program_of(said: dict[str, Any], stdin: bytes) -> tuple[Program, bool]:
         raise SandboxRequestError(f"'alone' of a program is {str(alone)[:80]!r}: true or false is needed.")
     for name in ("wall_s", "cpu_s", "output_bytes"):
         value = fields.get(name)
-        if value is not None and not (type(value) in (int, float) and math.isfinite(value) and value > 0):
+        if value is not None and not (type(value) in (int, float) and 0 < value <= _MOST):
             raise SandboxRequestError(f"'{name}' of a program is {str(value)[:80]!r}: it must be positive.")
     if source is None:
         program: Program = built(Command, fields, "program")
@@ -101,9 +111,9 @@ def _value(kind: Any, value: Any, place: str) -> Any:
     elif type(None) in parts:
         return None if value is None else _value(next(part for part in parts if part is not type(None)), value, place)
     elif kind is float:
-        good = type(value) in (int, float) and math.isfinite(value)
+        good = type(value) in (int, float) and -_MOST <= value <= _MOST
     else:
-        good = type(value) is kind
+        good = type(value) is kind and (kind is not int or -_MOST <= value <= _MOST)
     if not good:
         raise SandboxRequestError(f"'{place}' is {str(value)[:80]!r}: {_words(kind)} is needed.")
     return value

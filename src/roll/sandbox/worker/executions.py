@@ -7,13 +7,15 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from roll.errors import RollError
 from roll.sandbox.agent_sandbox import Job, Sandbox, Session
-from roll.sandbox.errors import SandboxLostError, SandboxRequestError, SandboxSessionError
+from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxRequestError, SandboxSessionError
 from roll.sandbox.types import Chunk
 from roll.sandbox.wire import Message, failure_said, program_of
+from roll.sandbox.worker.outputs import Outputs
 
 __all__ = ["Executions"]
 
@@ -22,6 +24,8 @@ SHOWN_BYTES = 2**22
 KEPT = 64
 KEPT_BYTES = 2**23
 """Of output of programs that ended, in one sandbox: whoever lost the line may ask for it."""
+_PIECE_BYTES, _EMPTIED_BYTES = 200, 8
+"""Of memory, for each piece of output, and for one of a terminal, which keeps little more than that it was there."""
 
 
 class _Execution:
@@ -34,6 +38,7 @@ class _Execution:
         self.ended: Message | None = None
         self.waiting: list[Message] = []
         """What came for it before it had started."""
+        self.waiting_bytes = 0
         self.seen = 0
         self.task: asyncio.Task[None] | None = None
 
@@ -44,18 +49,22 @@ class Executions:
     Args:
         place: the sandbox's name, as messages have it.
         tell: takes a message for the server.
+        outputs: of all sandboxes of the worker.
     """
 
-    def __init__(self, place: str, sandbox: Sandbox, tell: Callable[[Message], None]) -> None:
+    def __init__(self, place: str, sandbox: Sandbox, tell: Callable[[Message], None], outputs: Outputs) -> None:
         self._place = place
         self._sandbox = sandbox
         self.tell = tell
+        self._outputs = outputs
+        self._over = False
         self.why: Exception | None = None
         """Why the sandbox was ended, where it did not end by itself."""
         self._known: dict[str, _Execution] = {}
         self._sessions: dict[str, Session] = {}
         self._kept: deque[str] = deque()
         self._kept_bytes = 0
+        self._ended_bytes: dict[str, int] = {}
 
     def receive(self, message: Message) -> None:
         """A message about a program or a session."""
@@ -105,10 +114,28 @@ class Executions:
             async for chunk in job.stream():
                 self._say(name, number, chunk)
                 number += 1
+                self._count(name, execution, job, chunk)
             said: Message = {"op": "end", "end": await job.report(), "pieces": len(execution.chunks)}
         except Exception as error:  # also an agent's word that is none: whoever waits is told
             said = failure_said(self.why or error)
-        self._end(name, execution, said)
+        if execution.ended is None:
+            self._end(name, execution, said)
+
+    def _count(self, name: str, execution: _Execution, job: Job, chunk: Chunk) -> None:
+        if not self._over:
+            size = _EMPTIED_BYTES if execution.terminal else _PIECE_BYTES + len(chunk.data)
+            self._outputs.add((self._place, name), size, partial(self._drop, name, execution, job))
+
+    def _drop(self, name: str, execution: _Execution, job: Job) -> None:
+        """Keep nothing of its output; end it where it runs."""
+        job.drop()
+        if execution.ended is None:
+            if execution.task is not None:
+                execution.task.cancel()
+            error = SandboxError("the worker cannot keep all that programs print: print less, or ask for less at once")
+            self._end(name, execution, failure_said(error))
+        else:
+            self._known.pop(name, None)
 
     async def _converse(self, name: str, execution: _Execution, message: Message) -> None:
         """Open a session, or give one a command."""
@@ -144,10 +171,19 @@ class Executions:
         if message["n"] <= execution.seen and message["op"] != "bound":
             return
         execution.seen = max(execution.seen, message["n"])
-        if execution.job is None:
-            execution.waiting.append(message)
-        else:
+        if execution.job is not None:
             self._act(name, execution.job, message)
+        elif execution.ended is None:
+            self._wait(name, execution, message)
+
+    def _wait(self, name: str, execution: _Execution, message: Message) -> None:
+        execution.waiting.append(message)
+        execution.waiting_bytes += len(message.get("data", b""))
+        if execution.waiting_bytes > KEPT_BYTES and execution.task is not None:
+            execution.task.cancel()
+            execution.waiting.clear()
+            error = SandboxRequestError("a command that waits for another one was sent too much: send it later.")
+            self._end(name, execution, failure_said(error))
 
     def _act(self, name: str, job: Job, message: Message) -> None:
         op = message["op"]
@@ -213,10 +249,19 @@ class Executions:
             execution.ended["op"] = "error"
         self.tell(execution.ended)
         self._kept.append(name)
-        self._kept_bytes += sum(len(chunk.data) for chunk in execution.chunks)
+        self._ended_bytes[name] = sum(len(chunk.data) for chunk in execution.chunks)
+        self._kept_bytes += self._ended_bytes[name]
         while self._kept and (len(self._kept) > KEPT or self._kept_bytes > KEPT_BYTES):
-            gone = self._known.pop(self._kept.popleft(), None)
-            self._kept_bytes -= sum(len(chunk.data) for chunk in gone.chunks) if gone is not None else 0
+            oldest = self._kept.popleft()
+            self._outputs.forget((self._place, oldest))
+            self._kept_bytes -= self._ended_bytes.pop(oldest)
+            self._known.pop(oldest, None)
+
+    def forget(self) -> None:
+        """The sandbox has ended: nobody asks for output any more."""
+        self._over = True
+        for name in self._known:
+            self._outputs.forget((self._place, name))
 
     def names(self) -> list[str]:
         """Of what runs, and what has ended and is kept."""

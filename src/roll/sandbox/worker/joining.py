@@ -30,6 +30,8 @@ _AWAY_S = 60.0
 """Until the server says otherwise."""
 _SILENT_BEATS = 5
 _GOODBYE_S = 2.0
+_UNSENT_BYTES = 2**28
+"""To a server that does not keep up: the line is broken, and what clients missed they ask for again."""
 
 
 class Joined:
@@ -74,7 +76,7 @@ class Joined:
         self._leaving = leaving or asyncio.Event()
         self._left = False
         self._warned = ""
-        self._outgoing = Outbox()
+        self._outgoing = Outbox(_UNSENT_BYTES)
 
     def leave(self) -> None:
         """Take no new sandboxes; `serve` returns when those that are here have ended, or after `drain_s`."""
@@ -167,9 +169,8 @@ class Joined:
         self._worker.listen(self._say)
         for message in self._worker.unheard():
             self._say(message)
-        tasks = [
-            asyncio.create_task(each) for each in (self._outgoing.send_over(socket), self._read(socket), self._watch())
-        ]
+        sending, full = self._outgoing.send_over(socket), self._outgoing.full.wait()
+        tasks = [asyncio.create_task(each) for each in (sending, self._read(socket), self._watch(), full)]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:

@@ -26,14 +26,13 @@ from roll.sandbox.library import resolved_source
 from roll.sandbox.machine import CpuMeter, memory_bytes, num_cores
 from roll.sandbox.manager import SandboxManager
 from roll.sandbox.types import Mount, SandboxSpec
-from roll.sandbox.wire import Message, Report, failure_said, spec_of
+from roll.sandbox.wire import MOST_POOLS, Message, Report, failure_said, spec_of
 from roll.sandbox.worker.executions import Executions
+from roll.sandbox.worker.outputs import Outputs
 
 __all__ = ["Worker"]
 
 
-_REPORTED = 32
-"""Pools, at most: the latest."""
 _log = logging.getLogger(__name__)
 
 
@@ -66,6 +65,7 @@ class Worker:
         self._tell = tell
         self._images = images
         self._cpu = CpuMeter()
+        self._outputs = Outputs()
         self._held: dict[str, _Held] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
 
@@ -120,7 +120,7 @@ class Worker:
         except (RollError, ValueError) as error:
             self.tell({"op": "failed", "sandbox": place, **failure_said(error)})
             return
-        held = self._held[place] = _Held(sandbox, Executions(place, sandbox, self.tell))
+        held = self._held[place] = _Held(sandbox, Executions(place, sandbox, self.tell, self._outputs))
         sandbox.on_close(lambda: self._ended(place, held))
         self._created(place, held)
 
@@ -158,6 +158,7 @@ class Worker:
 
     def _ended(self, place: str, held: _Held) -> None:
         self._held.pop(place, None)
+        held.executions.forget()
         why = held.executions.why or SandboxLostError("the sandbox ended unexpectedly")
         self.tell({"op": "gone", "sandbox": place, **failure_said(why)})
 
@@ -186,7 +187,7 @@ class Worker:
             memory_bytes=all_bytes,
             free_bytes=free_bytes,
             images=tuple(self._images()),
-            pools=tuple(self._manager.pools()[-_REPORTED:]),
+            pools=tuple(self._manager.pools()[-MOST_POOLS:]),
         )
 
     async def close(self) -> None:

@@ -221,7 +221,10 @@ def reason(error: BaseException) -> str:
 
 def _call(told: list[tuple[Then, Exception | None]]) -> None:
     for then, error in told:
-        then(error)
+        try:
+            then(error)
+        except Exception:  # of one who waits; the others are told all the same
+            _log.exception("what follows a record of the sandbox service failed")
 
 
 def _execute(connection: Connection, writes: Sequence[Write]) -> None:

@@ -1,0 +1,41 @@
+"""HTTP whose requests have heads of bounded size.
+
+Uvicorn's faster reader takes lines without end into memory, from anybody; the other one, h11, bounds them itself.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+__all__ = ["BoundedHttp"]
+
+MOST_BYTES = 2**18
+"""Of a request but its body: lines above it, frames of its chunks, lines below it."""
+
+
+class BoundedHttp(HttpToolsProtocol):
+    """See the module. A request that has more is answered 400, and hung up on."""
+
+    _around = 0
+    """Bytes of this request that were no body."""
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        if self.transport.is_closing():
+            return
+        self._around += len(data)
+        super().data_received(data)
+        if self._around > MOST_BYTES and not self.transport.is_closing():
+            self.send_400_response("The request has too much around its body.")
+
+    def on_message_begin(self) -> None:
+        """Called by the parser."""
+        self._around = 0
+        super().on_message_begin()
+
+    def on_body(self, body: Any) -> None:
+        """Called by the parser."""
+        self._around -= len(body)
+        super().on_body(body)

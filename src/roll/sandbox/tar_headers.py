@@ -1,0 +1,68 @@
+"""Headers of archives that anybody may have written, bounded before `tarfile` believes them.
+
+`tarfile` looks for numbers in extended headers with expressions that take the square of a header's length
+(CVE-2024-6232, before Python 3.12.6 and 3.11.10), reads chains of headers by recursion, copies global headers into
+every member, and takes maps of sparse files into memory whole.
+"""
+
+from __future__ import annotations
+
+import re
+import tarfile
+from typing import Any
+
+__all__ = ["Header"]
+
+_MOST_BYTES = 2**17
+_MOST_CHAINED = 8
+_MOST_GLOBAL = 64
+_MOST_PIECES = 2**12
+"""Of a sparse file."""
+_NUMBER = re.compile(rb"[0-9]{64}")
+_PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
+_EXTENDING = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
+
+
+class Header(tarfile.TarInfo):
+    """For `tarfile.open(..., tarinfo=Header)`, of a file that can go back by what was read last.
+
+    What is refused raises `tarfile.ReadError`.
+    """
+
+    def _proc_member(self, tarfile: Any) -> Any:
+        chained = getattr(tarfile, "chained_headers", 0)
+        if chained == _MOST_CHAINED or len(tarfile.pax_headers) > _MOST_GLOBAL:
+            raise _refused("too many headers for one entry")
+        if self.type not in _EXTENDING:
+            return super()._proc_member(tarfile)  # type: ignore[misc]
+        if not 0 <= self.size <= _MOST_BYTES:
+            raise _refused(f"a header of {self.size:,} bytes")
+        if self.type in _PAX and _NUMBER.search(_peeked(tarfile.fileobj, self.size)):
+            raise _refused("a header with an endless number")
+        tarfile.chained_headers = chained + 1
+        try:
+            return super()._proc_member(tarfile)  # type: ignore[misc]
+        finally:
+            tarfile.chained_headers = chained
+
+    def _proc_sparse(self, tarfile: Any) -> Any:
+        if self._sparse_structs[1]:  # type: ignore[attr-defined]
+            raise _refused("a sparse file in many pieces")
+        return super()._proc_sparse(tarfile)  # type: ignore[misc]
+
+    def _proc_gnusparse_10(self, next: Any, pax_headers: Any, tarfile: Any) -> None:
+        number = _peeked(tarfile.fileobj, 512).partition(b"\n")[0]
+        if not number.isdigit() or len(number) > 9 or int(number) > _MOST_PIECES:
+            raise _refused("a sparse file in many pieces")
+        super()._proc_gnusparse_10(next, pax_headers, tarfile)  # type: ignore[misc]
+
+
+def _peeked(file: Any, size: int) -> bytes:
+    start = file.tell()
+    found: bytes = file.read(size)
+    file.seek(start)
+    return found
+
+
+def _refused(what: str) -> tarfile.TarError:
+    return tarfile.ReadError(what)

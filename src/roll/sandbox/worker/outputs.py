@@ -1,0 +1,46 @@
+"""What a worker keeps of output, of all its programs together: the largest goes first.
+
+A program may ask for any limit of output, and what came of it is kept while it runs, for a client that dials again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+__all__ = ["Outputs"]
+
+MOST_BYTES = 2**29
+
+
+class Outputs:
+    """See the module.
+
+    Args:
+        most_bytes: kept.
+    """
+
+    def __init__(self, most_bytes: int = MOST_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._kept: dict[tuple[str, str], int] = {}
+        self._drops: dict[tuple[str, str], Callable[[], None]] = {}
+        self.total = 0
+
+    def add(self, key: tuple[str, str], size: int, drop: Callable[[], None]) -> None:
+        """Another piece of a program's.
+
+        Args:
+            drop: called once, in place of all that was kept of it, where it is the largest and all are too much.
+        """
+        self._kept[key] = self._kept.get(key, 0) + size
+        self._drops[key] = drop
+        self.total += size
+        while self.total > self._most_bytes:
+            largest = max(self._kept, key=self._kept.__getitem__)
+            dropped = self._drops[largest]
+            self.forget(largest)
+            dropped()
+
+    def forget(self, key: tuple[str, str]) -> None:
+        """Nothing of it is kept any more."""
+        self.total -= self._kept.pop(key, 0)
+        self._drops.pop(key, None)
