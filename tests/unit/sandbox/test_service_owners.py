@@ -17,6 +17,7 @@ pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' ar
 from roll.errors import ConfigError
 from roll.sandbox import Limits, SandboxQuotaError, SandboxSpec
 from roll.sandbox.service.audit import Audit
+from roll.sandbox.service.keeper import restore
 from roll.sandbox.service.links import WorkerLink
 from roll.sandbox.service.quotas import Quota, Quotas
 from roll.sandbox.service.records import Records
@@ -73,7 +74,7 @@ def test_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(steps
         elif step == 7:
             row = {"owner": "ann", "name": sandbox, "worker": "w", "state": "running", "spec": spec_said(SPEC)}
             if place not in board.entries:
-                board.restore({**row, "created": 0.0, "expires": 9e9}, {"program-9": "running"})
+                restore(board, {**row, "created": 0.0, "expires": 9e9}, {"program-9": "running"})
         alive = len(board.entries)
         running = sum(entry.running for entry in board.entries.values())
         assert board.quotas.taken("ann") == {

@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import Any
 
 from roll.sandbox.errors import SandboxDatabaseError, SandboxLostError, SandboxRequestError
+from roll.sandbox.service.entries import Entry, Program
 from roll.sandbox.service.links import WorkerLink
-from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Entry, Switchboard
-from roll.sandbox.wire import beat_s, failure_said
+from roll.sandbox.service.switchboard import AWAY_S, ORPHAN_S, Switchboard
+from roll.sandbox.wire import beat_s, failure_said, spec_of
 
-__all__ = ["Keeper"]
+__all__ = ["Keeper", "restore"]
 
 _EVERY_S = 0.5
 _REPORT_EVERY = _QUOTAS_EVERY = 4
@@ -53,7 +54,7 @@ class Keeper:
         for row in rows:
             try:
                 if row["worker"] != local:
-                    self._board.restore(row, programs.get((row["owner"], row["name"]), {}))
+                    restore(self._board, row, programs.get((row["owner"], row["name"]), {}))
                     continue
             except (SandboxRequestError, TypeError) as error:
                 _log.warning("what is written of sandbox '%s' cannot be read, so it is lost: %s", row["name"], error)
@@ -99,6 +100,25 @@ class Keeper:
                 worker.away(monotonic)
             elif not worker.here and monotonic - worker.away_since > self.away_s:
                 give_up(board, worker)
+
+
+def restore(board: Switchboard, row: dict[str, Any], programs: dict[str, str]) -> None:
+    """A sandbox that an earlier server wrote down, and the states of its programs; its worker may come back.
+
+    Raises:
+        SandboxRequestError, TypeError: a hand has spoilt the row.
+    """
+    spec, created = spec_of(row["spec"]), row["created"] + 0.0
+    ends = time.monotonic() + row["expires"] - time.time()
+    away = WorkerLink(row["worker"], None, away_since=time.monotonic())
+    worker = board.workers.setdefault(row["worker"], away)
+    entry = Entry(row["owner"], row["name"], spec, worker, created, ends, state=row["state"], leased=True)
+    entry.alone_since = time.monotonic()
+    for program, state in programs.items():
+        entry.programs[program] = Program(None, True, over=state != "running")
+    board.quotas.count_in(entry.owner, entry.running)
+    board.quotas.take(entry.owner, spec)
+    board.add(entry)
 
 
 def give_up(board: Switchboard, worker: WorkerLink) -> None:

@@ -104,7 +104,7 @@ class Switchboard:
         self.quotas.take(owner, spec)
         ends = time.monotonic() + lifetime_s
         entry = Entry(owner, name, spec, worker, time.time(), ends, leased=line.leases, lines={line}, waiting=[])
-        self._add(entry)
+        self.add(entry)
         self._note(line, "create", entry)
 
         def written(error: Exception | None) -> None:
@@ -287,25 +287,8 @@ class Switchboard:
 
     # --- bookkeeping
 
-    def restore(self, row: dict[str, Any], programs: dict[str, str]) -> None:
-        """A sandbox that an earlier server wrote down, and the states of its programs; its worker may come back.
-
-        Raises SandboxRequestError or TypeError of a row by hand.
-        """
-        owner, name = row["owner"], row["name"]
-        spec, created = spec_of(row["spec"]), row["created"] + 0.0
-        ends = time.monotonic() + row["expires"] - time.time()
-        away = WorkerLink(row["worker"], None, away_since=time.monotonic())
-        worker = self.workers.setdefault(row["worker"], away)
-        entry = Entry(owner, name, spec, worker, created, ends, state=row["state"], leased=True)
-        entry.alone_since = time.monotonic()
-        for program, state in programs.items():
-            entry.programs[program] = Program(None, True, over=state != "running")
-        self.quotas.count_in(owner, entry.running)
-        self.quotas.take(owner, spec)
-        self._add(entry)
-
-    def _add(self, entry: Entry) -> None:
+    def add(self, entry: Entry) -> None:
+        """One more."""
         self.entries[entry.place] = entry
         entry.worker.held, entry.worker.placed = entry.worker.held + 1, entry.worker.placed + 1
         entry.worker.held_memory_bytes += entry.spec.limits.memory_bytes
