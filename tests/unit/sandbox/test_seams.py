@@ -296,7 +296,8 @@ class Dialled:
         pass
 
 
-async def test_a_line_that_cannot_go_on_ends_what_waits_for_it() -> None:
+async def test_a_line_that_cannot_go_on_ends_what_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("roll.sandbox.remote.runtime.decode", lambda _: 1 / 0)
     runtime = RemoteRuntime("http://nowhere", "token")
     answers: list[Any] = [SandboxUnavailableError("not yet"), Dialled(b"no message")]
 
@@ -383,7 +384,8 @@ async def test_a_worker_outlives_a_line_that_breaks_at_once_and_says_why_it_is_r
         serving.cancel()
         await asyncio.gather(serving, return_exceptions=True)
     assert [record.getMessage() for record in caplog.records if "refuses" in record.message] == [
-        "http://nowhere refuses this worker, which asks again: another worker is connected as 'worker-a'"
+        "the sandbox service at http://nowhere refuses this worker: another worker is connected as 'worker-a' "
+        "Dialling again."
     ]
 
 

@@ -36,7 +36,7 @@ class _Written(Records):
     def __init__(self) -> None:
         self.pending: list[Any] = []
 
-    def opened(self, *arguments: Any) -> None:
+    def opened(self, *arguments: Any, **_: Any) -> None:
         self.pending.append(arguments[-1])
 
     started = ended = opened
@@ -74,7 +74,7 @@ def test_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(steps
         elif step == 7:
             row = {"owner": "ann", "name": sandbox, "worker": "w", "state": "running", "spec": spec_said(SPEC)}
             if place not in board.entries:
-                restore(board, {**row, "created": 0.0, "expires": 9e9}, {"program-9": "running"})
+                restore(board, {**row, "created": 0.0, "expires": 9e9, "leased": 1}, {"program-9": "running"})
         alive = len(board.entries)
         running = sum(entry.running for entry in board.entries.values())
         assert board.quotas.taken("ann") == {

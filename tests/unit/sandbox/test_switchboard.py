@@ -28,6 +28,7 @@ from roll.sandbox.wire import Message, spec_said
 from roll.sandbox.worker import Worker
 from roll.sandbox.worker import executions as worker_executions
 from roll.sandbox.worker.executions import Executions
+from roll.sandbox.worker.outputs import Outputs
 
 SPEC = spec_said(SandboxSpec())
 CREATE = {"op": "create", "sandbox": "sandbox-1", "spec": SPEC}
@@ -48,7 +49,7 @@ async def test_what_nobody_claims_is_stopped_once_and_counted_once(service: Any)
     server.board.hang_up(line)
     link.heard = math.inf
     for seconds in (30, 61, 62, 63):
-        server.keeper.look(time.time(), time.monotonic() + seconds)
+        server.keeper.look(time.monotonic() + seconds)
     assert wire.ops().count("stop") == 1 and server.board.counts["orphans"] == 1
     await server.close()
 
@@ -62,20 +63,37 @@ async def test_what_was_made_without_a_line_of_its_own_lives_on_alone(service: A
     await until(lambda: "create" in wire.ops())
     server.board.hang_up(line)
     link.heard = math.inf
-    server.keeper.look(time.time(), time.monotonic() + 600)
+    server.keeper.look(time.monotonic() + 600)
     assert "stop" not in wire.ops()
-    server.keeper.look(server.board.entries["ann/sandbox-1"].expires, time.monotonic() + 601)
+    server.keeper.look(server.board.entries["ann/sandbox-1"].ends)
     assert wire.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-1", "expired": True}
     await server.close()
+
+
+@pytest.mark.parametrize("leases", [True, False])
+async def test_after_a_restart_only_what_had_a_line_of_its_own_is_stopped_alone(service: Any, leases: bool) -> None:
+    server: Service = await service()
+    wire = Wire()
+    server.workers.join(ANN, greeting(), wire)
+    server.board.receive(ClientLine(ANN, lambda message: None, leases=leases), CREATE)
+    await until(lambda: "create" in wire.ops())
+    await server.close()
+    later: Service = await service()
+    holds = {"ann/sandbox-1": {"traits": TRAITS, "programs": []}}
+    link = later.workers.join(ANN, greeting(holds=holds), back := Wire())
+    link.heard = math.inf
+    later.keeper.look(time.monotonic() + 61)
+    assert ("stop" in back.ops()) == leases
+    await later.close()
 
 
 async def test_a_server_that_was_held_up_itself_calls_no_worker_silent(service: Any) -> None:
     server: Service = await service()
     link = server.workers.join(ANN, greeting(), Wire())
-    server.keeper.look(time.time(), link.heard + 9.0)
-    server.keeper.look(time.time(), link.heard + 19.0)
+    server.keeper.look(link.heard + 9.0)
+    server.keeper.look(link.heard + 19.0)
     assert link.here, "what it said meanwhile was not read yet"
-    server.keeper.look(time.time(), link.heard + 19.5)
+    server.keeper.look(link.heard + 19.5)
     assert not link.here
     await server.close()
 
@@ -90,7 +108,7 @@ async def test_a_client_that_is_back_in_time_keeps_its_sandbox(service: Any) -> 
     server.board.receive(again, {"op": "attach", "sandbox": "sandbox-1"})
     server.board.receive(again, RUN)
     assert wire.said[-1]["again"] is True, "a worker that does not know it must not start it"
-    server.keeper.look(time.time(), time.monotonic() + 61)
+    server.keeper.look(time.monotonic() + 61)
     assert "stop" not in wire.ops()
     await server.close()
 
@@ -179,7 +197,7 @@ async def test_the_first_reason_for_which_a_sandbox_is_ended_is_told() -> None:
 
 async def test_a_program_that_a_worker_does_not_know_any_more_is_lost_not_started() -> None:
     said: list[Message] = []
-    executions = Executions("ann/sandbox-1", None, said.append)  # type: ignore[arg-type]
+    executions = Executions("ann/sandbox-1", None, said.append, Outputs())  # type: ignore[arg-type]
     executions.receive({**RUN, "again": True})
     assert [(each["op"], each["error"]) for each in said] == [("error", "lost")]
 
@@ -231,7 +249,7 @@ async def test_a_worker_that_brings_what_another_has_is_told_to_stop_it(service:
     server: Service = await service()
     server.workers.join(ANN, greeting(), wire := Wire())
     await running(server, wire)
-    holds = {"ann/sandbox-1": {"traits": {}, "programs": ["program-1"]}}
+    holds = {"ann/sandbox-1": {"traits": TRAITS, "programs": ["program-1"]}}
     server.workers.join(ANN, greeting("worker-b", holds=holds), other := Wire())
     assert other.said[-1] == {"op": "stop", "sandbox": "ann/sandbox-1"} and "stop" not in wire.ops()
     await server.close()
@@ -246,7 +264,7 @@ async def test_a_program_that_is_being_written_down_is_not_lost_when_its_worker_
     written: list[Any] = []
     monkeypatch.setattr(server.board.records, "started", lambda *arguments: written.append(arguments[-1]))
     server.board.receive(line, {**RUN, "id": "program-2"})
-    holds = {"ann/sandbox-1": {"traits": {}, "programs": ["program-1"]}}
+    holds = {"ann/sandbox-1": {"traits": TRAITS, "programs": ["program-1"]}}
     server.workers.join(ANN, greeting(holds=holds), back := Wire())
     assert server.board.quotas.taken("ann")["programs"] == 2
     written[0](None)
@@ -322,7 +340,7 @@ async def test_a_program_is_started_once_told_from_where_it_was_heard_and_kept_f
             return jobs[-1]
 
     said: list[Message] = []
-    executions = Executions("ann/sandbox-1", World(), said.append)  # type: ignore[arg-type]
+    executions = Executions("ann/sandbox-1", World(), said.append, Outputs())  # type: ignore[arg-type]
     executions.receive(RUN)
     for number in (1, 1, 2):
         executions.receive({"op": "input", "id": "program-1", "n": number, "data": b"x"})

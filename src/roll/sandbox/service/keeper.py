@@ -112,7 +112,8 @@ def restore(board: Switchboard, row: dict[str, Any], programs: dict[str, str]) -
     ends = time.monotonic() + row["expires"] - time.time()
     away = WorkerLink(row["worker"], None, away_since=time.monotonic())
     worker = board.workers.setdefault(row["worker"], away)
-    entry = Entry(row["owner"], row["name"], spec, worker, created, ends, state=row["state"], leased=True)
+    state, leased = row["state"], bool(row["leased"])
+    entry = Entry(row["owner"], row["name"], spec, worker, created, ends, state=state, leased=leased)
     entry.alone_since = time.monotonic()
     for program, state in programs.items():
         entry.programs[program] = Program(None, True, over=state != "running")

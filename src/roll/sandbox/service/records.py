@@ -55,12 +55,21 @@ class Records:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def opened(self, owner: str, name: str, worker: str, spec: dict[str, Any], expires: float, then: _Then) -> None:
-        """A sandbox is about to start."""
+    def opened(
+        self,
+        owner: str,
+        name: str,
+        worker: str,
+        spec: dict[str, Any],
+        expires: float,
+        then: _Then,
+        *,
+        leased: bool = True,
+    ) -> None:
+        """A sandbox is about to start. `leased`: it ends when nobody has a line to it any more."""
         row = {"owner": owner, "name": name, "worker": worker, "state": "starting", "spec": json.dumps(spec)}
-        self._store.write(
-            _OPENED, {**row, "created": time.time(), "expires": expires, "why": ""}, then, undo=_NOT_OPENED
-        )
+        row |= {"created": time.time(), "expires": expires, "why": "", "leased": int(leased)}
+        self._store.write(_OPENED, row, then, undo=_NOT_OPENED)
 
     def running(self, owner: str, name: str) -> None:
         """It has started."""

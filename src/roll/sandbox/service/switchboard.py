@@ -118,7 +118,7 @@ class Switchboard:
             for each in ({"op": "create", "sandbox": entry.place, "spec": said}, *waiting):
                 entry.send(each)
 
-        self.records.opened(owner, name, worker.name, said, entry.expires, written)
+        self.records.opened(owner, name, worker.name, said, entry.expires, written, leased=entry.leased)
 
     def _start(self, line: ClientLine, entry: Entry, message: Message) -> None:
         """A program, a session, or a session's command."""

@@ -33,6 +33,7 @@ sandboxes = Table(
     Column("expires", Float, nullable=False),
     Column("ended", Float),
     Column("why", String(16), nullable=False, default=""),
+    Column("leased", Integer, nullable=False, server_default="1"),
     Index("sandboxes_state", "state"),
 )
 executions = Table(

@@ -1,0 +1,21 @@
+"""Which sandboxes end when nobody has a line to them any more."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Those that are there do: nobody knows whether they were made over HTTP."""
+    op.add_column("sandboxes", sa.Column("leased", sa.Integer, nullable=False, server_default="1"))
+
+
+def downgrade() -> None:
+    """Without it."""
+    op.drop_column("sandboxes", "leased")
