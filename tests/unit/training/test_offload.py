@@ -49,7 +49,7 @@ def test_nothing_is_copied_where_device_and_host_are_one(tiny_model: Path) -> No
     assert not differing(three_steps(build(tiny_model, OFFLOAD["both"])), expected)
 
 
-def test_a_storage_travels_once_and_is_held_until_its_last_view_is_read() -> None:
+def test_a_storage_travels_once_for_all_its_views() -> None:
     weight = torch.nn.Linear(4, 4, bias=False)
     x = torch.randn(6, 4, requires_grad=True)
     with apart() as left:
@@ -65,6 +65,16 @@ def test_a_storage_travels_once_and_is_held_until_its_last_view_is_read() -> Non
     inner = x * 2
     ((weight(inner) * inner[:3].repeat(2, 1)).sum() + inner.t().square().sum()).backward()
     assert torch.equal(grad, x.grad)
+
+
+def test_a_storage_leaves_the_device_when_its_last_view_is_read() -> None:
+    with apart():
+        saved, x = SavedTensors(torch.nn.Identity(), torch.device("cpu")), torch.arange(6.0)
+        first, last = saved._pack(x), saved._pack(x[2:])
+        assert torch.equal(saved._unpack(first), x)
+        assert first.storage.here is not None
+        assert torch.equal(saved._unpack(last), x[2:])
+        assert first.storage.here is None
 
 
 def test_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
