@@ -237,14 +237,21 @@ def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
 
 
 def activation_bytes_per_token(
-    sizes: ModelSizes, element_bytes: int, *, checkpointing: bool, mlp_slice: float | None = None, fused: bool = False
-) -> int:
-    """What autograd keeps of one token until its backward pass.
+    sizes: ModelSizes,
+    element_bytes: int,
+    *,
+    checkpointing: bool,
+    mlp_slice: float | None = None,
+    fused: bool = False,
+    offloaded: bool = False,
+) -> tuple[int, int]:
+    """What autograd keeps of one token until its backward pass, and what is there of one layer while it passes.
 
     Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
     MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
     the norms. Where norms and gates are fused (`roll.training.fused`), nothing inside the norms but a number, and 3
-    vectors inside an MLP. With checkpointing, one hidden vector per layer, and one layer in full beside its gradients.
+    vectors inside an MLP. With checkpointing, one hidden vector per layer is kept; one layer in full and two gradients
+    inside its MLP pass. Offloaded, nothing is kept, and what an MLP's gate needs passes.
 
     Args:
         sizes: of the model.
@@ -253,6 +260,7 @@ def activation_bytes_per_token(
         mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
             pass; then only one MLP's inside is there at once, of this share.
         fused: whether norms and gates are, as on a CPU in bfloat16.
+        offloaded: whether all of it is in main memory meanwhile.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
@@ -260,12 +268,15 @@ def activation_bytes_per_token(
     in_gate = 3 if fused and not sizes.experts_per_token else 4
     around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms
     inside = element_bytes * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
-    again = inside if mlp_slice is None else round(inside * mlp_slice)
+    part = 1 if mlp_slice is None else mlp_slice
     if checkpointing:
-        return sizes.num_layers * hidden * element_bytes + 2 * (around + again)
+        kept = 0 if offloaded else sizes.num_layers * hidden * element_bytes
+        return kept, around + round(part * (inside + 2 * element_bytes * sizes.intermediate_size))
+    if offloaded:
+        return 0, element_bytes * hidden + round(part * (inside + element_bytes * sizes.intermediate_size))
     if mlp_slice is None:
-        return sizes.num_layers * (around + inside)
-    return sizes.num_layers * around + 2 * again
+        return sizes.num_layers * (around + inside), 0
+    return sizes.num_layers * around, round(2 * part * inside)
 
 
 def element_bytes(dtype: str) -> int:
@@ -284,20 +295,44 @@ def moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
     return 2 + 8 / 256 if training.optimizer == "adamw_8bit" and model.lora is None else 8
 
 
-def trained_bytes(model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int) -> dict[str, int]:
-    """A rank's share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients."""
+def trained_bytes(
+    model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int, *, on_accelerator: bool
+) -> dict[str, int]:
+    """A rank's share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients.
+
+    Offloaded, an accelerator has weights alone, and of gradients what is on its way.
+    """
     trained, element = num_trained(model, sizes), element_bytes(model.dtype)
-    own_copy = element != 4
-    parts = {"master weights": 4 * trained // ranks} if own_copy or model.lora else {}
+    offloaded = training.offload_optimizer and on_accelerator
+    own_copy = element != 4 and not offloaded
+    parts = {"master weights": 4 * trained // ranks} if own_copy or (model.lora and not offloaded) else {}
     whole = sizes.num_parameters
     if model.lora is not None and model.lora.base == "nf4":
         in_4_bits = min(num_linear(sizes), whole)
         parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank has all of them
         whole -= in_4_bits
     parts["weights"] = whole * element // ranks
+    if offloaded:
+        return parts | _offloaded_bytes(training, sizes, whole, 0 if model.lora is None else trained, ranks, element)
     parts["gradients"] = 4 * trained // ranks
     parts["AdamW"] = round(moment_bytes(model, training) * trained / ranks)
     return parts
+
+
+def _offloaded_bytes(
+    training: TrainingConfig, sizes: ModelSizes, whole: int, adapters: int, ranks: int, element: int
+) -> dict[str, int]:
+    """Weights, in float32 where FSDP shares them, and gradients: of the vocabulary's matrix until the backward pass
+    ends, and where FSDP adds them up, of a layer beside its copy in float32."""
+    parallel = training.parallel
+    is_shared = ranks * parallel.dp_replicate > parallel.pp
+    embedding = 0 if adapters else sizes.vocab_size * sizes.hidden_size
+    gradients = element * embedding
+    if is_shared:
+        layer = adapters // sizes.num_layers or (whole - embedding) // sizes.num_layers
+        gradients += (element + 4) * layer
+    weights = (whole + adapters) * (4 if is_shared else element) // ranks
+    return {"weights": weights, "gradients": gradients // parallel.tp}
 
 
 def pass_bytes(
@@ -307,14 +342,16 @@ def pass_bytes(
     hidden states."""
     own = num_tokens // training.parallel.row_ranks
     mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
-    per_token = activation_bytes_per_token(
+    kept, passing = activation_bytes_per_token(
         sizes,
         element,
         checkpointing=training.activation_checkpointing,
         mlp_slice=mlp_slice,
         fused=element == 2 and not on_accelerator,
+        offloaded=training.offload_activations and on_accelerator,
     )
-    return {**gathered_bytes(training, sizes, ranks, element), "activations": own * per_token}
+    parts = {**gathered_bytes(training, sizes, ranks, element), "activations": own * kept}
+    return parts | ({"a layer": own * passing} if passing else {})
 
 
 def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
@@ -333,11 +370,13 @@ def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, elem
     return {"gathered weights": element * ((embedding + 2 * (layer - experts)) // parallel.tp + 2 * own)}
 
 
-def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int) -> int:
-    """What the vocabulary projection of `num_tokens` holds at most."""
+def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
+    """What the vocabulary projection of `num_tokens` holds at most, beyond what passes of a `layer`: that is there when
+    the logits are not."""
     logits = num_tokens * sizes.vocab_size * element
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
-    return min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))
+    found = min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))
+    return max(found - layer, 0)
 
 
 def engine_bytes(

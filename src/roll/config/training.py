@@ -85,6 +85,16 @@ class TrainingConfig(Section):
         unit="tokens",
         ge=1,
     )
+    offload_optimizer: bool = option(
+        False,
+        "Keep master weights, AdamW's moments and summed gradients in main memory, and update there: the device holds "
+        "weights alone. Costs a host's AdamW, and the way of gradients and new weights. The back-end `torch`.",
+    )
+    offload_activations: bool = option(
+        False,
+        "Keep what a forward pass saves for its backward pass in main memory. Cheapest beside "
+        "activation_checkpointing: then only the inputs of layers travel. The back-end `torch`.",
+    )
     close_heap: bool | None = option(
         None,
         "On a CPU, give back what lies free between tensors as soon as it is more than an eighth of what is alive; "
@@ -146,6 +156,17 @@ class TrainingConfig(Section):
     def _balanced_by_torch(cls, value: float, info: ValidationInfo) -> float:
         if value and info.data.get("backend") == "deepspeed":
             raise ValueError("only the back-end torch keeps experts even: set it to 0, or training.backend to torch")
+        return value
+
+    @field_validator("offload_optimizer", "offload_activations")
+    @classmethod
+    def _offloaded_by_torch(cls, value: bool, info: ValidationInfo) -> bool:
+        backend = info.data.get("backend")
+        if value and backend in ("deepspeed", "megatron"):
+            own = " (DeepSpeed's own is training.deepspeed.offload_optimizer)" if backend == "deepspeed" else ""
+            raise ValueError(
+                f"the back-end {backend} does not read this: set training.backend to torch, or leave it out{own}"
+            )
         return value
 
     @field_validator("deepspeed")

@@ -131,7 +131,7 @@ def memory_of(config: SimulationConfig, made_of: Model, on: Device) -> list[Role
     train = {
         "weights": parameters * element // ranks,
         "optimiser": parameters * STATE_BYTES // ranks,
-        "activations": longest * activation_bytes_per_token(made_of, element, checkpointing=True),
+        "activations": longest * sum(activation_bytes_per_token(made_of, element, checkpointing=True)),
         "gathered layers": 2 * layer * element if ranks > 1 else 0,
     }
     capacity = config.engine.kv_capacity

@@ -18,6 +18,7 @@ from roll.protocols import StateKind, WeightSource
 from roll.training.distributed import shard
 from roll.training.heap import close_heap_after
 from roll.training.loading import build_network
+from roll.training.main_memory import MainMemory
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
 from roll.training.passes import Passes
@@ -62,7 +63,8 @@ class TorchBackend(TrainerRank):
         trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
         copies = self.network.cut.copies if self.network.cut is not None else ()
-        self.masters = MasterWeights(trainable | heads, self.precision, copies)
+        memory = MainMemory(self.device) if spec.training.offload_optimizer else None
+        self.masters = MasterWeights(trainable | heads, self.precision, copies, memory)
         factors = dict.fromkeys(heads, self.head_factor)
         self.optimizer = Optimizer(self.masters, spec.training, self.ranks, factors)
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)

@@ -5,7 +5,8 @@
 
 Shapes, dtypes, placements and collectives are those of the code that trains; the process group answers at once and says
 nothing. So a layout of a hundred accelerators can be tried on a laptop: whether it divides the model, what each rank
-holds, what it sends. Memory is that of tensors: no kernel's workspace, no collective's buffers, no fragments.
+holds, what it sends. Memory is that of tensors: no kernel's workspace, no collective's buffers, no fragments. What is
+offloaded counts as main memory's, with all that is computed from it alone.
 """
 
 from __future__ import annotations
@@ -70,6 +71,8 @@ class DryRun:
     """Bytes more that are there once all micro-batches are through."""
     peak: int
     """Most bytes at any moment, all of these included."""
+    host: int
+    """Most bytes at any moment of what is offloaded; none of the others has these."""
     counts: Mapping[Traffic, int]
     """How many collectives of each kind a step has."""
     bytes: Mapping[Traffic, int]
@@ -120,6 +123,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
                 between=between,
                 gradients=watch.live - between,
                 peak=watch.peak,
+                host=watch.most_on_host,
                 counts=watch.counts,
                 bytes=watch.bytes,
             )
@@ -161,6 +165,8 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
 
     instead: dict[str, Any] = {
         "torch.UntypedStorage.resize_": resized,
+        "roll.training.main_memory.MainMemory.away": lambda _, tensor: watch.copied(tensor, on_host=True),
+        "roll.training.main_memory.MainMemory.back": lambda _, tensor: watch.copied(tensor, on_host=False),
         "roll.training.rank.Ranks": _Ranks,
         "roll.training.backend.build_network": _skeleton,
         "roll.training.backend.Unread": _Unread,
@@ -200,7 +206,10 @@ def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = No
     """The network of a role, on the meta device until it is filled."""
     with unset_fake_temporarily(), torch.device("meta"), mock.patch("roll.training.loading.load_causal_lm", _bare):
         network = build_network(spec, dtype).to("meta")  # adapters have numbers
-    return network if unread is not None else network.to_empty(device="cpu")
+    if unread is None:
+        network.to_empty(device="cpu")
+        vars(network)["to"] = lambda device: network  # a fake tensor cannot be exchanged for itself
+    return network
 
 
 def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:
@@ -266,12 +275,20 @@ class _Watch(TorchDispatchMode):
         self.peak = 0
         self.counts: Counter[Traffic] = Counter()
         self.bytes: Counter[Traffic] = Counter()
+        self.on_host = 0
+        self.most_on_host = 0
         self._sizes: dict[int, int] = {}
+        self._on_host: set[int] = set()
+        """Which of them are main memory's."""
+        self._placed: bool | None = None
+        """Whether what is made now is; by default, where all operands are."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        operands = [tensor.untyped_storage()._cdata for tensor in _plain((args, kwargs))]
+        on_host = bool(operands) and self._on_host.issuperset(operands) if self._placed is None else self._placed
         result = func(*args, **(kwargs or {}))
         for tensor in _plain(result):
-            self._hold(tensor.untyped_storage())
+            self._hold(tensor.untyped_storage(), on_host)
         namespace, _, name = func._schema.name.partition("::")
         if namespace in ("c10d", "_c10d_functional") and "wait" not in name:
             self._note(name, (args, kwargs, result))
@@ -282,21 +299,36 @@ class _Watch(TorchDispatchMode):
         before = self._sizes.get(storage._cdata)
         if before is not None:
             self._sizes[storage._cdata] = storage.nbytes()
-            self._grow(storage.nbytes() - before)
+            self._grow(storage.nbytes() - before, storage._cdata in self._on_host)
 
-    def _hold(self, storage: torch.UntypedStorage) -> None:
+    def copied(self, tensor: Tensor, *, on_host: bool) -> Tensor:
+        """A copy of a tensor in main memory, or on the device."""
+        self._placed = on_host
+        try:
+            return tensor.clone()
+        finally:
+            self._placed = None
+
+    def _hold(self, storage: torch.UntypedStorage, on_host: bool) -> None:
         key = storage._cdata
         if key not in self._sizes:
             self._sizes[key] = storage.nbytes()
-            self._grow(storage.nbytes())
+            if on_host:
+                self._on_host.add(key)
+            self._grow(storage.nbytes(), on_host)
             weakref.finalize(storage, self._forget, key)
 
     def _forget(self, key: int) -> None:
-        self._grow(-self._sizes.pop(key))
+        self._grow(-self._sizes.pop(key), key in self._on_host)
+        self._on_host.discard(key)
 
-    def _grow(self, size: int) -> None:
-        self.live += size
-        self.peak = max(self.peak, self.live)
+    def _grow(self, size: int, on_host: bool) -> None:
+        if on_host:
+            self.on_host += size
+            self.most_on_host = max(self.most_on_host, self.on_host)
+        else:
+            self.live += size
+            self.peak = max(self.peak, self.live)
 
     def begin(self) -> None:
         """Count collectives, and the peak, from here."""

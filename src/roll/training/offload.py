@@ -52,8 +52,9 @@ class StatePlacement:
     def _move(self, states: Collection[StateKind], device: torch.device) -> None:
         if "optimizer" in states:
             self._masters.clear_grads()
-            self._masters.move(device)
-            self._optimizer.move_moments(device)
+            if not self._masters.is_offloaded:
+                self._masters.move(device)
+                self._optimizer.move_moments(device)
         if "parameters" in states:
             self._network.to(device)
         self._optimizer.bind()

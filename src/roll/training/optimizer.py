@@ -33,7 +33,8 @@ class Optimizer:
         factors: of some weights, by name, on the learning rate.
 
     Works on local tensors: AdamW is element-wise, so shards need no knowledge of each other but the gradient
-    norm.
+    norm. They are updated where the weights keep them: offloaded, on the host, so that of an update only
+    gradients and new weights travel, never masters and moments.
     """
 
     def __init__(
@@ -89,7 +90,8 @@ class Optimizer:
         for name in self._locals:
             if (grad := self._weights.grad(name)) is not None and name not in self._weights.copies:
                 grads[self._weights.is_divided(name)].append(grad)
-        return math.sqrt(self._ranks.sum(_squares(grads[True]), _squares(grads[False])))
+        squares = (_squares(grads[divided]).to(self._ranks.device) for divided in (True, False))
+        return math.sqrt(self._ranks.sum(*squares))
 
     @torch.no_grad()
     def step(self, learning_rate: float, grad_norm: float) -> None:

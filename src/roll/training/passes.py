@@ -39,6 +39,7 @@ from roll.training.parallel.pipeline import order
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
 from roll.training.routing import Routing
+from roll.training.saved import SavedTensors
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.types import (
@@ -108,6 +109,7 @@ class Passes:
         self._device = device
         self._randomness = randomness
         self._call = call or network
+        self._saved = SavedTensors(network, device) if spec.training.offload_activations else None
 
     def losses(self, batch: TrainingBatch, loss: LossFn, backward: Backward | None = None) -> StepResult:
         """A batch's loss and metrics over all micro-batches and ranks; with `backward` also its gradient.
@@ -302,7 +304,7 @@ class Passes:
         top: Int64Array | int | None,
     ) -> Predictions:
         """What the network says of a micro-batch."""
-        with self._randomness.own():
+        with self._randomness.own(), contextlib.nullcontext() if self._saved is None else self._saved.kept_away():
             return self._call(layout, batch.temperature, needs, observer, top)
 
     def _observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> MapObserver | None:

@@ -4,6 +4,10 @@ The optimiser always works on *master* weights in float32. With a bfloat16 netwo
 holds a bfloat16 copy that is written once per step, and every micro-batch's bfloat16 gradients are added up
 in float32: nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP
 gathers them as bfloat16. Masters begin as what engines hold: the checkpoint, rounded to the compute dtype.
+
+Offloaded, masters and sums of gradients are apart from every network, in main memory; a gradient goes there as soon as
+it is complete. FSDP's own `CPUOffloadPolicy` is not used: it would keep frozen weights on the host too and bring all
+of them back for every pass, it waits for each gradient that is added up, and one rank has no FSDP.
 """
 
 from __future__ import annotations
@@ -14,6 +18,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+
+from roll.training.main_memory import MainMemory
 
 __all__ = ["MasterWeights", "Precision"]
 
@@ -39,12 +45,18 @@ class MasterWeights:
         parameters: the network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
         precision: masters are kept apart from parameters that have another dtype than `precision.master`.
         copies: names of those that other ranks have as their own, with the same gradient.
+        memory: where masters and gradients are kept, in place of the device.
     """
 
     def __init__(
-        self, parameters: Mapping[str, nn.Parameter], precision: Precision, copies: Collection[str] = ()
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        precision: Precision,
+        copies: Collection[str] = (),
+        memory: MainMemory | None = None,
     ) -> None:
         self.copies = copies
+        self._memory = memory
         self.parameters = dict(parameters)
         self.precision = precision
         self._masters: dict[str, Tensor] = {}
@@ -53,34 +65,51 @@ class MasterWeights:
         """Whose gradient is of this step; the memory of the others waits to be written over. On a host all of it is
         there from the beginning: among activations, it would keep the heap from closing behind them."""
         for name, parameter in self.parameters.items():
-            if not isinstance(parameter, DTensor) and parameter.dtype != precision.master:
-                self._masters[name] = parameter.detach().to(precision.master, copy=True)
-                if parameter.device.type == "cpu":
+            if memory is not None or (not isinstance(parameter, DTensor) and parameter.dtype != precision.master):
+                weight = _own(parameter.detach())
+                if memory is not None:
+                    weight = memory.away(weight)
+                    memory.finish()
+                self._masters[name] = weight.to(precision.master, copy=True)
+                if self._masters[name].device.type == "cpu":
                     self._grads[name] = torch.empty_like(self._masters[name])
                 parameter.register_post_accumulate_grad_hook(self._collector(name))
 
     def _collector(self, name: str) -> Callable[[Tensor], None]:
         def collect(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            if name in self._collected:
-                self._grads[name].add_(parameter.grad)
-            elif name in self._grads:
-                self._grads[name].copy_(parameter.grad)
+            if self._memory is None:
+                add(parameter.grad)
             else:
-                self._grads[name] = parameter.grad.to(self.precision.master)
-            self._collected.add(name)
+                self._memory.hand_over(_own(parameter.grad), add)
             parameter.grad = None
+
+        def add(grad: Tensor) -> None:
+            if name in self._collected:
+                self._grads[name].add_(grad)
+            elif name in self._grads:
+                self._grads[name].copy_(grad)
+            else:
+                self._grads[name] = grad.to(self.precision.master)
+            self._collected.add(name)
 
         return collect
 
+    @property
+    def is_offloaded(self) -> bool:
+        """Whether masters and gradients are in main memory, wherever the network is."""
+        return self._memory is not None
+
     def full(self, name: str) -> Tensor:
         """The weight the optimiser works on; a DTensor under FSDP."""
-        return self._masters.get(name, self.parameters[name].detach())
+        weight, master = self.parameters[name].detach(), self._masters.get(name)
+        if master is None:
+            return weight
+        return DTensor(master, weight._spec, requires_grad=False) if isinstance(weight, DTensor) else master
 
     def local(self, name: str) -> Tensor:
         """This rank's part of it; shares memory."""
-        weight = self.full(name)
-        return weight.to_local() if isinstance(weight, DTensor) else weight
+        return self._masters[name] if name in self._masters else _own(self.parameters[name].detach())
 
     def is_divided(self, name: str) -> bool:
         """Whether each of the ranks that go through one row together has another part of it."""
@@ -92,10 +121,12 @@ class MasterWeights:
 
     def grad(self, name: str) -> Tensor | None:
         """This rank's part of the gradient; `None` where the loss did not reach the weight."""
+        if self._memory is not None:
+            self._memory.finish()
         if name in self._masters:
             return self._grads[name] if name in self._collected else None
         grad = self.parameters[name].grad
-        return grad.to_local() if isinstance(grad, DTensor) else grad
+        return None if grad is None else _own(grad)
 
     def clear_grads(self) -> None:
         """Forget the gradients.
@@ -103,6 +134,8 @@ class MasterWeights:
         On a device their memory is freed: the next ones then take what activations leave in the backward pass. On a
         host it is kept, since the kernel clears every page that it gives out anew.
         """
+        if self._memory is not None:
+            self._memory.finish()
         self._collected.clear()
         self._grads = {name: grad for name, grad in self._grads.items() if grad.device.type == "cpu"}
         for parameter in self.parameters.values():
@@ -115,6 +148,14 @@ class MasterWeights:
     @torch.no_grad()
     def refresh(self) -> None:
         """Write the master weights into the network."""
-        if self._masters:
+        if self._memory is not None:
+            for name, master in self._masters.items():
+                self._memory.write(_own(self.parameters[name].detach()), master)
+        elif self._masters:
             names = list(self._masters)
             torch._foreach_copy_([self.parameters[n].data for n in names], [self._masters[n] for n in names])
+
+
+def _own(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor

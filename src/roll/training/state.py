@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.futures import Future
 
 from roll.errors import CheckpointError
@@ -201,7 +202,8 @@ def _like(local: Tensor, full: Tensor) -> Tensor:
         parts = [full.device_mesh.size(i) for i, p in enumerate(full.placements) if p.is_shard(full.ndim - 1)]
         shape = torch.Size([*full.shape[:-1], local.shape[-1] * math.prod(parts)])
     stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(local, full.device_mesh, full.placements, run_check=False, shape=shape, stride=stride)
+    spec = DTensorSpec(full.device_mesh, full.placements, TensorMeta(shape, stride, local.dtype))
+    return DTensor(local, spec, requires_grad=False)  # `from_local` would bring what is offloaded to the mesh's device
 
 
 class _Writer(dcp.FileSystemWriter):

@@ -293,8 +293,8 @@ def test_activations_are_those_that_autograd_keeps(dtype, checkpointing, mlp_sli
     element = {"bfloat16": 2, "float32": 4}[dtype]
     more = Sizes(num_kv_heads=kv_heads, num_layers=4)
     settings = {"checkpointing": checkpointing, "mlp_slice": mlp_slice}
-    estimate = activation_bytes_per_token(more, element, **settings)
-    estimate -= activation_bytes_per_token(sizes, element, **settings)
+    estimate = sum(activation_bytes_per_token(more, element, **settings))
+    estimate -= sum(activation_bytes_per_token(sizes, element, **settings))
     assert estimate / 2 == pytest.approx(per_layer, rel=0.1)
 
 
@@ -303,7 +303,7 @@ def test_activations_of_experts_are_those_that_autograd_keeps():
     inner = 128
     kept = [saved_by_experts(Sizes(), inner, chosen) / NUM_TOKENS for chosen in (2, 4)]
     sizes = [Sizes(intermediate_size=chosen * inner, experts_per_token=chosen) for chosen in (2, 4)]
-    estimated = [activation_bytes_per_token(s, 2, checkpointing=False) for s in sizes]
+    estimated = [sum(activation_bytes_per_token(s, 2, checkpointing=False)) for s in sizes]
     assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.1)
 
 
@@ -495,5 +495,5 @@ def test_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
         - saved_bytes(sizes, 2, "bfloat16", False, None, fused=fused)
         for fused in (False, True)
     )
-    estimated = [activation_bytes_per_token(sizes, 2, checkpointing=False, fused=fused) for fused in (False, True)]
+    estimated = [sum(activation_bytes_per_token(sizes, 2, checkpointing=False, fused=fused)) for fused in (False, True)]
     assert estimated[0] - estimated[1] == pytest.approx((plain - fused) / NUM_TOKENS, rel=0.1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from training_helpers import grads_of, make_batch, make_spec, needs_cuda, relati
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
-from roll.training import TorchBackend
+from roll.training import TorchBackend, saved
 
 pytestmark = [pytest.mark.gpu, needs_cuda]
 
@@ -55,6 +56,23 @@ def test_offloading_frees_the_device_and_reloading_goes_on_as_if_nothing_happene
     assert results[0].loss == pytest.approx(results[1].loss, rel=1e-4)
     for (_, a), (_, b) in zip(moved.weights(), left.weights(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+
+
+def test_offloaded_states_and_activations_leave_the_device_and_change_nothing(tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model", hidden=512, heads=8, kv_heads=4)
+    both = {"offload_optimizer": True, "offload_activations": True}
+    found: list[tuple[float, int, int]] = []
+    for settings in ({}, both):
+        before = torch.cuda.memory_allocated()
+        backend = on_cuda(model, dtype="bfloat16", max_tokens_per_micro_batch=60, **settings)
+        with mock.patch.object(saved, "MIN_BYTES", 1):
+            results = [backend.train_step(make_batch(seed), PolicyLoss()) for seed in range(3)]
+        weights = sum(p.numel() for p in backend.masters.parameters.values())
+        found.append((results[-1].loss, torch.cuda.memory_allocated() - before, weights))
+        del backend
+    (loss, kept, weights), (other, less, _) = found
+    assert other == pytest.approx(loss, rel=1e-2)
+    assert kept - less > 11 * weights  # masters and moments, at least
 
 
 def test_state_saved_on_the_device_loads_on_the_host(tiny_model: Path, tmp_path: Path) -> None:

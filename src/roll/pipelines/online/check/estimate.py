@@ -149,7 +149,8 @@ def memory_by_role(
     """
     element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
     policy = trainer_memory(config, sizes, batch, ranks, on_accelerator=on_accelerator)
-    policy["logits"] = logit_bytes(sizes, batch.tokens_per_micro_batch // config.training.parallel.row_ranks, element)
+    own = batch.tokens_per_micro_batch // config.training.parallel.row_ranks
+    policy["logits"] = logit_bytes(sizes, own, element, layer=policy.get("a layer", 0))
     in_run = config.training.num_steps * batch.micro_batches
     policy |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
     if not on_accelerator:
@@ -194,7 +195,8 @@ def trainer_memory(
     """What a rank of a trainer needs, up to the final hidden states."""
     tokens, element = _micro_batch(config, batch, ranks), element_bytes(config.model.dtype)
     passes = pass_bytes(config.training, sizes, tokens, ranks, element, on_accelerator=on_accelerator)
-    return trained_bytes(config.model, config.training, sizes, ranks // config.training.parallel.dp_replicate) | passes
+    shards = ranks // config.training.parallel.dp_replicate
+    return trained_bytes(config.model, config.training, sizes, shards, on_accelerator=on_accelerator) | passes
 
 
 def _micro_batch(config: GeneratingConfig, batch: BatchArithmetic, ranks: int) -> int:

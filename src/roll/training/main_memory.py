@@ -1,0 +1,79 @@
+"""Main memory beside a device: what leaves the device while it computes, and what comes back.
+
+    backward pass ─ a gradient ─ stream of its own ─► pinned copy ─ once it is there ─► added up on the host
+    update on the host ─ a weight, rounded to the network's dtype ─► pinned copy ─► device, while the next is rounded
+
+On a CPU, device and main memory are one: nothing is copied, and the rest is the same code.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+__all__ = ["MainMemory"]
+
+_UNDER_WAY = 4
+"""Tensors handed over at most before the host waits for the first of them."""
+
+
+class MainMemory:
+    """What moves between one device and main memory.
+
+    Args:
+        device: the device.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
+        self._arriving: deque[tuple[torch.Event, Tensor, Callable[[Tensor], None]]] = deque()
+
+    def away(self, tensor: Tensor) -> Tensor:
+        """A tensor of the device in main memory; there after `finish`, or for `back`."""
+        if self._stream is None:
+            return tensor
+        self._stream.wait_stream(torch.accelerator.current_stream(self.device))
+        with self._stream:
+            copy = torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+        tensor.record_stream(self._stream)  # type: ignore[arg-type]
+        return copy
+
+    def back(self, tensor: Tensor) -> Tensor:
+        """On the device, what `away` gave."""
+        if self._stream is None:
+            return tensor
+        torch.accelerator.current_stream(self.device).wait_stream(self._stream)
+        return tensor.to(self.device, non_blocking=True)
+
+    def hand_over(self, tensor: Tensor, take: Callable[[Tensor], None]) -> None:
+        """Let `take` have a tensor of the device in main memory: in the order of these calls, by `finish` at the
+        latest."""
+        copy = self.away(tensor)
+        if self._stream is None:
+            take(copy)
+            return
+        self._arriving.append((self._stream.record_event(), copy, take))
+        while len(self._arriving) > _UNDER_WAY:
+            self._take_first()
+
+    def finish(self) -> None:
+        """Wait for all that was sent away or handed over."""
+        while self._arriving:
+            self._take_first()
+        if self._stream is not None:
+            self._stream.synchronize()
+
+    def write(self, target: Tensor, source: Tensor) -> None:
+        """Copy into a tensor of the device, rounded to its dtype on the host; the device need not have it yet."""
+        if self._stream is not None:
+            source = torch.empty_like(source, dtype=target.dtype, pin_memory=True).copy_(source)
+        target.copy_(source, non_blocking=True)
+
+    def _take_first(self) -> None:
+        event, copy, take = self._arriving.popleft()
+        event.synchronize()
+        take(copy)

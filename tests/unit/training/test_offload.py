@@ -1,0 +1,188 @@
+"""Offloaded states and activations change no bit of a step, and are not on the device."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.multiprocessing as mp
+from families import FAMILIES, write_model
+from offload_ranks import OFFLOAD, RUNS, apart, build, check_checkpoints, differing, run_rank, three_steps
+from training_helpers import make_batch, make_spec
+from transformers import LlamaConfig
+
+from roll.config.estimate import logit_bytes, pass_bytes, trained_bytes
+from roll.config.training import TrainingConfig
+from roll.errors import ConfigError
+from roll.training.dry_run import dry_run
+from roll.training.saved import SavedTensors
+from roll.types import Needs
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_three_steps_are_the_same_to_the_bit(tiny_model: Path, tmp_path: Path, name: str) -> None:
+    with apart() as left:
+        plain = build(tiny_model, RUNS[name])
+        expected = three_steps(plain)
+        assert not left
+        for offload in OFFLOAD.values():
+            backend = build(tiny_model, RUNS[name] | offload)
+            assert not differing(three_steps(backend), expected)
+            assert left
+            left.clear()
+        check_checkpoints(tmp_path, plain, backend)
+
+
+def test_a_mixture_takes_the_same_steps(tiny_model: Path, tmp_path: Path) -> None:
+    path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
+    with apart():
+        steps = [three_steps(build(path, offload)) for offload in ({}, OFFLOAD["both"])]
+    assert not differing(steps[1], steps[0])
+
+
+def test_nothing_is_copied_where_device_and_host_are_one(tiny_model: Path) -> None:
+    expected = three_steps(build(tiny_model, {}))
+    assert not differing(three_steps(build(tiny_model, OFFLOAD["both"])), expected)
+
+
+def test_a_storage_travels_once_for_all_its_views() -> None:
+    weight = torch.nn.Linear(4, 4, bias=False)
+    x = torch.randn(6, 4, requires_grad=True)
+    with apart() as left:
+        saved = SavedTensors(weight, torch.device("cpu"))
+        with saved.kept_away():
+            inner = x * 2
+            total = (weight(inner) * inner[:3].repeat(2, 1)).sum() + inner.t().square().sum()
+        sizes = sorted(left)
+        total.backward()
+    # of `inner`, what the weight makes of it, and the repeated rows: 6 x 4 float32 each; the weight stays
+    assert sizes == [96, 96, 96]
+    grad, x.grad = x.grad, None
+    inner = x * 2
+    ((weight(inner) * inner[:3].repeat(2, 1)).sum() + inner.t().square().sum()).backward()
+    assert torch.equal(grad, x.grad)
+
+
+def test_a_storage_leaves_the_device_when_its_last_view_is_read() -> None:
+    with apart():
+        saved, x = SavedTensors(torch.nn.Identity(), torch.device("cpu")), torch.arange(6.0)
+        first, last = saved._pack(x), saved._pack(x[2:])
+        assert torch.equal(saved._unpack(first), x)
+        assert first.storage.here is not None
+        assert torch.equal(saved._unpack(last), x[2:])
+        assert first.storage.here is None
+
+
+def test_what_a_later_operation_overwrites_is_moved_as_it_was() -> None:
+    x = torch.ones(4, requires_grad=True)
+    with apart() as left:
+        with SavedTensors(torch.nn.Identity(), torch.device("cpu")).kept_away():
+            inner = x * 1
+            first = inner.square().sum()  # saves `inner`
+            inner.detach().mul_(3)
+            second = inner.square().sum()  # saves it again, with other numbers
+        (first + second).backward()
+    assert len(left) == 2
+    assert x.grad.tolist() == [2.0 + 6.0] * 4
+
+
+@pytest.mark.parametrize("backend", ["deepspeed", "megatron"])
+@pytest.mark.parametrize("field", ["offload_optimizer", "offload_activations"])
+def test_another_back_end_refuses_it(backend: str, field: str) -> None:
+    settings: dict[str, Any] = {"num_steps": 1, "backend": backend, field: True}
+    with pytest.raises((ConfigError, ValueError), match=f"the back-end {backend} does not read this"):
+        TrainingConfig(**settings)
+
+
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 12, 512, 1408, 8, 4, 1024
+TOKENS = 2 * (100 + 4 * 450)
+ESTIMATED: list[Any] = [
+    (1, {"offload_optimizer": True, "offload_activations": True}),
+    *(
+        pytest.param(ranks, settings, marks=pytest.mark.slow)
+        for ranks in (1, 2)
+        for settings in (
+            {"offload_optimizer": True},
+            {"offload_optimizer": True, "activation_checkpointing": True},
+            {"offload_optimizer": True, "offload_activations": True, "activation_checkpointing": True},
+        )
+    ),
+    pytest.param(1, {"offload_activations": True}, marks=pytest.mark.slow),
+    pytest.param(1, {"offload_activations": True, "activation_checkpointing": True}, marks=pytest.mark.slow),
+    pytest.param(2, {"offload_optimizer": True, "offload_activations": True}, marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize(("ranks", "settings"), ESTIMATED)
+def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: dict[str, Any]) -> None:
+    """Within 10 %, by a dry run in which what is offloaded has a memory of its own."""
+    config = LlamaConfig(
+        vocab_size=WORDS,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=HEADS,
+        num_key_value_heads=KV_HEADS,
+        tie_word_embeddings=False,
+        architectures=["LlamaForCausalLM"],
+    )
+    config.save_pretrained(tmp_path)
+    spec = make_spec(tmp_path, dtype="bfloat16", **settings)
+    spec = dataclasses.replace(spec, world_size=ranks, device="cpu")
+    batch = make_batch(0, groups=2, group_size=4, prompt=(100, 101), response=(450, 451), vocab=WORDS)
+    with mock.patch("roll.training.logprobs.CPU_BLOCK_ELEMENTS", 2**40):  # as on an accelerator
+        found = dry_run(spec, batch, Needs())
+    width = HIDDEN // HEADS
+    layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * width + 3 * HIDDEN * INNER + 2 * HIDDEN
+    sizes = Sizes(num_parameters=2 * WORDS * HIDDEN + LAYERS * layer + HIDDEN)
+    own = TOKENS // ranks
+    parts = trained_bytes(spec.model, spec.training, sizes, ranks, on_accelerator=True)
+    parts |= pass_bytes(spec.training, sizes, own, ranks, 2, on_accelerator=True)
+    parts["logits"] = logit_bytes(sizes, own, 2, layer=parts.get("a layer", 0))
+    ratio = found.peak / sum(parts.values())
+    print(f"\n{ranks} ranks, {settings}: {found.peak / 2**20:.0f} MiB, {ratio:.3f} of the estimate")
+    assert ratio == pytest.approx(1.0, abs=0.1)
+    if spec.training.offload_optimizer:
+        assert found.host >= 16 * sizes.num_parameters // ranks  # masters, moments, gradients
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """Of that model."""
+
+    num_parameters: int
+    num_layers: int = LAYERS
+    hidden_size: int = HIDDEN
+    intermediate_size: int = INNER
+    num_heads: int = HEADS
+    num_kv_heads: int = KV_HEADS
+    head_dim: int = HIDDEN // HEADS
+    vocab_size: int = WORDS
+    experts_per_token: int = 0
+    num_experts: int = 0
+    expert_parameters: int = 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layouts", "num"),
+    [
+        ({"dp 2": {}, "tp 2": {"tp": 2}, "cp 2": {"cp": 2}, "pp 2": {"pp": 2}}, 2),
+        ({"dp 2, tp 2": {"tp": 2}, "pp 2, replicas 2": {"pp": 2, "dp_replicate": 2}}, 4),
+    ],
+)
+def test_ranks_take_the_same_steps(tmp_path: Path, tiny_model: Path, layouts: dict[str, Any], num: int) -> None:
+    names = ("bfloat16", "adapters") if num > 2 else ("bfloat16", "layers again", "8 bits", "adapters")
+    runs = {name: RUNS[name] for name in names}
+    mp.spawn(run_rank, (tmp_path, tiny_model, layouts, runs, num), nprocs=num)  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.slow
+def test_divided_experts_take_the_same_steps(tmp_path: Path, tiny_model: Path) -> None:
+    path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
+    runs = {"bfloat16": RUNS["bfloat16"]}
+    mp.spawn(run_rank, (tmp_path, path, {"ep 2": {"ep": 2}}, runs, 2), nprocs=2)  # type: ignore[no-untyped-call]
