@@ -338,8 +338,7 @@ def _offloaded_bytes(
 def pass_bytes(
     training: TrainingConfig, sizes: ModelSizes, num_tokens: int, ranks: int, element: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """What a forward and backward pass over a micro-batch of `num_tokens` needs of a rank besides, up to the final
-    hidden states."""
+    """What passes over a micro-batch of `num_tokens` need of a rank besides, up to the final hidden states."""
     own = num_tokens // training.parallel.row_ranks
     mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
     kept, passing = activation_bytes_per_token(
@@ -371,8 +370,7 @@ def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, elem
 
 
 def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
-    """What the vocabulary projection of `num_tokens` holds at most, beyond what passes of a `layer`: that is there when
-    the logits are not."""
+    """What the vocabulary projection holds at most, beyond what passes of a `layer`, which is gone by then."""
     logits = num_tokens * sizes.vocab_size * element
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
     found = min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))
@@ -389,9 +387,7 @@ def engine_bytes(
     element: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """What one engine of a `kind` (`vllm` or `hf`) holds, on all its devices together, with `num_requests` of
-    `max_context` tokens at once.
-    """
+    """What an engine of a `kind` (`vllm`, `hf`) holds, on all devices, with `num_requests` of `max_context` tokens."""
     cache = section.kv_cache_bytes
     if cache is None:
         running = min(section.max_num_seqs, num_requests)

@@ -109,7 +109,8 @@ def restore(board: Switchboard, row: dict[str, Any], programs: dict[str, str]) -
         SandboxRequestError, TypeError: a hand has spoilt the row.
     """
     spec, created = spec_of(row["spec"]), row["created"] + 0.0
-    ends = time.monotonic() + row["expires"] - time.time()
+    left = min(row["expires"] - time.time(), row["expires"] - created)  # a clock that was set back gives no more
+    ends = time.monotonic() + left
     away = WorkerLink(row["worker"], None, away_since=time.monotonic())
     worker = board.workers.setdefault(row["worker"], away)
     state, leased = row["state"], bool(row["leased"])
