@@ -170,6 +170,21 @@ async def test_a_choice_among_few_tokens_weighs_each_of_them_alone(engine: VLLME
     assert generation.logprobs == pytest.approx(allowed.max(-1), abs=1e-4)
 
 
+async def test_a_token_is_where_the_requests_own_random_number_falls_in_the_distribution(
+    engine: VLLMEngine, policy: Policy
+) -> None:
+    """So that an answer tells that the engine draws by inversion, with one number for each token."""
+    choices = tuple(range(3, 203, 20))
+    asked = request("inverted", seed=11, max_new_tokens=6, temperature=2.0, choices=choices)
+    generation = await engine.generate(asked)
+    numbers = torch.rand(6, dtype=torch.float64, generator=torch.Generator().manual_seed(11))
+    whole = np.concatenate([np.array(PROMPT, np.int32), generation.token_ids])
+    logits = policy.logits(whole)[len(PROMPT) - 1 : -1][:, list(choices)] / 2.0
+    totals = logits.double().softmax(-1).cumsum(-1)
+    expected = torch.searchsorted(totals, numbers[: len(totals), None], right=True)[:, 0]
+    assert generation.token_ids.tolist() == [choices[i] for i in expected]
+
+
 async def test_greedy_takes_the_likeliest_token_and_reports_temperature_one(engine: VLLMEngine, policy: Policy) -> None:
     generation = await engine.generate(request("greedy", temperature=0.0, seed=None))
     tokens = whole(PROMPT, generation)

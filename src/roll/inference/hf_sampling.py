@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from roll.inference.inversion import BLOCK, invert, running_totals
 from roll.types import SamplingParams
 
 __all__ = ["Draw", "Sampler"]
-
-BLOCK = 256
-"""Probabilities are summed in blocks of this size; the draw looks for the block first, then inside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,11 +57,10 @@ class Sampler:
                 _keep_likely(scaled[row, : logits.shape[1]], param.top_k, param.top_p)
         highest = scaled.amax(-1, keepdim=True)
         weights = torch.sub(scaled, highest, out=self._weights[: len(logits)]).exp_()
-        sums = weights.view(len(logits), -1, BLOCK).sum(-1).double()
-        totals = sums.cumsum(-1)
+        totals = running_totals(weights)
         if not torch.isfinite(totals[:rows, -1]).all():
             raise FloatingPointError("the model's logits are not finite (NaN or infinite)")
-        tokens = _invert(weights[:rows], totals[:rows], torch.from_numpy(uniforms).to(logits.device))
+        tokens = invert(weights[:rows], totals[:rows], torch.from_numpy(uniforms).to(logits.device))
         greedy = [row for row, param in enumerate(params) if param.temperature <= 0]
         if greedy:
             tokens[greedy] = scaled[greedy].argmax(-1)
@@ -118,27 +115,3 @@ def _keep_likely(scaled: Tensor, top_k: int, top_p: float) -> None:
         outside = before >= top_p
         outside[0] = False
         scaled[order[outside]] = float("-inf")
-
-
-def _invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
-    """First token whose cumulative weight exceeds uniform × total; [R] int64. Never one of weight 0.
-
-    Args:
-        weights: [R, blocks × BLOCK] non-negative.
-        totals: [R, blocks] float64, cumulative over blocks.
-        uniforms: [R] float64.
-    """
-    target = uniforms[:, None] * totals[:, -1:]
-    block = torch.searchsorted(totals, target, right=True)
-    occupied = torch.diff(totals, dim=-1, prepend=torch.zeros_like(totals[:, :1])) > 0
-    block = torch.minimum(block, _last_true(occupied))
-    below = torch.where(block > 0, totals.gather(-1, (block - 1).clamp_min(0)), 0.0)
-    inside = weights.view(len(weights), -1, BLOCK)[torch.arange(len(weights), device=weights.device), block[:, 0]]
-    place = torch.searchsorted(inside.double().cumsum(-1), target - below, right=True)
-    place = torch.minimum(place, _last_true(inside > 0))  # sums of a block may round apart from its running sum
-    return (block * BLOCK + place)[:, 0]
-
-
-def _last_true(mask: Tensor) -> Tensor:
-    """[R, 1] the last column that holds true."""
-    return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1, keepdim=True)

@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.inference.hf_requests import row_uniforms
-from roll.inference.hf_sampling import BLOCK, Sampler
+from roll.inference.hf_sampling import Sampler
+from roll.inference.inversion import BLOCK
 from roll.types import SamplingParams
 
 

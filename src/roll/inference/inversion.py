@@ -1,0 +1,43 @@
+"""Drawing a token by inverting the cumulative distribution at one uniform number: both engines on a CPU do.
+
+One random number per token, where the largest of noisy logits (Gumbel) needs one for every token of the vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["BLOCK", "invert", "running_totals"]
+
+BLOCK = 256
+"""Weights are summed in blocks of this size; the draw looks for the block first, then inside it."""
+
+
+def running_totals(weights: Tensor) -> Tensor:
+    """[R, blocks] float64 sums of whole blocks, each with all before it, of weights [R, blocks × BLOCK]."""
+    return weights.view(len(weights), -1, BLOCK).sum(-1).double().cumsum(-1)
+
+
+def invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
+    """First token whose cumulative weight exceeds uniform × total; [R] int64. Never one of weight 0.
+
+    Args:
+        weights: [R, blocks × BLOCK] non-negative.
+        totals: [R, blocks] float64, of `running_totals`.
+        uniforms: [R] float64 in [0, 1).
+    """
+    target = uniforms[:, None] * totals[:, -1:]
+    block = torch.searchsorted(totals, target, right=True)
+    occupied = torch.diff(totals, dim=-1, prepend=torch.zeros_like(totals[:, :1])) > 0
+    block = torch.minimum(block, _last_true(occupied))
+    below = torch.where(block > 0, totals.gather(-1, (block - 1).clamp_min(0)), 0.0)
+    inside = weights.view(len(weights), -1, BLOCK)[torch.arange(len(weights), device=weights.device), block[:, 0]]
+    place = torch.searchsorted(inside.double().cumsum(-1), target - below, right=True)
+    place = torch.minimum(place, _last_true(inside > 0))  # sums of a block may round apart from its running sum
+    return (block * BLOCK + place)[:, 0]
+
+
+def _last_true(mask: Tensor) -> Tensor:
+    """[R, 1] the last column that holds true."""
+    return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1, keepdim=True)
