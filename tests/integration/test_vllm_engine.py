@@ -21,8 +21,8 @@ import torch
 from worlds.tiny_model import write_tiny_model
 
 from roll.errors import DataError, EngineDiedError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference import EngineSpec, build_engine, resolve_engine_kind
-from roll.inference.vllm import VLLMEngine
+from roll.inference import EngineSpec, build_engine, engine_ahead, resolve_engine_kind
+from roll.inference.vllm import VLLMEngine, ahead
 from roll.models import as_in_checkpoint, linear_weights, load_causal_lm
 from roll.types import Generation, GenerationRequest, IntArray, SamplingParams, TensorSpec, WeightUpdate
 from roll.weights.quantization import QuantizedWeights, codes_of, read_back
@@ -510,3 +510,24 @@ async def test_the_engines_process_ends_when_its_owner_is_killed_and_nothing_is_
     while any(psutil.pid_exists(int(pid)) for pid in line.split()):
         assert time.monotonic() < deadline, "the engine's process outlived its owner"
         await asyncio.sleep(0.05)
+
+
+async def test_an_engine_begins_in_a_process_that_has_waited_and_another_is_spawned(
+    model: Path, tmp_path: Path
+) -> None:
+    spec = make_spec(model, tmp_path / "engine.log")
+    with engine_ahead("vllm", spec.num_threads):
+        (waiting,) = ahead._waiting
+        engine = build_engine(spec)
+        await engine.start()
+        assert isinstance(engine, VLLMEngine)
+        assert waiting.process.pid in {process.pid for process in engine.processes}
+        answer = await engine.generate(request("first"))
+        await engine.close()
+        assert waiting.process.poll() is not None
+        again = build_engine(spec)
+        await again.start()
+        assert isinstance(again, VLLMEngine)
+        assert waiting.process.pid not in {process.pid for process in again.processes}
+        assert (await again.generate(request("first"))).token_ids.tolist() == answer.token_ids.tolist()
+        await again.close()

@@ -121,6 +121,11 @@ class RunConfig(Section):
         """The roles that this run has, by name, with their devices; a pipeline adds its own."""
         return {"actor_train": RoleDevices(kind="trainer", devices=self.cluster.device_mapping.actor_train)}
 
+    @property
+    def starts_engines(self) -> bool:
+        """Whether the run has engines that answer."""
+        return any(role.kind == "engine" for role in self.roles.values())
+
     def trainers_beside(self, role: str) -> list[str]:
         """Roles of trainers that have devices in common with this one; none where this run does not have it."""
         roles = self.roles

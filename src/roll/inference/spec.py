@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +16,7 @@ from roll.protocols import InferenceEngine
 from roll.registry import Registry
 from roll.version import install_extra
 
-__all__ = ["ENGINES", "EngineSpec", "build_engine", "expert_dtype", "resolve_engine_kind"]
+__all__ = ["ENGINES", "EngineSpec", "build_engine", "engine_ahead", "expert_dtype", "resolve_engine_kind"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,6 +82,26 @@ def resolve_engine_kind(kind: str) -> str:
             f"in a clone, or {install_extra('vllm')}, or set inference.engine=hf."
         )
     return kind
+
+
+@contextmanager
+def engine_ahead(kind: str, num_threads: int | None) -> Generator[None]:
+    """Begin what an engine of this kind needs whatever it will serve; at the end of the block, end what none has used.
+
+    Args:
+        kind: as `EngineSpec.kind`; one that cannot be used does nothing here, and is refused where it is built.
+        num_threads: as there.
+    """
+    resolved = ""
+    with suppress(ConfigError):
+        resolved = resolve_engine_kind(kind)
+    if resolved != "vllm":
+        yield
+        return
+    from roll.inference.vllm.launch import engine_ahead as begin
+
+    with begin(num_threads):
+        yield
 
 
 def build_engine(spec: EngineSpec) -> InferenceEngine:

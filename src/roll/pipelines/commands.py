@@ -19,6 +19,7 @@ from roll.pipelines.checkpoint_files import (
     read_checkpoint,
     remove_unfinished,
 )
+from roll.pipelines.preparation import engine_begun
 from roll.pipelines.registry import PIPELINES
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
@@ -78,7 +79,7 @@ async def _train(
     stop, pipeline = StopRequest(), PIPELINES.get(config.pipeline)
     facts = asdict(pipeline.facts(config, saved.state if saved else RunState()))
     tracker = Tracker(run, config, **facts, resumed_at=step if saved else None, callbacks=callbacks)
-    with tracker, stop_on_signals(stop):
+    with tracker, stop_on_signals(stop), engine_begun(config):
         try:
             async with pipeline.open(config, Session(directory=run, tracker=tracker, stop=stop, saved=saved)) as work:
                 run.adopt(resolved(config), step, overrides)

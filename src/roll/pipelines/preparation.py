@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from roll.agents.programs import check_agent
 from roll.config.generating import GeneratingConfig
+from roll.config.run import RunConfig
 from roll.data import Data, build_data, held_out_draws
 from roll.errors import ConfigError
-from roll.inference import EngineSpec, resolve_engine_kind
+from roll.inference import EngineSpec, engine_ahead, resolve_engine_kind
 from roll.models import (
     check_experts,
     check_linear,
@@ -28,7 +30,7 @@ from roll.running import run_to_end
 from roll.tracking import RunDirectory
 from roll.types import IntArray, SamplingParams
 
-__all__ = ["Prepared", "engine_specs", "prepare", "probe_sequences", "sampling_plans"]
+__all__ = ["Prepared", "engine_begun", "engine_specs", "prepare", "probe_sequences", "sampling_plans"]
 
 NUM_PROBES = 4
 
@@ -84,6 +86,13 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         data=data,
         max_context=max_context,
     )
+
+
+def engine_begun(config: RunConfig) -> AbstractContextManager[None]:
+    """While the block runs, what the run's first engine needs whatever it serves is begun already."""
+    if not isinstance(config, GeneratingConfig) or not config.starts_engines or config.cluster.type != "local":
+        return nullcontext()
+    return engine_ahead(config.inference.engine, config.training.num_threads)
 
 
 def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:

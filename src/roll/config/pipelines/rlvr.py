@@ -28,5 +28,10 @@ class RLVRConfig(PromptedConfig, ReinforcingConfig):
             )
         return self
 
+    @property
+    def starts_engines(self) -> bool:
+        """See `RunConfig.starts_engines`: recorded batches need none."""
+        return self.replay is None or self.replay.only == "rollout"
+
 
 CONFIG = RLVRConfig

@@ -3,6 +3,8 @@
 vLLM's logging names `LOG_STREAM` as its stream (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported when vLLM's
 logger is, before any model loads. In the process that owns the engine, only the stream is used.
 
+A process that was started before anybody knew its engine (`ahead`) does the same when it hears of it: `begin`.
+
 A child leaves the terminal's process group: Ctrl-C is for the owner, which saves first and ends its engines itself.
 
 A child ends when its parent does, even if the parent was SIGKILLed: Python keeps a pipe from parent to child whose
@@ -17,10 +19,12 @@ import multiprocessing
 import os
 import signal
 import threading
-from multiprocessing import connection
+from collections.abc import Mapping
+from importlib import import_module
+from multiprocessing import connection, spawn
 from pathlib import Path
 
-__all__ = ["LAUNCH", "LOG", "LOG_STREAM", "OWNER", "LogStream"]
+__all__ = ["LAUNCH", "LOG", "LOG_STREAM", "OWNER", "LogStream", "begin", "wait_for_work"]
 
 OWNER = "ROLL_ENGINE_OWNER"
 """Variable with the process id of the engine's owner."""
@@ -30,6 +34,7 @@ LOG = "ROLL_ENGINE_LOG"
 """Variable with the path of the engine's log file."""
 
 PARENT_POLL_S = 1.0
+_IMPORTED_AHEAD = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "roll.inference.vllm.worker")
 
 
 class LogStream(io.TextIOBase):
@@ -72,12 +77,38 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
+def _take_over_streams() -> None:
+    if LOG in os.environ:
+        os.dup2(LOG_STREAM.fileno(), 1)
+        os.dup2(LOG_STREAM.fileno(), 2)
+
+
+def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
+    """Import what an engine needs, then do what the owner says, as a process does that was spawned for it.
+
+    Args:
+        tracker_fd: of the owner's resource tracker.
+        pipe_handle: where the owner's word comes from; closed without one, this process ends.
+    """
+    for name in _IMPORTED_AHEAD:
+        import_module(name)
+    spawn.spawn_main(tracker_fd=tracker_fd, pipe_handle=pipe_handle)
+
+
+def begin(environment: Mapping[str, str]) -> None:
+    """Be, from now on, a process that its owner has started with this environment."""
+    os.environ.clear()
+    os.environ.update(environment)
+    if LOG in os.environ:
+        LOG_STREAM.redirect(os.environ[LOG])
+    _take_over_streams()
+    _end_with_parent()
+
+
 LOG_STREAM = LogStream(os.environ.get(LOG, os.devnull))
 
 if os.environ.get(OWNER, str(os.getpid())) != str(os.getpid()):
     _end_with_parent()
     if os.getpgrp() != os.getpid():
         os.setpgid(0, 0)
-    if LOG in os.environ:
-        os.dup2(LOG_STREAM.fileno(), 1)
-        os.dup2(LOG_STREAM.fileno(), 2)
+    _take_over_streams()

@@ -28,6 +28,7 @@ import numpy as np
 
 from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
 from roll.inference.spec import EngineSpec
+from roll.inference.vllm.ahead import take
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
     check_fits,
@@ -92,8 +93,9 @@ class VLLMEngine:
             ModelError: vLLM refuses the model or these settings.
             EngineDiedError: vLLM's process ended while it loaded.
         """
-        name = uuid.uuid4().hex
-        work = asyncio.ensure_future(asyncio.to_thread(launch, self._spec, name))
+        ahead = take(self._spec.num_threads) if self._spec.log_path is not None else None
+        name = uuid.uuid4().hex if ahead is None else ahead.name
+        work = asyncio.ensure_future(asyncio.to_thread(launch, self._spec, name, ahead))
         try:
             self._launch = await asyncio.shield(work)
         except asyncio.CancelledError:

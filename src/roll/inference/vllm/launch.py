@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
+import uuid
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager, suppress
 from multiprocessing import spawn
@@ -16,10 +17,11 @@ import psutil
 from roll.errors import EngineDiedError, ModelError
 from roll.inference.spec import EngineSpec
 from roll.inference.step_log import StepLog
+from roll.inference.vllm.ahead import Ahead, first_process_from, process_ahead
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
 
-__all__ = ["Launch", "Stats", "end_launch", "launch"]
+__all__ = ["Launch", "Stats", "end_launch", "engine_ahead", "launch"]
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """Then processes are killed; they hold nothing that must be saved."""
@@ -127,12 +129,13 @@ def end_launch(name: str) -> None:
                 process.kill()
 
 
-def launch(spec: EngineSpec, name: str) -> Launch:
+def launch(spec: EngineSpec, name: str, ahead: Ahead | None = None) -> Launch:
     """Start vLLM's processes and load the model. Blocking: seconds to minutes.
 
     Args:
         spec: the engine.
         name: of this launch alone; for `end_launch`.
+        ahead: a process of that name, which becomes EngineCore's.
 
     Raises:
         ModelError: vLLM refuses the model or the settings.
@@ -142,7 +145,8 @@ def launch(spec: EngineSpec, name: str) -> Launch:
         prepare_environment()
         cpu = is_cpu_build()
         log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
-        with temporary_environment(_variables(spec, name, cpu=cpu)), _children_without_main():
+        variables = _variables(name, spec.num_threads, spec.log_path, cpu=cpu)
+        with temporary_environment(variables), _children_without_main(), first_process_from(ahead):
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -163,7 +167,19 @@ def launch(spec: EngineSpec, name: str) -> Launch:
     return Launch(spec, llm, cpu=cpu, stats=stats, log_size=log_size)
 
 
-def _variables(spec: EngineSpec, name: str, *, cpu: bool) -> dict[str, str]:
+@contextmanager
+def engine_ahead(num_threads: int | None) -> Generator[None]:
+    """Let an engine's process import vLLM before anything else is known of the engine; see `ahead`."""
+    prepare_environment()
+    if not is_cpu_build():
+        yield
+        return
+    variables = _variables(uuid.uuid4().hex, num_threads, Path(os.devnull), cpu=True)
+    with process_ahead(variables, num_threads):
+        yield
+
+
+def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu: bool) -> dict[str, str]:
     """Environment of the engine's processes alone."""
     from roll.inference.vllm import child
 
@@ -178,11 +194,11 @@ def _variables(spec: EngineSpec, name: str, *, cpu: bool) -> dict[str, str]:
         variables["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         if variables["OMP_WAIT_POLICY"].lower() == "passive":
             variables["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)
-    if spec.num_threads is not None:
-        variables["OMP_NUM_THREADS"] = str(spec.num_threads)
-    if spec.log_path is not None:
-        spec.log_path.parent.mkdir(parents=True, exist_ok=True)
-        variables[child.LOG] = str(spec.log_path.absolute())
+    if num_threads is not None:
+        variables["OMP_NUM_THREADS"] = str(num_threads)
+    if log_path is not None:
+        log_path.parent.mkdir(parents=True, exist_ok=True)
+        variables[child.LOG] = str(log_path.absolute())
         if not {"VLLM_LOGGING_STREAM", "VLLM_LOGGING_CONFIG_PATH", "VLLM_CONFIGURE_LOGGING"} & os.environ.keys():
             variables["VLLM_LOGGING_STREAM"] = LOG_STREAM
     return variables

@@ -1,0 +1,211 @@
+"""A process that imports vLLM while model and data are still being read, and then becomes an engine's EngineCore.
+
+    run begins ──► `process_ahead` starts Python ──► imports, six to eight seconds of one core ──► reads a pipe
+    engine starts ──► vLLM makes its EngineCore's process ──► what it is to run goes into that pipe
+
+It differs from a process that `multiprocessing` spawns in nothing but the moment at which it starts: it is told the
+same in the same words, and takes over environment, log and end of its parent as such a process does when it begins.
+What libraries read of the environment while they are imported must be the same by then; otherwise it is not used, nor
+if it has died. It is the first engine's; those that are started later, in the place of others, are spawned.
+
+Only for vLLM's CPU build: what a device makes of a process that has imported vLLM before it is told its device has not
+been tried.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import threading
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker, spawn, util
+from multiprocessing.context import SpawnContext, SpawnProcess, reduction, set_spawning_popen
+from multiprocessing.popen_spawn_posix import Popen
+from typing import Any
+
+from roll.inference.vllm import child
+
+__all__ = ["Ahead", "first_process_from", "process_ahead", "take"]
+
+_READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_", "GLIBC_", "LD_PRELOAD", "PYTHON")
+_PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
+
+
+class Ahead:
+    """A process that waits for what it is to become.
+
+    Args:
+        variables: of its environment, beside this process's.
+        num_threads: that it computes with; `None` leaves it to the libraries.
+    """
+
+    def __init__(self, variables: Mapping[str, str], num_threads: int | None) -> None:
+        self.name = variables[child.LAUNCH]
+        self.num_threads = num_threads
+        self._settings = _settings()
+        tracker_fd = resource_tracker.getfd()
+        ended, own_end = os.pipe()
+        own_work, work = os.pipe()
+        python = [os.fsdecode(part) for part in (spawn.get_executable(), *util._args_from_interpreter_flags())]
+        try:
+            self.process = subprocess.Popen(
+                [*python, "-c", _PROGRAM % (tracker_fd, own_work), "--multiprocessing-fork"],
+                env=os.environ | dict(variables),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                process_group=0,
+                pass_fds=(tracker_fd, own_work, own_end),
+            )
+        except BaseException:
+            os.close(ended)
+            os.close(work)
+            raise
+        finally:
+            os.close(own_end)
+            os.close(own_work)
+        self.ended, self.work = ended, work
+
+    def fits(self, num_threads: int | None) -> bool:
+        """Whether it lives, and computes as a process would that were started now."""
+        return self.process.poll() is None and (num_threads, _settings()) == (self.num_threads, self._settings)
+
+    def close(self) -> None:
+        """End it; it holds nothing."""
+        self.process.kill()
+        self.process.wait()
+        for descriptor in (self.ended, self.work):
+            os.close(descriptor)
+
+
+class _Started(Popen):
+    """How `multiprocessing` knows such a process once it runs something."""
+
+    method = "spawn"
+
+    def __init__(self, process_obj: Any, ahead: Ahead) -> None:
+        self._ahead = ahead
+        super().__init__(process_obj)
+
+    def duplicate_for_child(self, fd: int) -> int:
+        raise RuntimeError("a process that was started before cannot inherit a descriptor")
+
+    def _launch(self, process_obj: Any) -> None:
+        ahead, message = self._ahead, io.BytesIO()
+        self.pid, self.sentinel = ahead.process.pid, ahead.ended
+        self.finalizer = util.Finalize(self, util.close_fds, (ahead.ended, ahead.work))
+        set_spawning_popen(self)
+        try:
+            reduction.dump(spawn.get_preparation_data(process_obj._name), message)
+            reduction.dump(process_obj, message)
+        finally:
+            set_spawning_popen(None)
+        with suppress(BrokenPipeError), open(ahead.work, "wb", closefd=False) as file:
+            file.write(message.getbuffer())
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            self.returncode = self._ahead.process.poll() if flag else self._ahead.process.wait()
+        return self.returncode
+
+
+class _Process(SpawnProcess):
+    """A process that is one of these, in a moment, if `multiprocessing` starts it."""
+
+    ahead: Ahead | None = None
+
+    def run(self) -> None:
+        """In there."""
+        child.begin(self._environment)
+        super().run()
+
+    def start(self) -> None:
+        self._environment = dict(os.environ)
+        super().start()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "ahead"}
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Popen:
+        assert isinstance(process_obj, _Process) and process_obj.ahead is not None
+        return _Started(process_obj, process_obj.ahead)
+
+
+class _Context(SpawnContext):
+    def __init__(self, ahead: Ahead) -> None:
+        super().__init__()
+        self._ahead: Ahead | None = ahead
+
+    def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
+        """The first one; then any."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return SpawnProcess(*args, **kwargs)
+        process = _Process(*args, **kwargs)
+        process.ahead = ahead
+        return process
+
+
+@contextmanager
+def first_process_from(ahead: Ahead | None) -> Generator[None]:
+    """Let the next process that vLLM makes in this thread be this one.
+
+    vLLM's start methods are `fork` and `spawn` alone (`VLLM_WORKER_MULTIPROC_METHOD`). The patch goes when it lets one
+    give it a context.
+    """
+    if ahead is None:
+        yield
+        return
+    from vllm.v1.engine import utils
+
+    original, this_thread, context = utils.get_mp_context, threading.get_ident(), _Context(ahead)
+    utils.get_mp_context = lambda: context if threading.get_ident() == this_thread else original()
+    try:
+        yield
+    finally:
+        utils.get_mp_context = original
+        if context._ahead is not None:  # nobody asked
+            context._ahead.close()
+
+
+_lock = threading.Lock()
+_waiting: list[Ahead] = []
+
+
+@contextmanager
+def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Generator[None]:
+    """Have a process ready from now on; at the end it is gone, unless an engine has taken it.
+
+    Args:
+        variables: see `Ahead`.
+        num_threads: see there.
+    """
+    ahead = Ahead(variables, num_threads)
+    with _lock:
+        _waiting.append(ahead)
+    try:
+        yield
+    finally:
+        with _lock:
+            left = ahead in _waiting
+            if left:
+                _waiting.remove(ahead)
+        if left:
+            ahead.close()
+
+
+def take(num_threads: int | None) -> Ahead | None:
+    """A process for an engine of so many threads, if one waits; whoever takes it uses or closes it."""
+    with _lock:
+        found = next((ahead for ahead in _waiting if ahead.fits(num_threads)), None)
+        if found is not None:
+            _waiting.remove(found)
+    return found
+
+
+def _settings() -> dict[str, str]:
+    """What libraries read of the environment when they are imported."""
+    return {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}
