@@ -34,7 +34,7 @@ test-all: setup ## every test this machine can run
 	@$(OFFLINE) $(PY) -m pytest -m "not wheel" $(ARGS)
 
 test-gpu: setup ## the tests that need a CUDA device (two minutes; those of libraries that are not installed are skipped)
-	@$(OFFLINE) $(PY) -m pytest -m gpu $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -m gpu tests/unit/training $(ARGS)
 
 test-wheel: setup ## build the wheel, install it into a new environment, train with it (2 minutes; needs a package index)
 	@$(OFFLINE) TORCH="$(TORCH)" $(PY) -m pytest -m wheel tests/integration/test_wheel.py $(ARGS)
