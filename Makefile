@@ -33,6 +33,9 @@ test: setup ## the tests, without the slow, GPU and chaos ones
 test-all: setup ## every test this machine can run
 	@$(OFFLINE) $(PY) -m pytest -m "not wheel" $(ARGS)
 
+test-gpu: setup ## the tests that need a CUDA device (two minutes; those of libraries that are not installed are skipped)
+	@$(OFFLINE) $(PY) -m pytest -m gpu tests/unit/training $(ARGS)
+
 test-wheel: setup ## build the wheel, install it into a new environment, train with it (2 minutes; needs a package index)
 	@$(OFFLINE) TORCH="$(TORCH)" $(PY) -m pytest -m wheel tests/integration/test_wheel.py $(ARGS)
 
@@ -67,6 +70,9 @@ dry-run: setup ## what models of 72B and 235B ask of every rank under eight layo
 
 bench-parts: setup ## trainer utilisation, weight sync, idle engine, command latency
 	@$(PY) benchmarks/bench_parts.py $(ARGS)
+
+bench-device: setup ## ceilings of the device, and the trainer's share of them: a billion random weights (on a CPU a tiny model)
+	@$(PY) benchmarks/bench_device.py $(ARGS)
 
 bench-engine: setup ## vLLM on a CPU: each of its options beside ROLL's settings (about 20 minutes, 8 GiB)
 	@$(PY) benchmarks/bench_engine.py $(ARGS)

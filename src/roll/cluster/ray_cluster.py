@@ -29,6 +29,7 @@ from roll.cluster.base import num_accelerators
 from roll.cluster.devices import Placement, Seat, place
 from roll.cluster.engines import StartedEngines
 from roll.cluster.pool import LocalWorkerPool
+from roll.cluster.ray_devices import UNTOUCHED, VISIBLE, reserved_devices
 from roll.cluster.ray_engines import RayEngine
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
@@ -73,7 +74,8 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
             f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
             "cluster.devices_per_node, or wait until other jobs end."
         )
-    return RayCluster(roles, placement, group, accelerated=bool(accelerators), owned=owned, run=run)
+    devices = reserved_devices(group, placement.num_nodes, per_node, PLACEMENT_TIMEOUT_S) if accelerators else None
+    return RayCluster(roles, placement, group, devices=devices, owned=owned, run=run)
 
 
 def _connect(config: ClusterConfig, per_node: int) -> None:
@@ -110,8 +112,8 @@ class RayCluster:
     placement: Placement
     group: PlacementGroup
     _: KW_ONLY
-    accelerated: bool
-    """Whether the devices are no CPU cores."""
+    devices: Sequence[Sequence[str]] | None
+    """By machine, the names of the devices; `None` where they are CPU cores."""
     owned: bool
     """Whether Ray was started here."""
     run: RunDirectory | None = None
@@ -119,7 +121,7 @@ class RayCluster:
     @property
     def _threads(self) -> int | None:
         """CPU threads per actor: the machine's cores, shared between ranks and engines; devices need no limit."""
-        if self.accelerated:
+        if self.devices is not None:
             return None
         sharing = max(map(len, self.placement.seats.values()))
         return max(1, (os.cpu_count() or 1) // min(sharing, self.placement.workers_on_first_node or 1))
@@ -131,12 +133,12 @@ class RayCluster:
             environment[ACTOR_LOG] = str(self.run.log_path(role, index).absolute())
         if threads:
             environment["OMP_NUM_THREADS"] = str(threads)
-        if self.accelerated:
-            environment["RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES"] = "1"
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, seat.local_devices))
+        if self.devices is not None:
+            names = [self.devices[seat.node][device] for device in seat.local_devices]
+            environment |= {**UNTOUCHED, VISIBLE: ",".join(names)}
         return {
-            "num_cpus": 0 if self.accelerated else SLIVER,
-            "num_gpus": SLIVER if self.accelerated else 0,
+            "num_cpus": 0 if self.devices is not None else SLIVER,
+            "num_gpus": 0 if self.devices is None else SLIVER,
             "scheduling_strategy": PlacementGroupSchedulingStrategy(
                 placement_group=self.group, placement_group_bundle_index=seat.node
             ),
@@ -168,7 +170,7 @@ class RayCluster:
 
     def transport(self, engine_kind: str) -> str:
         """See `Cluster.transport`: host memory where all share it, else over the network or between devices."""
-        return "shared_memory" if self.placement.num_nodes == 1 and not self.accelerated else "broadcast"
+        return "shared_memory" if self.placement.num_nodes == 1 and self.devices is None else "broadcast"
 
     async def close(self) -> None:
         """Free the devices, and end the cluster where it was started here."""

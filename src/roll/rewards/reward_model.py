@@ -97,7 +97,7 @@ def _device(name: str) -> Any:
     import torch
 
     if name == "auto":
-        return torch.accelerator.current_accelerator() or torch.device("cpu")
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         return torch.device(name)
     except RuntimeError as error:

@@ -31,7 +31,7 @@ from roll.training.layout import Int64Array, PackedLayout, Tree
 from roll.training.mixers import Paths
 from roll.training.native_attention import Rotation, attend, native_attention_supported, places_of
 from roll.training.parallel.tokens import WHOLE, TokenShare
-from roll.training.varlen import VarlenPlan, varlen_attention, varlen_supported
+from roll.training.varlen import LARGEST_HEAD, VarlenPlan, varlen_attention, varlen_supported
 
 __all__ = ["ATTENTION", "AttentionPlan", "Observer", "blocked_supported", "packed_attention", "register_attention"]
 
@@ -321,7 +321,7 @@ def packed_attention(
 def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
     """[N, H, d] of the whole row."""
     reach = form.reach.within(plan.longest)
-    if plan.varlen is not None and form.plain and reach.chunk is None:
+    if plan.varlen is not None and form.plain and reach.chunk is None and q.shape[-1] <= LARGEST_HEAD:
         return varlen_attention(q, k, v, plan.varlen, form.scale, reach.window)
     if plan.places is not None and plan.is_native(form):
         return attend(q, k, v, plan.places, form.scale)

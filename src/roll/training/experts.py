@@ -88,12 +88,22 @@ def _products(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) ->
         transposed: see `weight`.
     """
     x = x.to(weight.dtype)
-    if x.device.type != "cpu" and x.dtype != torch.float64:
+    if _has_kernel(weight):
         matrices = weight if transposed else weight.transpose(1, 2)
         return functional.grouped_mm(x, matrices, offs=counts.cumsum(0).to(torch.int32))
     found = _OneByOne.apply(x, weight, counts.tolist(), transposed)
     assert isinstance(found, Tensor)
     return found
+
+
+def _has_kernel(weight: Tensor) -> bool:
+    """Whether `grouped_mm` takes such matrices: on a device, NVIDIA's from Ampere on, in rows of whole 16 bytes."""
+    if weight.device.type == "cpu" or weight.dtype == torch.float64:
+        return False
+    is_nvidia = weight.device.type == "cuda" and torch.version.hip is None
+    if is_nvidia and torch.cuda.get_device_capability(weight.device) < (8, 0):
+        return False
+    return all(width * weight.element_size() % 16 == 0 for width in weight.shape[1:])
 
 
 class _OneByOne(torch.autograd.Function):

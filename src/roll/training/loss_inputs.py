@@ -41,9 +41,9 @@ def loss_inputs(
     samples = [batch.samples[span.index] for span in spans]
     firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(like.device)
-    lengths = torch.tensor([len(span.token_index) for span in spans], device=like.device)
+    lengths = np.array([len(span.token_index) for span in spans])
     chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
-    expert = torch.tensor([s.expert for s in samples], device=like.device)
+    expert = np.repeat([s.expert for s in samples], lengths)  # on the host, which knows how many: none waits for it
     units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
     return LossInputs(
         unit_ids=torch.from_numpy(units).to(like.device),
@@ -51,7 +51,7 @@ def loss_inputs(
         old_logprobs=None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout),
         rollout_logprobs=_column("rollout_logprobs", batch, layout, like),
         advantages=_column("advantages", batch, layout, like),
-        sequence_ids=torch.repeat_interleave(torch.from_numpy(numbers).to(like.device), lengths),
+        sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
         sequence_lengths=_sequence_lengths(batch, layout, firsts).to(like),
         num_tokens=float(batch.num_loss_tokens),
         num_sequences=float(batch.num_sequences),
@@ -61,7 +61,7 @@ def loss_inputs(
         max_lengths=torch.tensor([s.max_length for s in firsts], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
         ref_logprobs=_column("ref_logprobs", batch, layout, like),
-        expert=torch.repeat_interleave(expert, lengths) if expert.any() else None,
+        expert=torch.from_numpy(expert).to(like.device) if expert.any() else None,
         entropy=chosen.entropy,
         entropy_mask=_entropy_mask(samples, layout, like.device),
         full_kl=chosen.full_kl,

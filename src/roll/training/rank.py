@@ -85,6 +85,8 @@ class TrainerRank(ABC):
             rate = self.schedule.rate(self.num_steps)
             grad_norm, stepped = self._update(found.loss, rate)
         self._count(stepped, found.loss, grad_norm)
+        if self.device.type != "cpu":  # the update has been asked for; what comes next should not be blamed for it
+            torch.accelerator.synchronize(self.device)
         finished = time.perf_counter()
         return replace(
             found,

@@ -50,9 +50,7 @@ class Routing:
         self.num_layers = len(routers)
         self.aux_coefficient = 0.0
         """Of the loss by which the choice is evened out."""
-        biased = all(_BIAS in router._buffers for router in routers)
-        self.biases: list[Tensor] = [getattr(router, _BIAS) for router in routers] if biased else []
-        """By layer, [E] what is added to scores before the best are chosen, where all routers have it."""
+        self._biased = list(routers) if all(_BIAS in router._buffers for router in routers) else []
         self._slopes: Tensor | None = None
         self._totals: np.ndarray | None = None
         self._plain = [(router, router.forward) for router in routers]
@@ -62,6 +60,12 @@ class Routing:
             layer.register_forward_pre_hook(self._remember, with_kwargs=True)
         for i, router in enumerate(routers):
             router.forward = self._observed(i, router, router.forward)
+
+    @property
+    def biases(self) -> list[Tensor]:
+        """By layer, [E] what is added to scores before the best are chosen, where all routers have it. Looked up anew:
+        a module that moves to another device has other buffers there."""
+        return [router._buffers[_BIAS] for router in self._biased]
 
     @torch.no_grad()
     def check_replay(self) -> None:

@@ -6,6 +6,8 @@ are gathered, and FlashAttention aligns the causal mask to the end of the keys, 
 
 from __future__ import annotations
 
+import inspect
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,13 @@ from torch import Tensor
 
 from roll.training.layout import PackedLayout
 
-__all__ = ["VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
+__all__ = ["LARGEST_HEAD", "VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
+
+LARGEST_HEAD = 256
+"""Numbers of a query that FlashAttention's kernels take at most."""
+
+HEAD_MULTIPLE = 8
+"""They refuse heads of other sizes, where SDPA would pad them."""
 
 
 def varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
@@ -69,14 +77,17 @@ class _RepeatRows(torch.autograd.Function):
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: float, window: int | None) -> Tensor:
-    """[N, H, d] queries, [N, K, d] keys, [N, K, w] values of a packed row, w at most d; returns [N, H, w]."""
+    """[N, H, d] queries, [N, K, d] keys, [N, K, w] values of a packed row; returns [N, H, w].
+
+    w is at most d, and d at most `LARGEST_HEAD`.
+    """
     from torch.nn.attention.varlen import varlen_attn
 
     if plan.key_index is not None:
         k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
-    width = v.shape[-1]
-    if width != q.shape[-1]:  # its kernels know one size of heads
-        v = torch.nn.functional.pad(v, (0, q.shape[-1] - width))
+    width, size = v.shape[-1], -(-q.shape[-1] // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    q, k, v = (_widened(x, size) for x in (q, k, v))  # its kernels know one size of heads, and zeros add nothing
+    more: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] and _asks_for_groups() else {}
     result = varlen_attn(
         q.contiguous(),
         k.contiguous(),
@@ -87,7 +98,19 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: f
         plan.longest_key,
         scale=scale,
         window_size=(-1 if window is None else window - 1, 0),
-        enable_gqa=k.shape[1] != q.shape[1],
+        **more,
     )
     assert isinstance(result, Tensor)
     return result[..., :width]
+
+
+def _widened(x: Tensor, size: int) -> Tensor:
+    return x if x.shape[-1] == size else torch.nn.functional.pad(x, (0, size - x.shape[-1]))
+
+
+@cache
+def _asks_for_groups() -> bool:
+    """Whether heads that share keys must be allowed: before torch 2.12 they always were."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters

@@ -65,16 +65,18 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
     member = Member(handle.engine_id, place.worker)
     cache_key = (handle.host, handle.port, member)
     about = f"weight sync of policy version {update.policy_version}, engine {handle.engine_id}"
-    group = _meet(handle, member, place, _groups.pop(cache_key, None), about)
+    group, point = _meet(handle, member, place, _groups.pop(cache_key, None), about)
     try:
-        yield _tensors(update, group, place, about)
+        yield _tensors(update, group, place, point)
     except BaseException:
         group.abort()
         raise
     _groups[cache_key] = group  # only one that worked is used again
 
 
-def _meet(handle: BroadcastHandle, member: Member, place: ReceiverPlace, cached: Group | None, about: str) -> Group:
+def _meet(
+    handle: BroadcastHandle, member: Member, place: ReceiverPlace, cached: Group | None, about: str
+) -> tuple[Group, MeetingPoint]:
     try:
         store = SecretStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=place.timeout_s))
     except dist.DistError as error:
@@ -85,13 +87,12 @@ def _meet(handle: BroadcastHandle, member: Member, place: ReceiverPlace, cached:
     point.write("members", members)
     point.write(f"hello/{rank}", {"group": cached.key if cached else "", "device": device_name(place.device)})
     verdict = point.read("verdict", "the trainer did not begin to send")
-    if "abandoned" in verdict:
-        raise WeightSyncError(f"{about}: the trainer gave the sync up: {verdict['abandoned']}.")
+    point.check_verdict(verdict)
     if cached is not None and cached.key == verdict["group"]:
-        return cached
+        return cached, point
     del cached  # closes its connections before new ones are made
     with broken_off(about):
-        return build_group(
+        group = build_group(
             store,
             key=verdict["group"],
             rank=rank,
@@ -100,9 +101,11 @@ def _meet(handle: BroadcastHandle, member: Member, place: ReceiverPlace, cached:
             address=local_address(handle.host, handle.port),
             timeout_s=place.timeout_s,
         )
+    return group, point
 
 
-def _tensors(update: WeightUpdate, group: Group, place: ReceiverPlace, about: str) -> TensorStream:
+def _tensors(update: WeightUpdate, group: Group, place: ReceiverPlace, point: MeetingPoint) -> TensorStream:
+    about = point.about
     device = place.device if group.backend == "nccl" else torch.device("cpu")
 
     def ask(index: int, bucket: Bucket) -> torch.Tensor:
@@ -115,7 +118,7 @@ def _tensors(update: WeightUpdate, group: Group, place: ReceiverPlace, about: st
     for index, bucket in enumerate(buckets):
         if index + 1 < len(buckets):
             asked.append(ask(index + 1, buckets[index + 1]))
-        group.finish_oldest(about)
+        group.finish_oldest(about, point.check_given_up)
         buffer = asked.pop(0)
         for slot in bucket.slots:
             flat = buffer[slot.offset : slot.offset + slot.num_bytes].view(dtype_of(slot.spec))

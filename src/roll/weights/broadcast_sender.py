@@ -164,16 +164,20 @@ class BroadcastSender:
         device = self._device if group.backend == "nccl" else torch.device("cpu")
         tensors = ((name, tensor) for name, tensor in source if tensor is not None)
         checksums: dict[str, int] = {}
-        for index, bucket in enumerate(plan_buckets(self._manifest, self._bucket_bytes)):
-            if len(group.in_flight) == 2:
-                group.finish_oldest(about)
+
+        def still_on() -> None:
             if self._released.is_set():
                 raise WeightSyncError(f"{about}: it was given up while sending.")
+
+        for index, bucket in enumerate(plan_buckets(self._manifest, self._bucket_bytes)):
+            if len(group.in_flight) == 2:
+                group.finish_oldest(about, still_on)
+            still_on()
             buffer = group.buffer(index, bucket.num_bytes, device)
             _pack(bucket, tensors, buffer, checksums, about)
             group.start(buffer, about)
         while group.in_flight:
-            group.finish_oldest(about)
+            group.finish_oldest(about, still_on)
         surplus = next(tensors, None)
         if surplus is not None:
             self._names = ()

@@ -15,9 +15,10 @@ Invariants:
 from __future__ import annotations
 
 import json
+import os
 import socket
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -40,6 +41,12 @@ __all__ = [
 ]
 
 POLL_S = 0.001
+
+NCCL_POLL_S = 0.0001
+"""A bucket takes some hundred microseconds between devices of one machine."""
+
+ASK_S = 0.5
+"""Between two looks whether the sender has given up, while its broadcast is waited for."""
 
 
 class Member(NamedTuple):
@@ -76,10 +83,27 @@ class Group:
         with broken_off(about):
             self.in_flight.append(self.process_group.broadcast(buffer, root=0, timeout=self.timeout))
 
-    def finish_oldest(self, about: str) -> None:
-        """Wait for the broadcast that was started first."""
+    def finish_oldest(self, about: str, still_on: Callable[[], None]) -> None:
+        """Wait for the broadcast that was started first.
+
+        With NCCL, `wait` returns at once and the device waits, for ever if a member is gone. So it is asked here.
+
+        Args:
+            about: how messages name the sync.
+            still_on: called while NCCL is waited for; raises to end the wait.
+        """
+        work = self.in_flight[0]
+        if self.backend == "nccl":
+            deadline = time.monotonic() + self.timeout.total_seconds()
+            while not work.is_completed():
+                still_on()
+                if time.monotonic() > deadline:
+                    raise WeightSyncError(
+                        f"{about}: a broadcast did not end within {self.timeout.total_seconds():g} s."
+                    )
+                time.sleep(NCCL_POLL_S)
         with broken_off(about):
-            self.in_flight[0].wait(self.timeout)
+            work.wait(self.timeout)
         del self.in_flight[0]
 
     def abort(self) -> None:
@@ -109,6 +133,7 @@ class MeetingPoint:
         self._kept = store  # PyTorch calls its methods, and does not keep it
         self._store = dist.PrefixStore(sync, store)
         self._timeout_s = timeout_s
+        self._asked = time.monotonic()
 
     def write(self, key: str, value: Any) -> None:
         """Put plain data where the others find it."""
@@ -136,6 +161,22 @@ class MeetingPoint:
         except dist.DistError as error:
             raise WeightSyncError(f"{self.about}: the trainer's store is gone: did the trainer end?") from error
 
+    def check_given_up(self) -> None:
+        """Look whether the sender has given the sync up since its verdict; at most every `ASK_S`.
+
+        Raises:
+            WeightSyncError: it has, or its store is gone.
+        """
+        if time.monotonic() < self._asked + ASK_S:
+            return
+        self.check_verdict(self.read("verdict", "the trainer did not begin to send"))
+        self._asked = time.monotonic()
+
+    def check_verdict(self, verdict: Mapping[str, str]) -> None:
+        """Raise a `WeightSyncError` where it says that the sync is off."""
+        if "abandoned" in verdict:
+            raise WeightSyncError(f"{self.about}: the trainer gave the sync up: {verdict['abandoned']}.")
+
     def forget(self, keys: Sequence[str]) -> None:
         """Remove values that nobody will read again."""
         for key in keys:
@@ -156,7 +197,9 @@ def device_name(device: torch.device) -> str:
     """`cpu`, or an identity of the accelerator that is unique over hosts."""
     if device.type == "cpu":
         return "cpu"
-    return f"{device.type}:{torch.cuda.get_device_properties(device).uuid}"
+    properties = torch.get_device_module(device).get_device_properties(device)
+    unique = getattr(properties, "uuid", None) or f"{socket.gethostname()}/{device.index or 0}"
+    return f"{device.type}:{unique}"
 
 
 def common_backend(devices: Sequence[str]) -> str:
@@ -193,12 +236,32 @@ def build_group(
     timeout = timedelta(seconds=timeout_s)
     prefixed = dist.PrefixStore(f"group/{key}", store)
     if backend == "nccl":
-        options = dist.ProcessGroupNCCL.Options()
-        options._timeout = timeout
-        group = dist.ProcessGroupNCCL(prefixed, rank, size, options)
+        group = _nccl_group(prefixed, rank, size, timeout)
     else:
         options = dist.ProcessGroupGloo._Options()  # pyrefly: ignore[missing-attribute]  # absent from the stubs
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=address)]
         options._timeout = timeout
         group = dist.ProcessGroupGloo(prefixed, rank, size, options)
     return Group(key=key, members=members, backend=backend, process_group=group, timeout=timeout, store=store)
+
+
+def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
+    """A group whose failure ends no process: trainer and engines outlive a broken sync, and meet anew.
+
+    By default a watchdog ends the process of every member that waits for one that is gone. PyTorch reads the variable
+    when a group is made. `Group.finish_oldest` keeps the time; the watchdog breaks off what nobody waits for.
+    """
+    options = dist.ProcessGroupNCCL.Options()
+    options._timeout = 2 * timeout
+    before = os.environ.get(_ERROR_HANDLING)
+    os.environ[_ERROR_HANDLING] = _CLEAN_UP_ONLY
+    try:
+        return dist.ProcessGroupNCCL(store, rank, size, options)
+    finally:
+        if before is None:
+            del os.environ[_ERROR_HANDLING]
+        else:
+            os.environ[_ERROR_HANDLING] = before
+
+
+_ERROR_HANDLING, _CLEAN_UP_ONLY = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"

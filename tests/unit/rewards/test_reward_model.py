@@ -21,7 +21,7 @@ from roll.errors import ModelError, RewardInfraError, UnscorableError
 from roll.rewards import build_reward
 from roll.rewards.batching import Batcher
 from roll.rewards.compose import WeightedReward
-from roll.rewards.reward_model import _token_ids, check_reward_models
+from roll.rewards.reward_model import _device, _token_ids, check_reward_models
 from roll.types import Message, Rollout
 
 MakeRollout = Callable[..., Rollout]
@@ -191,3 +191,13 @@ async def test_who_has_gone_is_not_scored_and_closing_ends_the_rest() -> None:
     assert recorder.batches == [[0]]
     with pytest.raises(RewardInfraError, match="closed"):
         await batcher.submit(1)
+
+
+def test_without_a_device_auto_is_the_cpu_also_for_a_build_that_could_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch names the accelerator that it was built for, unless it is asked whether there is one."""
+
+    def built_for_cuda(check_available: bool = False) -> torch.device | None:
+        return None if check_available else torch.device("cuda")
+
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", built_for_cuda)
+    assert _device("auto") == torch.device("cpu")

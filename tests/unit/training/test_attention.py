@@ -97,7 +97,7 @@ def compare(
 
 def written_out_once(layout: PackedLayout, dtype: torch.dtype, groups: int, window: int | None) -> list[Tensor]:
     """Attention of `tensors`, in float64, and the gradients of queries, keys and values: the same for every way."""
-    key = id(layout), dtype, groups, window
+    key = id(layout), dtype, groups, window, WIDTH
     if key not in WRITTEN_OUT:
         *inputs, grad = tensors(layout, dtype, groups=groups)
         exact = [x.detach().double().requires_grad_() for x in inputs]
@@ -258,13 +258,16 @@ def test_gradients_of_a_common_prefix_are_added_up_in_float32(own_prefixes: bool
 
 
 def documented_varlen(
-    q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, *args: Any, **options: Any
-) -> Tensor:
-    """`varlen_attn` as documented: causal from the end of the keys."""
+    q: Tensor, k: Tensor, v: Tensor, q_starts: Tensor, k_starts: Tensor, *args: Any, enable_gqa: bool = False,
+    **options: Any,
+) -> Tensor:  # fmt: skip
+    """`varlen_attn` as documented: causal from the end of the keys. Its kernels take heads of some sizes only."""
+    assert q.shape[-1] == k.shape[-1] == v.shape[-1]
+    assert q.shape[-1] % 8 == 0 and q.shape[-1] <= 256
     left, right = options["window_size"]
     assert right == 0
     assert args == (int(q_starts.diff().max()), int(k_starts.diff().max()))
-    assert options["enable_gqa"] == (q.shape[1] != k.shape[1])
+    assert enable_gqa == (q.shape[1] != k.shape[1])
     parts = []
     for i in range(len(q_starts) - 1):
         queries = q[q_starts[i] : q_starts[i + 1]]
@@ -291,6 +294,18 @@ def test_the_arguments_of_varlen_attention_mean_packed_attention(
     compare(make_layout(share=share), dtype=torch.float64, limit=limit, window=window)
 
 
+@pytest.mark.parametrize("width", [12, 264])
+def test_heads_that_flash_attention_does_not_take_are_widened_or_computed_otherwise(
+    monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    import torch.nn.attention.varlen
+
+    monkeypatch.setattr(torch.nn.attention.varlen, "varlen_attn", documented_varlen)
+    monkeypatch.setattr(attention, "varlen_supported", lambda device, dtype: True)
+    monkeypatch.setitem(globals(), "WIDTH", width)
+    compare(make_layout(), dtype=torch.float64, limit=1e-5)
+
+
 def test_varlen_attention_is_not_used_on_a_cpu() -> None:
     assert not varlen.varlen_supported(torch.device("cpu"), torch.bfloat16)
 
@@ -313,6 +328,14 @@ def test_a_model_that_generates_or_needs_more_than_packing_has_is_refused() -> N
 def test_varlen_attention_on_cuda_equals_attention_written_out(share: bool, window: int | None, groups: int) -> None:
     assert varlen.varlen_supported(torch.device("cuda"), torch.bfloat16)
     compare(make_layout(share=share), dtype=torch.bfloat16, limit=0.1, window=window, groups=groups, device="cuda")
+
+
+@pytest.mark.gpu
+@needs_cuda
+@pytest.mark.parametrize("width", [12, 64, 128, 256, 264])
+def test_heads_of_any_size_on_cuda(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setitem(globals(), "WIDTH", width)
+    compare(make_layout(), dtype=torch.bfloat16, limit=0.2, device="cuda")
 
 
 @pytest.mark.gpu

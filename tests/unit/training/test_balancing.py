@@ -108,3 +108,17 @@ def test_what_cannot_be_divided_or_kept_even_says_so(tiny_model: Path, tmp_path:
             TorchBackend(make_spec(path, **setting))
     with pytest.raises(ValueError, match="only the back-end torch keeps experts even"):
         TrainingConfig(num_steps=1, backend="deepspeed", router_aux_loss=0.1)
+
+
+def test_biases_are_those_of_the_routers_also_after_the_network_was_moved(tiny_model: Path, tmp_path: Path) -> None:
+    """A module that goes to another device has new buffers there."""
+    path = write_model(tmp_path / "moe", tiny_model, FAMILIES["deepseek-v3"])
+    backend = TorchBackend(make_spec(path, router_bias_rate=0.01))
+    backend.network._apply(torch.clone)
+    held = [b for n, b in backend.network.root.named_buffers() if n.endswith("e_score_correction_bias")]
+    before = [bias.clone() for bias in held]
+    backend.train_step(make_trees(), WeightedLogprobs())
+    moves = torch.stack([now - then for now, then in zip(held, before, strict=True)])
+    assert moves.any() and set(np.round(moves.abs().flatten().tolist(), 6)) <= {0.0, 0.01}
+    saved = [backend._biases, backend.network.routing.biases]
+    assert all(a is b for found in saved for a, b in zip(found, held, strict=True))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -53,9 +54,9 @@ def test_offloading_frees_the_device_and_reloading_goes_on_as_if_nothing_happene
     assert before - torch.cuda.memory_allocated() > 11 * weights  # at least weight and two moments in float32
     moved.reload(["parameters", "optimizer"])
     results = [backend.train_step(make_batch(1), PolicyLoss()) for backend in (moved, left)]
-    assert results[0].loss == pytest.approx(results[1].loss, rel=1e-4)
-    for (_, a), (_, b) in zip(moved.weights(), left.weights(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4)
+    limit = 1e-3 if dtype == "float32" else 2e-2  # kernels add up in any order, and AdamW's first steps go by signs
+    assert results[0].loss == pytest.approx(results[1].loss, rel=limit, abs=limit)
+    assert relative_error(dict(moved.weights()), dict(left.weights())) <= limit
 
 
 def test_offloaded_states_and_activations_leave_the_device_and_change_nothing(tmp_path: Path) -> None:
@@ -63,6 +64,7 @@ def test_offloaded_states_and_activations_leave_the_device_and_change_nothing(tm
     both = {"offload_optimizer": True, "offload_activations": True}
     found: list[tuple[float, int, int]] = []
     for settings in ({}, both):
+        gc.collect()
         before = torch.cuda.memory_allocated()
         backend = on_cuda(model, dtype="bfloat16", max_tokens_per_micro_batch=60, **settings)
         with mock.patch.object(saved, "MIN_BYTES", 1):
@@ -71,7 +73,7 @@ def test_offloaded_states_and_activations_leave_the_device_and_change_nothing(tm
         found.append((results[-1].loss, torch.cuda.memory_allocated() - before, weights))
         del backend
     (loss, kept, weights), (other, less, _) = found
-    assert other == pytest.approx(loss, rel=1e-2)
+    assert other == pytest.approx(loss, rel=1e-2, abs=1e-2)
     assert kept - less > 11 * weights  # masters and moments, at least
 
 

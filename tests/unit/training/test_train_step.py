@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import types
 from pathlib import Path
 
 import numpy as np
@@ -214,3 +215,20 @@ def test_a_token_that_the_model_does_not_have_is_named(tiny_model: Path, place: 
     for go in (lambda: backend.train_step(wrong, PolicyLoss()), lambda: backend.forward(wrong, ["logprobs"])):
         with pytest.raises(ModelError, match=said):
             go()
+
+
+def test_the_time_of_an_update_ends_when_the_device_has_made_it(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device goes on computing after it was asked; the clock of this test stands still but for that."""
+    clock, backend = [0.0], TorchBackend(make_spec(tiny_model))
+
+    def wait(device: torch.device) -> None:
+        assert device == torch.device("cuda", 0)
+        clock[0] += 5.0
+
+    monkeypatch.setattr("roll.training.rank.time", types.SimpleNamespace(perf_counter=lambda: clock[0]))
+    monkeypatch.setattr(torch.accelerator, "synchronize", wait)
+    assert backend.train_step(make_batch(), PolicyLoss()).timings_s == {"forward_backward": 0.0, "optimizer": 0.0}
+    backend.device = torch.device("cuda", 0)
+    assert backend.train_step(make_batch(), PolicyLoss()).timings_s == {"forward_backward": 0.0, "optimizer": 5.0}

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from roll.errors import UnsupportedError
 from roll.protocols import StateKind, WeightSource
+from roll.training.deepspeed.lending import Lending
 from roll.training.deepspeed.spread import SpreadWeights, read_whole
 from roll.training.deepspeed.starting import check, local_rank, start, start_frozen, surroundings
 from roll.training.distributed import pick_device
@@ -91,18 +92,16 @@ class DeepSpeedBackend(TrainerRank):
                 "DeepSpeed hands over the memory of a trained role only, from zero_stage 1 on and without "
                 "offload_parameters: give trainers and engines devices of their own"
             )
-        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
-
-        kinds = [Kind.lp_params] if "parameters" in states else []
-        if "optimizer" in states:
-            kinds += [Kind.optim_states, Kind.hp_params, Kind.lp_grads, Kind.contiguous_grad_buffer]
-        self._engine.offload_states(include=kinds)
+        self._lending(self.spread).give(states)
         torch.get_device_module(self.device).empty_cache()
 
     def reload(self, states: Collection[StateKind]) -> None:
-        """DeepSpeed moves all that it offloaded."""
         if self.device.type != "cpu":
-            self._engine.reload_states()
+            self._lending(self._trained()).take(states, self.device)
+
+    def _lending(self, spread: SpreadWeights) -> Lending:
+        moves_states = self.stage == 3 and not self.spec.training.deepspeed.offload_optimizer
+        return Lending(self._engine, spread, moves_states=moves_states)
 
     def close(self) -> None:
         if self._engine is not None:

@@ -119,6 +119,13 @@ class SpreadWeights:
         else:
             safe_set_local_optimizer_state(parameter, part, key)
 
+    def move_states(self, device: torch.device) -> None:
+        """Bring masters and moments to a device, as the same objects: whoever knows them finds them there."""
+        for part in self._flat:
+            part.data = part.data.to(device)
+            state = self._adamw.state[part]
+            state.update({key: state[key].to(device) for key in _STATES.values()})
+
     def refresh(self) -> None:
         """Write the master weights into the network."""
         if self._stage in (1, 2):

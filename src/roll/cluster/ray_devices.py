@@ -1,0 +1,47 @@
+"""Which devices of a machine were reserved for a run, by the names that CUDA knows them by.
+
+A seat's devices are counted within the reservation. They are not the machine's first ones where another job has those,
+or where `CUDA_VISIBLE_DEVICES` shows Ray only some of them; there they may also be named by a UUID.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+__all__ = ["UNTOUCHED", "VISIBLE", "reserved_devices"]
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+UNTOUCHED = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
+"""With it, Ray leaves `VISIBLE` as it is in an actor's environment."""
+
+
+def reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeout_s: float) -> list[list[str]]:
+    """Names of the devices of each machine, of a placement group with a bundle of `per_node` GPUs on each of them.
+
+    Takes the whole of every bundle for a moment: before anything else sits there.
+    """
+    ask: Any = ray.remote(_assigned)
+    asked = [
+        ask.options(
+            num_cpus=0,
+            num_gpus=per_node,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(
+                placement_group=group, placement_group_bundle_index=node
+            ),
+            runtime_env={"env_vars": UNTOUCHED},
+        ).remote()
+        for node in range(num_nodes)
+    ]
+    return ray.get(asked, timeout=timeout_s)
+
+
+def _assigned() -> list[str]:
+    """In a task: names of the devices that Ray gave to it, in the order in which this machine shows them."""
+    found = [str(name) for name in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
+    shown = os.environ.get(VISIBLE, "").split(",")
+    return sorted(found, key=shown.index if set(found) <= set(shown) else int)

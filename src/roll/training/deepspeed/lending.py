@@ -1,0 +1,64 @@
+"""What ZeRO has on a device, handed to another role and taken back.
+
+    parameters    the network's weights                         DeepSpeed moves them
+    optimizer     gradients and their buffer                    DeepSpeed moves them
+                  masters and AdamW's moments    stages 1, 2    DeepSpeed moves them
+                                                 stage 3        moved here: it refuses any AdamW but its own
+
+DeepSpeed takes back all that it moved at once. What is to stay away is not shown to it meanwhile, or the states of an
+optimiser would come to the device with the weights of a sync, and stay there while engines answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+
+from roll.protocols import StateKind
+from roll.training.deepspeed.spread import SpreadWeights
+
+__all__ = ["Lending"]
+
+
+class Lending:
+    """The states of a trained role at stages 1 to 3.
+
+    Args:
+        engine: DeepSpeed's.
+        spread: its weights and states.
+        moves_states: whether masters and moments are moved here; not where DeepSpeed keeps them in main memory anyway.
+    """
+
+    def __init__(self, engine: Any, spread: SpreadWeights, *, moves_states: bool) -> None:
+        self._engine = engine
+        self._spread = spread
+        self._moves_states = moves_states
+
+    def give(self, states: Collection[StateKind]) -> None:
+        """To main memory."""
+        self._engine.offload_states(include=self._kinds(states))
+        if "optimizer" in states and self._moves_states:
+            self._spread.move_states(torch.device("cpu"))
+
+    def take(self, states: Collection[StateKind], device: torch.device) -> None:
+        """Back to the device; those that are there stay."""
+        zero, wanted = self._engine.optimizer, self._kinds(states)
+        others = {kind for kind in zero.offloaded_states if kind not in wanted}
+        zero.offloaded_states -= others
+        try:
+            self._engine.reload_states()
+        finally:
+            zero.offloaded_states |= others
+        if "optimizer" in states and self._moves_states:
+            self._spread.move_states(device)
+
+    def _kinds(self, states: Collection[StateKind]) -> list[Any]:
+        from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as Kind
+
+        kinds = [Kind.lp_params] if "parameters" in states else []
+        if "optimizer" in states:
+            kinds += [Kind.lp_grads, Kind.contiguous_grad_buffer]
+            kinds += [] if self._moves_states else [Kind.optim_states, Kind.hp_params]
+        return kinds
