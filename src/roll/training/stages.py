@@ -4,9 +4,7 @@
     later stages    layers a + 1 … b
     last stage      layers … , last norm, vocabulary projection, value head; tied embeddings once more
 
-Layers and parameters keep their names: what another stage has is replaced by modules without weights, through which
-hidden states pass as they are. The one before a stage's first layer gives what the stage before has sent, the one after
-its last layer keeps what goes to the next.
+Layers and parameters keep their names: what another stage has is replaced by modules without weights (`parts`).
 
 Layers are given out one by one, each to the stage that has the least to compute, of several the latest, since earlier
 ones keep more micro-batches in flight; the last begins with the vocabulary projection, which weighs as many layers as
@@ -15,7 +13,7 @@ it has times the weights of one that a token is multiplied with.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,8 +24,9 @@ from roll.errors import ModelError
 from roll.models import decoder_of
 from roll.training.lora import Adapter, find_adapters
 from roll.training.packable import check_stages
-from roll.training.parallel.pipeline import PassThrough, Stage
+from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tokens import TokenShare
+from roll.training.parts import leave_parts
 from roll.training.precision import MasterWeights
 from roll.training.weights import persistent_buffers
 
@@ -73,13 +72,6 @@ class Cut:
         return tensor.new_empty(0, device="cpu") if tensor.is_meta else tensor
 
 
-class _Hand:
-    """Hidden states of the micro-batch that goes through a model."""
-
-    received: Tensor | None = None
-    passed: Tensor | None = None
-
-
 def check_cut(network: Any, count: int) -> None:
     """Try whether a network, whole on every rank, can be cut into so many stages.
 
@@ -105,10 +97,11 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
     """
     whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
-    for model in network.frozen:
-        _cut(model, decoder_of(model), model.get_output_embeddings(), (), stage, share, dtype)
     heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
-    _cut(network, network.decoder, network.projection, heads, stage, share, dtype)
+    frozen = [(model, decoder_of(model), model.get_output_embeddings(), []) for model in network.frozen]
+    for root, decoder, projection, own_heads in (*frozen, (network, network.decoder, network.projection, heads)):
+        starts = _starts(decoder, projection, stage.count)
+        leave_parts(root, decoder, projection, own_heads, stage, starts, share, dtype)
     if getattr(network, "routing", None) is not None:
         network.routing.clear()
     own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
@@ -152,41 +145,6 @@ def layers_by_stage(num_layers: int, num_stages: int, projection: float) -> list
     return counts
 
 
-def _cut(
-    root: nn.Module,
-    decoder: Any,
-    projection: Any,
-    heads: Iterable[nn.Module],
-    stage: Stage,
-    share: TokenShare,
-    dtype: torch.dtype,
-) -> None:
-    starts = _starts(decoder, projection, stage.count)
-    first, stop = starts[stage.number : stage.number + 2]
-    hand = _Hand()
-    embeddings, layers = decoder.get_input_embeddings(), decoder.layers
-    after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
-    if not stage.is_last:
-        for module in (*after, *heads, *([] if projection is None else [projection])):
-            _replace(root, module, PassThrough(module))
-    if not stage.is_first:
-        stand_in = PassThrough(embeddings)
-        if stage.is_last and projection is not None and projection.weight is embeddings.weight:
-            stand_in.register_parameter("weight", embeddings.weight)
-        else:
-            stand_in.weight = torch.empty(0, device=stage.device)  # some decoders ask it for its device
-        stand_in.forward = lambda *unused: hand.received.detach()  # type: ignore[union-attr]
-        _replace(root, embeddings, stand_in)
-    for i, layer in enumerate(layers):
-        if not first <= i < stop:
-            layers[i] = PassThrough(layer)
-    if not stage.is_first:
-        layers[first - 1].forward = lambda *unused, **other: hand.received
-    if not stage.is_last:
-        layers[stop].forward = _keeping(hand)
-    decoder.forward = _staged(decoder.forward, stage, hand, share, decoder.config.get_text_config().hidden_size, dtype)
-
-
 def _starts(decoder: Any, projection: Any, count: int) -> list[int]:
     """The first layer of every stage, and the number of layers."""
     layers = getattr(decoder, "layers", None)
@@ -203,47 +161,6 @@ def _starts(decoder: Any, projection: Any, count: int) -> list[int]:
     weight = 0.0 if projection is None else projection.weight.numel() / used
     counts = layers_by_stage(len(layers), count, weight)
     return [sum(counts[:i]) for i in range(count + 1)]
-
-
-def _staged(
-    plain: Callable[..., Any], stage: Stage, hand: _Hand, share: TokenShare, width: int, dtype: torch.dtype
-) -> Callable[..., Any]:
-    """A decoder's `forward` that begins with what the stage before sends, and ends with what goes to the next."""
-
-    def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:
-        if not stage.is_first:
-            rows = input_ids.shape[1] // (share.tp.size() if share.tp else 1)
-            hand.received = stage.take((1, rows, width), dtype)
-        output = plain(input_ids=input_ids, **kwargs)
-        received, passed = hand.received, hand.passed
-        hand.received = hand.passed = None
-        if passed is not None:
-            stage.pass_on(passed)
-            output.last_hidden_state = passed
-        if torch.is_grad_enabled():
-            stage.remember(received, passed)
-        return output
-
-    return forward
-
-
-def _keeping(hand: _Hand) -> Callable[..., Tensor]:
-    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        hand.passed = states
-        return states
-
-    return forward
-
-
-def _replace(root: nn.Module, module: nn.Module, new: nn.Module) -> None:
-    for parent in list(root.modules()):
-        for name, child in parent.named_children():
-            if child is module:
-                setattr(parent, name, new)
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 def _without_data(tensor: Tensor) -> Tensor:

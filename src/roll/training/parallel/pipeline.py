@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-__all__ = ["PassThrough", "Stage", "order"]
+__all__ = ["Part", "PassThrough", "Stage", "order"]
 
 _UNRECEIVED = 2
 """Messages each way that may wait for the next stage: more would be memory without speed."""
@@ -42,6 +43,25 @@ def order(num: int, num_later: int, *, backward: bool) -> Iterator[tuple[bool, i
         yield False, i
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive layers of a model, of which one call of its decoder computes no more."""
+
+    number: int
+    count: int
+    """Of the model's parts."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether tokens come in here."""
+        return self.number == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether log-probs, values and losses come out here."""
+        return self.number == self.count - 1
+
+
 class Stage:
     """A rank among those, one of each stage, that a micro-batch passes through.
 
@@ -54,6 +74,10 @@ class Stage:
 
     def __init__(self, up: ProcessGroup, down: ProcessGroup, device: torch.device, *, with_first: bool) -> None:
         self.number, self.count = up.rank(), up.size()
+        self.parts = (Part(self.number, self.count),)
+        """That this rank has, in the model's order."""
+        self.chunk = 0
+        """Which of them is at work."""
         self.device = device
         self.with_first = with_first
         self._up, self._down = up, down
@@ -61,14 +85,19 @@ class Stage:
         self._in_flight: deque[tuple[Tensor | None, Tensor | None]] = deque()
 
     @property
+    def part(self) -> Part:
+        """Which is at work."""
+        return self.parts[self.chunk]
+
+    @property
     def is_first(self) -> bool:
-        """Whether tokens come in here."""
-        return self.number == 0
+        """Whether this rank has the first part."""
+        return self.parts[0].is_first
 
     @property
     def is_last(self) -> bool:
-        """Whether log-probs, values and losses come out here."""
-        return self.number == self.count - 1
+        """Whether this rank has the last part."""
+        return self.parts[-1].is_last
 
     @property
     def num_later(self) -> int:
