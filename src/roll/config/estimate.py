@@ -349,7 +349,9 @@ def pass_bytes(
         fused=element == 2 and not on_accelerator,
         offloaded=training.offload_activations and on_accelerator,
     )
-    parts = {**gathered_bytes(training, sizes, ranks, element), "activations": own * kept}
+    pp, vpp = training.parallel.pp, training.parallel.vpp
+    in_flight = 1.0 if vpp == 1 else 1 + (pp - 1) / (pp * vpp)  # of all layers; the first stage has most
+    parts = {**gathered_bytes(training, sizes, ranks, element), "activations": round(own * kept * in_flight)}
     return parts | ({"a layer": own * passing} if passing else {})
 
 

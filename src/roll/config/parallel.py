@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from pydantic import ValidationInfo, field_validator
+
 from roll.config.base import Section, option
 
 __all__ = ["ParallelConfig"]
@@ -20,6 +22,13 @@ class ParallelConfig(Section):
         1,
         "Stages of consecutive decoder layers (pipeline parallel), which micro-batches pass through one after the "
         "other: a step needs several times as many micro-batches as stages.",
+        ge=1,
+    )
+    vpp: int = option(
+        1,
+        "Parts of the layers that each stage has (virtual pipeline stages, interleaved 1F1B, arXiv 2104.04473): stages are "
+        "idle for that part less of the time, and send that many times as many messages. Needs pp, and at least pp x vpp "
+        "decoder layers.",
         ge=1,
     )
     dp_replicate: int = option(
@@ -45,6 +54,16 @@ class ParallelConfig(Section):
         "number, and the number of experts.",
         ge=1,
     )
+
+    @field_validator("vpp")
+    @classmethod
+    def _of_several_stages(cls, vpp: int, info: ValidationInfo) -> int:
+        if vpp > 1 and info.data.get("pp") == 1:
+            raise ValueError(
+                f"vpp {vpp} gives every stage of a pipeline several parts of the layers, and pp 1 is no pipeline: set "
+                "training.parallel.pp to 2 or more, or leave vpp out"
+            )
+        return vpp
 
     @property
     def num_ranks(self) -> int:

@@ -83,7 +83,7 @@ class TorchBackend(TrainerRank):
         network = build_network(spec, dtype, None if in_4_bits else unread)
         if ranks.stage is not None:
             with unread.lent():
-                check_cut(network, ranks.stage.count)
+                check_cut(network, ranks.stage)
             cut(network, ranks.stage, ranks.share, dtype)
         for tensor in (*network.parameters(), *network.buffers()):
             if not tensor.is_meta:
