@@ -26,9 +26,9 @@ class ParallelConfig(Section):
     )
     vpp: int = option(
         1,
-        "Parts of the layers that each stage has (virtual pipeline stages, interleaved 1F1B, arXiv 2104.04473): stages are "
-        "idle for that part less of the time, and send that many times as many messages. Needs pp, and at least pp x vpp "
-        "decoder layers.",
+        "Parts of the layers that each stage has (virtual pipeline stages: interleaved 1F1B, arXiv 2104.04473). Stages "
+        "then wait so many times less for each other, and send more than so many times as many messages. Needs pp, and "
+        "pp x vpp decoder layers.",
         ge=1,
     )
     dp_replicate: int = option(
@@ -79,6 +79,12 @@ class ParallelConfig(Section):
     def share_ranks(self) -> int:
         """Ranks that go through the same samples: a number of ranks has so many times fewer shares of a batch."""
         return self.pp * self.row_ranks
+
+    @property
+    def in_flight(self) -> float:
+        """What the first stage keeps of activations at most, by what one micro-batch has in all layers: the others keep
+        less. With one part a stage, it is of as many micro-batches as stages, in its share of the layers."""
+        return 1.0 if self.vpp == 1 else 1 + (self.pp - 1) / (self.pp * self.vpp)
 
     def misfit(self, count: int) -> str | None:
         """Why `count` ranks cannot be divided like this; `None` if they can."""

@@ -39,6 +39,7 @@ __all__ = [
     "Ranks",
     "combine",
     "default_num_threads",
+    "gather_first",
     "mesh_sizes",
     "pick_device",
     "reshard",
@@ -315,6 +316,13 @@ def _layers(decoder: Any) -> Any:
             f"{type(decoder).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank"
         )
     return layers
+
+
+def gather_first(network: nn.Module, layer: nn.Module) -> None:
+    """Tell FSDP which layer the next backward pass goes through first. By itself it gathers the one that has run last,
+    which is another where a rank has several parts of a model."""
+    if isinstance(network, FSDPModule) and isinstance(layer, FSDPModule):
+        network.set_modules_to_backward_prefetch([layer])
 
 
 def reshard(network: nn.Module) -> None:

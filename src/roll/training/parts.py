@@ -84,8 +84,9 @@ def leave_parts(
     given = _given(embeddings, hand, stage, is_tied=projection is not None and projection.weight is embeddings.weight)
     after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
     views: list[_View] = []
-    for part in stage.parts:
-        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, *starts[part.number :][:2], hand))]
+    spans = [range(starts[part.number], starts[part.number + 1]) for part in stage.parts]
+    for part, span in zip(stage.parts, spans, strict=True):
+        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, span, hand))]
         if not part.is_first:
             instead.append((embeddings, given))
         if not part.is_last:
@@ -96,9 +97,8 @@ def leave_parts(
             _replace(root, module, PassThrough(module))
     if not stage.is_first:
         _replace(root, embeddings, given)
-    own = {i for part in stage.parts for i in range(starts[part.number], starts[part.number + 1])}
     for i, layer in enumerate(layers):
-        if i not in own:
+        if not any(i in span for span in spans):
             layers[i] = PassThrough(layer)
     width = decoder.config.get_text_config().hidden_size
     decoder.forward = _staged(decoder.forward, stage, views, hand, share, width, dtype)
@@ -115,13 +115,13 @@ def _given(embeddings: nn.Module, hand: _Hand, stage: Stage, *, is_tied: bool) -
     return stand_in
 
 
-def _chosen(layers: nn.ModuleList, first: int, stop: int, hand: _Hand) -> nn.ModuleList:
-    """Those from `first` to `stop`, and in the place of all others what passes states through."""
-    chosen = nn.ModuleList(layer if first <= i < stop else PassThrough(layer) for i, layer in enumerate(layers))
-    if first > 0:
-        chosen[first - 1].forward = lambda *unused, **other: hand.received
-    if stop < len(layers):
-        chosen[stop].forward = _keeping(hand)
+def _chosen(layers: nn.ModuleList, own: range, hand: _Hand) -> nn.ModuleList:
+    """A part's own, and in the place of all others what passes states through."""
+    chosen = nn.ModuleList(layer if i in own else PassThrough(layer) for i, layer in enumerate(layers))
+    if own.start > 0:
+        chosen[own.start - 1].forward = lambda *unused, **other: hand.received
+    if own.stop < len(layers):
+        chosen[own.stop].forward = _keeping(hand)
     return chosen
 
 

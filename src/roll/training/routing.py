@@ -163,8 +163,8 @@ class Routing:
     def by_sample(
         self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE
     ) -> None:
-        """Add to `found` what the tokens of a micro-batch chose in the forward pass before: [L, layers, k] int16, -1 where
-        they did not go through the network, or through that layer here."""
+        """Add to `found` what the tokens of a micro-batch chose in the forward pass before: [L, layers, k] int16, -1
+        where they did not go through the network, or through that layer here."""
         here = [i for i, x in enumerate(self._chosen) if x is not None]
         own_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
         chosen = None if own_tokens is None else share.all_tokens(own_tokens).cpu().numpy()

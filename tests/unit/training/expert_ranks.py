@@ -75,7 +75,9 @@ def steps(name: str, model: Path, parallel: Mapping[str, int], *, brief: bool = 
             found[step] = {"result": result, "grads": whole_grads(policy)}
         if "skewed" in batches:
             said = policy.forward(batches["skewed"], ["logprobs", "experts"])["experts"]
-            assert all((s.experts[:-1] == own[:-1]).all() for s, own in zip(batches["skewed"].samples, said, strict=True))
+            assert all(
+                (s.experts[:-1] == own[:-1]).all() for s, own in zip(batches["skewed"].samples, said, strict=True)
+            )
         found["logprobs"] = logprobs_of(policy, make_batch(4))
         found["weights"] = {key: tensor for key, tensor in policy.weights() if tensor is not None}
         if brief:

@@ -25,10 +25,6 @@ from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.types import TrainingBatch
 
-FOUR_LAYERS = Family(
-    config=FAMILIES["qwen3-moe"].config, settings=FAMILIES["qwen3-moe"].settings | {"num_hidden_layers": 4}, moe=True
-)
-"""One for each of two stages' two parts."""
 STEPS = ("plain", "again", "idle", "credited", "lora", "two heads", "critic")
 
 
@@ -45,7 +41,7 @@ def _expected(tiny_model: Path, batch: TrainingBatch) -> dict[str, Any]:
 @pytest.fixture(scope="module", name="directory")
 def _directory(tiny_model: Path, batch: TrainingBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("layouts")
-    write_model(directory / "qwen3-moe", tiny_model, FOUR_LAYERS)
+    write_model(directory / "qwen3-moe", tiny_model, FAMILIES["qwen3-moe"], num_hidden_layers=4)  # two stages, two parts
     return _run(directory, tiny_model, batch, LAYOUTS, also=run_briefly)
 
 

@@ -102,7 +102,7 @@ def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, back
             if asks:
                 found.append((False, (way, (stage - way) % stages, stage), (part - way, i, model), None))
             if tells:
-                waits = not (forward and backward)
+                waits = not (forward and backward and chunks > 1)
                 found.append((True, (way, stage, (stage + way) % stages), (part, i, model), waits and UNRECEIVED))
     return found
 

@@ -8,8 +8,8 @@
 When a rank computes which of its parts, `order` says. Rows may differ in length: every rank of a data share packs the
 whole batch, so all know the shape of each message. A process group has messages in one direction alone, and between two
 ranks they are asked for in the order in which they were sent. Stages that send wait for others that are late, but never
-for each other: where a backward pass follows, states are sent without waiting, which costs no memory, as they stay for
-it anyway; gradients, and states that no backward pass follows, wait until those of two works before have arrived.
+for each other: a message waits until those of two works before have arrived, but for states where stages have several
+parts and a backward pass follows, for which they stay anyway.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from roll.training.parallel.order import Work, order
 __all__ = ["UNRECEIVED", "Part", "PassThrough", "Stage"]
 
 UNRECEIVED = 2
-"""Earlier works whose messages may wait for another stage: more would be memory without speed, and fewer could be
-waited for forever."""
+"""Earlier works whose messages may wait for another stage: more would be memory without speed, fewer a stage that waits
+for one that waits for it."""
 
 
 class _Sent(NamedTuple):
@@ -141,7 +141,7 @@ class Stage:
     def pass_on(self, states: Tensor) -> None:
         """Hidden states to the next part."""
         rank, up, _ = self._after
-        self._send(states.detach(), up, rank, waits=not self._goes_back)
+        self._send(states.detach(), up, rank, waits=not self._goes_back or self.num_chunks == 1)
 
     def remember(self, received: Tensor | None, passed: Tensor | None) -> None:
         """A micro-batch whose backward through this part is still to come: what came in, and what went on."""
