@@ -80,6 +80,9 @@ bench-engine: setup ## vLLM on a CPU: each of its options beside ROLL's settings
 bench-memory: setup ## peak memory of each of four ranks that train a billion weights (about 5 minutes, 14 GiB)
 	@$(PY) benchmarks/bench_memory.py $(ARGS)
 
+bench-pipeline: setup ## a step of two stages, with one part of the layers or several each (about 2 minutes)
+	@$(PY) benchmarks/bench_pipeline.py $(ARGS)
+
 bench-algorithms: setup ## cost of the algorithm layer beside a training step
 	@$(PY) benchmarks/bench_algorithms.py $(ARGS)
 

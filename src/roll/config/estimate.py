@@ -338,7 +338,7 @@ def _offloaded_bytes(
 def pass_bytes(
     training: TrainingConfig, sizes: ModelSizes, num_tokens: int, ranks: int, element: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """What passes over a micro-batch of `num_tokens` need of a rank besides, up to the final hidden states."""
+    """What passes over micro-batches of `num_tokens` need of a rank besides, up to the final hidden states."""
     own = num_tokens // training.parallel.row_ranks
     mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
     kept, passing = activation_bytes_per_token(
@@ -349,8 +349,8 @@ def pass_bytes(
         fused=element == 2 and not on_accelerator,
         offloaded=training.offload_activations and on_accelerator,
     )
-    parts = {**gathered_bytes(training, sizes, ranks, element), "activations": own * kept}
-    return parts | ({"a layer": own * passing} if passing else {})
+    parts = {"activations": round(own * kept * training.parallel.in_flight)}
+    return gathered_bytes(training, sizes, ranks, element) | parts | ({"a layer": own * passing} if passing else {})
 
 
 def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:

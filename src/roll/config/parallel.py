@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from pydantic import ValidationInfo, field_validator
+
 from roll.config.base import Section, option
 
 __all__ = ["ParallelConfig"]
@@ -20,6 +22,13 @@ class ParallelConfig(Section):
         1,
         "Stages of consecutive decoder layers (pipeline parallel), which micro-batches pass through one after the "
         "other: a step needs several times as many micro-batches as stages.",
+        ge=1,
+    )
+    vpp: int = option(
+        1,
+        "Parts of the layers that each stage has (virtual pipeline stages: interleaved 1F1B, arXiv 2104.04473). Stages "
+        "then wait so many times less for each other, and send more than so many times as many messages. Needs pp, and "
+        "pp x vpp decoder layers.",
         ge=1,
     )
     dp_replicate: int = option(
@@ -46,6 +55,16 @@ class ParallelConfig(Section):
         ge=1,
     )
 
+    @field_validator("vpp")
+    @classmethod
+    def _of_several_stages(cls, vpp: int, info: ValidationInfo) -> int:
+        if vpp > 1 and info.data.get("pp") == 1:
+            raise ValueError(
+                f"vpp {vpp} gives every stage of a pipeline several parts of the layers, and pp 1 is no pipeline: set "
+                "training.parallel.pp to 2 or more, or leave vpp out"
+            )
+        return vpp
+
     @property
     def num_ranks(self) -> int:
         """The number of a trainer's ranks is a multiple of this."""
@@ -60,6 +79,12 @@ class ParallelConfig(Section):
     def share_ranks(self) -> int:
         """Ranks that go through the same samples: a number of ranks has so many times fewer shares of a batch."""
         return self.pp * self.row_ranks
+
+    @property
+    def in_flight(self) -> float:
+        """What the first stage keeps of activations at most, by what one micro-batch has in all layers: the others keep
+        less. With one part a stage, it is of as many micro-batches as stages, in its share of the layers."""
+        return 1.0 if self.vpp == 1 else 1 + (self.pp - 1) / (self.pp * self.vpp)
 
     def misfit(self, count: int) -> str | None:
         """Why `count` ranks cannot be divided like this; `None` if they can."""

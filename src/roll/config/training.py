@@ -147,7 +147,7 @@ class TrainingConfig(Section):
                 "the back-end deepspeed spreads weights over all ranks and divides nothing else: leave "
                 "training.parallel out (training.deepspeed has settings of its own), or take the back-end torch"
             )
-        if info.data.get("backend") == "megatron" and (parallel.cp, parallel.dp_replicate) != (1, 1):
+        if info.data.get("backend") == "megatron" and (parallel.cp, parallel.dp_replicate, parallel.vpp) != (1, 1, 1):
             raise ValueError("of training.parallel, the back-end megatron takes tp and pp: leave out the others")
         return parallel
 

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll.config.parallel import ParallelConfig
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError
@@ -65,12 +66,15 @@ def try_a_step(report: Report, config: RunConfig, say: Callable[[str], None] = l
         raise ModelError("a dry run is one of the back-end torch, without weights in 4 bits: leave --dry-run out")
     if not _is_here(config):
         raise ModelError(f"a dry run needs the model's configuration: '{config.model.path}' is not on this machine")
-    count, stages = config.roles["actor_train"].count, config.section("training", TrainingConfig).parallel.pp
+    parallel = config.section("training", TrainingConfig).parallel
+    count, stages = config.roles["actor_train"].count, parallel.pp
     for stage in range(stages):
         rank = stage * count // stages
         which = f"rank {rank} of {count}" + (f", stage {stage + 1} of {stages}" if stages > 1 else "")
         found = _ask(_request(config, rank, with_step=True), lambda s, of=which: say(f"dry run of {of}: {s:.0f} s"))
         report.layout += _in_words(found, stage if stages > 1 else None)
+    if stages > 1:
+        report.layout.append(_idle(parallel))
 
 
 def _can_be_tried(config: RunConfig) -> bool:
@@ -140,13 +144,26 @@ def _waited(trial: subprocess.Popen[str], waited: Callable[[float], None]) -> st
 
 
 def _in_words(found: Mapping[str, Any], stage: int | None) -> Iterator[str]:
-    where = "a trainer's rank" if stage is None else f"a rank of stage {stage}"
+    layers = " and ".join(f"{first} to {last}" if last > first else f"{first}" for first, last in found["layers"])
+    where = "a trainer's rank" if stage is None else f"a rank of stage {stage}, with layers {layers},"
     yield (
         f"{where} holds {found['between'] / GIB:.2f} GiB between steps, {found['gradients'] / GIB:.2f} GiB of "
         f"gradients, and at most {found['peak'] / GIB:.2f} GiB"
     )
     for operation, ranks, size, count, together in found["traffic"]:
         yield f"  {count:,} x {operation} between {size} ({ranks}): {together / GIB:.2f} GiB"
+
+
+def _idle(parallel: ParallelConfig) -> str:
+    from roll.training.parallel.order import idle_share
+
+    few, many = 2 * parallel.pp, 8 * parallel.pp
+    shares = [idle_share(num, parallel.pp, parallel.vpp) for num in (few, many)]
+    parts = f" of {parallel.vpp} parts each" if parallel.vpp > 1 else ""
+    return (
+        f"stages{parts} wait for each other {shares[0]:.1%} of a step of {few} micro-batches on each data share, and "
+        f"{shares[1]:.1%} of one of {many}"
+    )
 
 
 def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
@@ -166,14 +183,17 @@ def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
         "advantages": np.zeros(length, dtype=np.float32),
     }
     parallel = training.parallel
-    count = (parallel.pp + 1) * spec.world_size // (parallel.pp * parallel.row_ranks)
+    each = parallel.pp + 1 if parallel.vpp == 1 else 2 * parallel.pp  # so that as many are in flight as ever are
+    count = each * spec.world_size // (parallel.pp * parallel.row_ranks)
     samples = tuple(TrainingSample(sample_id=str(i), unit=i, **text) for i in range(count))
     try:
         found = dry_run(spec, TrainingBatch(samples=samples) if with_step else None, Needs())
     except UserError as error:
         return str(error)
     traffic = [(*kind, count, found.bytes[kind]) for kind, count in found.counts.items()]
-    return {"between": found.between, "gradients": found.gradients, "peak": found.peak, "traffic": traffic}
+    layers = [(part[0], part[-1]) for part in found.layers]
+    sizes = {"between": found.between, "gradients": found.gradients, "peak": found.peak}
+    return {**sizes, "traffic": traffic, "layers": layers}
 
 
 def _main(asked: str, said: str) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from roll.config.training import closes_heap
 from roll.protocols import StateKind, WeightSource
-from roll.training.distributed import shard
+from roll.training.distributed import gather_first, shard
 from roll.training.heap import close_heap_after
 from roll.training.loading import build_network
 from roll.training.main_memory import MainMemory
@@ -83,7 +83,7 @@ class TorchBackend(TrainerRank):
         network = build_network(spec, dtype, None if in_4_bits else unread)
         if ranks.stage is not None:
             with unread.lent():
-                check_cut(network, ranks.stage.count)
+                check_cut(network, ranks.stage)
             cut(network, ranks.stage, ranks.share, dtype)
         for tensor in (*network.parameters(), *network.buffers()):
             if not tensor.is_meta:
@@ -137,6 +137,12 @@ class TorchBackend(TrainerRank):
 
     def _clear_grads(self) -> None:
         self.masters.clear_grads()
+
+    def _backward(self, loss: Tensor, *, last: bool) -> None:
+        part = self.network.cut
+        if part is not None and part.stage.num_chunks > 1:
+            gather_first(self.network, self.network.decoder.layers[part.layers[part.stage.chunk][-1]])
+        super()._backward(loss, last=last)
 
     def _grad_norm(self) -> float:
         if self.network.cut is not None:

@@ -39,6 +39,7 @@ __all__ = [
     "Ranks",
     "combine",
     "default_num_threads",
+    "gather_first",
     "mesh_sizes",
     "pick_device",
     "reshard",
@@ -137,7 +138,7 @@ class Ranks:
                 timeout=_TIMEOUT,
             )
         if sizes["pp"] > 1:
-            self.stage = self._own_stage(sizes["pp"])
+            self.stage = self._own_stage(sizes["pp"], spec.training.parallel.vpp)
         if self.size == sizes["pp"]:
             return
         by_samples = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
@@ -153,13 +154,22 @@ class Ranks:
         groups = {name: by_samples.get_group(name) for name in ("tp", "cp") if sizes[name] > 1}
         self.share = TokenShare(**groups)
 
-    def _own_stage(self, count: int) -> Stage:
+    def _own_stage(self, count: int, num_chunks: int) -> Stage:
         """Stages are the outermost dimension: what goes from one to the next is the least."""
         each = self.size // count
-        members = (range(i, self.size, each) for i in range(each) for _ in ("up", "down"))
+        num = 2 if num_chunks == 1 else 4
+        members = (range(i, self.size, each) for i in range(each) for _ in range(num))
         groups: list[Any] = [dist.new_group(ranks, group_desc="pp") for ranks in members]
-        up = 2 * (self.rank % each)
-        return Stage(groups[up], groups[up + 1], self.device, with_first=up == 0)
+        own = self.rank % each
+        up, down, *around = groups[num * own : num * (own + 1)]
+        return Stage(
+            up,
+            down,
+            self.device,
+            with_first=own == 0,
+            around=(around[0], around[1]) if around else None,
+            num_chunks=num_chunks,
+        )
 
     @property
     def stream(self) -> int:
@@ -306,6 +316,13 @@ def _layers(decoder: Any) -> Any:
             f"{type(decoder).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank"
         )
     return layers
+
+
+def gather_first(network: nn.Module, layer: nn.Module) -> None:
+    """Tell FSDP which layer the next backward pass goes through first. By itself it gathers the one that has run last,
+    which is another where a rank has several parts of a model."""
+    if isinstance(network, FSDPModule) and isinstance(layer, FSDPModule):
+        network.set_modules_to_backward_prefetch([layer])
 
 
 def reshard(network: nn.Module) -> None:

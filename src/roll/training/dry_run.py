@@ -77,6 +77,8 @@ class DryRun:
     """How many collectives of each kind a step has."""
     bytes: Mapping[Traffic, int]
     """Of the larger of what each of them takes and gives, added up."""
+    layers: tuple[range, ...] = ()
+    """Of the rank's stage, by part, where there are several stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
                 host=watch.most_on_host,
                 counts=watch.counts,
                 bytes=watch.bytes,
+                layers=() if backend.network.cut is None else backend.network.cut.layers,
             )
             del backend
     finally:

@@ -4,8 +4,8 @@
                            network -> log-probs or values -> loss -> backward
             -> collected by sample, added up over the ranks
 
-Where a rank has one stage of the layers, several micro-batches are under way at once (`parallel.pipeline`), and what is
-said of them comes from the last stage.
+Where a rank has one stage of the layers, several micro-batches are under way at once, in one part of it or another
+(`parallel.order`), and what is said of them comes from the last part.
 
 How weights are spread, how gradients are reduced and what moves the weights is the back-end's. Every rank runs the same
 number of micro-batches, and every one of them goes back through the same outputs of the network.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_la
 from roll.training.lora import adapters_off
 from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.packing import pack, pack_by_teacher
-from roll.training.parallel.pipeline import order
+from roll.training.parallel.order import Work, order
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
 from roll.training.routing import Routing
@@ -122,33 +122,29 @@ class Passes:
             raise ValueError("a batch needs at least one token that the loss counts")
         self._check_tokens(batch)
         stage, routing = self._ranks.stage, self._routing
-        if stage is not None:
-            stage.begin()
         share = self._share(batch.samples, every_token=False, needs=loss.needs)
         if routing is not None:
             routing.clear()
             if backward is not None and routing.aux_coefficient:
                 self._count_choices(routing, share, batch.temperature)
-        found, waiting = _Found(), dict[int, Any]()
-        num_later = 0 if stage is None else stage.num_later
-        for forward, i in order(len(share), num_later, backward=backward is not None):
-            if forward:
-                waiting[i] = self._loss(share[i], batch, loss, found)
+        found, waiting = _Found(), dict[tuple[int, int], Any]()
+        for work in self._works(len(share), backward=backward is not None):
+            place = work.chunk, work.micro_batch
+            if work.forward:
+                waiting[place] = self._loss(share[work.micro_batch], batch, loss, found)
                 continue
             assert backward is not None
-            own, go_back = waiting.pop(i), functools.partial(backward, last=i == len(share) - 1)
+            own, go_back = waiting.pop(place), functools.partial(backward, last=place == (0, len(share) - 1))
             if stage is not None:
                 stage.go_back(own, go_back)
             else:
                 go_back(own)
-        if stage is not None:
-            stage.finish()
         return self._result(batch, found)
 
     def _loss(
         self, share: tuple[int, Sequence[Block]], batch: TrainingBatch, loss: LossFn, found: _Found
     ) -> Tensor | None:
-        """Of a micro-batch, which `found` takes in; `None` on a stage that does not end with one."""
+        """Of a micro-batch, which `found` takes in; `None` where the part at work does not end with one."""
         (teacher, blocks), needs = share, loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
@@ -213,7 +209,9 @@ class Passes:
         self._network.eval()
         root, in_stages = self._network.root, self._network.cut is not None
         with contextlib.nullcontext() if adapter else adapters_off(root, elsewhere=in_stages):
-            for _, blocks in self._share(batch.samples, every_token=every_token, needs=needs):
+            share = self._share(batch.samples, every_token=every_token, needs=needs)
+            for work in self._works(len(share), backward=False):
+                blocks = share[work.micro_batch][1]
                 layout = self._layout(blocks, every_token=every_token)
                 observer = self._observer(blocks, attention if "attention" in found else None)
                 predicted = self._predict(layout, batch, needs, observer, top)
@@ -226,8 +224,6 @@ class Passes:
                     routing.by_sample(found["experts"], blocks, batch, self._ranks.share)
                 if observer is not None:
                     found["attention"] |= observer.results()
-        if self._ranks.stage is not None:
-            self._ranks.stage.finish()
         parts = self._ranks.gather(found)
         stages = self._ranks.by_stage({name: merged([part[name] for part in parts]) for name in found})
         if "experts" in found:  # each stage has those of its layers
@@ -246,15 +242,19 @@ class Passes:
         auxiliary loss depends on it, and must not depend on the micro-batch that it is in."""
         was_training = self._network.training
         self._network.eval()
-        for teacher, blocks in share:
+        for work in self._works(len(share), backward=False):
+            teacher, blocks = share[work.micro_batch]
             with self._randomness.own():
                 self._call(self._layout(blocks, teacher=teacher), temperature, Needs(), None, None)
-        if self._ranks.stage is not None:
-            self._ranks.stage.finish()
         routing.even_out(self._loads(routing))
         routing.clear()
         reshard(self._network)
         self._network.train(was_training)
+
+    def _works(self, num: int, *, backward: bool) -> Iterable[Work]:
+        """What this rank does with `num` micro-batches, one after the other."""
+        stage = self._ranks.stage
+        return order(num, 0, 1, 1, backward=backward) if stage is None else stage.works(num, backward=backward)
 
     def _loads(self, routing: Routing) -> list[Any]:
         """What all ranks have counted, each stage in its layers."""

@@ -90,7 +90,7 @@ class PolicyNetwork(nn.Module):
             ValueError: a divergence is asked for, and there is no such teacher, or neither a reference nor an adapter
                 to leave out; or there are no such tokens, or not so many.
         """
-        if self.cut is not None and not self.cut.stage.is_last:
+        if self.cut is not None and not self.cut.stage.part.is_last:
             return self._passed_on(self.cut, layout, needs)
         found = self._own_predictions(layout, temperature, needs, observer, top)
         return found.mapped(lambda tensor: self.share.whole(tensor, layout))

@@ -167,8 +167,8 @@ class Routing:
     def by_sample(
         self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE
     ) -> None:
-        """Of the forward pass before, what the tokens of a micro-batch chose: [L, layers, k] int16, -1 where they did
-        not go through the network, or through that layer here."""
+        """Add to `found` what the tokens of a micro-batch chose in the forward pass before: [L, layers, k] int16, -1
+        where they did not go through the network, or through that layer here."""
         here = [i for i, x in enumerate(self._chosen) if x is not None]
         own_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
         chosen = None if own_tokens is None else share.all_tokens(own_tokens).cpu().numpy()
@@ -176,14 +176,16 @@ class Routing:
         for block in blocks:
             for member, _, entries in placed(block, start):
                 size = len(batch.samples[member.index]), self.num_layers, self.num_chosen
-                own = np.full(size, -1, dtype=np.int16)
+                own = found.setdefault(member.index, np.full(size, -1, dtype=np.int16))
                 if chosen is not None:
                     own[: len(entries), here] = chosen[entries]
-                found[member.index] = own
             start += block.num_tokens
 
     def _remember(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
-        self._current = kwargs.get("roll_plan")
+        plan = kwargs.get("roll_plan")
+        if plan is not self._current:  # another pass, perhaps through other layers
+            self._chosen = [None] * self.num_layers
+        self._current = plan
 
     def _observed(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:

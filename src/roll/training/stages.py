@@ -4,18 +4,17 @@
     later stages    layers a + 1 … b
     last stage      layers … , last norm, vocabulary projection, value head; tied embeddings once more
 
-Layers and parameters keep their names: what another stage has is replaced by modules without weights, through which
-hidden states pass as they are. The one before a stage's first layer gives what the stage before has sent, the one after
-its last layer keeps what goes to the next.
+With `vpp`, layers are cut into so many times more parts, of which stage r of p has the parts r, p + r, 2p + r, …
+Layers and parameters keep their names: what another stage has is replaced by modules without weights (`parts`).
 
-Layers are given out one by one, each to the stage that has the least to compute, of several the latest, since earlier
-ones keep more micro-batches in flight; the last begins with the vocabulary projection, which weighs as many layers as
-it has times the weights of one that a token is multiplied with.
+Layers are given out one by one, each to the stage that has the least to compute, and of it to the part that has, of
+several the latest, since earlier ones keep more micro-batches in flight; the last begins with the vocabulary
+projection, which weighs as many layers as it has times the weights of one that a token is multiplied with.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,12 +25,13 @@ from roll.errors import ModelError
 from roll.models import decoder_of
 from roll.training.lora import Adapter, find_adapters
 from roll.training.packable import check_stages
-from roll.training.parallel.pipeline import PassThrough, Stage
+from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tokens import TokenShare
+from roll.training.parts import leave_parts
 from roll.training.precision import MasterWeights
 from roll.training.weights import persistent_buffers
 
-__all__ = ["Cut", "add_up_tied", "check_cut", "cut", "layers_by_stage"]
+__all__ = ["Cut", "add_up_tied", "check_cut", "cut", "layers_by_part"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +47,8 @@ class Cut:
     """By name, which stages have it. What two of them have is tied: embeddings and vocabulary projection."""
     adapters: Mapping[str, Adapter]
     """The whole model's, by checkpoint name."""
+    layers: tuple[range, ...]
+    """Of this stage, by part."""
 
     @property
     def copies(self) -> frozenset[str]:
@@ -73,22 +75,15 @@ class Cut:
         return tensor.new_empty(0, device="cpu") if tensor.is_meta else tensor
 
 
-class _Hand:
-    """Hidden states of the micro-batch that goes through a model."""
-
-    received: Tensor | None = None
-    passed: Tensor | None = None
-
-
-def check_cut(network: Any, count: int) -> None:
-    """Try whether a network, whole on every rank, can be cut into so many stages.
+def check_cut(network: Any, stage: Stage) -> None:
+    """Try whether a network, whole on every rank, can be cut into so many parts.
 
     Raises:
-        ModelError: it has fewer layers than there are stages, or more passes between layers than hidden states.
+        ModelError: it has fewer layers than there are parts, or more passes between layers than hidden states.
     """
     models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen]
     for decoder, projection in (*models, (network.decoder, network.projection)):
-        check_stages(decoder, _starts(decoder, projection, count)[1:-1])
+        check_stages(decoder, _starts(decoder, projection, stage)[1:-1])
 
 
 def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
@@ -105,10 +100,12 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
     """
     whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
-    for model in network.frozen:
-        _cut(model, decoder_of(model), model.get_output_embeddings(), (), stage, share, dtype)
     heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
-    _cut(network, network.decoder, network.projection, heads, stage, share, dtype)
+    for model in network.frozen:
+        decoder, projection = decoder_of(model), model.get_output_embeddings()
+        leave_parts(model, decoder, projection, (), stage, _starts(decoder, projection, stage), share, dtype)
+    starts = _starts(network.decoder, network.projection, stage)
+    leave_parts(network, network.decoder, network.projection, heads, stage, starts, share, dtype)
     if getattr(network, "routing", None) is not None:
         network.routing.clear()
     own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
@@ -122,6 +119,7 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
         tensors={name: _without_data(tensor) for name, tensor in whole.items()},
         stages_of=stages_of,
         adapters=adapters,
+        layers=tuple(range(starts[part.number], starts[part.number + 1]) for part in stage.parts),
     )
 
 
@@ -135,115 +133,44 @@ def add_up_tied(cut: Cut, weights: MasterWeights) -> None:
             grad.add_(cut.stage.exchanged(grad))
 
 
-def layers_by_stage(num_layers: int, num_stages: int, projection: float) -> list[int]:
-    """How many layers each stage has.
+def layers_by_part(num_layers: int, num_stages: int, num_chunks: int, projection: float) -> list[int]:
+    """How many layers each part of a model has, in the model's order.
 
     Args:
-        num_layers: at least one for each stage.
+        num_layers: at least one for each part.
         num_stages: two or more.
+        num_chunks: parts of each stage.
         projection: what the vocabulary projection weighs, in layers.
     """
-    counts = [1] * num_stages
-    loads = [1.0] * (num_stages - 1) + [1.0 + projection]
-    for _ in range(num_layers - num_stages):
-        least = min(range(num_stages), key=lambda i: (loads[i], -i))
+    count = num_stages * num_chunks
+    counts = [1] * count
+    loads = [1.0] * (count - 1) + [1.0 + projection]
+    for _ in range(num_layers - count):
+        stage = min(range(num_stages), key=lambda i: (sum(loads[i::num_stages]), -i))
+        least = min(range(stage, count, num_stages), key=lambda i: (loads[i], -i))
         counts[least] += 1
         loads[least] += 1.0
     return counts
 
 
-def _cut(
-    root: nn.Module,
-    decoder: Any,
-    projection: Any,
-    heads: Iterable[nn.Module],
-    stage: Stage,
-    share: TokenShare,
-    dtype: torch.dtype,
-) -> None:
-    starts = _starts(decoder, projection, stage.count)
-    first, stop = starts[stage.number : stage.number + 2]
-    hand = _Hand()
-    embeddings, layers = decoder.get_input_embeddings(), decoder.layers
-    after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
-    if not stage.is_last:
-        for module in (*after, *heads, *([] if projection is None else [projection])):
-            _replace(root, module, PassThrough(module))
-    if not stage.is_first:
-        stand_in = PassThrough(embeddings)
-        if stage.is_last and projection is not None and projection.weight is embeddings.weight:
-            stand_in.register_parameter("weight", embeddings.weight)
-        else:
-            stand_in.weight = torch.empty(0, device=stage.device)  # some decoders ask it for its device
-        stand_in.forward = lambda *unused: hand.received.detach()  # type: ignore[union-attr]
-        _replace(root, embeddings, stand_in)
-    for i, layer in enumerate(layers):
-        if not first <= i < stop:
-            layers[i] = PassThrough(layer)
-    if not stage.is_first:
-        layers[first - 1].forward = lambda *unused, **other: hand.received
-    if not stage.is_last:
-        layers[stop].forward = _keeping(hand)
-    decoder.forward = _staged(decoder.forward, stage, hand, share, decoder.config.get_text_config().hidden_size, dtype)
-
-
-def _starts(decoder: Any, projection: Any, count: int) -> list[int]:
-    """The first layer of every stage, and the number of layers."""
+def _starts(decoder: Any, projection: Any, stage: Stage) -> list[int]:
+    """The first layer of every part, and the number of layers."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(f"{type(decoder).__name__} cannot be cut into stages: its decoder has no `layers`")
+    count = stage.count * stage.num_chunks
     if len(layers) < count:
+        parts = "needs as many" if stage.num_chunks == 1 else f"x vpp {stage.num_chunks} needs {count}"
         raise ModelError(
-            f"training.parallel.pp {count} needs as many decoder layers, and {type(decoder).__name__} has "
+            f"training.parallel.pp {stage.count} {parts} decoder layers, and {type(decoder).__name__} has "
             f"{len(layers)}: lower it"
         )
     config = decoder.config.get_text_config()
     chosen = getattr(config, "num_experts_per_tok", None) or 1
     used = sum(p.numel() * (chosen / len(p) if p.ndim > 2 else 1) for p in layers.parameters()) / len(layers)
     weight = 0.0 if projection is None else projection.weight.numel() / used
-    counts = layers_by_stage(len(layers), count, weight)
+    counts = layers_by_part(len(layers), stage.count, stage.num_chunks, weight)
     return [sum(counts[:i]) for i in range(count + 1)]
-
-
-def _staged(
-    plain: Callable[..., Any], stage: Stage, hand: _Hand, share: TokenShare, width: int, dtype: torch.dtype
-) -> Callable[..., Any]:
-    """A decoder's `forward` that begins with what the stage before sends, and ends with what goes to the next."""
-
-    def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:
-        if not stage.is_first:
-            rows = input_ids.shape[1] // (share.tp.size() if share.tp else 1)
-            hand.received = stage.take((1, rows, width), dtype)
-        output = plain(input_ids=input_ids, **kwargs)
-        received, passed = hand.received, hand.passed
-        hand.received = hand.passed = None
-        if passed is not None:
-            stage.pass_on(passed)
-            output.last_hidden_state = passed
-        if torch.is_grad_enabled():
-            stage.remember(received, passed)
-        return output
-
-    return forward
-
-
-def _keeping(hand: _Hand) -> Callable[..., Tensor]:
-    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        hand.passed = states
-        return states
-
-    return forward
-
-
-def _replace(root: nn.Module, module: nn.Module, new: nn.Module) -> None:
-    for parent in list(root.modules()):
-        for name, child in parent.named_children():
-            if child is module:
-                setattr(parent, name, new)
-
-
-def _has_weights(module: nn.Module) -> bool:
-    return any(True for _ in module.parameters())
 
 
 def _without_data(tensor: Tensor) -> Tensor:

@@ -80,7 +80,7 @@ class ValueNetwork(nn.Module):
 
     def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
         """Values [M] of the states before the predicted tokens; what a policy's network takes besides is unused."""
-        if self.cut is not None and not self.cut.stage.is_last:
+        if self.cut is not None and not self.cut.stage.part.is_last:
             stage, dtype = self.cut.stage, self.cut.dtype
             return Predictions(hidden=decoded(self.decoder, layout, stage.device, dtype, share=self.share))
         weight, share = self.score.weight, self.share

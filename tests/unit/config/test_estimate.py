@@ -16,6 +16,7 @@ from roll.config.estimate import (
     heap_bytes,
     kernel_bytes,
     num_lora_parameters,
+    pass_bytes,
     sync_bytes,
 )
 from roll.config.load import load_config
@@ -443,6 +444,18 @@ def test_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, ex
     training = training.model_copy(update={"parallel": ParallelConfig(ep=ep)})
     expected = 2 * (256 * 192 + 2 * (100_000 + experts * 3 * 192 * 64))
     assert gathered_bytes(training, Mixture(), ranks, 2) == {"gathered weights": expected}
+
+
+def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
+    """The first of four stages keeps 11 of 8 halves of a quarter of the layers: 11/8 of what one rank keeps."""
+
+    def kept(**parallel: int) -> int:
+        training = load_config(QUICKSTART, []).training
+        training = training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        return pass_bytes(training, Mixture(), 1000, 4, 2, on_accelerator=True)["activations"]
+
+    assert kept(pp=4) == kept()
+    assert kept(pp=4, vpp=2) == round(kept() * 11 / 8)
 
 
 @pytest.mark.parametrize(

@@ -27,3 +27,18 @@ def test_credit_by_attention_is_refused_with_stages() -> None:
     load_config(QUICKSTART, STAGES)
     with pytest.raises(ConfigError, match=r"algorithm.credit.type \w+ looks at layers that several stages have"):
         load_config(QUICKSTART, [*STAGES, "algorithm.type=attention_credit"])
+
+
+def test_parts_of_stages_are_refused_without_stages() -> None:
+    load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=2"])
+    with pytest.raises(ConfigError, match=r"vpp 2 gives every stage .* set training.parallel.pp to 2 or more"):
+        load_config(QUICKSTART, ["training.parallel.vpp=2"])
+
+
+@pytest.mark.parametrize(
+    ("backend", "says"),
+    [("megatron", "megatron takes tp and pp: leave out the others"), ("deepspeed", "leave training.parallel out")],
+)
+def test_parts_of_stages_are_refused_by_other_back_ends(backend: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=2", f"training.backend={backend}"])

@@ -20,7 +20,10 @@ from roll.training import TorchBackend
 from roll.types import TrainingBatch
 
 LOSS = PolicyLoss(entropy_coefficient=0.3)
-ONE: dict[str, dict[str, int]] = {"dp 2, tp 2, ep 2": {"tp": 2, "ep": 2}}
+ONE: dict[str, dict[str, int]] = {
+    "dp 2, tp 2, ep 2": {"tp": 2, "ep": 2},
+    "pp 2 vpp 2, ep 2": {"pp": 2, "vpp": 2, "ep": 2},
+}
 MORE: dict[str, dict[str, int]] = {
     "ep 4": {"ep": 4},
     "dp 4, ep 2": {"ep": 2},
@@ -70,6 +73,11 @@ def steps(name: str, model: Path, parallel: Mapping[str, int], *, brief: bool = 
         for step, batch in batches.items():
             result = policy.train_step(batch, LOSS)
             found[step] = {"result": result, "grads": whole_grads(policy)}
+        if "skewed" in batches:
+            said = policy.forward(batches["skewed"], ["logprobs", "experts"])["experts"]
+            assert all(
+                (s.experts[:-1] == own[:-1]).all() for s, own in zip(batches["skewed"].samples, said, strict=True)
+            )
         found["logprobs"] = logprobs_of(policy, make_batch(4))
         found["weights"] = {key: tensor for key, tensor in policy.weights() if tensor is not None}
         if brief:
@@ -108,7 +116,7 @@ def run_layouts(directory: Path, name: str, layouts: Mapping[str, Any], ranks: M
 
 
 def run_briefly(directory: Path, ranks: Mapping[str, Any]) -> None:
-    """One layout for every run of the tests, in processes that are there already."""
+    """Few layouts for every run of the tests, in processes that are there already."""
     for layout, parallel in ONE.items():
         found = steps("qwen3-moe", directory / "qwen3-moe", parallel, brief=True, **ranks)
         if ranks["rank"] == 0:

@@ -19,7 +19,13 @@ from roll.errors import ModelError
 from roll.training import TorchBackend
 from roll.types import TrainingBatch
 
-WAYS: dict[str, dict[str, int]] = {"dp": {}, "tp": {"tp": 2}, "cp": {"cp": 2}, "pp": {"pp": 2}}
+WAYS: dict[str, dict[str, int]] = {
+    "dp": {},
+    "tp": {"tp": 2},
+    "cp": {"cp": 2},
+    "pp": {"pp": 2},
+    "vpp": {"pp": 2, "vpp": 2},
+}
 
 
 def steps(
@@ -47,6 +53,11 @@ def steps(
     return found
 
 
+def kind(name: str, way: str) -> str:
+    """The model that is divided: for stages of several parts, one of twice as many layers."""
+    return f"{name} deep" if way == "vpp" else name
+
+
 def with_experts(batch: TrainingBatch, backend: TorchBackend) -> TrainingBatch:
     """Experts for every token, in an order that its id decides."""
     routing = backend.network.routing
@@ -61,7 +72,9 @@ def run_rank(rank: int, directory: Path) -> None:
     """Every family in every way, as one of two ranks."""
     ranks = {"rank": rank, "world_size": 2, "init_method": f"file://{directory / 'meeting'}"}
     found = {
-        (name, way): steps(name, directory / name, sizes, **ranks) for name in FAMILIES for way, sizes in WAYS.items()
+        (name, way): steps(name, directory / kind(name, way), sizes, **ranks)
+        for name in FAMILIES
+        for way, sizes in WAYS.items()
     }
     if rank == 0:
         torch.save(found, directory / "found.pt")

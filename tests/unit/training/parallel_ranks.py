@@ -41,6 +41,15 @@ MORE: dict[str, dict[str, int]] = {
     "replicas 2, tp 2": {"dp_replicate": 2, "tp": 2},
     "replicas 2, cp 2": {"dp_replicate": 2, "cp": 2},
 }
+PARTS: dict[str, dict[str, int]] = {
+    "pp 2 vpp 2, dp 2": {"pp": 2, "vpp": 2},
+    "pp 2 vpp 2, tp 2": {"pp": 2, "vpp": 2, "tp": 2},
+    "pp 2 vpp 2, cp 2": {"pp": 2, "vpp": 2, "cp": 2},
+    "pp 2, tp 2 again": {"pp": 2, "tp": 2},
+}
+"""Of a model of more layers."""
+AGAIN = ("pp again", "pp once more", "pp 2, tp 2 again")
+"""Layouts through which a state passes, and that do nothing besides."""
 NUM_RANKS = 4
 
 
@@ -136,9 +145,10 @@ def run_rank(
     ranks = {"rank": rank, "world_size": num, "init_method": f"file://{directory / 'meeting'}"}
     before: Path = directory / "saved by one"
     for name, parallel in layouts.items():
-        found = work(model, batch, parallel, deep=num == parallel.get("pp"), **ranks)
-        if rank in (0, num - 1):
-            torch.save(found, directory / f"{name}-{rank}.pt")
+        if name not in AGAIN:
+            found = work(model, batch, parallel, deep=num == parallel.get("pp"), **ranks)
+            if rank in (0, num - 1):
+                torch.save(found, directory / f"{name}-{rank}.pt")
         spec = make_spec(model, parallel=ParallelConfig(**parallel))
         backend = TorchBackend(dataclasses.replace(spec, **ranks), precision=DOUBLE)
         backend.load(before)

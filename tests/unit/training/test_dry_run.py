@@ -82,6 +82,31 @@ def test_stages_send_what_passes_between_them(model: Path) -> None:
     assert first.bytes[up] == last.bytes[down]
 
 
+def test_stages_of_two_parts_send_three_times_as_much_as_those_of_one(model: Path) -> None:
+    """Of four parts, each rank has two, and between them states pass three times, and back."""
+    first, last = (tried(model, rank, pp=2, vpp=2) for rank in (0, 2))
+    up, down = Traffic("send", "pp", 2), Traffic("recv", "pp", 2)
+    assert first.counts[up] == last.counts[down] == first.counts[down] == last.counts[up] == 3
+    assert [list(layers) for layers in first.layers] == [[0], [2]]
+    assert [list(layers) for layers in last.layers] == [[1], [3]]
+
+
+def test_a_layer_is_gathered_as_often_whatever_part_it_is_of(model: Path) -> None:
+    """What stands outside of layers, once for each part."""
+    for rank in (0, 2):
+        for vpp in (1, 2):
+            training = {"parallel": ParallelConfig(pp=2, vpp=vpp), "max_tokens_per_micro_batch": 24}
+            spec = dataclasses.replace(
+                make_spec(model, dtype="bfloat16", **training), rank=rank, world_size=4, device="cpu"
+            )
+            found = dry_run(spec, make_batch(0, vocab=256, groups=8), Needs()).counts
+            num = found[Traffic("send", "pp", 2)] // (2 * vpp - 1)
+            assert num > 4
+            each_layer = 2 * num * LAYERS // 2
+            assert each_layer < found[Traffic("all_gather", "shards", 2)] <= each_layer + vpp * num
+            assert found[Traffic("reduce_scatter", "shards", 2)] == num * (LAYERS // 2 + 1)
+
+
 def test_a_model_that_cannot_be_divided_is_refused_without_its_weights(model: Path) -> None:
     with pytest.raises(ModelError, match=r"does not divide this model's num_key_value_heads 2; it can be 1, 2$"):
         tried(model, tp=4)

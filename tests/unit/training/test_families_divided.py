@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.multiprocessing as mp
 from families import FAMILIES, write_model
-from family_ranks import WAYS, run_rank, steps
+from family_ranks import WAYS, kind, run_rank, steps
 from training_helpers import relative_error
 
 pytestmark = pytest.mark.slow
@@ -33,7 +33,11 @@ def _found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     alone = {}
     for name, family in FAMILIES.items():
         write_model(directory / name, tiny_model, family)
-        alone[name, "alone"] = steps(name, directory / name, {})
+        by_layer = {key: value * 2 for key, value in family.settings.items() if isinstance(value, list)}
+        deep = {"num_hidden_layers": 4, **by_layer}
+        write_model(directory / kind(name, "vpp"), tiny_model, family, **deep)
+        for own in {kind(name, way) for way in WAYS}:
+            alone[own, "alone"] = steps(name, directory / own, {})
     mp.spawn(run_rank, (directory,), nprocs=2)  # type: ignore[no-untyped-call]
     return alone | torch.load(directory / "found.pt", weights_only=False)
 
@@ -41,7 +45,7 @@ def _found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_family_is_divided_or_refused(found: dict[str, Any], name: str, way: str) -> None:
-    mine, expected = found[name, way], found[name, "alone"]
+    mine, expected = found[name, way], found[kind(name, way), "alone"]
     if (name, way) in REFUSED:
         assert isinstance(mine, str)
         assert REFUSED[name, way] in mine

@@ -13,7 +13,7 @@ import torch
 import torch.multiprocessing as mp
 from expert_ranks import ONE, run_briefly, steps
 from families import FAMILIES, Family, write_model
-from parallel_ranks import DOUBLE, LAYOUTS, MORE, NUM_RANKS, run_rank, work
+from parallel_ranks import AGAIN, DOUBLE, LAYOUTS, MORE, NUM_RANKS, PARTS, run_rank, work
 from test_expert_parallel import compare
 from test_same_gradient import reference
 from training_helpers import make_spec, relative_error
@@ -41,7 +41,7 @@ def _expected(tiny_model: Path, batch: TrainingBatch) -> dict[str, Any]:
 @pytest.fixture(scope="module", name="directory")
 def _directory(tiny_model: Path, batch: TrainingBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("layouts")
-    write_model(directory / "qwen3-moe", tiny_model, FAMILIES["qwen3-moe"])
+    write_model(directory / "qwen3-moe", tiny_model, FAMILIES["qwen3-moe"], num_hidden_layers=4)  # two stages, two parts
     return _run(directory, tiny_model, batch, LAYOUTS, also=run_briefly)
 
 
@@ -87,7 +87,7 @@ def test_a_layout_has_the_gradients_metrics_and_weights_of_one_rank(
     _compare(directory, layout, expected)
 
 
-def test_experts_are_divided_whatever_tokens_choose(directory: Path) -> None:
+def test_experts_are_divided_whatever_tokens_choose_and_layers_in_several_parts_of_a_stage(directory: Path) -> None:
     expected = steps("qwen3-moe", directory / "qwen3-moe", {}, brief=True)
     for layout in ONE:
         compare(directory, "qwen3-moe", layout, expected)
@@ -124,13 +124,19 @@ def test_so_it_is_under_other_layouts(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("stages", "tied"), [(3, True), (4, False)])
-def test_so_it_is_in_many_stages_of_one_rank_each(tiny_model: Path, tmp_path: Path, stages: int, tied: bool) -> None:
+@pytest.mark.parametrize(
+    ("stages", "chunks", "tied"), [(3, 1, True), (4, 1, False), (2, 2, True), (2, 3, False), (3, 2, True)]
+)
+def test_so_it_is_in_many_stages_of_one_rank_each(
+    tiny_model: Path, tmp_path: Path, stages: int, chunks: int, tied: bool
+) -> None:
     """More of them than micro-batches, in the step that has one."""
-    family = Family(config="Llama", settings={"num_hidden_layers": 5, "tie_word_embeddings": tied})
+    settings = {"num_hidden_layers": max(5, stages * chunks + 1), "tie_word_embeddings": tied}
+    family = Family(config="Llama", settings=settings)
     model = write_model(tmp_path / "model", tiny_model, family)
     batch = reference(model, 0, torch.float64).batch
-    layouts = {"pp": {"pp": stages}}
+    own = {"pp": stages, "vpp": chunks}
+    layouts = {"pp": own} if chunks == 1 else {"pp": own, "pp again": {"pp": stages}, "pp once more": own}
     expected = work(model, batch, {}, deep=True)
     _run(tmp_path, model, batch, layouts, stages)
     _compare(tmp_path, "pp", expected, stages, (*STEPS, "taught"))
@@ -143,6 +149,18 @@ def test_so_it_is_in_many_stages_of_one_rank_each(tiny_model: Path, tmp_path: Pa
     assert all(torch.equal(found["few adapters"][name], w) for name, w in expected["few adapters"].items())
     for own, other in zip(found["without adapters"], expected["without adapters"], strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_so_it_is_where_stages_have_several_parts_and_several_ranks(tiny_model: Path, tmp_path: Path) -> None:
+    family = Family(config="Llama", settings={"num_hidden_layers": 5, "tie_word_embeddings": True})
+    model = write_model(tmp_path / "model", tiny_model, family)
+    batch = reference(model, 0, torch.float64).batch
+    expected = work(model, batch, {})
+    _run(tmp_path, model, batch, PARTS)
+    for layout in (layout for layout in PARTS if layout not in AGAIN):
+        _compare(tmp_path, layout, expected)
+    _follow(tmp_path, model, batch, PARTS)
 
 
 def test_a_number_of_ranks_that_cannot_be_divided_is_refused(tiny_model: Path) -> None:

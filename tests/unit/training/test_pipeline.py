@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict, deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,63 +12,181 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
 from roll.errors import ModelError
 from roll.models import load_causal_lm
 from roll.training.attention import register_attention
 from roll.training.packable import check_stages
-from roll.training.parallel.pipeline import order
+from roll.training.parallel.order import Work, finishing_times, idle_share, order
+from roll.training.parallel.pipeline import UNRECEIVED
 from roll.training.parallel.tokens import WHOLE
 from roll.training.policy import PolicyNetwork
-from roll.training.stages import cut, layers_by_stage
+from roll.training.stages import cut, layers_by_part
 
 
-def _words(num: int, num_later: int) -> str:
-    return " ".join(f"{'F' if forward else 'B'}{i}" for forward, i in order(num, num_later, backward=True))
+def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:
+    works = order(num, stage, num_stages, num_chunks, backward=True)
+    return " ".join(f"{'FB'[not w.forward]}{'abcd'[w.chunk] if num_chunks > 1 else ''}{w.micro_batch}" for w in works)
 
 
 def test_a_stage_is_ahead_by_the_stages_that_follow() -> None:
-    assert _words(4, 2) == "F0 F1 F2 B0 F3 B1 B2 B3"
-    assert _words(4, 1) == "F0 F1 B0 F2 B1 F3 B2 B3"
-    assert _words(4, 0) == "F0 B0 F1 B1 F2 B2 F3 B3"
-    assert _words(1, 3) == "F0 B0"
-    assert list(order(3, 2, backward=False)) == [(True, 0), (True, 1), (True, 2)]
+    assert _words(4, 0, 3) == "F0 F1 F2 B0 F3 B1 B2 B3"
+    assert _words(4, 1, 3) == "F0 F1 B0 F2 B1 F3 B2 B3"
+    assert _words(4, 2, 3) == "F0 B0 F1 B1 F2 B2 F3 B3"
+    assert _words(1, 0, 4) == "F0 B0"
+    assert order(3, 0, 3, 1, backward=False) == [(True, 0, 0), (True, 0, 1), (True, 0, 2)]
 
 
-@given(num=st.integers(1, 9), stages=st.integers(1, 6))
-def test_stages_wait_for_each_other_no_longer_than_they_must(num: int, stages: int) -> None:
-    """Forward and backward of one unit of time each: all is done after 2 (micro-batches + stages - 1)."""
-    queues = [list(order(num, stages - 1 - s, backward=True)) for s in range(stages)]
-    done: dict[tuple[int, bool, int], int] = {}
-    free = [0] * stages
+def test_a_round_of_micro_batches_goes_through_a_stage_s_parts_one_after_the_other() -> None:
+    assert _words(2, 1, 2, 2) == "Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Ba0 Ba1"
+    assert _words(2, 0, 2, 2) == "Fa0 Fa1 Fb0 Fb1 Bb0 Bb1 Ba0 Ba1"
+    assert _words(5, 1, 2, 2) == "Fa0 Fa1 Fa2 Fb0 Bb0 Fb1 Bb1 Fb2 Bb2 Fa3 Ba0 Fa4 Ba1 Fb3 Ba2 Fb4 Bb3 Bb4 Ba3 Ba4"
+    assert _words(1, 0, 2, 3) == "Fa0 Fb0 Fc0 Bc0 Bb0 Ba0"
+    forward = order(5, 0, 2, 2, backward=False)
+    assert [(w.chunk, w.micro_batch) for w in forward] == [
+        (0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (1, 2), (0, 3), (0, 4), (1, 3), (1, 4)
+    ]  # fmt: skip
+
+
+def _finished(orders: list[list[Work]], num_parts: int) -> tuple[list[int], int]:
+    """When each stage is through, if every work takes one unit of time, and how many works there were."""
+    stages, done = len(orders), dict[tuple[int, bool, int], int]()
+    queues, free = [list(own) for own in orders], [0] * len(orders)
     while any(queues):
         moved = False
         for s, queue in enumerate(queues):
             if not queue:
                 continue
-            forward, i = queue[0]
-            before = (s - 1, True, i) if forward else (s + 1, False, i)
-            if 0 <= before[0] < stages and before not in done:
+            forward, chunk, i = queue[0]
+            part = chunk * stages + s
+            before = (part - 1, True, i) if forward else (part + 1, False, i)
+            if 0 <= before[0] < num_parts and before not in done:
                 continue
-            assert forward or (s, True, i) in done
-            free[s] = done[s, forward, i] = max(free[s], done.get(before, 0)) + 1
+            assert forward or (part, True, i) in done
+            free[s] = done[part, forward, i] = max(free[s], done.get(before, 0)) + 1
             queue.pop(0)
             moved = True
         assert moved, "stages wait for each other"
-    assert max(free) == 2 * (num + stages - 1)
-    assert len(done) == 2 * num * stages
+    return free, len(done)
+
+
+@given(num=st.integers(1, 20), stages=st.integers(1, 8), chunks=st.integers(1, 4))
+def test_stages_wait_for_each_other_no_longer_than_they_must(num: int, stages: int, chunks: int) -> None:
+    """Forward and backward of one unit of time each: all is done after 2 (chunks x micro-batches + stages - 1), also
+    where micro-batches are no multiple of the stages; fewer of them than stages go through every part at once."""
+    chunks = chunks if stages > 1 else 1
+    orders = [order(num, s, stages, chunks, backward=True) for s in range(stages)]
+    free, count = _finished(orders, stages * chunks)
+    missing = max(stages - num, 0) * (chunks - 1)
+    assert max(free) == 2 * (chunks * num + stages - 1 + missing)
+    assert count == 2 * num * stages * chunks
+    if not missing:
+        assert idle_share(num, stages, chunks) == pytest.approx((stages - 1) / (chunks * num + stages - 1))
+
+
+def test_stages_that_wait_for_each_other_forever_are_found_out() -> None:
+    with pytest.raises(ValueError, match="stages wait for each other forever"):
+        finishing_times([[Work(False, 0, 0), Work(True, 0, 0)], order(1, 1, 2, 1, backward=True)], 2)
+
+
+def _messages(num: int, stage: int, stages: int, chunks: int, each: int, *, backward: bool) -> list[Any]:
+    """What a stage receives and sends, one after the other: whether it sends, between whom and which way, what it is,
+    and where it waits for others of how many works before."""
+    found: list[Any] = []
+    last = stages * chunks - 1
+    for forward, chunk, i in order(num, stage, stages, chunks, backward=backward):
+        part, way = chunk * stages + stage, 1 if forward else -1
+        asks, tells = 0 <= part - way <= last, 0 <= part + way <= last
+        for model in range(each if forward else 1):
+            if asks:
+                found.append((False, (way, (stage - way) % stages, stage), (part - way, i, model), None))
+            if tells:
+                waits = not (forward and backward and chunks > 1)
+                found.append((True, (way, stage, (stage + way) % stages), (part, i, model), waits and UNRECEIVED))
+    return found
+
+
+@given(
+    num=st.integers(1, 20),
+    stages=st.integers(2, 8),
+    chunks=st.integers(1, 4),
+    each=st.integers(1, 3),
+    backward=st.booleans(),
+)
+def test_no_stage_waits_forever_and_messages_come_as_they_are_asked_for(
+    num: int, stages: int, chunks: int, each: int, backward: bool
+) -> None:
+    """Between two ranks messages have no names: the first that was sent is the first to arrive. A stage that receives
+    waits for it; one that sends waits, if ever, as `Stage` does. `each`: models that states pass through at once."""
+    queues = [deque(_messages(num, s, stages, chunks, each, backward=backward)) for s in range(stages)]
+    under_way: dict[Any, deque[Any]] = defaultdict(deque)
+    while any(queues):
+        moved = False
+        for queue in queues:
+            while queue:
+                sends, between, what, most = queue[0]
+                channel = under_way[between]
+                if sends:
+                    if most and len({other[:2] for other in channel} - {what[:2]}) >= most:
+                        break
+                    channel.append(what)
+                else:
+                    if not channel:
+                        break
+                    assert channel.popleft() == what
+                queue.popleft()
+                moved = True
+        assert moved, "stages wait for each other"
+    assert not any(under_way.values())
+
+
+@pytest.mark.parametrize("chunks", [2, 3, 4])
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+def test_it_is_no_worse_than_the_order_of_pytorch(stages: int, chunks: int) -> None:
+    """Neither in time nor in micro-batches in flight, for those multiples of the stages that PyTorch takes."""
+    for num in (stages, 2 * stages, 5 * stages):
+        own = [order(num, s, stages, chunks, backward=True) for s in range(stages)]
+        other = [_pytorch_s(num, s, stages, chunks) for s in range(stages)]
+        own_times, other_times = (_finished(each, stages * chunks)[0] for each in (own, other))
+        for s in range(stages):
+            assert own_times[s] <= other_times[s]
+            assert _most_in_flight(own[s]) <= _most_in_flight(other[s])
+
+
+def _pytorch_s(num: int, stage: int, stages: int, chunks: int) -> list[Work]:
+    schedule: Any = object.__new__(ScheduleInterleaved1F1B)  # its constructor wants process groups
+    schedule.pp_group_size, schedule.n_local_stages, schedule._n_microbatches = stages, chunks, num
+    schedule.microbatches_per_round = num // max(1, num // stages)
+    actions = schedule._calculate_single_rank_operations(stage)
+    return [
+        Work(a.computation_type.name == "FORWARD", a.stage_index // stages, a.microbatch_index)
+        for a in actions
+        if a is not None
+    ]
+
+
+def _most_in_flight(works: list[Work]) -> int:
+    return max(itertools.accumulate(1 if work.forward else -1 for work in works))
 
 
 def test_the_vocabulary_is_weighed_in_layers() -> None:
-    assert layers_by_stage(30, 2, 8.0) == [19, 11]
-    assert layers_by_stage(30, 4, 8.0) == [9, 9, 10, 2]
-    assert layers_by_stage(5, 2, 0.0) == [2, 3]
-    assert layers_by_stage(4, 4, 100.0) == [1, 1, 1, 1]
+    assert layers_by_part(30, 2, 1, 8.0) == [19, 11]
+    assert layers_by_part(30, 4, 1, 8.0) == [9, 9, 10, 2]
+    assert layers_by_part(5, 2, 1, 0.0) == [2, 3]
+    assert layers_by_part(4, 4, 1, 100.0) == [1, 1, 1, 1]
+
+
+def test_a_stage_has_as_much_as_others_and_so_has_each_of_its_parts() -> None:
+    assert layers_by_part(30, 2, 2, 8.0) == [9, 9, 10, 2]
+    assert layers_by_part(30, 2, 3, 8.0) == [6, 5, 6, 5, 7, 1]
+    assert layers_by_part(8, 2, 4, 3.0) == [1] * 8
+    assert layers_by_part(7, 3, 2, 0.0) == [1, 1, 1, 1, 1, 2]
 
 
 @given(more=st.integers(0, 6), stages=st.integers(2, 4), projection=st.floats(0, 9))
 def test_no_other_cut_has_a_faster_slowest_stage(more: int, stages: int, projection: float) -> None:
-    counts = layers_by_stage(stages + more, stages, projection)
+    counts = layers_by_part(stages + more, stages, 1, projection)
 
     def slowest(counts: Any) -> float:
         return max(count + projection * (i == stages - 1) for i, count in enumerate(counts))
@@ -99,7 +218,12 @@ def test_layers_that_answer_more_than_hidden_states_are_refused(model: Any) -> N
         check_stages(model.model, [1])
 
 
-def test_a_model_of_fewer_layers_than_stages_is_refused(model: Any) -> None:
-    stage: Any = SimpleNamespace(count=len(model.model.layers) + 1, number=0)
-    with pytest.raises(ModelError, match="needs as many decoder layers, and LlamaModel has"):
+@pytest.mark.parametrize(
+    ("stages", "chunks", "says"),
+    [(3, 1, "pp 3 needs as many decoder layers, and"), (2, 2, "pp 2 x vpp 2 needs 4 decoder layers, and")],
+)
+def test_a_model_of_fewer_layers_than_parts_is_refused(model: Any, stages: int, chunks: int, says: str) -> None:
+    assert len(model.model.layers) == 2
+    stage: Any = SimpleNamespace(count=stages, num_chunks=chunks, number=0)
+    with pytest.raises(ModelError, match=f"training.parallel.{says} LlamaModel has 2: lower it"):
         cut(PolicyNetwork(model), stage, WHOLE, torch.float32)

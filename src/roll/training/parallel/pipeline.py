@@ -1,64 +1,54 @@
-"""One stage of a model that several ranks compute one after the other: its place, its messages, its order of work.
+"""One stage of a model that several ranks compute one after the other: its place, its parts, its messages.
 
-    stage 0    F0 F1 F2 B0 F3 B1 B2 B3            forward of micro-batch i: hidden states go up to the next stage
-    stage 1       F0 F1 B0 F2 B1 F3 B2 B3         backward: their gradients come down again
-    stage 2          F0 B0 F1 B1 F2 B2 F3 B3
+    part 0  ─ hidden states, up ─►  part 1  ─►  …  part p - 1      of ranks 0 … p - 1, each with its chunk 0
+       ▲                                            │ around, where ranks have several parts
+       └─ part p  ─►  part p + 1  ─►  …  ◄──────────┘               chunk 1 of the same ranks
+    and gradients down again the same ways
 
-That order (1F1B, arXiv 1806.03377) keeps as many micro-batches in flight as stages follow, and no more. Rows may differ
-in length: every rank of a data share packs the whole batch, so all know the shape of each message. Messages up and
-down have groups of their own and are sent without waiting, so no two stages wait for each other.
+When a rank computes which of its parts, `order` says. Rows may differ in length: every rank of a data share packs the
+whole batch, so all know the shape of each message. A process group has messages in one direction alone, and between two
+ranks they are asked for in the order in which they were sent. Stages that send wait for others that are late, but never
+for each other: a message waits until those of two works before have arrived, but for states where stages have several
+parts and a backward pass follows, for which they stay anyway.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
-__all__ = ["PassThrough", "Stage", "order"]
+from roll.training.parallel.order import Work, order
 
-_UNRECEIVED = 2
-"""Messages each way that may wait for the next stage: more would be memory without speed."""
+__all__ = ["UNRECEIVED", "Part", "PassThrough", "Stage"]
 
-
-def order(num: int, num_later: int, *, backward: bool) -> Iterator[tuple[bool, int]]:
-    """Whether a stage goes forward (or back), and with which micro-batch, in turn.
-
-    Args:
-        num: of micro-batches.
-        num_later: stages that follow; with none, each forward is directly followed by its backward.
-        backward: whether there is any.
-    """
-    ahead = min(num_later, num) if backward else num
-    yield from ((True, i) for i in range(ahead))
-    for i in range(num if backward else 0):
-        if i + ahead < num:
-            yield True, i + ahead
-        yield False, i
+UNRECEIVED = 2
+"""Earlier works whose messages may wait for another stage: more would be memory without speed, fewer a stage that waits
+for one that waits for it."""
 
 
-class Stage:
-    """A rank among those, one of each stage, that a micro-batch passes through.
+class _Sent(NamedTuple):
+    """A message on its way."""
 
-    Args:
-        up: these ranks, first stage first; for hidden states.
-        down: the same; for gradients.
-        device: of the network.
-        with_first: whether rank 0 of the trainer is among them.
-    """
+    arrival: Any
+    tensor: Tensor
+    work: int
+    """Which it is of, counted from the first of the trainer."""
 
-    def __init__(self, up: ProcessGroup, down: ProcessGroup, device: torch.device, *, with_first: bool) -> None:
-        self.number, self.count = up.rank(), up.size()
-        self.device = device
-        self.with_first = with_first
-        self._up, self._down = up, down
-        self._sent: dict[ProcessGroup, deque[tuple[Any, Tensor]]] = {up: deque(), down: deque()}
-        self._in_flight: deque[tuple[Tensor | None, Tensor | None]] = deque()
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Consecutive layers of a model, of which one call of its decoder computes no more."""
+
+    number: int
+    count: int
+    """Of the model's parts."""
 
     @property
     def is_first(self) -> bool:
@@ -70,53 +60,114 @@ class Stage:
         """Whether log-probs, values and losses come out here."""
         return self.number == self.count - 1
 
+
+class Stage:
+    """A rank among those that a micro-batch passes through.
+
+    Args:
+        up: these ranks, first stage first; for hidden states.
+        down: the same; for gradients.
+        device: of the network.
+        with_first: whether rank 0 of the trainer is among them.
+        around: the same ranks once more, up and down, between the last one and the first: where each has several
+            parts.
+        num_chunks: parts that each rank has.
+    """
+
+    def __init__(
+        self,
+        up: ProcessGroup,
+        down: ProcessGroup,
+        device: torch.device,
+        *,
+        with_first: bool,
+        around: tuple[ProcessGroup, ProcessGroup] | None = None,
+        num_chunks: int = 1,
+    ) -> None:
+        self.number, self.count, self.num_chunks = up.rank(), up.size(), num_chunks
+        self.device = device
+        self.with_first = with_first
+        self.parts = tuple(Part(c * self.count + self.number, self.count * num_chunks) for c in range(num_chunks))
+        """That this rank has, in the model's order."""
+        self.chunk = 0
+        """Which of them is at work."""
+        self._up, self._down = up, down
+        turn = around or (up, down)
+        self._before = (self.number - 1) % self.count, *((up, down) if self.number else turn)
+        """The rank that has the part before, and the groups of what comes up from it, and goes down to it."""
+        self._after = (self.number + 1) % self.count, *((up, down) if self.number + 1 < self.count else turn)
+        """The same of the part after."""
+        self._sent: dict[ProcessGroup, deque[_Sent]] = {group: deque() for group in (up, down, *turn)}
+        self._in_flight: list[deque[tuple[Tensor | None, Tensor | None, int]]] = [deque() for _ in self.parts]
+        self._goes_back = False
+        self._num_works = 0
+        if around is not None:
+            self._connect(around)
+
     @property
-    def num_later(self) -> int:
-        """Stages that follow."""
-        return self.count - 1 - self.number
+    def part(self) -> Part:
+        """Which is at work."""
+        return self.parts[self.chunk]
 
-    def begin(self) -> None:
-        """Forget what a batch that failed has left."""
-        self._in_flight.clear()
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank has the first part."""
+        return self.parts[0].is_first
 
-    def finish(self) -> None:
-        """Wait until everything that was sent has arrived."""
-        for sent in self._sent.values():
-            while sent:
-                sent.popleft()[0].wait()
+    @property
+    def is_last(self) -> bool:
+        """Whether this rank has the last part."""
+        return self.parts[-1].is_last
+
+    def works(self, num: int, *, backward: bool) -> Iterator[Work]:
+        """What this rank does with `num` micro-batches, each work while its part is the one at work. Afterwards all
+        that was sent has arrived."""
+        for in_flight in self._in_flight:
+            in_flight.clear()  # a batch that failed may have left some
+        self._goes_back = backward
+        for work in order(num, self.number, self.count, self.num_chunks, backward=backward):
+            self.chunk = work.chunk
+            self._num_works += 1
+            yield work
+        self._finish()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Hidden states of the stage before; a leaf, which has a gradient where one is wanted."""
+        """Hidden states of the part before; a leaf, which has a gradient where one is wanted."""
         states = torch.empty(*shape, dtype=dtype, device=self.device)
-        dist.recv(states, group=self._up, group_src=self.number - 1)
+        rank, up, _ = self._before
+        dist.recv(states, group=up, group_src=rank)
         return states.requires_grad_(torch.is_grad_enabled())
 
     def pass_on(self, states: Tensor) -> None:
-        """Hidden states to the next stage."""
-        self._send(states.detach(), self._up, self.number + 1)
+        """Hidden states to the next part."""
+        rank, up, _ = self._after
+        self._send(states.detach(), up, rank, waits=not self._goes_back or self.num_chunks == 1)
 
     def remember(self, received: Tensor | None, passed: Tensor | None) -> None:
-        """A micro-batch whose backward is still to come: what came in, and what went to the next stage."""
-        self._in_flight.append((received, passed))
+        """A micro-batch whose backward through this part is still to come: what came in, and what went on."""
+        self._in_flight[self.chunk].append((received, passed, self._num_works))
 
     def go_back(self, loss: Tensor | None, backward: Callable[[Tensor], None]) -> None:
-        """Backward of the oldest micro-batch in flight, whose gradient goes on to the stage before.
+        """Backward of the oldest micro-batch in flight in this part, whose gradient goes on to the part before.
 
         Args:
-            loss: of the micro-batch, on the last stage.
-            backward: takes it back; on other stages what stands for it, whose gradient is the one that came down.
+            loss: of the micro-batch, of the last part.
+            backward: takes it back; of other parts what stands for it, whose gradient is the one that came down.
         """
-        received, passed = self._in_flight.popleft()
+        received, passed, work = self._in_flight[self.chunk].popleft()
         if passed is not None:
             gradient = torch.empty_like(passed, memory_format=torch.contiguous_format)
-            dist.recv(gradient, group=self._down, group_src=self.number + 1)
+            rank, up, down = self._after
+            dist.recv(gradient, group=down, group_src=rank)
+            self._forget_sent(up, work)  # the rank has it, or it could not have gone back
             loss = (passed * gradient).sum()
         assert loss is not None
-        if loss.requires_grad:  # adapters need not be in every stage
+        if loss.requires_grad:  # adapters need not be in every part
             backward(loss)
         if received is not None:
             gradient = received.grad if received.grad is not None else torch.zeros_like(received)
-            self._send(gradient, self._down, self.number - 1)
+            rank, _, down = self._before
+            self._send(gradient, down, rank, waits=True)
 
     def gather(self, value: Any) -> list[Any]:
         """The plain value of every stage."""
@@ -133,9 +184,9 @@ class Stage:
         """Between the first stage and the last: the other's tensor, which is like `own`."""
         other = torch.empty_like(own, memory_format=torch.contiguous_format)
         peer, there, back = (self.count - 1, self._up, self._down) if self.is_first else (0, self._down, self._up)
-        self._send(own, there, peer)
+        self._send(own, there, peer, waits=False)
         dist.recv(other, group=back, group_src=peer)
-        self.finish()
+        self._finish()
         return other
 
     def spread(self, tensor: Tensor, owner: int) -> Tensor:
@@ -153,12 +204,32 @@ class Stage:
         dist.recv(tensor, group=self._down, group_src=stage)
         return tensor
 
-    def _send(self, tensor: Tensor, group: ProcessGroup, to: int) -> None:
+    def _connect(self, around: tuple[ProcessGroup, ProcessGroup]) -> None:
+        """A word to each neighbour: NCCL connects two ranks of a group when the first message passes between them, for
+        which the sender waits, too. In the midst of an order that could be forever."""
+        word, first, last = torch.zeros(1, device=self.device), 0, self.count - 1
+        links = [(self._up, i, i + 1) for i in range(last)] + [(self._down, i + 1, i) for i in range(last)]
+        for group, sender, receiver in (*links, (around[0], last, first), (around[1], first, last)):
+            if self.number == sender:
+                dist.send(word, group=group, group_dst=receiver)
+            elif self.number == receiver:
+                dist.recv(word, group=group, group_src=sender)
+
+    def _finish(self) -> None:
+        for group in self._sent:
+            self._forget_sent(group, self._num_works)
+
+    def _send(self, tensor: Tensor, group: ProcessGroup, to: int, *, waits: bool) -> None:
+        sent, tensor = self._sent[group], tensor.contiguous()
+        while waits and len({each.work for each in sent} - {self._num_works}) >= UNRECEIVED:
+            self._forget_sent(group, sent[0].work)
+        sent.append(_Sent(dist.isend(tensor, group=group, group_dst=to), tensor, self._num_works))
+
+    def _forget_sent(self, group: ProcessGroup, work: int) -> None:
+        """Wait for the messages of a work and those before to arrive, and let go of them."""
         sent = self._sent[group]
-        while len(sent) >= _UNRECEIVED:
-            sent.popleft()[0].wait()
-        tensor = tensor.contiguous()
-        sent.append((dist.isend(tensor, group=group, group_dst=to), tensor))
+        while sent and sent[0].work <= work:
+            sent.popleft().arrival.wait()
 
 
 class PassThrough(nn.Module):

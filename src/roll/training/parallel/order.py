@@ -1,0 +1,114 @@
+"""What each of several stages computes, and when: a sequence of forwards and backwards of its parts of the model.
+
+One part a stage, 1F1B (arXiv 1806.03377): as many micro-batches in flight as stages follow, and no more.
+
+    stage 0    F0 F1 F2 B0 F3 B1 B2 B3
+    stage 1       F0 F1 B0 F2 B1 F3 B2 B3
+    stage 2          F0 B0 F1 B1 F2 B2 F3 B3
+
+Several parts a stage, interleaved 1F1B (arXiv 2104.04473, section 2.2): stage r of p has the parts r, p + r, 2p + r, …,
+its chunks. What waits at a step's beginning and end are as many of these smaller pieces of work, so less of the time is
+idle. With chunks a and b:
+
+    stage 0    Fa0 Fa1 Fb0 Fb1 Fa2 Bb0 Fa3 Bb1 Fb2 Ba0 …
+    stage 1        Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Fa2 Ba0 Fa3 …
+
+Micro-batches go through in rounds, one chunk after the other. A round of fewer than there are stages would leave gaps,
+so what does not fill one is spread over the others: their sizes differ by one at most, the larger ones first. Every
+stage goes forward in one common sequence, and back in another, so messages arrive in the order in which they are asked
+for; stages differ in how far forwards are ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["Work", "finishing_times", "idle_share", "order"]
+
+
+class Work(NamedTuple):
+    """A step of a stage."""
+
+    forward: bool
+    """Or back."""
+    chunk: int
+    """Which of the stage's parts, counted from 0."""
+    micro_batch: int
+
+
+def order(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool) -> list[Work]:
+    """What a stage does, one after the other.
+
+    Args:
+        num: of micro-batches, any.
+        stage: from 0 on.
+        num_stages: one or more.
+        num_chunks: parts of each stage; several only where there are several stages.
+        backward: whether there is any.
+    """
+    rounds = _rounds(num, num_stages if num_chunks > 1 else num)
+    forwards = [Work(True, chunk, i) for each in rounds for chunk in range(num_chunks) for i in each]
+    if not backward:
+        return forwards
+    backwards = [Work(False, chunk, i) for each in rounds for chunk in reversed(range(num_chunks)) for i in each]
+    later = num_stages - 1 - stage
+    ahead = later if num_chunks == 1 else 2 * later + (num_chunks - 1) * len(rounds[0])
+    ahead = min(ahead, len(forwards))
+    works = forwards[:ahead]
+    for i, work in enumerate(backwards):
+        works += [*forwards[ahead + i : ahead + i + 1], work]
+    return works
+
+
+def idle_share(num: int, num_stages: int, num_chunks: int) -> float:
+    """Of the stages' time, what they wait for each other in a step of `num` micro-batches: counted in their orders, of
+    parts that all take as long, and twice as long back as forward."""
+    orders = [order(num, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)]
+    times = finishing_times(orders, num_stages * num_chunks)
+    return 1 - 3 * num * num_chunks / max(times)
+
+
+def finishing_times(
+    orders: Sequence[Sequence[Work]], num_parts: int, *, forward: float = 1.0, backward: float = 2.0
+) -> list[float]:
+    """When each stage is through with its order, whose messages take no time.
+
+    Args:
+        orders: of all stages.
+        num_parts: of the model.
+        forward: time that a part's forward takes, and `backward`.
+
+    Raises:
+        ValueError: stages would wait for each other forever.
+    """
+    num = len(orders)
+    ready: dict[tuple[bool, int, int], float] = {}
+    free, left = [0.0] * num, [iter(each) for each in orders]
+    waiting: list[Work | None] = [next(each, None) for each in left]
+    moved = True
+    while moved:
+        moved = False
+        for stage in range(num):
+            while (work := waiting[stage]) is not None:
+                part = work.chunk * num + stage
+                needed = [(True, part, work.micro_batch)] * (not work.forward)
+                before = part - 1 if work.forward else part + 1
+                if 0 <= before < num_parts:
+                    needed.append((work.forward, before, work.micro_batch))
+                if any(key not in ready for key in needed):
+                    break
+                start = max([free[stage], *(ready[key] for key in needed)])
+                free[stage] = start + (forward if work.forward else backward)
+                ready[work.forward, part, work.micro_batch] = free[stage]
+                waiting[stage], moved = next(left[stage], None), True
+    if any(work is not None for work in waiting):
+        raise ValueError("stages wait for each other forever")
+    return free
+
+
+def _rounds(num: int, size: int) -> list[range]:
+    """Micro-batches in rounds of at least `size`, or all in one."""
+    count = max(1, num // max(size, 1))
+    sizes = [num // count + (i < num % count) for i in range(count)]
+    return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(count)]

@@ -1,0 +1,191 @@
+"""A decoder that computes some of its layers, by the model's own code.
+
+    first part      tokens, embedded ─► own layers ─────────────► hidden states to the next part
+    later parts     hidden states of the part before ─► own layers ─► … to the next part
+    last part       … ─► own layers ─► last norm
+
+In the place of layers that are not computed stand modules without weights, through which hidden states pass as they
+are: the one before a part's first layer gives what the part before has sent, the one after its last layer keeps what
+goes to the next. What another rank has is replaced for good. What this rank has and the part at work does not need is
+exchanged for the time of a call alone, so all of a rank's layers have their names, and whatever divides, shards, saves
+or counts weights finds them. A layer that runs again for its gradient is called by itself, whatever is at work then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.training.parallel.pipeline import PassThrough, Stage
+from roll.training.parallel.tokens import TokenShare
+
+__all__ = ["leave_parts"]
+
+
+@dataclass(slots=True)
+class _Hand:
+    """Hidden states of the micro-batch that goes through a model."""
+
+    received: Tensor | None = None
+    passed: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Of a module below another."""
+
+    parent: nn.Module
+    name: str
+
+    @property
+    def module(self) -> nn.Module:
+        """What is there now."""
+        module = self.parent._modules[self.name]
+        assert module is not None
+        return module
+
+    def put(self, module: nn.Module) -> None:
+        """Let it be there."""
+        self.parent._modules[self.name] = module
+
+
+_View = Sequence[tuple[_Place, nn.Module]]
+"""What stands where while a part is computed."""
+
+
+def leave_parts(
+    root: nn.Module,
+    decoder: Any,
+    projection: Any,
+    heads: Iterable[nn.Module],
+    stage: Stage,
+    starts: Sequence[int],
+    share: TokenShare,
+    dtype: torch.dtype,
+) -> None:
+    """Leave of a model what a rank has, in place, and let its decoder compute the part that is at work.
+
+    Args:
+        root: with all that belongs to the model.
+        decoder: whose `layers` are divided.
+        projection: to the vocabulary; `None` where there is none.
+        heads: that the last part has besides.
+        stage: of this rank.
+        starts: the first layer of every part, and the number of layers.
+        share: which tokens are this rank's.
+        dtype: of what passes between parts.
+    """
+    hand, embeddings, layers = _Hand(), decoder.get_input_embeddings(), decoder.layers
+    given = _given(embeddings, hand, stage, is_tied=projection is not None and projection.weight is embeddings.weight)
+    after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
+    views: list[_View] = []
+    spans = [range(starts[part.number], starts[part.number + 1]) for part in stage.parts]
+    for part, span in zip(stage.parts, spans, strict=True):
+        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, span, hand))]
+        if not part.is_first:
+            instead.append((embeddings, given))
+        if not part.is_last:
+            instead += [(module, PassThrough(module)) for module in after]
+        views.append([(place, new) for module, new in instead for place in _places(decoder, module)])
+    if not stage.is_last:
+        for module in (*after, *heads, *([] if projection is None else [projection])):
+            _replace(root, module, PassThrough(module))
+    if not stage.is_first:
+        _replace(root, embeddings, given)
+    for i, layer in enumerate(layers):
+        if not any(i in span for span in spans):
+            layers[i] = PassThrough(layer)
+    width = decoder.config.get_text_config().hidden_size
+    decoder.forward = _staged(decoder.forward, stage, views, hand, share, width, dtype)
+
+
+def _given(embeddings: nn.Module, hand: _Hand, stage: Stage, *, is_tied: bool) -> PassThrough:
+    """What stands for embeddings that are not asked: the states that come in."""
+    stand_in = PassThrough(embeddings)
+    if is_tied and stage.is_last:
+        stand_in.register_parameter("weight", embeddings.weight)  # type: ignore[arg-type]
+    else:
+        stand_in.weight = torch.empty(0, device=stage.device)  # some decoders ask it for its device
+    stand_in.forward = lambda *unused: hand.received.detach()  # type: ignore[union-attr]
+    return stand_in
+
+
+def _chosen(layers: nn.ModuleList, own: range, hand: _Hand) -> nn.ModuleList:
+    """A part's own, and in the place of all others what passes states through."""
+    chosen = nn.ModuleList(layer if i in own else PassThrough(layer) for i, layer in enumerate(layers))
+    if own.start > 0:
+        chosen[own.start - 1].forward = lambda *unused, **other: hand.received
+    if own.stop < len(layers):
+        chosen[own.stop].forward = _keeping(hand)
+    return chosen
+
+
+def _keeping(hand: _Hand) -> Callable[..., Tensor]:
+    def forward(states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        hand.passed = states
+        return states
+
+    return forward
+
+
+def _staged(
+    plain: Callable[..., Any],
+    stage: Stage,
+    views: Sequence[_View],
+    hand: _Hand,
+    share: TokenShare,
+    width: int,
+    dtype: torch.dtype,
+) -> Callable[..., Any]:
+    """A decoder's `forward` that begins with what the part before sends, and ends with what goes to the next."""
+
+    def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:
+        if not stage.part.is_first:
+            rows = input_ids.shape[1] // (share.tp.size() if share.tp else 1)
+            hand.received = stage.take((1, rows, width), dtype)
+        try:
+            with _shown(views[stage.chunk]):
+                output = plain(input_ids=input_ids, **kwargs)
+            received, passed = hand.received, hand.passed
+        finally:
+            hand.received = hand.passed = None
+        if passed is not None:
+            stage.pass_on(passed)
+            output.last_hidden_state = passed
+        if torch.is_grad_enabled():
+            stage.remember(received, passed)
+        return output
+
+    return forward
+
+
+@contextlib.contextmanager
+def _shown(view: _View) -> Iterator[None]:
+    before = [(place, place.module) for place, _ in view]
+    try:
+        for place, module in view:
+            place.put(module)
+        yield
+    finally:
+        for place, module in before:
+            place.put(module)
+
+
+def _places(root: nn.Module, module: nn.Module) -> list[_Place]:
+    """Where a module stands below `root`."""
+    everything = [(parent, *child) for parent in root.modules() for child in parent._modules.items()]
+    return [_Place(parent, name) for parent, name, child in everything if child is module]
+
+
+def _replace(root: nn.Module, module: nn.Module, new: nn.Module) -> None:
+    for place in _places(root, module):
+        place.put(new)
+
+
+def _has_weights(module: nn.Module) -> bool:
+    return any(True for _ in module.parameters())
