@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -60,6 +60,12 @@ ENGINES: Registry[Callable[[EngineSpec], InferenceEngine]] = Registry(
 )
 
 
+BEGUN_AHEAD: Registry[Callable[[int | None], AbstractContextManager[None]]] = Registry(
+    "beginning of an engine", {"vllm": "roll.inference.vllm.launch:engine_ahead"}
+)
+"""Of kinds that need something whatever they serve; called with `num_threads`."""
+
+
 def expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
     """The smallest type that holds the number of every expert, and -1 for an unknown one: one byte up to 128."""
     return np.dtype(np.int8 if num_experts <= 128 else np.int16)
@@ -95,12 +101,7 @@ def engine_ahead(kind: str, num_threads: int | None) -> Generator[None]:
     resolved = ""
     with suppress(ConfigError):
         resolved = resolve_engine_kind(kind)
-    if resolved != "vllm":
-        yield
-        return
-    from roll.inference.vllm.launch import engine_ahead as begin
-
-    with begin(num_threads):
+    with BEGUN_AHEAD.get(resolved)(num_threads) if resolved in BEGUN_AHEAD else nullcontext():
         yield
 
 

@@ -41,7 +41,8 @@ def _expected(tiny_model: Path, batch: TrainingBatch) -> dict[str, Any]:
 @pytest.fixture(scope="module", name="directory")
 def _directory(tiny_model: Path, batch: TrainingBatch, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("layouts")
-    write_model(directory / "qwen3-moe", tiny_model, FAMILIES["qwen3-moe"], num_hidden_layers=4)  # two stages, two parts
+    two_parts_each = 4
+    write_model(directory / "qwen3-moe", tiny_model, FAMILIES["qwen3-moe"], num_hidden_layers=two_parts_each)
     return _run(directory, tiny_model, batch, LAYOUTS, also=run_briefly)
 
 

@@ -20,8 +20,8 @@ import subprocess
 import threading
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
-from multiprocessing import resource_tracker, spawn, util
-from multiprocessing.context import SpawnContext, SpawnProcess, reduction, set_spawning_popen
+from multiprocessing import reduction, resource_tracker, spawn, util
+from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from multiprocessing.popen_spawn_posix import Popen
 from typing import Any
 
@@ -46,12 +46,14 @@ class Ahead:
         self.num_threads = num_threads
         self._settings = _settings()
         tracker_fd = resource_tracker.getfd()
+        assert tracker_fd is not None
         ended, own_end = os.pipe()
         own_work, work = os.pipe()
-        python = [os.fsdecode(part) for part in (spawn.get_executable(), *util._args_from_interpreter_flags())]
+        command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=own_work)]
+        command[-2] = _PROGRAM % (tracker_fd, own_work)
         try:
             self.process = subprocess.Popen(
-                [*python, "-c", _PROGRAM % (tracker_fd, own_work), "--multiprocessing-fork"],
+                command,
                 env=os.environ | dict(variables),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -76,6 +78,10 @@ class Ahead:
         """End it; it holds nothing."""
         self.process.kill()
         self.process.wait()
+        self.close_pipes()
+
+    def close_pipes(self) -> None:
+        """Its end can no longer be waited for, nor does it know any more whether this process lives."""
         for descriptor in (self.ended, self.work):
             os.close(descriptor)
 
@@ -95,7 +101,7 @@ class _Started(Popen):
     def _launch(self, process_obj: Any) -> None:
         ahead, message = self._ahead, io.BytesIO()
         self.pid, self.sentinel = ahead.process.pid, ahead.ended
-        self.finalizer = util.Finalize(self, util.close_fds, (ahead.ended, ahead.work))
+        self.finalizer = util.Finalize(self, ahead.close_pipes)
         set_spawning_popen(self)
         try:
             reduction.dump(spawn.get_preparation_data(process_obj._name), message)
