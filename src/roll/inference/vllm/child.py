@@ -20,6 +20,7 @@ import os
 import signal
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from multiprocessing import connection, spawn
 from pathlib import Path
@@ -90,9 +91,17 @@ def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
         tracker_fd: of the owner's resource tracker.
         pipe_handle: where the owner's word comes from; closed without one, this process ends.
     """
+    _name_this_process("roll::waiting for an engine")  # the first name is found before the environment changes
     for name in _IMPORTED_AHEAD:
         import_module(name)
     spawn.spawn_main(tracker_fd=tracker_fd, pipe_handle=pipe_handle)
+
+
+def _name_this_process(name: str) -> None:
+    with suppress(ImportError):
+        from setproctitle import setproctitle
+
+        setproctitle(name)
 
 
 def begin(environment: Mapping[str, str]) -> None:
