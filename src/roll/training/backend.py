@@ -16,7 +16,7 @@ from torch import Tensor
 from roll.config.training import closes_heap
 from roll.protocols import StateKind, WeightSource
 from roll.training.distributed import shard
-from roll.training.heap import close_heap_after
+from roll.training.heap import Heap, close_heap_after
 from roll.training.loading import build_network
 from roll.training.main_memory import MainMemory
 from roll.training.offload import StatePlacement
@@ -68,8 +68,9 @@ class TorchBackend(TrainerRank):
         factors = dict.fromkeys(heads, self.head_factor)
         self.optimizer = Optimizer(self.masters, spec.training, self.ranks, factors)
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
+        self._heap: Heap | None = None
         if self.device.type == "cpu" and closes_heap(spec.model, spec.training, self.ranks.size):
-            close_heap_after(getattr(self.network.decoder, "layers", ()))
+            self._heap = close_heap_after(getattr(self.network.decoder, "layers", ()))
         self._writer = StateWriter(self.ranks)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
 
@@ -148,3 +149,5 @@ class TorchBackend(TrainerRank):
         if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
             assert self.network.routing is not None
             self.network.routing.move_biases(self.spec.training.router_bias_rate)
+        if self._heap is not None:
+            self._heap.close_holes(beyond_now=True)  # others generate now, or weights are gathered whole
