@@ -40,7 +40,12 @@ def collected(rank: int) -> dict[str, Any]:
     own = in_place[2 * rank : 2 * rank + 2].copy_(part_of(rank))
     gather_into(in_place, own, group)
     total = torch.empty(2, 3)
-    scatter_sum_into(total, share_of(rank), group)
+    share = share_of(rank)
+    scatter_sum_into(total, share, group)
+    assert torch.equal(share, share_of(rank))
+    again = torch.empty(2, 3)
+    scatter_sum_into(again, share, group, overwrite=True)
+    assert torch.equal(again, total)
     rows = torch.arange(8.0).view(4, 2)
     parts = [*rows.chunk(RANKS), *[rows.new_empty(0, 2)] * RANKS]
     return {
@@ -64,7 +69,7 @@ def held(model: Path, **ranks: Any) -> dict[str, int]:
         backend = TorchBackend(spec, precision=FLOATS)
         between = watch.live
         watch.begin()
-        backend.train_step(make_batch(0), PolicyLoss())
+        backend.train_step(make_batch(0, groups=3, group_size=1, prompt=(3, 4), response=(3, 4)), PolicyLoss())
         found = {"between": between, "after": watch.live, "peak": watch.peak}
         watch.begin()
         for _, tensor in backend.weights():

@@ -171,15 +171,15 @@ def gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
 
 
 @torch.no_grad()
-def scatter_sum_into(own: Tensor, share: Tensor, group: ProcessGroup) -> None:
-    """Fill `own` with this rank's part of the sum of all ranks' `share`."""
+def scatter_sum_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
+    """Fill `own` with this rank's part of the sum of all ranks' `share`, which may be overwritten."""
     if not is_by_messages(group, share.device.type):
         _SCATTER(own, share, group=group)
         return
     rank, size = group.rank(), group.size()
     parts, total = share.view(size, -1), own.view(-1)
     total.copy_(parts[rank])
-    received = torch.empty_like(total)
+    received = parts[rank] if overwrite else torch.empty_like(total)
     for i in range(1, size):
         to, source = (rank + i) % size, (rank - i) % size
         _finish(

@@ -121,7 +121,7 @@ class _HostReduce(ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
-        scatter_sum_into(output_tensor, input_tensor, group)
+        scatter_sum_into(output_tensor, input_tensor, group, overwrite=True)
         input_tensor.untyped_storage().resize_(0)  # FSDP would keep it until the next bucket's
 
 
