@@ -70,7 +70,8 @@ class TorchBackend(TrainerRank):
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
         self._heap: Heap | None = None
         if self.device.type == "cpu" and closes_heap(spec.model, spec.training, self.ranks.size):
-            self._heap = close_heap_after(getattr(self.network.decoder, "layers", ()))
+            decoder = self.network.decoder
+            self._heap = close_heap_after(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
         self._writer = StateWriter(self.ranks)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
 

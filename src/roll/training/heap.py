@@ -1,7 +1,7 @@
 """Giving back what lies free in the C library's heap, where a host's memory is what a trainer has.
 
     layer done ─► pages in its heaps > most that was alive there + SHARE x most that was alive? ─► malloc_trim
-    last layer done ─► … > alive there + SHARE x most that was alive? ─► malloc_trim
+    last layer done, gradient of the first ─► … > alive there + SHARE x most that was alive? ─► malloc_trim
 
 glibc takes memory for a tensor at the end of its heaps wherever no free piece is large enough, and what a tensor left
 is often too small for the next one of its size: `posix_memalign` asks for up to 96 bytes more. So a pass that keeps
@@ -71,9 +71,12 @@ class Heap:
         return found.uordblks, found.hblkhd
 
 
-def close_heap_after(layers: Iterable[nn.Module]) -> Heap | None:
-    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one. The last
-    layer is followed by the vocabulary's logits, which no hole is large enough for."""
+def close_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
+    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one.
+
+    The last layer is followed by the vocabulary's logits, which no hole is large enough for; and in the backward pass
+    the first one by the gradient of the embeddings.
+    """
     library = _glibc()
     if library is None:
         return None
@@ -83,8 +86,17 @@ def close_heap_after(layers: Iterable[nn.Module]) -> Heap | None:
         if torch.is_grad_enabled():
             heap.close_holes(beyond_now=layer is all_layers[-1])
 
+    def close(gradient: torch.Tensor) -> None:
+        heap.close_holes(beyond_now=True)
+
+    def look_before_gradient(module: nn.Module, call: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(close)
+
     for layer in all_layers:
         layer.register_forward_hook(look)
+    if embeddings is not None:
+        embeddings.register_forward_hook(look_before_gradient)
     return heap
 
 

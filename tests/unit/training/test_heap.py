@@ -97,6 +97,17 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not layer._forward_hooks
 
 
+def test_nothing_lies_free_where_the_gradient_of_embeddings_follows(library: Library) -> None:
+    embeddings, layer = nn.Embedding(4, 2), nn.Linear(2, 2)
+    library.alive = 1600
+    close_heap_after([layer, nn.Linear(2, 2)], embeddings)
+    output = layer(embeddings(torch.tensor([1])))
+    library.alive, library.free = 800, 201
+    assert library.num_trims == 1
+    output.sum().backward()
+    assert library.num_trims == 2
+
+
 def test_this_processes_memory_is_read_where_the_c_library_is_glibc() -> None:
     if heap._glibc() is None:
         pytest.skip("another C library")
