@@ -244,6 +244,7 @@ def activation_bytes_per_token(
     mlp_slice: float | None = None,
     fused: bool = False,
     offloaded: bool = False,
+    lora_rank: int = 0,
 ) -> tuple[int, int]:
     """What autograd keeps of one token until its backward pass, and what is there of one layer while it passes.
 
@@ -251,7 +252,8 @@ def activation_bytes_per_token(
     MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
     the norms. Where norms and gates are fused (`roll.training.fused`), nothing inside the norms but a number, and 3
     vectors inside an MLP. With checkpointing, one hidden vector per layer is kept; one layer in full and two gradients
-    inside its MLP pass. Offloaded, nothing is kept, and what an MLP's gate needs passes.
+    inside its MLP pass. Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies
+    between its matrices, also where the rest is offloaded: it is too small to travel.
 
     Args:
         sizes: of the model.
@@ -261,19 +263,23 @@ def activation_bytes_per_token(
             pass; then only one MLP's inside is there at once, of this share.
         fused: whether norms and gates are, as on a CPU in bfloat16.
         offloaded: whether all of it is in main memory meanwhile.
+        lora_rank: of the adapters of linear layers; 0 without.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
     in_norms = 2 if fused else 2 * hidden + sizes.num_heads + 2
     in_gate = 3 if fused and not sizes.experts_per_token else 4
-    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms
+    in_adapters = element_bytes * lora_rank * (4 if sizes.experts_per_token else 7)
+    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms + in_adapters
     inside = element_bytes * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     part = 1 if mlp_slice is None else mlp_slice
     if checkpointing:
         kept = 0 if offloaded else sizes.num_layers * hidden * element_bytes
         return kept, around + round(part * (inside + 2 * element_bytes * sizes.intermediate_size))
     if offloaded:
-        return 0, element_bytes * hidden + round(part * (inside + element_bytes * sizes.intermediate_size))
+        return sizes.num_layers * in_adapters, element_bytes * hidden + round(
+            part * (inside + element_bytes * sizes.intermediate_size)
+        )
     if mlp_slice is None:
         return sizes.num_layers * (around + inside), 0
     return sizes.num_layers * around, round(2 * part * inside)
@@ -300,18 +306,20 @@ def trained_bytes(
 ) -> dict[str, int]:
     """A rank's share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients.
 
+    FSDP's shards are the master weights, of what is frozen too; otherwise the network has a copy in its own dtype.
     Offloaded, an accelerator has weights alone, and of gradients what is on its way.
     """
     trained, element = num_trained(model, sizes), element_bytes(model.dtype)
     offloaded = training.offload_optimizer and on_accelerator
-    own_copy = element != 4 and not offloaded
+    is_shared = training.backend == "torch" and ranks * training.parallel.dp_replicate > training.parallel.pp
+    own_copy = element != 4 and not offloaded and not is_shared
     parts = {"master weights": 4 * trained // ranks} if own_copy or (model.lora and not offloaded) else {}
     whole = sizes.num_parameters
     if model.lora is not None and model.lora.base == "nf4":
         in_4_bits = min(num_linear(sizes), whole)
         parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank has all of them
         whole -= in_4_bits
-    parts["weights"] = whole * element // ranks
+    parts["weights"] = whole * (4 if is_shared else element) // ranks
     if offloaded:
         return parts | _offloaded_bytes(training, sizes, whole, 0 if model.lora is None else trained, ranks, element)
     parts["gradients"] = 4 * trained // ranks
@@ -323,22 +331,26 @@ def _offloaded_bytes(
     training: TrainingConfig, sizes: ModelSizes, whole: int, adapters: int, ranks: int, element: int
 ) -> dict[str, int]:
     """Weights, in float32 where FSDP shares them, and gradients: of the vocabulary's matrix until the backward pass
-    ends, and where FSDP adds them up, of a layer beside its copy in float32."""
+    ends. Where FSDP adds them up they are of a layer at a time, and counted with what passes."""
     parallel = training.parallel
     is_shared = ranks * parallel.dp_replicate > parallel.pp
     embedding = 0 if adapters else sizes.vocab_size * sizes.hidden_size
-    gradients = element * embedding
-    if is_shared:
-        layer = adapters // sizes.num_layers or (whole - embedding) // sizes.num_layers
-        gradients += (element + 4) * layer
+    gradients = 0 if is_shared else element * embedding
     weights = (whole + adapters) * (4 if is_shared else element) // ranks
     return {"weights": weights, "gradients": gradients // parallel.tp}
 
 
 def pass_bytes(
-    training: TrainingConfig, sizes: ModelSizes, num_tokens: int, ranks: int, element: int, *, on_accelerator: bool
+    model: ModelConfig,
+    training: TrainingConfig,
+    sizes: ModelSizes,
+    num_tokens: int,
+    ranks: int,
+    *,
+    on_accelerator: bool,
 ) -> dict[str, int]:
     """What passes over micro-batches of `num_tokens` need of a rank besides, up to the final hidden states."""
+    element, learns = element_bytes(model.dtype), model.lora is None
     own = num_tokens // training.parallel.row_ranks
     mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
     kept, passing = activation_bytes_per_token(
@@ -348,25 +360,46 @@ def pass_bytes(
         mlp_slice=mlp_slice,
         fused=element == 2 and not on_accelerator,
         offloaded=training.offload_activations and on_accelerator,
+        lora_rank=model.lora.rank if model.lora else 0,
     )
-    parts = {"activations": round(own * kept * training.parallel.in_flight)}
-    return gathered_bytes(training, sizes, ranks, element) | parts | ({"a layer": own * passing} if passing else {})
+    shared = gathered_bytes(training, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
+    parts = {**shared, "activations": round(own * kept * training.parallel.in_flight)}
+    return parts | ({"a layer": own * passing} if passing else {})
 
 
-def gathered_bytes(training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int) -> dict[str, int]:
-    """Weights that each of several ranks of a stage holds for the moment: embeddings and two layers, or its columns of
-    them; of experts, those that `ep` leaves to it, unless no other rank has a part of them."""
+def gathered_bytes(
+    training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int, *, learns: bool, on_accelerator: bool
+) -> dict[str, int]:
+    """What passes through each of several ranks of a stage of weights that it shares with others: a layer, or the
+    vocabulary's matrix, or its columns of them; of experts, those that `ep` leaves to it, unless no other rank has a
+    part of them.
+
+    A layer is gathered in a buffer and copied from there. Where it learns, it has a gradient, which is copied into a
+    buffer in float32 to be added up. On an accelerator the next layer is gathered meanwhile, and the buffer of the one
+    before is added up; on a host nothing runs beside a collective (`roll.training.parallel.gathering`).
+
+    Args:
+        training: of the run.
+        sizes: of the model.
+        ranks: of the trainer.
+        element: bytes of a number of the computation.
+        learns: whether these weights have gradients.
+        on_accelerator: see above.
+    """
     parallel = training.parallel
     if ranks == parallel.pp:
         return {}
     embedding, layers = sizes.vocab_size * sizes.hidden_size, max(1, sizes.num_layers)
     layer = max(0, sizes.num_parameters - embedding) // layers
-    if parallel.ep == 1:
-        return {"gathered weights": element * (embedding + 2 * layer) // parallel.tp}
-    experts = sizes.expert_parameters // layers
-    is_spread = ranks > parallel.pp * parallel.dp_replicate * parallel.ep
-    own = experts // parallel.ep if is_spread else 0
-    return {"gathered weights": element * ((embedding + 2 * (layer - experts)) // parallel.tp + 2 * own)}
+    own = 0
+    if parallel.ep > 1:
+        experts = sizes.expert_parameters // layers
+        layer -= experts
+        own = experts // parallel.ep if ranks > parallel.pp * parallel.dp_replicate * parallel.ep else 0
+    gathered, added_up = 2 * element, element + 4
+    of_end = max(gathered, added_up) if learns else gathered
+    of_layer = (3 * element + 4 if on_accelerator else of_end) if learns else gathered
+    return {"gathered weights": max(of_layer * (layer // parallel.tp + own), of_end * embedding // parallel.tp)}
 
 
 def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from roll.config.training import closes_heap
 from roll.protocols import StateKind, WeightSource
-from roll.training.distributed import gather_first, shard
-from roll.training.heap import close_heap_after
+from roll.training.distributed import shard
+from roll.training.heap import Heap, close_heap_after
 from roll.training.loading import build_network
 from roll.training.main_memory import MainMemory
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
+from roll.training.parallel.gathering import gather_first
 from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
@@ -68,8 +69,10 @@ class TorchBackend(TrainerRank):
         factors = dict.fromkeys(heads, self.head_factor)
         self.optimizer = Optimizer(self.masters, spec.training, self.ranks, factors)
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
+        self._heap: Heap | None = None
         if self.device.type == "cpu" and closes_heap(spec.model, spec.training, self.ranks.size):
-            close_heap_after(getattr(self.network.decoder, "layers", ()))
+            decoder = self.network.decoder
+            self._heap = close_heap_after(getattr(decoder, "layers", ()), decoder.get_input_embeddings())
         self._writer = StateWriter(self.ranks)
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
 
@@ -154,3 +157,5 @@ class TorchBackend(TrainerRank):
         if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
             assert self.network.routing is not None
             self.network.routing.move_biases(self.spec.training.router_bias_rate)
+        if self._heap is not None:
+            self._heap.close_holes(beyond_now=True)  # others generate now, or weights are gathered whole

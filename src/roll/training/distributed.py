@@ -20,13 +20,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import DTensor, Shard
 
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError, PlacementError
 from roll.models import decoder_of
 from roll.training.parallel.experts import divide_experts
+from roll.training.parallel.gathering import share_ends, share_weights
 from roll.training.parallel.pipeline import Stage
 from roll.training.parallel.tensor import divide, replicate
 from roll.training.parallel.tokens import WHOLE, TokenShare
@@ -39,10 +40,8 @@ __all__ = [
     "Ranks",
     "combine",
     "default_num_threads",
-    "gather_first",
     "mesh_sizes",
     "pick_device",
-    "reshard",
     "shard",
 ]
 
@@ -240,7 +239,8 @@ def _without_copies(mesh: DeviceMesh, shards: str) -> DeviceMesh:
 
 
 def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
-    """Spread a network's weights over the ranks, in place: over `tp` matrix by matrix, with FSDP2 layer by layer.
+    """Spread a network's weights over the ranks, in place: over `tp` matrix by matrix, with FSDP2 layer by layer, and
+    embeddings and projection by themselves.
 
     Weights may be on the meta device, to be read afterwards. The shards are in the master dtype; weights are gathered
     in the compute dtype, gradients are reduced in the master dtype. Each rank's gradient is its share, so FSDP adds
@@ -267,8 +267,11 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
             for module in layer.modules():
                 if module in experts:
                     _shard_experts(module, ranks.experts_mesh, policy)
-            _shard(layer, ranks.weights_mesh, policy)
-    _shard(network, ranks.weights_mesh, policy)
+            share_weights(layer, ranks.weights_mesh, policy)
+    share_ends(network.decoder, network.projection, ranks.weights_mesh, policy)
+    for model in frozen:
+        share_ends(decoder_of(model), model.get_output_embeddings(), ranks.weights_mesh, policy)
+    share_weights(network, ranks.weights_mesh, policy)
 
 
 def _divided_experts(network: Any, frozen: Iterable[Any], ranks: Ranks) -> set[nn.Module]:
@@ -295,18 +298,7 @@ def _shard_experts(module: nn.Module, mesh: DeviceMesh | None, policy: MixedPrec
         count, width = (parameter.to_local() if isinstance(parameter, DTensor) else parameter).shape[:2]
         return Shard(1) if count % size and width % size == 0 else None
 
-    _shard(module, _without_copies(mesh, "efsdp"), replace(policy, cast_forward_inputs=False), dim)
-
-
-def _shard(
-    module: nn.Module,
-    mesh: DeviceMesh,
-    policy: MixedPrecisionPolicy,
-    dim: Callable[[nn.Parameter], Shard | None] | None = None,
-) -> None:
-    sharded = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dim)
-    sharded.set_gradient_divide_factor(1.0)
-    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
+    share_weights(module, _without_copies(mesh, "efsdp"), replace(policy, cast_forward_inputs=False), dim)
 
 
 def _layers(decoder: Any) -> Any:
@@ -316,19 +308,3 @@ def _layers(decoder: Any) -> Any:
             f"{type(decoder).__name__} cannot be sharded: its decoder has no `layers`; train it on one rank"
         )
     return layers
-
-
-def gather_first(network: nn.Module, layer: nn.Module) -> None:
-    """Tell FSDP which layer the next backward pass goes through first. By itself it gathers the one that has run last,
-    which is another where a rank has several parts of a model."""
-    if isinstance(network, FSDPModule) and isinstance(layer, FSDPModule):
-        network.set_modules_to_backward_prefetch([layer])
-
-
-def reshard(network: nn.Module) -> None:
-    """Let go of the gathered weights that FSDP keeps after a forward pass that no backward pass follows.
-
-    Otherwise the next forward pass would use them even if the shards have changed meanwhile.
-    """
-    if isinstance(network, FSDPModule):
-        network.reshard()

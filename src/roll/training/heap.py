@@ -1,7 +1,7 @@
 """Giving back what lies free in the C library's heap, where a host's memory is what a trainer has.
 
-    layer done ─► pages of this process > besides + (1 + SHARE) x most that was alive? ─► malloc_trim
-    last layer done ─► … > besides + alive + SHARE x most that was alive? ─► malloc_trim
+    layer done ─► pages in its heaps > most that was alive there + SHARE x most that was alive? ─► malloc_trim
+    last layer done, gradient of the first ─► … > alive there + SHARE x most that was alive? ─► malloc_trim
 
 glibc takes memory for a tensor at the end of its heaps wherever no free piece is large enough, and what a tensor left
 is often too small for the next one of its size: `posix_memalign` asks for up to 96 bytes more. So a pass that keeps
@@ -41,6 +41,8 @@ class Heap:
         self._besides = 0
         """Bytes of the process that are not the C library's."""
         self._most_alive = 0
+        self._most_in_pieces = 0
+        """Of it, in the heaps: what is mapped for itself never comes to lie in a hole."""
         self._give_back()
 
     def close_holes(self, *, beyond_now: bool = False) -> bool:
@@ -50,27 +52,31 @@ class Heap:
             beyond_now: count them beyond what is alive now, not the most that was: before something is asked for that
                 is larger than any of them.
         """
-        alive = self._alive()
-        self._most_alive = max(self._most_alive, alive)
-        expected = alive if beyond_now else self._most_alive
-        too_many = _own_bytes() > self._besides + expected + SHARE * self._most_alive
+        in_pieces, mapped = self._alive()
+        self._most_in_pieces = max(self._most_in_pieces, in_pieces)
+        self._most_alive = max(self._most_alive, in_pieces + mapped)
+        expected = in_pieces if beyond_now else self._most_in_pieces
+        too_many = _own_bytes() - mapped > self._besides + expected + SHARE * self._most_alive
         if too_many:
             self._give_back()
         return too_many
 
     def _give_back(self) -> None:
         self._library.malloc_trim(0)
-        self._besides = _own_bytes() - self._alive()
+        self._besides = _own_bytes() - sum(self._alive())
 
-    def _alive(self) -> int:
-        """Bytes that were asked of the C library and not given back to it."""
+    def _alive(self) -> tuple[int, int]:
+        """Bytes that were asked of the C library and not given back to it: in its heaps, and mapped one by one."""
         found = self._library.mallinfo2()
-        return found.uordblks + found.hblkhd
+        return found.uordblks, found.hblkhd
 
 
-def close_heap_after(layers: Iterable[nn.Module]) -> Heap | None:
-    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one. The last
-    layer is followed by the vocabulary's logits, which no hole is large enough for."""
+def close_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
+    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one.
+
+    The last layer is followed by the vocabulary's logits, which no hole is large enough for; and in the backward pass
+    the first one by the gradient of the embeddings.
+    """
     library = _glibc()
     if library is None:
         return None
@@ -80,8 +86,17 @@ def close_heap_after(layers: Iterable[nn.Module]) -> Heap | None:
         if torch.is_grad_enabled():
             heap.close_holes(beyond_now=layer is all_layers[-1])
 
+    def close(gradient: torch.Tensor) -> None:
+        heap.close_holes(beyond_now=True)
+
+    def look_before_gradient(module: nn.Module, call: Any, output: Any) -> None:
+        if isinstance(output, torch.Tensor) and output.requires_grad:
+            output.register_hook(close)
+
     for layer in all_layers:
         layer.register_forward_hook(look)
+    if embeddings is not None:
+        embeddings.register_forward_hook(look_before_gradient)
     return heap
 
 

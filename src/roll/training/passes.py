@@ -29,12 +29,13 @@ from roll.protocols import LossFn
 from roll.training.attention_maps import MapObserver, observed_layers
 from roll.training.blocks import Block
 from roll.training.by_sample import collect, collect_top, complete, in_order, merged
-from roll.training.distributed import Ranks, combine, reshard
+from roll.training.distributed import Ranks, combine
 from roll.training.distributions import Predictions
 from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
 from roll.training.lora import adapters_off
 from roll.training.loss_inputs import loss_inputs, teacher_top_ids
 from roll.training.packing import pack, pack_by_teacher
+from roll.training.parallel.gathering import reshard
 from roll.training.parallel.order import Work, order
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness

@@ -23,6 +23,7 @@ from roll.training.layout import Int64Array, PackedLayout
 from roll.training.logprobs import softened
 from roll.training.lora import adapters_off
 from roll.training.packable import check_packing
+from roll.training.parallel.gathering import at_projection, for_gradient, projection_dtype
 from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.parallel.vocabulary import Words
@@ -93,7 +94,7 @@ class PolicyNetwork(nn.Module):
         if self.cut is not None and not self.cut.stage.part.is_last:
             return self._passed_on(self.cut, layout, needs)
         found = self._own_predictions(layout, temperature, needs, observer, top)
-        return found.mapped(lambda tensor: self.share.whole(tensor, layout))
+        return found.mapped(lambda tensor: for_gradient(self.projection, self.share.whole(tensor, layout)))
 
     def _own_predictions(
         self,
@@ -257,15 +258,16 @@ def _project(
     model: Any, layout: PackedLayout, observer: Observer | None = None, share: TokenShare = WHOLE
 ) -> Projection:
     """Hidden states at this rank's predictions, and the projection to the vocabulary."""
-    weight = own(model.get_output_embeddings().weight)
-    config = model.config.get_text_config()
-    hidden = final_hidden_states(decoder_of(model), layout, weight.device, weight.dtype, observer, share)
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    device, dtype = head.weight.device, projection_dtype(head)
+    hidden = final_hidden_states(decoder_of(model), layout, device, dtype, observer, share)
     for name, power in _LOGIT_FACTORS.items():
         factor = getattr(config, name, None)
         if factor not in (None, 1):
             hidden = hidden * factor**power
     words = None if share.tp is None else Words(share.tp)
-    return Projection(hidden, weight, getattr(config, "final_logit_softcapping", None), words)
+    hidden = at_projection(head, hidden)
+    return Projection(hidden, own(head.weight), getattr(config, "final_logit_softcapping", None), words)
 
 
 def _logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:

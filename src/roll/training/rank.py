@@ -26,8 +26,9 @@ from torch import Tensor
 
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.protocols import LossFn, StateKind, WeightSource
-from roll.training.distributed import Ranks, default_num_threads, pick_device, reshard
+from roll.training.distributed import Ranks, default_num_threads, pick_device
 from roll.training.export import export_trained
+from roll.training.parallel.gathering import reshard
 from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness

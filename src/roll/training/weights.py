@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Shard
 
 from roll.models import as_in_checkpoint, changes_names
 from roll.training.lora import Adapter, checkpoint_name, find_adapters
 from roll.training.nf4 import quantized
+from roll.training.parallel.collectives import gathered_by_first, is_by_messages
 
 __all__ = ["TrainerWeights", "adapters_of", "persistent_buffers", "whole"]
 
@@ -115,7 +116,7 @@ class TrainerWeights:
         weight, adapter = self._read(parameter), self._adapters.get(name)
         dtype = self._dtype if isinstance(weight, torch.nn.Parameter) else weight.dtype
         if adapter is None:
-            weight = whole(weight.to(dtype))  # cast before it is gathered: less to send, and to hold
+            weight = _on_first(weight.to(dtype))  # cast before it is gathered: less to send, and to hold
         else:
             weight = adapter.merged(whole(weight), whole(self._read(adapter.a)), whole(self._read(adapter.b)))
         weight = self._brought(parameter, weight.to(dtype))
@@ -131,6 +132,17 @@ def adapters_of(network: Any) -> Mapping[str, Adapter]:
 def whole(weight: Tensor) -> Tensor:
     """A parameter gathered from its shards, without its gradient. Collective where it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
+def _on_first(weight: Tensor) -> Tensor:
+    """As `whole` on rank 0, the one that hands weights on. Between hosts the others hold no more than their part."""
+    if isinstance(weight, DTensor):
+        *outer, inner = weight.placements
+        group = weight.device_mesh.get_group(weight.device_mesh.ndim - 1)
+        rows_alone = type(inner) is Shard and inner.dim == 0 and all(placement.is_replicate() for placement in outer)
+        if rows_alone and is_by_messages(group, weight.device.type):
+            return gathered_by_first(weight.to_local(), weight.shape[0], group)
+    return whole(weight)
 
 
 def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:

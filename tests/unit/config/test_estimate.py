@@ -179,12 +179,12 @@ def test_a_reference_is_there_only_for_a_penalty():
     assert parts == {"weights": 2_000_000, "logits": 2368 * 256 * (8 + 2)}
 
 
-def test_a_reference_on_two_ranks_gathers_embeddings_and_two_layers():
+def test_a_reference_on_two_ranks_gathers_a_layer_in_a_buffer():
     reference = memory_of("algorithm.kl.coefficient=0.1", *RAY)["reference"]
     embedding = 256 * 192
     assert reference.count == 2
     assert reference.parts["weights"] == 1_000_000
-    assert reference.parts["gathered weights"] == 2 * (embedding + 2 * (1_000_000 - embedding) // 2)
+    assert reference.parts["gathered weights"] == 2 * 2 * ((1_000_000 - embedding) // 2)
 
 
 def test_with_adapters_the_policy_is_its_own_reference():
@@ -434,7 +434,7 @@ class Mixture(Sizes):
 @pytest.mark.parametrize(
     ("ranks", "ep", "experts"),
     [
-        (4, 1, 8),  # two layers with all their experts
+        (4, 1, 8),  # a layer with all its experts
         (4, 2, 4),  # half of them, gathered from the two ranks that share them
         (4, 4, 0),  # each rank has two, and no other has a part of these
     ],
@@ -442,8 +442,17 @@ class Mixture(Sizes):
 def test_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, experts: int) -> None:
     training = load_config(QUICKSTART, []).training
     training = training.model_copy(update={"parallel": ParallelConfig(ep=ep)})
-    expected = 2 * (256 * 192 + 2 * (100_000 + experts * 3 * 192 * 64))
-    assert gathered_bytes(training, Mixture(), ranks, 2) == {"gathered weights": expected}
+    layer = 100_000 + experts * 3 * 192 * 64
+    for learns, on_accelerator, each in ((True, False, 2 + 4), (True, True, 3 * 2 + 4), (False, True, 2 * 2)):
+        found = gathered_bytes(training, Mixture(), ranks, 2, learns=learns, on_accelerator=on_accelerator)
+        assert found == {"gathered weights": each * layer}
+
+
+def test_a_large_vocabulary_is_gathered_and_added_up_alone():
+    training = load_config(QUICKSTART, []).training
+    sizes = Sizes(vocab_size=4096)
+    found = gathered_bytes(training, sizes, 2, 2, learns=True, on_accelerator=True)
+    assert found == {"gathered weights": (2 + 4) * 4096 * 192}
 
 
 def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:

@@ -42,7 +42,7 @@ def test_the_quickstart_loads():
     assert config.name == "quickstart"
     assert config.model.path == "smollm2-135m-instruct"
     assert config.rollouts_per_step == 64
-    assert config.training.learning_rate == 3e-5
+    assert config.training.learning_rate == 5e-5
     assert config.data[0].reward[0].type == "math"
 
 

@@ -68,10 +68,10 @@ def test_adapters_alone_have_moments_and_gradients(model: Path) -> None:
     assert 0 < found.gradients < tried(model).gradients / 4
 
 
-def test_it_gathers_every_layer_twice_and_the_rest_once_and_sends_its_gradients(model: Path) -> None:
+def test_it_gathers_every_layer_twice_and_both_ends_and_the_rest_once_and_sends_their_gradients(model: Path) -> None:
     found = tried(model, tp=2)
-    assert found.counts[Traffic("all_gather", "shards", 2)] == 2 * LAYERS + 1
-    assert found.counts[Traffic("reduce_scatter", "shards", 2)] == LAYERS + 1
+    assert found.counts[Traffic("all_gather", "shards", 2)] == 2 * LAYERS + 3
+    assert found.counts[Traffic("reduce_scatter", "shards", 2)] == LAYERS + 3
     assert found.counts[Traffic("all_gather", "tp", 2)] == 4 * LAYERS + 2
 
 

@@ -16,6 +16,7 @@ from training_helpers import make_batch, make_spec
 from transformers import LlamaConfig
 
 from roll.config.estimate import logit_bytes, pass_bytes, trained_bytes
+from roll.config.model import LoRAConfig
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run
@@ -109,6 +110,11 @@ ESTIMATED: list[Any] = [
             {"offload_optimizer": True},
             {"offload_optimizer": True, "activation_checkpointing": True},
             {"offload_optimizer": True, "offload_activations": True, "activation_checkpointing": True},
+            {"offload_optimizer": True, "offload_activations": True, "lora": LoRAConfig(rank=16)},
+            {"activation_checkpointing": True},
+            {"lora": LoRAConfig(rank=16)},
+            {"lora": LoRAConfig(rank=16), "activation_checkpointing": True},
+            {},
         )
     ),
     pytest.param(1, {"offload_activations": True}, marks=pytest.mark.slow),
@@ -131,9 +137,9 @@ def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: 
         architectures=["LlamaForCausalLM"],
     )
     config.save_pretrained(tmp_path)
-    spec = make_spec(tmp_path, dtype="bfloat16", **settings)
+    spec = make_spec(tmp_path, dtype="bfloat16", max_tokens_per_micro_batch=TOKENS // ranks, **settings)
     spec = dataclasses.replace(spec, world_size=ranks, device="cpu")
-    batch = make_batch(0, groups=2, group_size=4, prompt=(100, 101), response=(450, 451), vocab=WORDS)
+    batch = make_batch(0, groups=4, group_size=4, prompt=(100, 101), response=(450, 451), vocab=WORDS)
     with mock.patch("roll.training.logprobs.CPU_BLOCK_ELEMENTS", 2**40):  # as on an accelerator
         found = dry_run(spec, batch, Needs())
     width = HIDDEN // HEADS
@@ -141,7 +147,7 @@ def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: 
     sizes = Sizes(num_parameters=2 * WORDS * HIDDEN + LAYERS * layer + HIDDEN)
     own = TOKENS // ranks
     parts = trained_bytes(spec.model, spec.training, sizes, ranks, on_accelerator=True)
-    parts |= pass_bytes(spec.training, sizes, own, ranks, 2, on_accelerator=True)
+    parts |= pass_bytes(spec.model, spec.training, sizes, own, ranks, on_accelerator=True)
     parts["logits"] = logit_bytes(sizes, own, 2, layer=parts.get("a layer", 0))
     ratio = found.peak / sum(parts.values())
     print(f"\n{ranks} ranks, {settings}: {found.peak / 2**20:.0f} MiB, {ratio:.3f} of the estimate")

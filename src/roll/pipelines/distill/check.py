@@ -46,7 +46,9 @@ def _memory(report: Report, config: DistillConfig, batch: BatchArithmetic, teach
         held = sum(sizes.num_parameters for sizes in teachers) * element // config.num_ranks
         return Further(held={"teachers": held})
     if config.teacher[0].place == "trainer":
-        return Further(roles=[frozen_memory(config, "teacher", sizes, batch) for sizes in teachers])
+        on_accelerator = bool(report.machine.accelerator_bytes)
+        roles = [frozen_memory(config, "teacher", each, batch, on_accelerator=on_accelerator) for each in teachers]
+        return Further(roles=roles)
     return Further(roles=[_engine(report, config, sizes) for sizes in teachers])
 
 

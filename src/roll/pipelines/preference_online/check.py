@@ -20,4 +20,7 @@ def inspect(config: PreferenceOnlineConfig) -> Report:
 
 def _further(report: Report, config: PreferenceOnlineConfig, batch: BatchArithmetic) -> Further:
     assert report.model is not None, "it was looked at"
-    return Further(roles=[frozen_memory(config, "reference", report.model, batch)] if config.starts_reference else [])
+    if not config.starts_reference:
+        return Further(roles=[])
+    on_accelerator = bool(report.machine.accelerator_bytes)
+    return Further(roles=[frozen_memory(config, "reference", report.model, batch, on_accelerator=on_accelerator)])

@@ -68,7 +68,7 @@ def further_memory(
         parts = trainer_memory(config, critic_sizes or sizes, batch, ranks, on_accelerator=on_accelerator)
         roles.append(RoleMemory(role="critic", count=ranks * critics, parts=parts))
     if "reference" in config.roles:
-        roles.append(frozen_memory(config, "reference", sizes, batch))
+        roles.append(frozen_memory(config, "reference", sizes, batch, on_accelerator=on_accelerator))
     held = config.trainer_holds_reference and config.model.lora is None
     frozen = sizes.num_parameters * element_bytes(config.model.dtype) // config.num_ranks
     return Further(

@@ -156,7 +156,7 @@ def _estimate_memory(
     shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
     on_accelerator = bool(report.machine.accelerator_bytes)
     parts = trained_bytes(config.model, config.training, sizes, shards, on_accelerator=on_accelerator)
-    parts |= pass_bytes(config.training, sizes, micro, ranks, element, on_accelerator=on_accelerator)
+    parts |= pass_bytes(config.model, config.training, sizes, micro, ranks, on_accelerator=on_accelerator)
     parts |= kernel_bytes(config.training, sizes, micro_batches, element, on_accelerator=on_accelerator)
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (2 if other.paths else 1)

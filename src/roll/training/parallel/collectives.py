@@ -1,7 +1,13 @@
-"""Collectives with a gradient, over dimension 0 of plain tensors. Every rank's gradient is a share of the whole one."""
+"""Collectives with a gradient, over dimension 0 of plain tensors. Every rank's gradient is a share of the whole one.
+
+Between hosts, gloo gathers into a second buffer as large as the result, and adds up whole tensors where a rank wants
+one part of the sum. Here ranks send each other the parts themselves: half as much is sent for a sum, and the second
+buffer is at most one part.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -9,7 +15,20 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-__all__ = ["added_up", "exchange", "exchange_rows", "exchanged", "gather", "one_of", "placed", "scatter_sum"]
+__all__ = [
+    "added_up",
+    "exchange",
+    "exchange_rows",
+    "exchanged",
+    "gather",
+    "gather_into",
+    "gathered_by_first",
+    "is_by_messages",
+    "one_of",
+    "placed",
+    "scatter_sum",
+    "scatter_sum_into",
+]
 
 # Their names since torch 2.13, and before.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -130,6 +149,72 @@ def added_up(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Te
     return value
 
 
+def is_by_messages(group: ProcessGroup, device_type: str) -> bool:
+    """Whether ranks send each other parts where tensors of this device are gathered or added up."""
+    return device_type == "cpu" and "cpu:gloo" in dist.get_backend_config(group)
+
+
+@torch.no_grad()
+def gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
+    """Fill `whole` with the parts of all ranks, one after the other; `part` may be its place in there."""
+    if not is_by_messages(group, whole.device.type):
+        _GATHER(whole, part, group=group)
+        return
+    rank, size = group.rank(), group.size()
+    parts = whole.view(size, -1)
+    others = [(rank + i) % size for i in range(1, size)]
+    works = [dist.irecv(parts[other], group=group, group_src=other) for other in reversed(others)]
+    works += [dist.isend(part, group=group, group_dst=other) for other in others]
+    if parts[rank].data_ptr() != part.data_ptr():
+        parts[rank].copy_(part.view(-1))
+    _finish(works)
+
+
+@torch.no_grad()
+def scatter_sum_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
+    """Fill `own` with this rank's part of the sum of all ranks' `share`, which may be overwritten."""
+    if not is_by_messages(group, share.device.type):
+        _SCATTER(own, share, group=group)
+        return
+    rank, size = group.rank(), group.size()
+    parts, total = share.view(size, -1), own.view(-1)
+    total.copy_(parts[rank])
+    received = parts[rank] if overwrite else torch.empty_like(total)
+    for i in range(1, size):
+        to, source = (rank + i) % size, (rank - i) % size
+        _finish(
+            [
+                dist.irecv(received, group=group, group_src=source),
+                dist.isend(parts[to], group=group, group_dst=to),
+            ]
+        )
+        total.add_(received)
+
+
+@torch.no_grad()
+def gathered_by_first(part: Tensor, length: int, group: ProcessGroup) -> Tensor:
+    """[length, ...] on the group's first rank, from parts as `torch.chunk` makes them; elsewhere nothing of use."""
+    size = group.size()
+    each = -(-length // size)
+    counts = [min(max(length - i * each, 0), each) for i in range(size)]
+    if group.rank():
+        if len(part):
+            dist.send(part.contiguous(), group=group, group_dst=0)
+        return part.new_empty(0)
+    whole = part.new_empty(length, *part.shape[1:])
+    places = list(enumerate(whole.split(counts)))
+    works = [dist.irecv(place, group=group, group_src=i) for i, place in places[1:] if len(place)]
+    places[0][1].copy_(part)
+    _finish(works)
+    return whole
+
+
+def _finish(works: Iterable[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
 def _applied(function: Any, *arguments: Any) -> Tensor:
     result = function.apply(*arguments)
     assert isinstance(result, Tensor)
@@ -138,13 +223,13 @@ def _applied(function: Any, *arguments: Any) -> Tensor:
 
 def _all_gather(part: Tensor, group: ProcessGroup) -> Tensor:
     whole = part.new_empty(group.size() * part.shape[0], *part.shape[1:])
-    _GATHER(whole, part.contiguous(), group=group)
+    gather_into(whole, part.contiguous(), group)
     return whole
 
 
 def _reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
     part = share.new_empty(share.shape[0] // group.size(), *share.shape[1:])
-    _SCATTER(part, share.contiguous(), group=group)
+    scatter_sum_into(part, share.contiguous(), group)
     return part
 
 

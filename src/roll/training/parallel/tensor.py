@@ -193,7 +193,7 @@ def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
         local = ids - first
         here = (local >= 0) & (local < count)
         found = looked_up(local.clamp(0, count - 1)) * here[..., None]
-        return scatter_sum(found[0], group)[None]
+        return scatter_sum(found[0], group)[None].clone()  # FSDP would lose track of a view
 
     return forward
 

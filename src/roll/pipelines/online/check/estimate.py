@@ -178,13 +178,19 @@ def memory_by_role(
 
 
 def frozen_memory(
-    config: GeneratingConfig, role: str, sizes: ModelSizes, batch: BatchArithmetic, num_models: int = 1
+    config: GeneratingConfig,
+    role: str,
+    sizes: ModelSizes,
+    batch: BatchArithmetic,
+    num_models: int = 1,
+    *,
+    on_accelerator: bool,
 ) -> RoleMemory:
     """Memory of trainers that only say log-probs, on the devices of a role."""
     element, ranks = element_bytes(config.model.dtype), config.roles[role].count
     training, parallel = config.training, config.training.parallel
     parts = {"weights": sizes.num_parameters * element * parallel.dp_replicate // ranks}
-    parts |= gathered_bytes(training, sizes, ranks, element)
+    parts |= gathered_bytes(training, sizes, ranks, element, learns=False, on_accelerator=on_accelerator)
     parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks) // parallel.row_ranks, element)
     return RoleMemory(role=role, count=ranks * num_models, parts=parts)
 
@@ -193,8 +199,8 @@ def trainer_memory(
     config: GeneratingConfig, sizes: ModelSizes, batch: BatchArithmetic, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
     """What a rank of a trainer needs, up to the final hidden states."""
-    tokens, element = _micro_batch(config, batch, ranks), element_bytes(config.model.dtype)
-    passes = pass_bytes(config.training, sizes, tokens, ranks, element, on_accelerator=on_accelerator)
+    tokens = _micro_batch(config, batch, ranks)
+    passes = pass_bytes(config.model, config.training, sizes, tokens, ranks, on_accelerator=on_accelerator)
     shards = ranks // config.training.parallel.dp_replicate
     return trained_bytes(config.model, config.training, sizes, shards, on_accelerator=on_accelerator) | passes
 

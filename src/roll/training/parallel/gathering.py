@@ -1,0 +1,153 @@
+"""How FSDP2 gathers a module's weights and adds up its gradients, with one such bucket in memory at a time.
+
+    forward    shards ─ gathered ─► buffer ─ copied ─► weights; the buffer is freed
+    backward   gradients ─ copied ─► buffer ─ added up over ranks ─► shards; the buffer is freed
+
+Buckets are the layers, the embeddings, the vocabulary projection, and the rest. On a host nothing runs beside a
+collective, so the next bucket is not gathered ahead of time, and no buffer waits for it; on an accelerator FSDP does
+both, so that collectives run beside kernels.
+
+Embeddings are not gathered for their gradient, which does not depend on them. A projection's weights are no module's
+business alone: log-probs are taken of parts of them. So its module stands for the gate that hidden states go through
+on their way to it: there they are gathered, and once the gradient of these states is known, let go. Where both are
+one weight, it is gathered from the first use to the last gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import ProcessGroup
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.tensor import Shard
+
+from roll.training.parallel.collectives import gather_into, is_by_messages, scatter_sum_into
+
+__all__ = [
+    "at_projection",
+    "for_gradient",
+    "gather_first",
+    "projection_dtype",
+    "reshard",
+    "share_ends",
+    "share_weights",
+]
+
+
+def share_weights(
+    module: nn.Module,
+    mesh: DeviceMesh,
+    policy: MixedPrecisionPolicy,
+    dim: Callable[[nn.Parameter], Shard | None] | None = None,
+) -> FSDPModule:
+    """Spread what no part of a module has spread yet; each rank's gradient is a share of the whole one.
+
+    Args:
+        module: a bucket from here on.
+        mesh: over which ranks.
+        policy: dtypes.
+        dim: which dimension of a parameter is divided; the first by default.
+    """
+    sharded = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dim)
+    sharded.set_gradient_divide_factor(1.0)
+    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
+    has_weights = sharded._get_fsdp_state()._fsdp_param_group is not None
+    if has_weights and is_by_messages(mesh.get_group(mesh.ndim - 1), mesh.device_type):
+        sharded.set_custom_all_gather(_HostGather())
+        sharded.set_custom_reduce_scatter(_HostReduce())
+        sharded.set_modules_to_backward_prefetch([sharded])  # which is there: nothing is gathered ahead of time
+        module.register_forward_pre_hook(_free_buffer)
+    return sharded
+
+
+def share_ends(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
+    """Make buckets of a model's embeddings and its projection to the vocabulary, unless they are one weight.
+
+    Args:
+        decoder: of the model.
+        projection: of it; or `None`.
+        mesh: see `share_weights`, and so is `policy`.
+    """
+    embeddings = decoder.get_input_embeddings()
+    word_weights, head_weights = _weights(embeddings), _weights(projection)
+    if any(mine is other for mine in word_weights for other in head_weights):
+        return
+    if word_weights:
+        share_weights(embeddings, mesh, policy).set_unshard_in_backward(False)
+    if head_weights:
+        projection.roll_dtype = policy.param_dtype
+        projection.forward = _gate
+        share_weights(projection, mesh, policy).set_reshard_after_forward(False, recurse=False)
+
+
+def at_projection(projection: Any, hidden: Tensor) -> Tensor:
+    """Hidden states [M, H] that are about to meet the projection, whose weights are gathered from then on."""
+    return projection(hidden) if isinstance(projection, FSDPModule) else hidden
+
+
+def for_gradient(projection: Any, found: Tensor) -> Tensor:
+    """What a network says, whose gradient needs the projection: it is gathered again if another pass let it go."""
+    if isinstance(projection, FSDPModule) and found.requires_grad:
+        found.register_hook(lambda _: projection.unshard())
+    return found
+
+
+def projection_dtype(projection: Any) -> torch.dtype:
+    """Of a projection's weights once they are gathered: what its network computes in."""
+    return projection.roll_dtype if isinstance(projection, FSDPModule) else projection.weight.dtype
+
+
+def gather_first(network: nn.Module, layer: nn.Module) -> None:
+    """Tell FSDP which layer the next backward pass goes through first. By itself it gathers the one that has run last,
+    which is another where a rank has several parts of a model."""
+    if isinstance(network, FSDPModule) and isinstance(layer, FSDPModule):
+        network.set_modules_to_backward_prefetch([layer])
+
+
+def reshard(network: nn.Module) -> None:
+    """Let go of the gathered weights that FSDP keeps after a forward pass that no backward pass follows.
+
+    Otherwise the next forward pass would use them even if the shards have changed meanwhile.
+    """
+    for module in network.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+
+class _HostGather(AllGather):
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
+    ) -> None:
+        gather_into(output_tensor, input_tensor, group)
+
+
+class _HostReduce(ReduceScatter):
+    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+    def __call__(
+        self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
+    ) -> None:
+        scatter_sum_into(output_tensor, input_tensor, group, overwrite=True)
+        input_tensor.untyped_storage().resize_(0)  # FSDP would keep it until the next bucket's
+
+
+def _free_buffer(module: Any, _: object) -> None:
+    """What this module's weights were gathered in, and copied from; FSDP would keep it until the next gathering."""
+    module._get_fsdp_state()._comm_ctx.all_gather_state = None
+
+
+def _gate(hidden: Tensor) -> Tensor:
+    return hidden.clone()  # FSDP cannot tell a view of what it was given from that
+
+
+def _weights(module: Any) -> Iterable[nn.Parameter]:
+    return [] if module is None else list(module.parameters())
