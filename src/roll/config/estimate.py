@@ -277,9 +277,8 @@ def activation_bytes_per_token(
         kept = 0 if offloaded else sizes.num_layers * hidden * element_bytes
         return kept, around + round(part * (inside + 2 * element_bytes * sizes.intermediate_size))
     if offloaded:
-        return sizes.num_layers * in_adapters, element_bytes * hidden + round(
-            part * (inside + element_bytes * sizes.intermediate_size)
-        )
+        passing = element_bytes * hidden + round(part * (inside + element_bytes * sizes.intermediate_size))
+        return sizes.num_layers * in_adapters, passing
     if mlp_slice is None:
         return sizes.num_layers * (around + inside), 0
     return sizes.num_layers * around, round(2 * part * inside)

@@ -38,6 +38,16 @@ __all__ = [
     "share_weights",
 ]
 
+_DTYPE = "dtype_of_gathered_weights"
+    "at_projection",
+    "for_gradient",
+    "gather_first",
+    "projection_dtype",
+    "reshard",
+    "share_ends",
+    "share_weights",
+]
+
 
 def share_weights(
     module: nn.Module,
@@ -80,26 +90,26 @@ def share_ends(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPre
     if word_weights:
         share_weights(embeddings, mesh, policy).set_unshard_in_backward(False)
     if head_weights:
-        projection.roll_dtype = policy.param_dtype
+        vars(projection)[_DTYPE] = policy.param_dtype
         projection.forward = _gate
         share_weights(projection, mesh, policy).set_reshard_after_forward(False, recurse=False)
 
 
 def at_projection(projection: Any, hidden: Tensor) -> Tensor:
     """Hidden states [M, H] that are about to meet the projection, whose weights are gathered from then on."""
-    return projection(hidden) if isinstance(projection, FSDPModule) else hidden
+    return projection(hidden) if _is_bucket(projection) else hidden
 
 
 def for_gradient(projection: Any, found: Tensor) -> Tensor:
     """What a network says, whose gradient needs the projection: it is gathered again if another pass let it go."""
-    if isinstance(projection, FSDPModule) and found.requires_grad:
+    if _is_bucket(projection) and found.requires_grad:
         found.register_hook(lambda _: projection.unshard())
     return found
 
 
 def projection_dtype(projection: Any) -> torch.dtype:
     """Of a projection's weights once they are gathered: what its network computes in."""
-    return projection.roll_dtype if isinstance(projection, FSDPModule) else projection.weight.dtype
+    return vars(projection).get(_DTYPE) or projection.weight.dtype
 
 
 def gather_first(network: nn.Module, layer: nn.Module) -> None:
@@ -143,6 +153,10 @@ class _HostReduce(ReduceScatter):
 def _free_buffer(module: Any, _: object) -> None:
     """What this module's weights were gathered in, and copied from; FSDP would keep it until the next gathering."""
     module._get_fsdp_state()._comm_ctx.all_gather_state = None
+
+
+def _is_bucket(module: Any) -> bool:
+    return isinstance(module, FSDPModule)
 
 
 def _gate(hidden: Tensor) -> Tensor:
