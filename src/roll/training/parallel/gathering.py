@@ -39,14 +39,6 @@ __all__ = [
 ]
 
 _DTYPE = "dtype_of_gathered_weights"
-    "at_projection",
-    "for_gradient",
-    "gather_first",
-    "projection_dtype",
-    "reshard",
-    "share_ends",
-    "share_weights",
-]
 
 
 def share_weights(
