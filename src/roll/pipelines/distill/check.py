@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roll.config.estimate import ModelSizes, RoleMemory, element_bytes, engine_bytes
+from roll.config.estimate import RoleMemory, engine_bytes
+from roll.config.passing import ModelSizes, element_bytes
 from roll.config.pipelines.distill import DistillConfig
 from roll.models import ModelDescription, find_model
 from roll.pipelines.checkpoint_files import find_model_directory

@@ -10,18 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from roll.config.estimate import (
-    RoleMemory,
-    disk_use,
-    element_bytes,
-    engine_bytes,
-    heap_bytes,
-    kernel_bytes,
-    logit_bytes,
-    on_host,
-    pass_bytes,
-    trained_bytes,
-)
+from roll.config.estimate import RoleMemory, disk_use, engine_bytes, heap_bytes, kernel_bytes, on_host, trained_bytes
+from roll.config.passing import element_bytes, logit_bytes, pass_bytes
 from roll.config.supervised import SupervisedConfig
 from roll.config.training import closes_heap
 from roll.data.examples import ExampleKind

@@ -11,21 +11,17 @@ from dataclasses import dataclass, field
 
 from roll.config.estimate import (
     JudgeEngines,
-    ModelSizes,
     RoleMemory,
-    element_bytes,
     engine_bytes,
-    gathered_bytes,
     heap_bytes,
     kernel_bytes,
-    logit_bytes,
     num_in_codes,
     on_host,
-    pass_bytes,
     trained_bytes,
 )
 from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
+from roll.config.passing import ModelSizes, element_bytes, gathered_bytes, logit_bytes, pass_bytes
 from roll.config.training import closes_heap
 
 __all__ = [

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TypeVar
 
-from roll.config.estimate import JudgeEngines, disk_use, element_bytes, num_in_codes, sync_bytes
+from roll.config.estimate import JudgeEngines, disk_use, num_in_codes, sync_bytes
 from roll.config.generating import GeneratingConfig
+from roll.config.passing import element_bytes
 from roll.errors import ConfigError
 from roll.pipelines.hand_over import hands_over
 from roll.pipelines.online.check.estimate import (
