@@ -86,7 +86,9 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
         ModelError: there is none.
     """
     layers = dict(_linear_layers(model))
-    fitting = [layer for layer in layers.values() if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)]
+    fitting: list[Any] = [
+        layer for layer in layers.values() if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)
+    ]
     several = f" x training.parallel.tp {tp}" if tp > 1 else ""
     if not fitting:
         raise ModelError(
