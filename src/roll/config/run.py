@@ -98,6 +98,23 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _in_8_bits(self) -> Self:
+        training, lora = getattr(self, "training", None), self.model.lora
+        if not isinstance(training, TrainingConfig) or training.fp8 == "none":
+            return self
+        if self.model.dtype != "bfloat16":
+            raise ValueError(
+                f"training.fp8 is '{training.fp8}', and model.dtype is '{self.model.dtype}': set the one to none, or "
+                "the other to bfloat16"
+            )
+        if lora is not None and lora.base == "nf4":
+            raise ValueError(
+                f"training.fp8 is '{training.fp8}', and weights in 4 bits (model.lora.base) are read back to be "
+                "multiplied in bfloat16: set the one to none, or the other to as_is"
+            )
+        return self
+
     def _layout_misfit(self, role: RoleDevices) -> str | None:
         """Why the ranks of a role cannot be divided as `training.parallel` says, and what to do."""
         training = getattr(self, "training", None)

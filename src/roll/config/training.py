@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import ValidationInfo, field_validator
 
@@ -17,7 +17,9 @@ from roll.registry import Registry
 if TYPE_CHECKING:
     from roll.protocols import TrainBackend
 
-__all__ = ["TRAINERS", "TrainingConfig", "closes_heap"]
+__all__ = ["TRAINERS", "Fp8Recipe", "TrainingConfig", "closes_heap"]
+
+Fp8Recipe: TypeAlias = Literal["none", "rowwise_with_gw_hp", "rowwise"]
 
 TRAINERS: Registry[Callable[..., TrainBackend]] = Registry(
     "train back-end",
@@ -77,6 +79,14 @@ class TrainingConfig(Section):
         False,
         "Keep only every decoder layer's input, and compute the layer again in the backward pass: about a third more "
         "computation, and a small part of the activations' memory.",
+    )
+    fp8: Fp8Recipe = option(
+        "none",
+        "Compute linear layers of the decoder with products of 8-bit floating point (e4m3), by a recipe of torchao; "
+        "the model's dtype is bfloat16, and weights are kept as without. Every token, output and input has a scale of "
+        "its own. `rowwise_with_gw_hp` leaves weights' gradients in bfloat16; `rowwise` computes these in 8 bits, too: "
+        "a third faster at best, less exact. Takes an H100 or the like; on a CPU it runs, slower. The back-end "
+        "`torch`.",
     )
     mlp_slice_tokens: int | None = option(
         None,
@@ -168,6 +178,16 @@ class TrainingConfig(Section):
                 f"the back-end {backend} does not read this: set training.backend to torch, or leave it out{own}"
             )
         return value
+
+    @field_validator("fp8")
+    @classmethod
+    def _computed_by_torch(cls, recipe: Fp8Recipe, info: ValidationInfo) -> Fp8Recipe:
+        backend = info.data.get("backend")
+        if recipe != "none" and backend in ("deepspeed", "megatron"):
+            raise ValueError(
+                f"the back-end {backend} does not read this: set training.backend to torch, or leave it out"
+            )
+        return recipe
 
     @field_validator("deepspeed")
     @classmethod

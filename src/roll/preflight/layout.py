@@ -35,7 +35,8 @@ _PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
 
 
 def look_at_layout(report: Report, config: RunConfig) -> None:
-    """Divide the model as the run would, and give it its adapters, where they are not on all linear layers.
+    """Divide the model as the run would, give it its adapters, where they are not on all linear layers, and find the
+    layers that it computes in 8 bits.
 
     Raises:
         ModelError: it cannot be divided so, or has no layers of these names.
@@ -47,9 +48,13 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
         if config.cluster.type == "local":
             raise ModelError(f"{said}, or choose the back-end torch")
         report.notes.append(f"{said} on every machine of the run.")
-    lora = config.model.lora
-    is_asked = config.roles["actor_train"].count > 1 or (lora is not None and lora.target_modules != "all-linear")
-    if is_asked and _is_here(config) and _can_be_tried(config):
+    lora, in_8_bits = config.model.lora, config.section("training", TrainingConfig).fp8 != "none"
+    is_adapted_in_part = lora is not None and lora.target_modules != "all-linear"
+    if (
+        (config.roles["actor_train"].count > 1 or is_adapted_in_part or in_8_bits)
+        and _is_here(config)
+        and _can_be_tried(config)
+    ):
         _ask(_request(config, 0, with_step=False))
 
 

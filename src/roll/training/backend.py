@@ -16,6 +16,7 @@ from torch import Tensor
 from roll.config.training import closes_heap
 from roll.protocols import StateKind, WeightSource
 from roll.training.distributed import shard
+from roll.training.fp8 import check_products
 from roll.training.heap import Heap, close_heap_after
 from roll.training.loading import build_network
 from roll.training.main_memory import MainMemory
@@ -46,7 +47,8 @@ class TorchBackend(TrainerRank):
         precision: overrides the model's dtype; for tests in float64.
 
     Raises:
-        ModelError: the model cannot be loaded, or its architecture cannot be packed.
+        ModelError: the model cannot be loaded, or its architecture cannot be packed; or the device has no products
+            that it is to be computed with.
 
     `train_step` is for policies and critics; what `forward` can say is what the role's network gives. Asked for
     anything else, a back-end raises `UnsupportedError`.
@@ -57,6 +59,8 @@ class TorchBackend(TrainerRank):
         self.precision = precision or Precision.of(spec.model.dtype)
         if spec.role == "reference":
             self.precision = Precision(compute=self.precision.compute, master=self.precision.compute)
+        if spec.training.fp8 != "none":
+            check_products(self.device)
         self.network = self._build()
         self.model = self.network.root
         if spec.training.mlp_slice_tokens is not None:

@@ -13,13 +13,14 @@ from roll.errors import ModelError
 from roll.models import find_routers, load_causal_lm, load_scorer, load_tokenizer
 from roll.training.attention import register_attention
 from roll.training.experts import group_products
+from roll.training.fp8 import use_fp8
 from roll.training.fused import fuse
 from roll.training.lora import add_adapters
 from roll.training.nf4 import quantize_base
 from roll.training.packable import make_packable
 from roll.training.policy import PolicyNetwork
 from roll.training.recompute import recompute_layers
-from roll.training.spec import TrainerSpec
+from roll.training.spec import TrainerSpec, in_full
 from roll.training.unread import Unread
 from roll.training.value import ValueNetwork
 
@@ -93,7 +94,8 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unre
             f"teacher '{path}' has another vocabulary than '{spec.model_path}': {len(other)} tokens, not {len(own)}; "
             f"{different} of them are missing or have another number; take a teacher with the same tokenizer"
         )
-    return _load_model(replace(spec, role="reference", model_path=path), dtype, unread)
+    own_format = in_full(spec.training)
+    return _load_model(replace(spec, role="reference", model_path=path, training=own_format), dtype, unread)
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) -> Any:
@@ -111,6 +113,8 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) ->
         fuse(model)
     if unread is not None:
         unread.by_layer(model, fuse)
+    if spec.training.fp8 != "none" and dtype == torch.bfloat16:
+        use_fp8(model, spec.training.fp8, spec.training.parallel.tp)
     for module in model.modules():
         if isinstance(module, nn.Dropout):
             module.p = 0.0

@@ -11,7 +11,7 @@ from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training.schedule import Schedule
 
-__all__ = ["Role", "TrainerSpec"]
+__all__ = ["Role", "TrainerSpec", "in_full"]
 
 Role: TypeAlias = Literal["policy", "critic", "reference", "reward_model"]
 """`policy`: log-probs, trained, sent to engines. `critic`: a value per token, trained. `reference`: the policy as it
@@ -58,7 +58,17 @@ class TrainerSpec:
         whole = model.model_copy(update={"lora": None})
         return cls(model_path=str(model_path), model=whole, training=training, role="reference", seed=seed)
 
+    @classmethod
+    def teacher(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
+        """A frozen model that says what is learnt: in its own format, whatever the one that learns is computed in."""
+        return cls.frozen(model_path, model, in_full(training), seed)
+
     @property
     def node_ranks(self) -> int:
         """Ranks on this machine."""
         return self.ranks_per_node or self.world_size
+
+
+def in_full(training: TrainingConfig) -> TrainingConfig:
+    """The same, computed in the model's dtype alone."""
+    return training if training.fp8 == "none" else training.model_copy(update={"fp8": "none"})

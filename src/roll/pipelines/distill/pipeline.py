@@ -42,7 +42,7 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
         placed.append(Placed("teacher", teacher_engines(config, prepared, paths, session.directory)))
     elif not held:
         placed += [
-            Placed("teacher", TrainerSpec.frozen(path, config.model, config.training, config.seed)) for path in paths
+            Placed("teacher", TrainerSpec.teacher(path, config.model, config.training, config.seed)) for path in paths
         ]
 
     def learner_of(started: Sequence[Any]) -> Learner:

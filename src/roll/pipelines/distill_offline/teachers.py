@@ -95,7 +95,7 @@ async def ask_teachers(
         directory = Path(settings.directory)
     all_kept = []
     for number, path in enumerate(paths):
-        spec = TrainerSpec.frozen(path, config.model, prepared.training, config.seed)
+        spec = TrainerSpec.teacher(path, config.model, prepared.training, config.seed)
         name = f"{await asyncio.to_thread(weights_name, spec)}-top{settings.num_top}"
         kept = await asyncio.to_thread(Kept, directory / name if directory else None)
         own = [sample for sample in samples if config.teacher_of[sample.domain] == number]

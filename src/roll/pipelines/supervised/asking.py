@@ -33,7 +33,8 @@ Ask = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
 
 def weights_name(spec: TrainerSpec) -> str:
     """By which weights, and how they are computed with, what a model says is kept."""
-    return f"{model_fingerprint(Path(spec.model_path))}-{spec.model.dtype}"
+    recipe = "" if spec.training.fp8 == "none" else f"-{spec.training.fp8}"
+    return f"{model_fingerprint(Path(spec.model_path))}-{spec.model.dtype}{recipe}"
 
 
 async def ask_once(

@@ -1,0 +1,237 @@
+"""Linear layers of a decoder whose products are computed in 8-bit floating point, where the device multiplies it.
+
+                     rowwise_with_gw_hp               rowwise
+    output           x by token   ·  w by output      x by token   ·  w by output
+    input's grad     g by token   ·  w                g by token   ·  w by input
+    weight's grad    bfloat16                         g by output  ·  x by input
+
+All in e4m3, with a scale for each token, output or input, or one for the matrix. The recipes are torchao's, by its
+names. A token's scales are its own, so its log-prob is the same whichever texts share its row; with one scale for all
+tokens (`tensorwise`) it is another, and ratios to what was computed in another row say nothing.
+
+Scales come from the numbers in hand, and are powers of two: under each of them a number keeps the same digits, unless
+it is some 2^14 times smaller than the largest that shares its scale. So it hardly matters which part of a matrix a rank
+has, and kernels without scales by row will do, since multiplying what they round changes no digit.
+
+Sums are float32, results bfloat16. What autograd keeps is what it keeps without: several projections share an input,
+and its copies in 8 bits would take more than one in 16.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from roll.config.training import Fp8Recipe
+from roll.errors import ModelError
+from roll.models import decoder_of, find_routers
+
+__all__ = ["check_products", "use_fp8"]
+
+logger = logging.getLogger(__name__)
+
+MULTIPLE = 16
+"""Of which both sizes of a matrix must be one; a product over tokens is padded to it."""
+
+_SMALLEST = 1e-12
+"""Of the largest of some numbers: what is below it counts as zeros."""
+_EXPONENT = 0x7F800000
+"""The bits of a positive float32 that are left of the largest power of two below it."""
+_ROUTERS = ("gate", "router")
+"""Names of layers that choose experts: a choice is not rounded."""
+
+
+_FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
+"""The second is that of AMD's MI300."""
+
+
+class _Device(NamedTuple):
+    """What a kind of device multiplies."""
+
+    e4m3: torch.dtype
+    by_row: bool
+    """Whether it has a kernel for scales by row."""
+
+
+class _Scaled(NamedTuple):
+    """Numbers in 8 bits, and by what they are to be multiplied."""
+
+    values: Tensor
+    """[rows, columns], in this order in memory; columns are a multiple of 16, the last of them zeros."""
+    factor: Tensor
+    """Float32, [rows, 1] or [1]."""
+
+
+def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
+    """Compute the linear layers of a bfloat16 model's decoder layers by a recipe, in place; before adapters.
+
+    Modules stay the ones they are, under their names, and with their weights: only their `forward` changes. Layers
+    whose sizes, divided by `tp`, are no multiple of 16 stay as they are; so do experts, which are no linear layers.
+
+    Args:
+        model: an HF model.
+        recipe: of the products.
+        tp: ranks that divide a matrix.
+
+    Returns:
+        How many layers that is.
+
+    Raises:
+        ModelError: there is none.
+    """
+    layers = dict(_linear_layers(model))
+    fitting: list[Any] = [
+        layer for layer in layers.values() if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)
+    ]
+    several = f" x training.parallel.tp {tp}" if tp > 1 else ""
+    if not fitting:
+        raise ModelError(
+            f"training.fp8 is '{recipe}', and none of the {len(layers)} linear layers in {type(model).__name__}'s "
+            f"decoder has sizes that are multiples of {MULTIPLE}{several}: set it to none"
+        )
+    if len(fitting) < len(layers):
+        logger.warning(
+            "training.fp8: %d of %d linear layers of the decoder are computed in 8 bits; the others stay in bfloat16, "
+            "since their sizes are no multiples of %d%s",
+            *(len(fitting), len(layers), MULTIPLE, several),
+        )
+    for layer in fitting:
+        layer.forward = _forward(layer, recipe)
+    return len(fitting)
+
+
+def check_products(device: torch.device) -> None:
+    """Try out whether a device has the products.
+
+    Raises:
+        ModelError: it has not.
+    """
+    _tried(device.type)
+    if device.type == "cpu":
+        _say_that_it_is_slow()
+
+
+@cache
+def _say_that_it_is_slow() -> None:
+    """Once."""
+    logger.warning("training.fp8 on a CPU is for trying it out: these products are slower there than bfloat16's")
+
+
+def _linear_layers(model: Any) -> Iterator[tuple[str, nn.Linear]]:
+    decoder = decoder_of(model) if hasattr(model, "get_decoder") else model.base_model
+    routers = set(find_routers(model)) if hasattr(model, "get_decoder") else set()
+    for i, layer in enumerate(getattr(decoder, "layers", ())):
+        for name, module in layer.named_modules():
+            chooses = module in routers or name.rpartition(".")[2] in _ROUTERS
+            if type(module) is nn.Linear and not chooses:
+                yield f"layers.{i}.{name}", module
+
+
+def _forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:
+    plain = layer.forward
+
+    def forward(x: Tensor) -> Tensor:
+        weight = layer.weight  # found now: ranks put their part of it in its place
+        if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or not x.numel():
+            return plain(x)
+        result = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, recipe).view(*x.shape[:-1], -1)
+        return result if layer.bias is None else result + layer.bias
+
+    return forward
+
+
+class _Linear(torch.autograd.Function):
+    """[n, outputs] of x [n, inputs] and a weight [outputs, inputs]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Fp8Recipe) -> Tensor:
+        device = _tried(x.device.type)
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, weight)
+        ctx.recipe = recipe
+        in_8_bits = (_scaled(tensor, device.e4m3) for tensor in (x, weight))
+        return _product(*in_8_bits, by_row=device.by_row, in_short=True)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        (grad,) = grads
+        x, weight = ctx.saved_tensors
+        e4m3, in_bfloat16 = _tried(grad.device.type).e4m3, ctx.recipe == "rowwise_with_gw_hp"
+        grad_x = grad_weight = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _product(_scaled(grad, e4m3), _scaled(weight.t(), e4m3, by_row=not in_bfloat16))
+        if ctx.needs_input_grad[1] and in_bfloat16:
+            grad_weight = grad.t() @ x
+        elif ctx.needs_input_grad[1]:
+            grad_weight = _product(_scaled(grad.t(), e4m3), _scaled(x.t(), e4m3))
+        return grad_x, grad_weight, None
+
+
+def _scaled(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Scaled:
+    """Bfloat16 numbers [rows, columns], however they lie in memory, in 8 bits.
+
+    Times a power of two they stay what they are, so the only rounding is that to 8 bits. NaN and infinity make NaN of
+    all that share their scale.
+    """
+    infinite = float("inf")  # the norm is the largest magnitude, in one pass over memory
+    largest = torch.linalg.vector_norm(x, infinite, dim=1 if by_row else None, keepdim=True)
+    most = torch.finfo(dtype).max / largest.float().clamp(min=_SMALLEST)
+    scale = (most.view(torch.int32) & _EXPONENT).view(torch.float32)
+    rows, columns = x.shape
+    padded = columns + -columns % MULTIPLE
+    make = torch.empty if padded == columns else torch.zeros
+    values = make(rows, padded, dtype=dtype, device=x.device)
+    torch.mul(x, scale.to(x.dtype), out=values[:, :columns])
+    return _Scaled(values, scale.reciprocal())
+
+
+def _product(a: _Scaled, b: _Scaled, *, by_row: bool = False, in_short: bool = False) -> Tensor:
+    """a b^T in bfloat16, of a [rows, k] and b [columns, k].
+
+    Args:
+        by_row: let the kernel multiply by the factors, both by row; otherwise they are multiplied by afterwards. Only
+            with `in_short`: torchao has found such kernels slow without.
+        in_short: let tensor cores add up in fewer digits than float32 has, as is usual in the forward pass.
+    """
+    left, right, kinds = a.values, b.values.t(), functional.ScalingType
+    if by_row:
+        return functional.scaled_mm(
+            left, right, a.factor, kinds.RowWise, b.factor.t(), kinds.RowWise, use_fast_accum=in_short
+        )
+    one = torch.ones_like(a.factor[0])
+    result = functional.scaled_mm(left, right, one, kinds.TensorWise, one, kinds.TensorWise, use_fast_accum=in_short)
+    if b.factor.numel() == 1:
+        return result.mul_(a.factor * b.factor)
+    return result.mul_(a.factor).mul_(b.factor.t())
+
+
+@cache
+def _tried(kind: str) -> _Device:
+    """What a kind of device multiplies, found by trying.
+
+    Raises:
+        ModelError: none of the formats.
+    """
+    said = ""
+    one = torch.ones(MULTIPLE, MULTIPLE, dtype=torch.bfloat16, device=kind)
+    for e4m3 in _FORMATS:
+        try:
+            both = (_scaled(one, e4m3), _scaled(one, e4m3))
+            _product(*both)
+        except (RuntimeError, ValueError) as error:
+            said = said or str(error).strip().partition("\n")[0]
+            continue
+        try:
+            _product(*both, by_row=True, in_short=True)
+        except (RuntimeError, ValueError):
+            return _Device(e4m3, by_row=False)
+        return _Device(e4m3, by_row=True)
+    raise ModelError(
+        f"training.fp8 needs products of 8-bit floating point, which this {kind} device does not have ({said}): set it "
+        "to none, or take an NVIDIA GPU of compute capability 8.9 or above (H100, L40S) or an AMD MI300"
+    )
