@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from roll.inference.vllm import ahead as module
-from roll.inference.vllm import child
+from roll.inference.vllm import child, launch
 from roll.inference.vllm.ahead import Ahead, _Context, process_ahead, take
 
 LIGHT = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=%d, pipe_handle=%d)"
@@ -69,6 +69,21 @@ def test_only_the_first_process_of_a_context_is_the_one_that_waited(waiting: Ahe
         assert process.exitcode == 0
     assert first.pid == waiting.process.pid
     assert second.pid != waiting.process.pid
+
+
+def test_one_that_has_named_itself_ends_with_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("setproctitle")
+    named = tmp_path / "named"
+    os.mkfifo(named)
+    naming = f"from setproctitle import setproctitle; setproctitle('new'); open({str(named)!r}, 'w').close(); "
+    monkeypatch.setattr(module, "_PROGRAM", naming + LIGHT)
+    ahead = Ahead(launch._variables("its launch", None, Path(os.devnull), cpu=True), None)
+    named.read_text()  # once it has its name
+    launch.end_launch("another")
+    assert ahead.process.poll() is None
+    launch.end_launch("its launch")
+    assert ahead.process.wait(30) == -signal.SIGKILL
+    ahead.close_pipes()
 
 
 def test_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sentinel(waiting: Ahead) -> None:

@@ -185,7 +185,8 @@ def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu
 
     # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
-    variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name}
+    # A process that names itself (setproctitle) writes over its environment, by which `end_launch` knows it, unless:
+    variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name, "SPT_NOENV": "1"}
     variables["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     if cpu:
         # Threads that spin while they wait halve the speed wherever cores are shared (measured: 300 tok/s beside other
