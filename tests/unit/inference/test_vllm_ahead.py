@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
+from multiprocessing import Pipe, get_context, resource_tracker, spawn
 from pathlib import Path
 
 import psutil
 import pytest
 
+from roll.errors import EngineDiedError
+from roll.inference import EngineSpec
 from roll.inference.vllm import ahead as module
-from roll.inference.vllm import child
+from roll.inference.vllm import child, launch
 from roll.inference.vllm.ahead import Ahead, _Context, process_ahead, take
 
 LIGHT = "from multiprocessing.spawn import spawn_main; spawn_main(tracker_fd=%d, pipe_handle=%d)"
@@ -71,6 +76,21 @@ def test_only_the_first_process_of_a_context_is_the_one_that_waited(waiting: Ahe
     assert second.pid != waiting.process.pid
 
 
+def test_one_that_has_named_itself_ends_with_its_launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("setproctitle")
+    named = tmp_path / "named"
+    os.mkfifo(named)
+    naming = f"from setproctitle import setproctitle; setproctitle('new'); open({str(named)!r}, 'w').close(); "
+    monkeypatch.setattr(module, "_PROGRAM", naming + LIGHT)
+    ahead = Ahead(launch._variables("its launch", None, Path(os.devnull), cpu=True), None)
+    named.read_text()  # once it has its name
+    launch.end_launch("another")
+    assert ahead.process.poll() is None
+    launch.end_launch("its launch")
+    assert ahead.process.wait(30) == -signal.SIGKILL
+    ahead.close_pipes()
+
+
 def test_a_signal_that_ends_it_is_its_exit_code_and_closes_its_sentinel(waiting: Ahead) -> None:
     process = _Context(waiting).Process(target=signal.pause)
     process.start()
@@ -118,10 +138,131 @@ def test_one_that_has_died_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
         assert take(None) is None
 
 
-def test_one_that_dies_as_it_is_started_is_a_process_that_has_ended(waiting: Ahead) -> None:
-    process = _Context(waiting).Process(target=os.getpid)
+def test_one_that_dies_before_it_has_heard_all_is_spawned_anew(tmp_path: Path, waiting: Ahead) -> None:
+    found = tmp_path / "found"
+    more_than_a_pipe_holds = "#" * 2**20
+    process = _Context(waiting).Process(target=exec, args=(SAY.format(found=str(found)) + more_than_a_pipe_holds,))
     waiting.process.kill()
     waiting.process.wait()
     process.start()
     process.join(30)
-    assert process.exitcode == -signal.SIGKILL
+    assert process.exitcode == 0
+    assert found.read_text() == f"{process.pid} None None"
+    assert not waiting.is_used
+
+
+def test_what_a_process_must_inherit_goes_to_one_that_is_spawned(waiting: Ahead) -> None:
+    receiver, sender = Pipe(duplex=False)
+    process = _Context(waiting).Process(target=sender.send, args=("heard",))
+    process.start()
+    assert receiver.poll(30)
+    assert receiver.recv() == "heard"
+    process.join(30)
+    assert process.pid != waiting.process.pid
+    assert not waiting.is_used
+
+
+def test_it_imports_what_this_process_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what lies in the current directory; but what is on the path."""
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "colorsys.py").write_text("raise SystemExit(9)")
+    (tmp_path / "found_nowhere_else.py").write_text("")
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(module, "_PROGRAM", "import colorsys, found_nowhere_else; " + LIGHT)
+    waiting = Ahead(variables(), None)
+    process = _Context(waiting).Process(target=os.getpid)
+    process.start()
+    process.join(30)
+    assert (process.pid, process.exitcode) == (waiting.process.pid, 0)
+
+
+ORPHANED = """
+import os, signal, sys
+from roll.inference.vllm import ahead, child
+ahead._PROGRAM = (
+    "from roll.inference.vllm import child; child._IMPORTED_AHEAD = (); child.PARENT_POLL_S = 0.01; "
+    "child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
+)
+waiting = ahead.Ahead({child.OWNER: str(os.getpid()), child.LAUNCH: "a", child.LOG: os.devnull}, None)
+if os.fork():
+    os.kill(os.getpid(), signal.SIGKILL)
+signal.alarm(20)
+os.read(waiting.ended, 1)
+print("it has ended")
+"""
+
+
+def test_it_ends_with_its_owner_also_where_another_process_holds_the_owner_s_pipe() -> None:
+    done = subprocess.run([sys.executable, "-c", ORPHANED], stdout=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert done.stdout == "it has ended\n"
+
+
+TRACKED = """
+import os, psutil
+from multiprocessing import resource_tracker
+from roll.inference.vllm import ahead, launch
+ahead._PROGRAM = "pass  # %d %d"
+launch.is_cpu_build = lambda: True
+with launch.engine_ahead(None):
+    tracker = psutil.Process(resource_tracker._resource_tracker._pid)
+    print(tracker.environ().get("PYTHONWARNINGS"), os.environ.get("PYTHONWARNINGS"))
+"""
+
+
+def test_the_resource_tracker_that_starts_with_it_is_quiet_about_killed_engines() -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"}
+    command = [sys.executable, "-c", TRACKED]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=60, check=True, env=environment)
+    assert done.stdout == "ignore:resource_tracker:UserWarning None\n"
+
+
+def test_a_run_goes_on_without_one_where_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError("too many processes")
+
+    monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(module.subprocess, "Popen", refuse)
+    resource_tracker.ensure_running()
+    num_open = len(os.listdir("/proc/self/fd"))
+    with launch.engine_ahead(None):
+        assert take(None) is None
+    assert len(os.listdir("/proc/self/fd")) == num_open
+    assert launch._starting.acquire(blocking=False)
+    launch._starting.release()
+
+
+def test_there_is_none_while_another_engine_starts_whose_environment_this_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
+    with launch._starting, launch.engine_ahead(None):
+        assert module._waiting == []
+
+
+def spec(log: Path) -> EngineSpec:
+    return EngineSpec(engine_id="e", kind="vllm", model_path="none", max_context=8, log_path=log)
+
+
+def test_a_start_that_fails_before_vllm_is_asked_ends_it(tmp_path: Path, waiting: Ahead) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match="file"):
+        launch.launch(spec(tmp_path / "file" / "log"), waiting.name, waiting)
+    assert waiting.process.returncode == -signal.SIGKILL
+
+
+def test_a_start_that_is_cancelled_before_its_turn_starts_nothing(tmp_path: Path, waiting: Ahead) -> None:
+    launch.end_launch(waiting.name)
+    with pytest.raises(EngineDiedError, match="cancelled"):
+        launch.launch(spec(tmp_path / "log"), waiting.name, waiting)
+    assert waiting.process.returncode == -signal.SIGKILL
+    assert not (tmp_path / "log").exists()
+
+
+def test_a_start_that_is_cancelled_before_it_has_a_process_has_none(tmp_path: Path) -> None:
+    process = get_context("spawn").Process(target=os.getpid)
+    with launch._children_of(spec(tmp_path / "log"), "its name"):
+        launch.end_launch("another name")
+        spawn.get_preparation_data("any")
+        launch.end_launch("its name")
+        with pytest.raises(EngineDiedError, match="cancelled"):
+            process.start()
+    assert process.pid is None

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict, deque
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
-from roll.errors import ModelError
+from roll.errors import InfraError, ModelError
 from roll.models import load_causal_lm
 from roll.training.attention import register_attention
 from roll.training.packable import check_stages
 from roll.training.parallel.order import Work, finishing_times, idle_share, order
-from roll.training.parallel.pipeline import UNRECEIVED
+from roll.training.parallel.pipeline import UNRECEIVED, Stage
 from roll.training.parallel.tokens import WHOLE
 from roll.training.policy import PolicyNetwork
 from roll.training.stages import cut, layers_by_part
@@ -164,6 +166,41 @@ def _pytorch_s(num: int, stage: int, stages: int, chunks: int) -> list[Work]:
         for a in actions
         if a is not None
     ]
+
+
+@dataclass(frozen=True)
+class _Group:
+    """What a stage asks of its groups."""
+
+    number: int
+
+    def rank(self) -> int:
+        return self.number
+
+    def size(self) -> int:
+        return 2
+
+
+def _stage(number: int) -> Any:
+    up, down = _Group(number), _Group(number)
+    return Stage(up, down, torch.device("cpu"), with_first=True)  # type: ignore[arg-type]
+
+
+def test_a_batch_that_broke_off_amid_its_messages_is_the_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other stage may have got, or still get, what the next batch's first message would be taken for."""
+    monkeypatch.setattr(dist, "isend", lambda *_, **__: SimpleNamespace(wait=lambda: None))
+    monkeypatch.setattr(dist, "recv", lambda *_, **__: None)
+    first, last = _stage(0), _stage(1)
+    for stage, message in ((first, lambda: first.pass_on(torch.ones(2))), (last, lambda: last.take((2,), torch.half))):
+        for _ in stage.works(3, backward=False):
+            message()
+        for _ in stage.works(3, backward=False):
+            break  # before any message: all can go on
+        for _ in stage.works(3, backward=False):
+            message()
+            break
+        with pytest.raises(InfraError, match="resume the run"):
+            next(stage.works(3, backward=False))
 
 
 def _most_in_flight(works: list[Work]) -> int:

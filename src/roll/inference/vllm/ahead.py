@@ -6,7 +6,7 @@
 It differs from a process that `multiprocessing` spawns in nothing but the moment at which it starts: it is told the
 same in the same words, and takes over environment, log and end of its parent as such a process does when it begins.
 What libraries read of the environment while they are imported must be the same by then; otherwise it is not used, nor
-if it has died. It is the first engine's; those that are started later, in the place of others, are spawned.
+if it has died, or cannot be given what it would have to inherit: then one is spawned, as for every later engine.
 
 Only for vLLM's CPU build: what a device makes of a process that has imported vLLM before it is told its device has not
 been tried.
@@ -17,9 +17,10 @@ from __future__ import annotations
 import io
 import os
 import subprocess
+import sys
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from multiprocessing import reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from multiprocessing.popen_spawn_posix import Popen
@@ -27,7 +28,7 @@ from typing import Any
 
 from roll.inference.vllm import child
 
-__all__ = ["Ahead", "first_process_from", "process_ahead", "take"]
+__all__ = ["Ahead", "ended_unless_used", "first_process_from", "process_ahead", "take"]
 
 _READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "DNNL_", "ONEDNN_", "MALLOC_", "GLIBC_", "LD_PRELOAD", "PYTHON")
 _PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_fd=%d, pipe_handle=%d)"
@@ -51,10 +52,12 @@ class Ahead:
         own_work, work = os.pipe()
         command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=own_work)]
         command[-2] = _PROGRAM % (tracker_fd, own_work)
+        command.insert(1, "-P")  # a file in the current directory must not stand in for a module that vLLM imports
+        found_as_here = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         try:
             self.process = subprocess.Popen(
                 command,
-                env=os.environ | dict(variables),
+                env=os.environ | dict(variables) | found_as_here,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -69,6 +72,8 @@ class Ahead:
             os.close(own_end)
             os.close(own_work)
         self.ended, self.work = ended, work
+        self.is_used = False
+        """It has been told what it is to run."""
 
     def fits(self, num_threads: int | None) -> bool:
         """Whether it lives, and computes as a process would that were started now."""
@@ -86,8 +91,16 @@ class Ahead:
             os.close(descriptor)
 
 
+class _NotHandedOverError(Exception):
+    """It has not heard what it is to run, and never will."""
+
+
 class _Started(Popen):
-    """How `multiprocessing` knows such a process once it runs something."""
+    """How `multiprocessing` knows such a process once it runs something.
+
+    Raises:
+        _NotHandedOverError: it has died, or what it is to run has something that a process inherits as it starts.
+    """
 
     method = "spawn"
 
@@ -96,20 +109,24 @@ class _Started(Popen):
         super().__init__(process_obj)
 
     def duplicate_for_child(self, fd: int) -> int:
-        raise RuntimeError("a process that was started before cannot inherit a descriptor")
+        raise _NotHandedOverError
 
     def _launch(self, process_obj: Any) -> None:
         ahead, message = self._ahead, io.BytesIO()
-        self.pid, self.sentinel = ahead.process.pid, ahead.ended
-        self.finalizer = util.Finalize(self, ahead.close_pipes)
         set_spawning_popen(self)
         try:
             reduction.dump(spawn.get_preparation_data(process_obj._name), message)
             reduction.dump(process_obj, message)
         finally:
             set_spawning_popen(None)
-        with suppress(BrokenPipeError), open(ahead.work, "wb", closefd=False) as file:
-            file.write(message.getbuffer())
+        try:
+            with open(ahead.work, "wb", closefd=False) as file:
+                file.write(message.getbuffer())
+        except BrokenPipeError as error:
+            raise _NotHandedOverError from error
+        ahead.is_used = True
+        self.pid, self.sentinel = ahead.process.pid, ahead.ended
+        self.finalizer = util.Finalize(self, ahead.close_pipes)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None:
@@ -137,7 +154,10 @@ class _Process(SpawnProcess):
     @staticmethod
     def _Popen(process_obj: Any) -> Popen:
         assert isinstance(process_obj, _Process) and process_obj.ahead is not None
-        return _Started(process_obj, process_obj.ahead)
+        try:
+            return _Started(process_obj, process_obj.ahead)
+        except _NotHandedOverError:
+            return SpawnProcess._Popen(process_obj)
 
 
 class _Context(SpawnContext):
@@ -153,6 +173,16 @@ class _Context(SpawnContext):
         process = _Process(*args, **kwargs)
         process.ahead = ahead
         return process
+
+
+@contextmanager
+def ended_unless_used(ahead: Ahead | None) -> Generator[None]:
+    """At the end of the block it runs something, or is gone."""
+    try:
+        yield
+    finally:
+        if ahead is not None and not ahead.is_used:
+            ahead.close()
 
 
 @contextmanager
@@ -173,8 +203,6 @@ def first_process_from(ahead: Ahead | None) -> Generator[None]:
         yield
     finally:
         utils.get_mp_context = original
-        if context._ahead is not None:  # nobody asked
-            context._ahead.close()
 
 
 _lock = threading.Lock()
@@ -188,6 +216,9 @@ def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Gene
     Args:
         variables: see `Ahead`.
         num_threads: see there.
+
+    Raises:
+        OSError: it cannot be started.
     """
     ahead = Ahead(variables, num_threads)
     with _lock:

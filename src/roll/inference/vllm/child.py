@@ -36,6 +36,8 @@ LOG = "ROLL_ENGINE_LOG"
 
 PARENT_POLL_S = 1.0
 _IMPORTED_AHEAD = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "roll.inference.vllm.worker")
+_begun = threading.Event()
+"""A process that waited is what it was to become."""
 
 
 class LogStream(io.TextIOBase):
@@ -78,6 +80,14 @@ def _end_with_parent() -> None:
     threading.Thread(target=wait, name="end-with-parent", daemon=True).start()
 
 
+def _end_with_owner() -> None:
+    """As long as this process waits: it imports for seconds, and another may hold the pipe that tells of the end."""
+    owner = int(os.environ[OWNER])
+    while not _begun.wait(PARENT_POLL_S):
+        if os.getppid() != owner:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _take_over_streams() -> None:
     if LOG in os.environ:
         os.dup2(LOG_STREAM.fileno(), 1)
@@ -91,6 +101,7 @@ def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
         tracker_fd: of the owner's resource tracker.
         pipe_handle: where the owner's word comes from; closed without one, this process ends.
     """
+    threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
     _name_this_process("roll::waiting for an engine")  # the first name is found before the environment changes
     for name in _IMPORTED_AHEAD:
         import_module(name)
@@ -112,6 +123,7 @@ def begin(environment: Mapping[str, str]) -> None:
         LOG_STREAM.redirect(os.environ[LOG])
     _take_over_streams()
     _end_with_parent()
+    _begun.set()
 
 
 LOG_STREAM = LogStream(os.environ.get(LOG, os.devnull))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
 import uuid
 from collections.abc import Generator, Iterable
-from contextlib import contextmanager, suppress
-from multiprocessing import spawn
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import resource_tracker, spawn
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ import psutil
 from roll.errors import EngineDiedError, ModelError
 from roll.inference.spec import EngineSpec
 from roll.inference.step_log import StepLog
-from roll.inference.vllm.ahead import Ahead, first_process_from, process_ahead
+from roll.inference.vllm.ahead import Ahead, ended_unless_used, first_process_from, process_ahead
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
 from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
 
 __all__ = ["Launch", "Stats", "end_launch", "engine_ahead", "launch"]
+
+logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """Then processes are killed; they hold nothing that must be saved."""
@@ -33,6 +36,8 @@ _SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Wor
 """Of an error that was named before."""
 _starting = threading.Lock()
 """Environment variables are changed while an engine starts."""
+_ended: set[str] = set()
+"""Names of launches that are to fail."""
 
 
 class Stats:
@@ -120,9 +125,10 @@ class Launch:
 
 
 def end_launch(name: str) -> None:
-    """Kill the processes of a launch that is under way, which then fails."""
+    """Kill the processes of a launch that is under way, which then fails; if it has none yet, it will have none."""
     from roll.inference.vllm import child
 
+    _ended.add(name)
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
             if process.environ().get(child.LAUNCH) == name:
@@ -135,18 +141,19 @@ def launch(spec: EngineSpec, name: str, ahead: Ahead | None = None) -> Launch:
     Args:
         spec: the engine.
         name: of this launch alone; for `end_launch`.
-        ahead: a process of that name, which becomes EngineCore's.
+        ahead: a process of that name, which becomes EngineCore's, or is ended.
 
     Raises:
         ModelError: vLLM refuses the model or the settings.
         EngineDiedError: its process ended while it loaded.
     """
-    with _starting:
+    with ended_unless_used(ahead), _starting:
+        _check_not_ended(spec, name)
         prepare_environment()
         cpu = is_cpu_build()
         log_size = spec.log_path.stat().st_size if spec.log_path and spec.log_path.exists() else 0
         variables = _variables(name, spec.num_threads, spec.log_path, cpu=cpu)
-        with temporary_environment(variables), _children_without_main(), first_process_from(ahead):
+        with temporary_environment(variables), _children_of(spec, name), first_process_from(ahead):
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -164,18 +171,39 @@ def launch(spec: EngineSpec, name: str, ahead: Ahead | None = None) -> Launch:
                 ) from error
             except Exception as error:
                 raise _start_error(spec, log_size, error) from error
-    return Launch(spec, llm, cpu=cpu, stats=stats, log_size=log_size)
+    started = Launch(spec, llm, cpu=cpu, stats=stats, log_size=log_size)
+    try:
+        _check_not_ended(spec, name)
+    except EngineDiedError:
+        started.shutdown()
+        raise
+    return started
+
+
+def _check_not_ended(spec: EngineSpec, name: str) -> None:
+    if name in _ended:
+        raise EngineDiedError(spec.engine_id, "its start was cancelled")
 
 
 @contextmanager
 def engine_ahead(num_threads: int | None) -> Generator[None]:
-    """Let an engine's process import vLLM before anything else is known of the engine; see `ahead`."""
-    prepare_environment()
-    if not is_cpu_build():
-        yield
-        return
-    variables = _variables(uuid.uuid4().hex, num_threads, Path(os.devnull), cpu=True)
-    with process_ahead(variables, num_threads):
+    """Let an engine's process import vLLM before anything else is known of the engine; see `ahead`.
+
+    Without one where it cannot be started, or where another engine starts in this process, so that the environment is
+    not the run's: an engine then spawns its own.
+    """
+    with ExitStack() as stack:
+        prepare_environment()
+        if is_cpu_build() and _starting.acquire(blocking=False):
+            try:
+                variables = _variables(uuid.uuid4().hex, num_threads, Path(os.devnull), cpu=True)
+                with temporary_environment({"PYTHONWARNINGS": variables["PYTHONWARNINGS"]}):
+                    resource_tracker.ensure_running()
+                stack.enter_context(process_ahead(variables, num_threads))
+            except OSError as error:
+                logger.warning("no process imports vLLM ahead of time: %s", error)
+            finally:
+                _starting.release()
         yield
 
 
@@ -185,7 +213,8 @@ def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu
 
     # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
-    variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name}
+    # A process that names itself (setproctitle) writes over its environment, by which `end_launch` knows it, unless:
+    variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name, "SPT_NOENV": "1"}
     variables["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     if cpu:
         # Threads that spin while they wait halve the speed wherever cores are shared (measured: 300 tok/s beside other
@@ -205,8 +234,8 @@ def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu
 
 
 @contextmanager
-def _children_without_main() -> Generator[None]:
-    """Keep processes spawned by this thread from running the user's script again.
+def _children_of(spec: EngineSpec, name: str) -> Generator[None]:
+    """Let no process start of a launch that was cancelled, nor run the user's script again.
 
     `multiprocessing` imports the parent's main module in every spawned child, so a script without
     `if __name__ == "__main__"` would start its training anew in each. vLLM's processes need nothing from it. vLLM has
@@ -214,9 +243,10 @@ def _children_without_main() -> Generator[None]:
     """
     original, this_thread = spawn.get_preparation_data, threading.get_ident()
 
-    def without_main(name: str) -> dict[str, Any]:
-        data = original(name)
+    def without_main(process_name: str) -> dict[str, Any]:
+        data = original(process_name)
         if threading.get_ident() == this_thread:
+            _check_not_ended(spec, name)
             data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
         return data
 

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
+from roll.errors import InfraError
 from roll.training.parallel.order import Work, order
 
 __all__ = ["UNRECEIVED", "Part", "PassThrough", "Stage"]
@@ -101,6 +102,8 @@ class Stage:
         self._in_flight: list[deque[tuple[Tensor | None, Tensor | None, int]]] = [deque() for _ in self.parts]
         self._goes_back = False
         self._num_works = 0
+        self._under_way = False
+        """Messages of a batch may be: it has sent or received some, and has not come to its end."""
         if around is not None:
             self._connect(around)
 
@@ -121,7 +124,16 @@ class Stage:
 
     def works(self, num: int, *, backward: bool) -> Iterator[Work]:
         """What this rank does with `num` micro-batches, each work while its part is the one at work. Afterwards all
-        that was sent has arrived."""
+        that was sent has arrived.
+
+        Raises:
+            InfraError: a batch before broke off, so that its messages would be taken for this one's.
+        """
+        if self._under_way:
+            raise InfraError(
+                "an earlier batch failed while its messages passed between the stages of training.parallel.pp, which "
+                "would be taken for the next one's: resume the run."
+            )
         for in_flight in self._in_flight:
             in_flight.clear()  # a batch that failed may have left some
         self._goes_back = backward
@@ -135,6 +147,7 @@ class Stage:
         """Hidden states of the part before; a leaf, which has a gradient where one is wanted."""
         states = torch.empty(*shape, dtype=dtype, device=self.device)
         rank, up, _ = self._before
+        self._under_way = True
         dist.recv(states, group=up, group_src=rank)
         return states.requires_grad_(torch.is_grad_enabled())
 
@@ -158,6 +171,7 @@ class Stage:
         if passed is not None:
             gradient = torch.empty_like(passed, memory_format=torch.contiguous_format)
             rank, up, down = self._after
+            self._under_way = True
             dist.recv(gradient, group=down, group_src=rank)
             self._forget_sent(up, work)  # the rank has it, or it could not have gone back
             loss = (passed * gradient).sum()
@@ -218,9 +232,11 @@ class Stage:
     def _finish(self) -> None:
         for group in self._sent:
             self._forget_sent(group, self._num_works)
+        self._under_way = False
 
     def _send(self, tensor: Tensor, group: ProcessGroup, to: int, *, waits: bool) -> None:
         sent, tensor = self._sent[group], tensor.contiguous()
+        self._under_way = True
         while waits and len({each.work for each in sent} - {self._num_works}) >= UNRECEIVED:
             self._forget_sent(group, sent[0].work)
         sent.append(_Sent(dist.isend(tensor, group=group, group_dst=to), tensor, self._num_works))
