@@ -234,7 +234,7 @@ def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu
 
 
 @contextmanager
-def _children_of(spec: EngineSpec, name: str) -> Generator[None]:
+def _children_of(spec: EngineSpec, launch_name: str) -> Generator[None]:
     """Let no process start of a launch that was cancelled, nor run the user's script again.
 
     `multiprocessing` imports the parent's main module in every spawned child, so a script without
@@ -243,10 +243,10 @@ def _children_of(spec: EngineSpec, name: str) -> Generator[None]:
     """
     original, this_thread = spawn.get_preparation_data, threading.get_ident()
 
-    def without_main(process_name: str) -> dict[str, Any]:
-        data = original(process_name)
+    def without_main(name: str) -> dict[str, Any]:
+        data = original(name)
         if threading.get_ident() == this_thread:
-            _check_not_ended(spec, name)
+            _check_not_ended(spec, launch_name)
             data = {key: value for key, value in data.items() if not key.startswith("init_main_from")}
         return data
 
