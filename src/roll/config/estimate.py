@@ -1,7 +1,7 @@
 """What roles need of memory, computed before anything is loaded; a pipeline adds them up.
 
-Pure functions of sections and a model's sizes. The figures are upper estimates; the coefficients of the activations
-were counted from the tensors that autograd keeps for a Llama-like layer.
+Pure functions of sections and a model's sizes. The figures are upper estimates; those of a micro-batch on its way are
+in `passing`.
 """
 
 from __future__ import annotations
@@ -21,20 +21,16 @@ __all__ = [
     "JudgeEngines",
     "ModelSizes",
     "RoleMemory",
-    "activation_bytes_per_token",
     "disk_use",
     "element_bytes",
     "engine_bytes",
-    "gathered_bytes",
     "heap_bytes",
     "kernel_bytes",
-    "logit_bytes",
     "moment_bytes",
     "num_in_codes",
     "num_lora_parameters",
     "num_trained",
     "on_host",
-    "pass_bytes",
     "sync_bytes",
     "trained_bytes",
 ]
@@ -51,10 +47,6 @@ KERNEL_BYTES = 0.6 * 2**20
 """Of a matrix product's code and tables on a CPU in bfloat16 (oneDNN). Measured: 0.5 to 0.65 MiB, whatever its size."""
 MOST_KERNELS = 1024
 """That oneDNN keeps; it makes one for each product of another size."""
-LOGIT_CHUNK_BYTES = 2 * 64 * 2**20
-"""A chunk of the vocabulary projection's logits, and its gradient."""
-KEPT_LOGIT_BYTES = 512 * 2**20
-"""Logits of a micro-batch that are kept for the backward pass; more are computed again."""
 
 
 class ModelSizes(Protocol):
@@ -236,53 +228,6 @@ def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
     return sizes.num_layers * rank * (attention + mlp)
 
 
-def activation_bytes_per_token(
-    sizes: ModelSizes,
-    element_bytes: int,
-    *,
-    checkpointing: bool,
-    mlp_slice: float | None = None,
-    fused: bool = False,
-    offloaded: bool = False,
-    lora_rank: int = 0,
-) -> tuple[int, int]:
-    """What autograd keeps of one token until its backward pass, and what is there of one layer while it passes.
-
-    Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
-    MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
-    the norms. Where norms and gates are fused (`roll.training.fused`), nothing inside the norms but a number, and 3
-    vectors inside an MLP. With checkpointing, one hidden vector per layer is kept; one layer in full and two gradients
-    inside its MLP pass. Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies
-    between its matrices, also where the rest is offloaded: it is too small to travel.
-
-    Args:
-        sizes: of the model.
-        element_bytes: of the computation.
-        checkpointing: whether layers run again in the backward pass.
-        mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
-            pass; then only one MLP's inside is there at once, of this share.
-        fused: whether norms and gates are, as on a CPU in bfloat16.
-        offloaded: whether all of it is in main memory meanwhile.
-        lora_rank: of the adapters of linear layers; 0 without.
-    """
-    hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
-    keys = sizes.num_kv_heads * sizes.head_dim
-    in_norms = 2 if fused else 2 * hidden + sizes.num_heads + 2
-    in_gate = 3 if fused and not sizes.experts_per_token else 4
-    in_adapters = element_bytes * lora_rank * (4 if sizes.experts_per_token else 7)
-    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms + in_adapters
-    inside = element_bytes * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
-    part = 1 if mlp_slice is None else mlp_slice
-    if checkpointing:
-        kept = 0 if offloaded else sizes.num_layers * hidden * element_bytes
-        return kept, around + round(part * (inside + 2 * element_bytes * sizes.intermediate_size))
-    if offloaded:
-        return sizes.num_layers * in_adapters, element_bytes * hidden + round(part * (inside + element_bytes * sizes.intermediate_size))
-    if mlp_slice is None:
-        return sizes.num_layers * (around + inside), 0
-    return sizes.num_layers * around, round(2 * part * inside)
-
-
 def element_bytes(dtype: str) -> int:
     """Of a number of the computation."""
     return 2 if dtype == "bfloat16" else 4
@@ -336,76 +281,6 @@ def _offloaded_bytes(
     gradients = 0 if is_shared else element * embedding
     weights = (whole + adapters) * (4 if is_shared else element) // ranks
     return {"weights": weights, "gradients": gradients // parallel.tp}
-
-
-def pass_bytes(
-    model: ModelConfig,
-    training: TrainingConfig,
-    sizes: ModelSizes,
-    num_tokens: int,
-    ranks: int,
-    *,
-    on_accelerator: bool,
-) -> dict[str, int]:
-    """What passes over a micro-batch of `num_tokens` need of a rank besides, up to the final hidden states."""
-    element, learns = element_bytes(model.dtype), model.lora is None
-    own = num_tokens // training.parallel.row_ranks
-    mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
-    kept, passing = activation_bytes_per_token(
-        sizes,
-        element,
-        checkpointing=training.activation_checkpointing,
-        mlp_slice=mlp_slice,
-        fused=element == 2 and not on_accelerator,
-        offloaded=training.offload_activations and on_accelerator,
-        lora_rank=model.lora.rank if model.lora else 0,
-    )
-    shared = gathered_bytes(training, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
-    parts = {**shared, "activations": own * kept}
-    return parts | ({"a layer": own * passing} if passing else {})
-
-
-def gathered_bytes(
-    training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int, *, learns: bool, on_accelerator: bool
-) -> dict[str, int]:
-    """What passes through each of several ranks of a stage of weights that it shares with others: a layer, or the
-    vocabulary's matrix, or its columns of them; of experts, those that `ep` leaves to it, unless no other rank has a
-    part of them.
-
-    A layer is gathered in a buffer and copied from there. Where it learns, it has a gradient, which is copied into a
-    buffer in float32 to be added up. On an accelerator the next layer is gathered meanwhile, and the buffer of the one
-    before is added up; on a host nothing runs beside a collective (`roll.training.parallel.gathering`).
-
-    Args:
-        training: of the run.
-        sizes: of the model.
-        ranks: of the trainer.
-        element: bytes of a number of the computation.
-        learns: whether these weights have gradients.
-        on_accelerator: see above.
-    """
-    parallel = training.parallel
-    if ranks == parallel.pp:
-        return {}
-    embedding, layers = sizes.vocab_size * sizes.hidden_size, max(1, sizes.num_layers)
-    layer = max(0, sizes.num_parameters - embedding) // layers
-    own = 0
-    if parallel.ep > 1:
-        experts = sizes.expert_parameters // layers
-        layer -= experts
-        own = experts // parallel.ep if ranks > parallel.pp * parallel.dp_replicate * parallel.ep else 0
-    gathered, added_up = 2 * element, element + 4
-    of_end = max(gathered, added_up) if learns else gathered
-    of_layer = (3 * element + 4 if on_accelerator else of_end) if learns else gathered
-    return {"gathered weights": max(of_layer * (layer // parallel.tp + own), of_end * embedding // parallel.tp)}
-
-
-def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
-    """What the vocabulary projection holds at most, beyond what passes of a `layer`, which is gone by then."""
-    logits = num_tokens * sizes.vocab_size * element
-    kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
-    found = min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))
-    return max(found - layer, 0)
 
 
 def engine_bytes(

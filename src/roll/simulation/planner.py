@@ -24,7 +24,8 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from roll.config.estimate import RoleMemory, activation_bytes_per_token
+from roll.config.estimate import RoleMemory
+from roll.config.passing import activation_bytes_per_token
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.simulation.costs import kv_capacity_tokens

@@ -10,9 +10,7 @@ import pytest
 from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
     JudgeEngines,
-    activation_bytes_per_token,
     disk_use,
-    gathered_bytes,
     heap_bytes,
     kernel_bytes,
     num_lora_parameters,
@@ -20,6 +18,7 @@ from roll.config.estimate import (
 )
 from roll.config.load import load_config
 from roll.config.parallel import ParallelConfig
+from roll.config.passing import activation_bytes_per_token, gathered_bytes
 from roll.config.training import closes_heap
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
 from roll.pipelines.rlvr.check import further_memory

@@ -15,8 +15,9 @@ from offload_ranks import OFFLOAD, RUNS, apart, build, check_checkpoints, differ
 from training_helpers import make_batch, make_spec
 from transformers import LlamaConfig
 
-from roll.config.estimate import logit_bytes, pass_bytes, trained_bytes
+from roll.config.estimate import trained_bytes
 from roll.config.model import LoRAConfig
+from roll.config.passing import logit_bytes, pass_bytes
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run

@@ -17,11 +17,10 @@ from roll.config.estimate import (
     engine_bytes,
     heap_bytes,
     kernel_bytes,
-    logit_bytes,
     on_host,
-    pass_bytes,
     trained_bytes,
 )
+from roll.config.passing import logit_bytes, pass_bytes
 from roll.config.supervised import SupervisedConfig
 from roll.config.training import closes_heap
 from roll.data.examples import ExampleKind

@@ -79,19 +79,19 @@ def share_ends(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPre
 
 def at_projection(projection: Any, hidden: Tensor) -> Tensor:
     """Hidden states [M, H] that are about to meet the projection, whose weights are gathered from then on."""
-    return projection(hidden) if isinstance(projection, FSDPModule) else hidden
+    return projection(hidden) if _is_bucket(projection) else hidden
 
 
 def for_gradient(projection: Any, found: Tensor) -> Tensor:
     """What a network says, whose gradient needs the projection: it is gathered again if another pass let it go."""
-    if isinstance(projection, FSDPModule) and found.requires_grad:
+    if _is_bucket(projection) and found.requires_grad:
         found.register_hook(lambda _: projection.unshard())
     return found
 
 
 def projection_dtype(projection: Any) -> torch.dtype:
     """Of a projection's weights once they are gathered: what its network computes in."""
-    return projection.roll_dtype if isinstance(projection, FSDPModule) else projection.weight.dtype
+    return projection.roll_dtype if _is_bucket(projection) else projection.weight.dtype
 
 
 def reshard(network: nn.Module) -> None:
@@ -132,6 +132,11 @@ def _free_buffer(module: Any, _: object) -> None:
 
 def _gate(hidden: Tensor) -> Tensor:
     return hidden.clone()  # FSDP cannot tell a view of what it was given from that
+
+
+def _is_bucket(projection: Any) -> bool:
+    """Whether it is one of its own; so it is not where it is tied to embeddings, or on one rank."""
+    return isinstance(projection, FSDPModule)
 
 
 def _weights(module: Any) -> Iterable[nn.Parameter]:

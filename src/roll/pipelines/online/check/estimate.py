@@ -15,17 +15,15 @@ from roll.config.estimate import (
     RoleMemory,
     element_bytes,
     engine_bytes,
-    gathered_bytes,
     heap_bytes,
     kernel_bytes,
-    logit_bytes,
     num_in_codes,
     on_host,
-    pass_bytes,
     trained_bytes,
 )
 from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
+from roll.config.passing import gathered_bytes, logit_bytes, pass_bytes
 from roll.config.training import closes_heap
 
 __all__ = [
