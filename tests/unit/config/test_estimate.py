@@ -67,8 +67,8 @@ def test_the_quickstart_divides_as_worked_out_by_hand():
     assert batch.trained_tokens == 8 * (40 + 8 * 32)
     assert (batch.micro_batches, batch.tokens_per_micro_batch) == (1, 2368)
     assert batch.evaluation_samples == 24 * 4
-    assert batch.num_evaluations == 4  # before, after 10, 20, and after the last, 28
-    assert batch.epochs == {"arithmetic": pytest.approx(28 * 8 / 57)}
+    assert batch.num_evaluations == 5  # before, after 8, 16, 24, and after the last, 32
+    assert batch.epochs == {"arithmetic": pytest.approx(32 * 8 / 57)}
 
 
 def test_without_sharing_every_rollout_brings_its_prompt():
