@@ -107,7 +107,7 @@ def test_epochs_follow_the_weights_of_the_sources():
     batch = batch_arithmetic(
         config, longest_prompt=10, train_prompts={"arithmetic": 60, "file": 40}, held_out_prompts=0
     )
-    assert batch.epochs == {"arithmetic": pytest.approx(168 / 60), "file": pytest.approx(56 / 40)}
+    assert batch.epochs == {"arithmetic": pytest.approx(192 / 60), "file": pytest.approx(64 / 40)}
 
 
 def test_a_bfloat16_trainer_holds_masters_gradients_moments_and_a_copy():
@@ -457,9 +457,9 @@ def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
     """The first of four stages keeps 11 of 8 halves of a quarter of the layers: 11/8 of what one rank keeps."""
 
     def kept(**parallel: int) -> int:
-        training = load_config(QUICKSTART, []).training
-        training = training.model_copy(update={"parallel": ParallelConfig(**parallel)})
-        return pass_bytes(training, Mixture(), 1000, 4, 2, on_accelerator=True)["activations"]
+        config = load_config(QUICKSTART, [])
+        training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        return pass_bytes(config.model, training, Mixture(), 1000, 4, on_accelerator=True)["activations"]
 
     assert kept(pp=4) == kept()
     assert kept(pp=4, vpp=2) == round(kept() * 11 / 8)
