@@ -208,7 +208,7 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("training.num_steps=0", "must be a whole number >= 1, got 0."),
         ("training.num_steps=null", "must be a whole number >= 1, got null."),
         ("training.num_steps=[3]", "must be a whole number >= 1, got [3]."),
-        ("training.warmup_steps=29", "'training.warmup_steps': 29 exceeds training.num_steps 28"),
+        ("training.warmup_steps=33", "'training.warmup_steps': 33 exceeds training.num_steps 32"),
         ("training.learning_rate=-1", "must be a number > 0, got -1."),
         ("training.learning_rate=.inf", "must be a number > 0, got Infinity."),
         ("training.learning_rate=.nan", "must be a number > 0, got NaN."),
@@ -265,7 +265,7 @@ def test_a_missing_key_says_what_it_is_for_and_how_to_write_it():
 
 def test_all_problems_of_file_and_overrides_come_together(tmp_path):
     path = tmp_path / "run.yaml"
-    path.write_text(QUICKSTART.read_text().replace("num_steps: 28", "num_steps: many"))
+    path.write_text(QUICKSTART.read_text().replace("num_steps: 32", "num_steps: many"))
     message = refusal(path, "seed=-1", "nmae=x")
     assert message.startswith("3 problems")
     assert f"({path}:8) must be a whole number >= 1, got 'many'" in message
