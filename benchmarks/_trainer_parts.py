@@ -125,17 +125,17 @@ def micro_batches(backend: TorchBackend, batch: TrainingBatch) -> list[PackedLay
 
 
 def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
-    """Median time of `work`, after one call that is not counted."""
+    """Median time of `work`, which is done before the clock stops; two calls before are not counted."""
     import torch
 
     times = []
-    for _ in range(repeats + 1):
+    for _ in range(repeats + 2):
         begin = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
         times.append(time.perf_counter() - begin)
-    return statistics.median(times[1:])
+    return statistics.median(times[2:])
 
 
 def projection_seconds(num_rows: int, shape: tuple[int, int], device: torch.device) -> float:

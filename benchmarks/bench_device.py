@@ -16,15 +16,13 @@ from __future__ import annotations
 import argparse
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from _report import report
-from _trainer_parts import Products, micro_batches, random_batch, visible_pairs
+from _trainer_parts import Products, micro_batches, random_batch, seconds_of, visible_pairs
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import ModelConfig
@@ -93,18 +91,6 @@ SIZES = {
         repeats=2,
     ),
 }
-
-
-def seconds_of(work: Callable[[], object], device: torch.device, repeats: int) -> float:
-    """Median time of `work`, which is done before the clock stops; two calls before are not counted."""
-    times = []
-    for _ in range(repeats + 2):
-        begin = time.perf_counter()
-        work()
-        if device.type != "cpu":
-            torch.accelerator.synchronize(device)
-        times.append(time.perf_counter() - begin)
-    return statistics.median(times[2:])
 
 
 def ceilings(size: Size, device: torch.device) -> dict[str, float]:
