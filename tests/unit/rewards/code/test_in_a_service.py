@@ -64,7 +64,7 @@ async def service(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[tup
 async def judgements(config: SandboxConfig) -> list[Judgement]:
     """Of right and wrong answers to the same prompts, wherever programs run."""
     async with CodeSandboxes(config) as boxes:
-        verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.3, max_cpu_s=0.3), boxes)
+        verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=2.0, max_cpu_s=2.0), boxes)
         work = [
             verifier.judge(rollout(f"```python\n{code}\n```", row, f"t/{i}")) for i, (code, row) in enumerate(TASKS)
         ]
