@@ -189,6 +189,13 @@ def test_an_unknown_key_gets_the_right_hint(override, hint):
     assert f"override '{override}'" in message
 
 
+def test_the_column_of_answers_is_found_by_its_name_in_another_pipeline():
+    prompts, examples = QUICKSTART, QUICKSTART.with_name("sft.yaml")
+    file = "data=[{source: file, path: x.jsonl, reward: exact, %s: y}]"
+    assert "Did you mean 'answer_key'?" in refusal(prompts, file % "completion_key")
+    assert "Did you mean 'completion_key'?" in refusal(examples, (file % "answer_key").replace("reward: exact, ", ""))
+
+
 def test_a_key_of_another_source_says_what_this_source_has():
     assert "data.0.split" in refusal(changed("data.0.split=train"))
 
