@@ -363,6 +363,8 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
         load_run_config(tmp_path, ["model.path=other"])
     with pytest.raises(ConfigError, match="'name' is 'quickstart' in this run and cannot change"):
         load_run_config(tmp_path, ["name=other"])
+    with pytest.raises(ConfigError, match=r"'training\.optimizer' is 'adamw' in this run and cannot change"):
+        load_run_config(tmp_path, ["training.optimizer=adamw_8bit"])
 
 
 def test_a_range_is_written_as_a_list():
