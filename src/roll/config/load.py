@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from operator import attrgetter
+from functools import reduce
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -152,7 +152,12 @@ def as_override_list(overrides: Overrides) -> list[str]:
     return [f"{key}={json.dumps(_plain(value), ensure_ascii=False)}" for key, value in overrides.items()]
 
 
-_KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed")
+_KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "training.optimizer")
+
+
+def _value(config: Section, key: str) -> Any:
+    """What `config` has under a dotted key, or None: a pipeline need not have every section."""
+    return reduce(lambda section, part: getattr(section, part, None), key.split("."), config)
 
 
 def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
@@ -168,7 +173,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
     before = load_config(path)
     after = load_config(path, overrides)
     for key in _KEPT_ON_RESUME:
-        old, new = attrgetter(key)(before), attrgetter(key)(after)
+        old, new = _value(before, key), _value(after, key)
         if old != new:
             raise ConfigError(
                 f"'{key}' is {show(old)} in this run and cannot change to {show(new)} when it is resumed: start a new "

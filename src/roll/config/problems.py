@@ -47,6 +47,9 @@ NAMES_ELSEWHERE = {
 }
 """Names that people bring from elsewhere, and the key here that does it."""
 
+_TWINS = {"answer_key": "completion_key", "completion_key": "answer_key"}
+"""Names of one column in sources of prompts and of examples: who changes the pipeline keeps the other one's."""
+
 MAX_LINES = 20
 """Of one message; a file that is no configuration at all has more problems than anyone reads."""
 
@@ -224,13 +227,15 @@ def _depth(key: str) -> int:
 
 
 def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
-    """In this order: almost a sibling, this very name elsewhere, another library's name, the closest of all."""
+    """In this order: almost a sibling, or its twin; this name elsewhere; another library's; the closest of all."""
     places: dict[str, list[str]] = {}
     for key in all_keys(model):
         places.setdefault(key.path[-1], []).append(key.dotted)
     sibling, likeness = _closest(name, siblings)
     if likeness >= 0.85:
         return f" Did you mean '{sibling}'?"
+    if (twin := _TWINS.get(name)) in siblings:
+        return f" Did you mean '{twin}'?"
     if name in places:
         depth = min(map(_depth, places[name]))  # the most general place is what most people mean
         parents = {place.rpartition(".")[0] for place in places[name] if _depth(place) == depth}

@@ -76,9 +76,10 @@ async def _train(
     callbacks: Callbacks | None = None,
 ) -> Summary:
     step = saved.state.step if saved else 0
-    stop, pipeline = StopRequest(), PIPELINES.get(config.pipeline)
+    pipeline = PIPELINES.get(config.pipeline)
     facts = asdict(pipeline.facts(config, saved.state if saved else RunState()))
     tracker = Tracker(run, config, **facts, resumed_at=step if saved else None, callbacks=callbacks)
+    stop = StopRequest(tracker.note)
     with tracker, stop_on_signals(stop), engine_begun(config):
         try:
             async with pipeline.open(config, Session(directory=run, tracker=tracker, stop=stop, saved=saved)) as work:

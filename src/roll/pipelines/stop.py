@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from roll.errors import RollError
@@ -26,10 +26,14 @@ class Interrupted(RollError):
 
 
 class StopRequest:
-    """Set by a signal; work that may be thrown away runs `unless` it is set."""
+    """Set by a signal; work that may be thrown away runs `unless` it is set.
 
-    def __init__(self) -> None:
-        self._event = asyncio.Event()
+    Args:
+        say: told once that the run stops, since what cannot be cut short may take a while.
+    """
+
+    def __init__(self, say: Callable[[str], object] = lambda text: None) -> None:
+        self._event, self._say = asyncio.Event(), say
         self.signal_name = ""
 
     def __bool__(self) -> bool:
@@ -37,8 +41,12 @@ class StopRequest:
 
     def set(self, signal_name: str) -> None:
         """Ask for a stop; the first signal's name is kept."""
-        self.signal_name = self.signal_name or signal_name
         self._event.set()
+        if not self.signal_name:
+            self.signal_name = signal_name
+            self._say(
+                f"{signal_name}: the last step boundary is saved, then the run ends; a second signal ends it at once"
+            )
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`; when a stop is asked for, cancel it.

@@ -55,6 +55,9 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
         and _is_here(config)
         and _can_be_tried(config)
     ):
+        from roll.models import check_experts, resolve_model
+
+        check_experts(resolve_model(config.model.path), config.section("training", TrainingConfig).parallel.ep)
         _ask(_request(config, 0, with_step=False))
 
 

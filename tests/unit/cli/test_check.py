@@ -195,6 +195,11 @@ def test_a_layout_that_does_not_divide_the_model_is_a_problem(place, capsys):
     assert "training.parallel.tp 4 does not divide this model's num_key_value_heads 2" in capsys.readouterr().err
 
 
+def test_experts_that_are_not_there_are_one_problem(place, capsys):
+    assert run(["check", "config.yaml", *RANKS, "training.parallel.ep=2"]) == 2
+    assert capsys.readouterr().err.count("training.parallel.ep") == 1
+
+
 def test_adapters_on_layers_that_are_not_there_are_a_problem(place, capsys):
     assert run(["check", "config.yaml", "model.lora.target_modules=[v_prj]"]) == 2
     assert "target_modules has 'v_prj', which is no linear layer" in capsys.readouterr().err

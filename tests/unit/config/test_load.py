@@ -189,6 +189,13 @@ def test_an_unknown_key_gets_the_right_hint(override, hint):
     assert f"override '{override}'" in message
 
 
+def test_the_column_of_answers_is_found_by_its_name_in_another_pipeline():
+    prompts, examples = QUICKSTART, QUICKSTART.with_name("sft.yaml")
+    file = "data=[{source: file, path: x.jsonl, reward: exact, %s: y}]"
+    assert "Did you mean 'answer_key'?" in refusal(prompts, file % "completion_key")
+    assert "Did you mean 'completion_key'?" in refusal(examples, (file % "answer_key").replace("reward: exact, ", ""))
+
+
 def test_a_key_of_another_source_says_what_this_source_has():
     assert "data.0.split" in refusal(changed("data.0.split=train"))
 
@@ -356,6 +363,8 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
         load_run_config(tmp_path, ["model.path=other"])
     with pytest.raises(ConfigError, match="'name' is 'quickstart' in this run and cannot change"):
         load_run_config(tmp_path, ["name=other"])
+    with pytest.raises(ConfigError, match=r"'training\.optimizer' is 'adamw' in this run and cannot change"):
+        load_run_config(tmp_path, ["training.optimizer=adamw_8bit"])
 
 
 def test_a_range_is_written_as_a_list():

@@ -81,6 +81,14 @@ async def test_a_signal_sets_the_request_and_handlers_are_restored(
     assert signal.getsignal(number) == before
 
 
+async def test_a_stop_is_said_once() -> None:
+    said: list[str] = []
+    stop = StopRequest(said.append)
+    stop.set("SIGTERM")
+    stop.set("SIGINT")
+    assert [text.split(":")[0] for text in said] == ["SIGTERM"]
+
+
 async def test_a_second_signal_reaches_what_holds_the_loop_up() -> None:
     stop = StopRequest()
 
