@@ -34,7 +34,7 @@ from roll.cluster.ray_engines import RayEngine
 from roll.cluster.ray_pool import RayWorkerPool
 from roll.cluster.ray_trainer import RayTrainerGroup
 from roll.config.cluster import ClusterConfig, RoleDevices
-from roll.errors import PlacementError
+from roll.errors import InfraError, PlacementError
 from roll.inference import EngineSpec
 from roll.protocols import WorkerPool
 from roll.tracking import RunDirectory
@@ -53,7 +53,8 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
     """Join the cluster at `cluster.address`, or start a private one on this machine, and reserve its devices.
 
     Raises:
-        PlacementError: the device mapping does not fit, or the cluster cannot reserve the devices.
+        PlacementError: the device mapping does not fit, the cluster cannot be joined, or cannot reserve the devices.
+        InfraError: Ray does not start here.
     """
     accelerators = num_accelerators()
     per_node = config.devices_per_node or accelerators or os.cpu_count() or 1
@@ -84,13 +85,23 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
         "logging_level": logging.ERROR,
         "configure_logging": False,
     }
-    with _own_sigterm():
+    try:
+        with _own_sigterm():
+            if config.address:
+                ray.init(address=config.address, **quiet)
+            else:
+                os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+                # "local", or Ray would join a cluster that somebody started here, and refuse `num_cpus` then.
+                ray.init("local", num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
+    except Exception as error:  # of many kinds; where a process of Ray's is late, of none
         if config.address:
-            ray.init(address=config.address, **quiet)
-        else:
-            os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-            # "local", or Ray would join a cluster that somebody started here, and refuse `num_cpus` then.
-            ray.init("local", num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
+            raise PlacementError(
+                f"no Ray cluster can be joined at cluster.address '{config.address}': {error}"
+            ) from error
+        raise InfraError(
+            f"Ray did not start on this machine: {error} Try again with less running beside it; Ray's own logs are in "
+            "/tmp/ray/session_latest/logs."
+        ) from error
 
 
 @contextlib.contextmanager

@@ -30,6 +30,7 @@ class ParallelConfig(Section):
         "then wait so many times less for each other, and send more than so many times as many messages. Needs pp, and "
         "pp x vpp decoder layers.",
         ge=1,
+        le=1_000,
     )
     dp_replicate: int = option(
         1, "Copies of the weights: each is sharded over the ranks of one group, and gradients are added over all.", ge=1

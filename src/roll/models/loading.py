@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from roll.errors import ModelError
+from roll.errors import ModelError, short
 from roll.models.describe import check_files
 from roll.models.pieces import WeightFiles, weights_left_in_files
 from roll.models.quiet import quiet_transformers
 from roll.models.resolve import read_json, resolve_model
+from roll.models.sizes import read_config
 
 if TYPE_CHECKING:
     import torch
@@ -25,6 +26,10 @@ _loading = threading.Lock()
 """Loading patches modules of torch for its duration: two at once, in a trainer's and an engine's thread, leave tied or
 fresh weights wrong."""
 
+_LARGEST_ID = 2**31 - 1
+_BRIEF = 600
+"""Characters of what libraries say: they quote files, which may hold anything."""
+
 __all__ = ["load_causal_lm", "load_scorer", "load_tokenizer", "pad_token", "stop_token_ids"]
 
 
@@ -35,6 +40,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
         ModelError: the model cannot be found, or its tokenizer cannot be loaded.
     """
     directory = resolve_model(path)
+    read_config(directory)  # of which `transformers` makes a configuration, whatever sizes it states
     from transformers import AutoTokenizer
 
     try:
@@ -44,6 +50,11 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
         raise ModelError(f"tokenizer of model '{path}' cannot be loaded: {_brief(error)}") from error
     if tokenizer is None:
         raise ModelError(f"model '{path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json there.")
+    if not isinstance(longest := tokenizer.model_max_length, int | float):
+        raise ModelError(
+            f"tokenizer of model '{path}' cannot be used: tokenizer_config.json says model_max_length: "
+            f"{short(longest)}, where a number belongs."
+        )
     return tokenizer
 
 
@@ -150,7 +161,7 @@ def _load(
         left(model, files[0])
     unused = sorted(set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set()))
     if unused:
-        logger.warning("Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0])
+        logger.warning("Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0][:_BRIEF])
     return model.eval(), sorted(report["missing_keys"])
 
 
@@ -173,13 +184,19 @@ def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None =
     """Tokens that end an answer, ascending: those that the model's files name, and the one that ends a chat turn.
 
     The last matters for base models, whose files often name only the end of a document.
+
+    Raises:
+        ModelError: the files name what is no token.
     """
     directory = resolve_model(path)
     tokenizer = tokenizer or load_tokenizer(directory)
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         named = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
-        ids.update(named if isinstance(named, list) else [] if named is None else [named])  # type: ignore[arg-type]
+        for token in named if isinstance(named, list) else [] if named is None else [named]:
+            if type(token) is not int or token > _LARGEST_ID:
+                raise ModelError(f"'{directory / name}' says eos_token_id: {short(named)}, where token ids belong.")
+            ids.update([token] if token >= 0 else [])  # some files say -1 for none
     ids.update(token for token in (tokenizer.eos_token_id, _turn_end(tokenizer)) if token is not None)
     return tuple(sorted(int(token) for token in ids))
 
@@ -207,4 +224,4 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
 def _brief(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return " ".join(lines[:2]) or type(error).__name__
+    return " ".join(lines[:2])[:_BRIEF] or type(error).__name__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -90,11 +91,11 @@ def weight_files(directory: Path) -> list[Path]:
         if outside is not None:
             raise ModelError(f"'{index}' names the weight file {short(outside)}, which is not in its directory.")
         files = [directory / name for name in sorted(set(listed.values()))]
-        missing = [file.name for file in files if not file.is_file()]
+        missing = [file.name for file in files if not os.path.isfile(file)]  # a name may be too long to ask for
         if missing:
             raise ModelError(
                 f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, first "
-                f"'{missing[0]}': copy or download it again."
+                f"{short(missing[0])}: copy or download it again."
             )
     else:
         files = sorted(file for file in directory.glob("*.safetensors") if file.is_file())

@@ -21,7 +21,7 @@ _BOUNDS = {
     **dict.fromkeys(("num_attention_heads", "n_head", "num_key_value_heads", "head_dim"), (1, 2**20)),
     **dict.fromkeys(("qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"), (0, 2**20)),
     **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "num_experts_per_tok"), (0, 2**20)),
-    **dict.fromkeys(("n_shared_experts",), (0, 2**20)),
+    **dict.fromkeys(("n_shared_experts", "num_labels"), (0, 2**20)),
     **dict.fromkeys(("hidden_size", "n_embd", "vocab_size", "max_position_embeddings", "n_positions"), (1, _WIDEST)),
     **dict.fromkeys(("intermediate_size", "n_inner"), (1, _WIDEST)),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, _WIDEST)),
@@ -58,7 +58,7 @@ def check_sizes(config: Mapping[str, Any], where: str) -> None:
     """
     text = text_part(config)
     for key, (least, most) in _BOUNDS.items():
-        value = text.get(key)
+        value = text.get(key, config.get(key))
         if value is None or isinstance(value, list | dict):
             continue
         if type(value) is not int or not least <= value <= most:

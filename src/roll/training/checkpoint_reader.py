@@ -6,13 +6,15 @@ pickle may run any command. Entries that are not tensors are pickles, too, and l
     .metadata ──► an unpickler whose only classes are stand-ins of this module ──► checked ──► DCP's own records
 
 Invariants: no class and no function that a file names is ever looked up: the dozen names that DCP writes have a
-stand-in each, made anew for each file, and any other name is an error; an index names tensors only, in files of its
-own directory.
+stand-in each, made anew for each file, and any other name is an error; an index names whole tensors only, in files of
+its own directory.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
+from collections.abc import Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -119,12 +121,23 @@ def _size(value: Any) -> torch.Size:
 def _tensor(record: Any) -> TensorStorageMetadata:
     state = _state(record, "TensorStorageMetadata")
     dtype = _exactly(torch.dtype, _state(state["properties"], "TensorProperties")[0])
-    chunks = [_state(chunk, "ChunkStorageMetadata") for chunk in _exactly(list, state["chunks"])]
-    return TensorStorageMetadata(
-        properties=TensorProperties(dtype=dtype),
-        size=_size(state["size"]),
-        chunks=[ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in chunks],
-    )
+    found = [_state(chunk, "ChunkStorageMetadata") for chunk in _exactly(list, state["chunks"])]
+    chunks = [ChunkStorageMetadata(_size(chunk["offsets"]), _size(chunk["sizes"])) for chunk in found]
+    size = _size(state["size"])
+    _check_whole(size, chunks)
+    return TensorStorageMetadata(properties=TensorProperties(dtype=dtype), size=size, chunks=chunks)
+
+
+def _check_whole(size: torch.Size, chunks: Sequence[ChunkStorageMetadata]) -> None:
+    """What no chunk has would stay as it is, without a word."""
+    for chunk in chunks:
+        spans = zip(chunk.offsets, chunk.sizes, size, strict=True)
+        if any(first < 0 or length < 0 or first + length > end for first, length, end in spans):
+            raise pickle.UnpicklingError(f"it has a part of a tensor of size {[*size]} that is not within it")
+    filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
+    is_whole = sum(math.prod(chunk.sizes) for chunk in filled) == math.prod(size)
+    if not is_whole or len({chunk.offsets for chunk in filled}) < len(filled):
+        raise pickle.UnpicklingError(f"it lacks parts of a tensor of size {[*size]}, or has some twice")
 
 
 def _index(record: Any) -> MetadataIndex:

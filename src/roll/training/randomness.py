@@ -34,6 +34,19 @@ class Randomness:
         self.states = self._current()
         self._put(outer)
 
+    def restore(self, states: Mapping[str, Tensor]) -> None:
+        """Go on from states of before.
+
+        Raises:
+            RuntimeError: torch's generators are never in such.
+        """
+        outer = self._current()
+        try:
+            self._put(states)
+        finally:
+            self._put(outer)
+        self.states = dict(states)
+
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
         """Inside the block, torch draws from these generators."""

@@ -32,7 +32,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
 from torch.futures import Future
 
-from roll.errors import CheckpointError
+from roll.errors import CheckpointError, short
 from roll.tracking import atomic
 from roll.training.checkpoint_reader import SafeReader
 from roll.training.distributed import Ranks
@@ -42,6 +42,7 @@ from roll.training.randomness import Randomness
 
 __all__ = [
     "check_entries",
+    "counts",
     "in_a_line",
     "load_state",
     "quiet",
@@ -50,6 +51,9 @@ __all__ = [
     "state_of",
     "write_entries",
 ]
+
+_DTYPES = {"updates": torch.int64, "counters": torch.int64, "rng": torch.uint8}
+_MOST = 2**53
 
 
 def state_of(
@@ -125,8 +129,8 @@ def load_state(
     except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
         raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
     weights.refresh()
-    optimizer.set_steps(dict(zip(names, state["updates"].tolist(), strict=True)))
-    result = dict(zip(sorted(counters), state["counters"].tolist(), strict=True))
+    optimizer.set_steps(counts(path, names, state["updates"]))
+    result = counts(path, sorted(counters), state["counters"])
     restore_random(
         randomness, {name: state[name] for name in random} if known else {}, ranks, seed, result["num_steps"]
     )
@@ -150,14 +154,40 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     wrong = [name for name, shape in shapes.items() if tuple(saved[name].size) != tuple(shape)]
     if wrong:
         raise CheckpointError(f"the trainer's checkpoint '{path}' has other shapes: {wrong[:3]}")
+    for name, entry in saved.items():
+        dtype = entry.properties.dtype
+        if (name.startswith("weight/") and not dtype.is_floating_point) or _DTYPES.get(
+            name.split("/")[0], dtype
+        ) != dtype:
+            raise CheckpointError(f"the trainer's checkpoint '{path}' has {short(name)} as {dtype}: it is damaged")
+
+
+def counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
+    """How often something happened, by name.
+
+    Raises:
+        CheckpointError: so often nothing happens.
+    """
+    found = dict(zip(names, values.tolist(), strict=True))
+    for name, count in found.items():
+        if not 0 <= count < _MOST:
+            raise CheckpointError(f"the trainer's checkpoint '{path}' counts {count} for '{name}': it is damaged")
+    return found
 
 
 def restore_random(
     randomness: Randomness, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
 ) -> None:
-    """What `random_states` gave; without it, as for a rank that did not exist when saving, a fresh state."""
+    """What `random_states` gave; without it, as for a rank that did not exist when saving, a fresh state.
+
+    Raises:
+        CheckpointError: it is no state of a generator.
+    """
     if saved:
-        randomness.states = {name.rpartition("/")[2]: state for name, state in saved.items()}
+        try:
+            randomness.restore({name.rpartition("/")[2]: state for name, state in saved.items()})
+        except RuntimeError as error:
+            raise CheckpointError(f"the trainer's checkpoint is damaged in {sorted(saved)}: {error}") from error
     else:
         randomness.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
 

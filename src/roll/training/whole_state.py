@@ -19,7 +19,7 @@ from roll.errors import CheckpointError
 from roll.training.checkpoint_reader import SafeReader
 from roll.training.distributed import Ranks
 from roll.training.randomness import Randomness
-from roll.training.state import check_entries, in_a_line, quiet, random_states, restore_random, write_entries
+from roll.training.state import check_entries, counts, in_a_line, quiet, random_states, restore_random, write_entries
 
 __all__ = ["WholeWeights", "load_whole", "save_whole"]
 
@@ -103,8 +103,8 @@ def load_whole(
     except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
         raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
     weights.refresh()
-    weights.num_updates = int(few["updates"].max()) if names else 0
-    result = dict(zip(sorted(counters), few["counters"].tolist(), strict=True))
+    weights.num_updates = max(counts(path, names, few["updates"]).values(), default=0)
+    result = counts(path, sorted(counters), few["counters"])
     restore_random(randomness, random if known else {}, ranks, seed, result["num_steps"])
     return result
 

@@ -33,6 +33,8 @@ def test_parts_of_stages_are_refused_without_stages() -> None:
     load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=2"])
     with pytest.raises(ConfigError, match=r"vpp 2 gives every stage .* set training.parallel.pp to 2 or more"):
         load_config(QUICKSTART, ["training.parallel.vpp=2"])
+    with pytest.raises(ConfigError, match=r"vpp.*1000"):  # of so many, each is listed before a layer is counted
+        load_config(QUICKSTART, [*STAGES, "training.parallel.vpp=1000000000"])
 
 
 @pytest.mark.parametrize(

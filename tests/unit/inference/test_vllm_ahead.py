@@ -177,6 +177,45 @@ def test_it_imports_what_this_process_would(tmp_path: Path, monkeypatch: pytest.
     assert (process.pid, process.exitcode) == (waiting.process.pid, 0)
 
 
+def test_what_is_on_the_path_and_no_text_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As imports do."""
+    monkeypatch.setattr(sys, "path", [Path("/somewhere"), *sys.path])
+    waiting = Ahead(variables(), None)
+    process = _Context(waiting).Process(target=os.getpid)
+    process.start()
+    process.join(30)
+    assert (process.pid, process.exitcode) == (waiting.process.pid, 0)
+
+
+@pytest.mark.parametrize("entry", ["/nowhere\0", "/\ud800"], ids=["null", "surrogate"])
+def test_a_run_goes_on_without_one_where_no_process_can_be_told_the_path(
+    monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    monkeypatch.setattr(launch, "is_cpu_build", lambda: True)
+    monkeypatch.setattr(sys, "path", [entry, *sys.path])
+    resource_tracker.ensure_running()
+    num_open = len(os.listdir("/proc/self/fd"))
+    with launch.engine_ahead(None):
+        assert take(None) is None
+    assert len(os.listdir("/proc/self/fd")) == num_open
+
+
+UNNAMED = """
+import os
+from roll.inference.vllm import child
+child._end_with_parent = child._take_over_streams = lambda: None
+os.environ._data[b""] = b"inherited"  # as `env '=inherited' …` leaves it; it can be neither set nor deleted
+os.environ["GONE_THEN"] = "1"
+child.begin({name: value for name, value in os.environ.items() if name != "GONE_THEN"} | {"NEW": "yes"})
+print(os.environ[""], os.environ["NEW"], "GONE_THEN" in os.environ)
+"""
+
+
+def test_a_variable_without_a_name_stays_as_it_was_inherited() -> None:
+    done = subprocess.run([sys.executable, "-c", UNNAMED], stdout=subprocess.PIPE, text=True, timeout=60, check=True)
+    assert done.stdout == "inherited yes False\n"
+
+
 ORPHANED = """
 import os, signal, sys
 from roll.inference.vllm import ahead, child

@@ -21,6 +21,7 @@ from roll.models import (
     context_length,
     describe_model,
     load_causal_lm,
+    load_tokenizer,
     num_parameters,
     rotation_length,
 )
@@ -151,6 +152,7 @@ MALFORMED = [
     ("hidden_size", True),
     ("num_hidden_layers", -1),
     ("num_hidden_layers", 10**6),
+    ("num_labels", 2**40),
     ("num_attention_heads", 0),
     ("num_key_value_heads", -1),
     ("head_dim", 0),
@@ -166,7 +168,7 @@ def test_a_size_that_no_model_has_is_named_with_its_value(
     tiny_model: Path, tmp_path: Path, key: str, value: object
 ) -> None:
     copy = changed(tiny_model, tmp_path / "copy", {key: value})
-    for read in (describe_model, lambda path: load_causal_lm(path, "float32")):
+    for read in (describe_model, load_tokenizer, lambda path: load_causal_lm(path, "float32")):
         with pytest.raises(ModelError, match=rf"config.json' says {key}: {re.escape(repr(value)[:57])}"):
             read(copy)
 

@@ -71,6 +71,31 @@ def test_a_damaged_tokenizer_is_refused(model_copy: Path) -> None:
         load_tokenizer(model_copy)
 
 
+def test_a_tokenizer_with_a_length_that_is_no_number_is_refused(model_copy: Path) -> None:
+    edit_json(model_copy / "tokenizer_config.json", model_max_length="long")
+    with pytest.raises(ModelError, match=r"says model_max_length: 'long', where a number belongs"):
+        load_tokenizer(model_copy)
+
+
+def test_what_a_library_quotes_of_a_file_is_cut_short(model_copy: Path) -> None:
+    edit_json(model_copy / "config.json", model_type="x" * 100_000)
+    with pytest.raises(ModelError, match="cannot be loaded") as found:
+        load_causal_lm(model_copy, "float32")
+    assert len(str(found.value)) < 1000
+
+
+@pytest.mark.parametrize("named", ["2", 2.5, True, [None], [[2]], 2**31])
+def test_stop_tokens_that_are_no_token_ids_are_refused(model_copy: Path, named: object) -> None:
+    edit_json(model_copy / "generation_config.json", eos_token_id=named)
+    with pytest.raises(ModelError, match=r"generation_config.json' says eos_token_id: .*, where token ids belong"):
+        stop_token_ids(model_copy)
+
+
+def test_a_stop_token_below_zero_is_none(model_copy: Path) -> None:
+    edit_json(model_copy / "generation_config.json", eos_token_id=-1)
+    assert -1 not in stop_token_ids(model_copy)
+
+
 def test_stop_tokens_are_all_that_the_files_name(tiny_model: Path) -> None:
     assert stop_token_ids(tiny_model) == (2, 3)  # the chat turn's end, and the document's end from generation_config
 

@@ -7,13 +7,19 @@ import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
-from torch.distributed.checkpoint.metadata import BytesStorageMetadata, Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorStorageMetadata,
+)
 from training_helpers import make_spec
 
 from roll.errors import CheckpointError
@@ -90,12 +96,34 @@ def _file_elsewhere(index: Metadata, canary: Path, path: Path) -> Any:
     return index
 
 
+def _part_missing(index: Metadata, canary: Path, path: Path) -> Any:
+    """What is not read stays as it was."""
+    cast(TensorStorageMetadata, index.state_dict_metadata["weight/model.norm.weight"]).chunks.clear()
+    return index
+
+
+def _part_in_the_place_of_another(index: Metadata, canary: Path, path: Path) -> Any:
+    entry = cast(TensorStorageMetadata, index.state_dict_metadata["weight/model.norm.weight"])
+    half = ChunkStorageMetadata(torch.Size([0]), torch.Size([entry.size[0] // 2]))
+    entry.chunks = [half, half]
+    return index
+
+
+def _part_beyond_the_end(index: Metadata, canary: Path, path: Path) -> Any:
+    entry = cast(TensorStorageMetadata, index.state_dict_metadata["weight/model.norm.weight"])
+    entry.chunks[0] = ChunkStorageMetadata(torch.Size([-1]), entry.size)
+    return index
+
+
 HOSTILE: list[Callable[[Metadata, Path, Path], Any]] = [
     _command_as_index,
     _command_in_unused_field,
     _command_as_offset,
     _entry_that_is_a_pickle,
     _file_elsewhere,
+    _part_missing,
+    _part_in_the_place_of_another,
+    _part_beyond_the_end,
 ]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.filesystem import FileSystem
 from training_helpers import logprobs_of, make_batch, make_spec
 from worlds.tiny_model import write_tiny_model
@@ -18,6 +19,7 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError
 from roll.training import TorchBackend, state_writer
+from roll.training.checkpoint_reader import SafeReader
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "schedule": "cosine", "warmup_steps": 1},
@@ -79,6 +81,36 @@ def test_a_checkpoint_of_another_model_is_refused(tiny_model: Path, tmp_path: Pa
     wider = TorchBackend(make_spec(write_tiny_model(tmp_path / "wider", hidden=64)))
     with pytest.raises(CheckpointError, match="other shapes"):
         wider.load(tmp_path / "trainer")
+
+
+DAMAGE: list[tuple[str, dict[str, torch.Tensor], str]] = [
+    ("below zero", {"counters": torch.tensor([0, -5])}, "counts -5 for 'num_steps'"),
+    ("no number", {"counters": torch.full((2,), torch.nan)}, "has 'counters' as torch.float32"),
+    ("beyond any run", {"updates": torch.full((20,), 2**62)}, f"counts {2**62} for 'model"),
+    (
+        "no generator",
+        {"rng/0/cpu": torch.zeros(5056, dtype=torch.uint8)},
+        r"damaged in \['rng/0/cpu'\]: Invalid mt19937",
+    ),
+    ("whole", {"weight/model.norm.weight": torch.ones(32, dtype=torch.int64)}, "norm.weight' as torch.int64"),
+]
+
+
+@pytest.mark.parametrize(("instead", "says"), [each[1:] for each in DAMAGE], ids=[each[0] for each in DAMAGE])
+def test_numbers_that_no_trainer_writes_are_refused(
+    tiny_model: Path, tmp_path: Path, instead: dict[str, torch.Tensor], says: str
+) -> None:
+    """Each would end a later step, or change it."""
+    backend, generator = TorchBackend(make_spec(tiny_model)), torch.get_rng_state()
+    backend.save(tmp_path / "trainer")
+    reader = SafeReader(tmp_path / "trainer")
+    saved: Any = reader.read_metadata().state_dict_metadata
+    state = {name: torch.empty(entry.size, dtype=entry.properties.dtype) for name, entry in saved.items()}
+    dcp.load(state, storage_reader=reader, no_dist=True)
+    dcp.save(state | instead, storage_writer=dcp.FileSystemWriter(tmp_path / "damaged"), no_dist=True)
+    with pytest.raises(CheckpointError, match=says):
+        backend.load(tmp_path / "damaged")
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_missing_and_damaged_checkpoints_are_refused(tiny_model: Path, tmp_path: Path) -> None:

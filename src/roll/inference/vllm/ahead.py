@@ -20,7 +20,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing import reduction, resource_tracker, spawn, util
 from multiprocessing.context import SpawnContext, SpawnProcess, set_spawning_popen
 from multiprocessing.popen_spawn_posix import Popen
@@ -48,29 +48,23 @@ class Ahead:
         self._settings = _settings()
         tracker_fd = resource_tracker.getfd()
         assert tracker_fd is not None
-        ended, own_end = os.pipe()
-        own_work, work = os.pipe()
-        command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=own_work)]
-        command[-2] = _PROGRAM % (tracker_fd, own_work)
-        command.insert(1, "-P")  # a file in the current directory must not stand in for a module that vLLM imports
-        found_as_here = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        try:
+        found_as_here = os.pathsep.join(entry for entry in sys.path if entry and isinstance(entry, str))
+        with ExitStack() as its, ExitStack() as own:
+            ended, own_end = _pipe(own, its)
+            own_work, work = _pipe(its, own)
+            command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=own_work)]
+            command[-2] = _PROGRAM % (tracker_fd, own_work)
+            command.insert(1, "-P")  # a file in the current directory must not stand in for a module that vLLM imports
             self.process = subprocess.Popen(
                 command,
-                env=os.environ | dict(variables) | found_as_here,
+                env=os.environ | dict(variables) | {"PYTHONPATH": found_as_here},
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 process_group=0,
                 pass_fds=(tracker_fd, own_work, own_end),
             )
-        except BaseException:
-            os.close(ended)
-            os.close(work)
-            raise
-        finally:
-            os.close(own_end)
-            os.close(own_work)
+            own.pop_all()
         self.ended, self.work = ended, work
         self.is_used = False
         """It has been told what it is to run."""
@@ -218,7 +212,7 @@ def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Gene
         num_threads: see there.
 
     Raises:
-        OSError: it cannot be started.
+        OSError, ValueError: it cannot be started, or told what is in `sys.path`.
     """
     ahead = Ahead(variables, num_threads)
     with _lock:
@@ -241,6 +235,14 @@ def take(num_threads: int | None) -> Ahead | None:
         if found is not None:
             _waiting.remove(found)
     return found
+
+
+def _pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
+    """A pipe whose ends are closed with these."""
+    reading, writing = os.pipe()
+    reads.callback(os.close, reading)
+    writes.callback(os.close, writing)
+    return reading, writing
 
 
 def _settings() -> dict[str, str]:

@@ -116,9 +116,13 @@ def _name_this_process(name: str) -> None:
 
 
 def begin(environment: Mapping[str, str]) -> None:
-    """Be, from now on, a process that its owner has started with this environment."""
-    os.environ.clear()
-    os.environ.update(environment)
+    """Be, from now on, a process that its owner has started with this environment.
+
+    What it has already stays: names can be inherited that cannot be set, as the empty one.
+    """
+    for name in os.environ.keys() - environment.keys():
+        del os.environ[name]
+    os.environ.update(environment.items() - os.environ.items())
     if LOG in os.environ:
         LOG_STREAM.redirect(os.environ[LOG])
     _take_over_streams()

@@ -200,7 +200,7 @@ def engine_ahead(num_threads: int | None) -> Generator[None]:
                 with temporary_environment({"PYTHONWARNINGS": variables["PYTHONWARNINGS"]}):
                     resource_tracker.ensure_running()
                 stack.enter_context(process_ahead(variables, num_threads))
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 logger.warning("no process imports vLLM ahead of time: %s", error)
             finally:
                 _starting.release()
