@@ -51,8 +51,8 @@ SURE = 0.95
 """Of the time that training is expected to take on other devices, what is certain: its tokens differ a little."""
 WORTH = 1.05
 """A gain below this is not worth the staleness."""
-STATE_BYTES = 16
-"""Of a trained parameter beside the copy it computes with: gradient, master weight and two moments in float32."""
+STATE_BYTES = 12
+"""Of a trained parameter beside its weight: gradient and two moments in float32."""
 TRAINER_SHARE = 0.9
 """Of a device's memory that a trainer may plan with."""
 
@@ -130,8 +130,9 @@ def memory_of(config: SimulationConfig, made_of: Model, on: Device) -> list[Role
     ranks, width = config.placement.num_training, config.engine.tensor_parallel
     longest = config.rollout.max_new_tokens + 1024
     parameters, element = made_of.num_parameters, made_of.element_bytes
+    own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the format of the computation
     train = {
-        "weights": parameters * element // ranks,
+        "weights": parameters * (4 + own_copy) // ranks,
         "optimiser": parameters * STATE_BYTES // ranks,
         "activations": longest * sum(activation_bytes_per_token(made_of, element, checkpointing=True)),
         **gathered_bytes(ParallelConfig(), made_of, ranks, element, learns=True, on_accelerator=True),
