@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from roll.config.model import ModelConfig
+from roll.config.parallel import ParallelConfig
 from roll.config.training import TrainingConfig
 
 __all__ = [
@@ -127,13 +128,13 @@ def pass_bytes(
         offloaded=training.offload_activations and on_accelerator,
         lora_rank=model.lora.rank if model.lora else 0,
     )
-    shared = gathered_bytes(training, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
+    shared = gathered_bytes(training.parallel, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
     parts = {**shared, "activations": round(own * kept * training.parallel.in_flight)}
     return parts | ({"a layer": own * passing} if passing else {})
 
 
 def gathered_bytes(
-    training: TrainingConfig, sizes: ModelSizes, ranks: int, element: int, *, learns: bool, on_accelerator: bool
+    parallel: ParallelConfig, sizes: ModelSizes, ranks: int, element: int, *, learns: bool, on_accelerator: bool
 ) -> dict[str, int]:
     """What passes through each of several ranks of a stage of weights that it shares with others: a layer, or the
     vocabulary's matrix, or its columns of them; of experts, those that `ep` leaves to it, unless no other rank has a
@@ -144,14 +145,13 @@ def gathered_bytes(
     before is added up; on a host nothing runs beside a collective (`roll.training.parallel.gathering`).
 
     Args:
-        training: of the run.
+        parallel: how the trainer's ranks are divided.
         sizes: of the model.
         ranks: of the trainer.
         element: bytes of a number of the computation.
         learns: whether these weights have gradients.
         on_accelerator: see above.
     """
-    parallel = training.parallel
     if ranks == parallel.pp:
         return {}
     embedding, layers = sizes.vocab_size * sizes.hidden_size, max(1, sizes.num_layers)

@@ -29,6 +29,8 @@ fresh weights wrong."""
 _LARGEST_ID = 2**31 - 1
 _BRIEF = 600
 """Characters of what libraries say: they quote files, which may hold anything."""
+_LINE_BYTES = 64
+"""Of a cache; torch's own memory begins with one."""
 
 __all__ = ["load_causal_lm", "load_scorer", "load_tokenizer", "pad_token", "stop_token_ids"]
 
@@ -156,13 +158,25 @@ def _load(
             f"model '{path}' has {len(wrong)} weights of another shape than its config.json asks for, first '{name}': "
             f"{tuple(found)}, not {tuple(expected)}. Copy the model again."
         )
-    if left is not None:
+    if left is None:
+        _align(model)
+    else:
         files[0].note_dtypes()
         left(model, files[0])
     unused = sorted(set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set()))
     if unused:
         logger.warning("Model %s has %d weights that are not used, first %s.", path, len(unused), unused[0][:_BRIEF])
     return model.eval(), sorted(report["missing_keys"])
+
+
+def _align(model: PreTrainedModel) -> None:
+    """Bring weights in float32 from where files have them, which is anywhere, to memory that begins with a line of the
+    cache: by that, a CPU's product of a single row with a matrix is rounded."""
+    import torch
+
+    for parameter in model.parameters():
+        if parameter.dtype == torch.float32 and parameter.data_ptr() % _LINE_BYTES:
+            parameter.data = parameter.data.clone()
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -25,7 +25,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from roll.config.estimate import RoleMemory
-from roll.config.passing import activation_bytes_per_token
+from roll.config.parallel import ParallelConfig
+from roll.config.passing import activation_bytes_per_token, gathered_bytes
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
 from roll.simulation.costs import kv_capacity_tokens
@@ -50,8 +51,8 @@ SURE = 0.95
 """Of the time that training is expected to take on other devices, what is certain: its tokens differ a little."""
 WORTH = 1.05
 """A gain below this is not worth the staleness."""
-STATE_BYTES = 16
-"""Of a trained parameter beside the copy it computes with: gradient, master weight and two moments in float32."""
+STATE_BYTES = 12
+"""Of a trained parameter beside its weight: gradient and two moments in float32."""
 TRAINER_SHARE = 0.9
 """Of a device's memory that a trainer may plan with."""
 
@@ -123,17 +124,18 @@ class Plan:
 def memory_of(config: SimulationConfig, made_of: Model, on: Device) -> list[RoleMemory]:
     """Memory of a trainer's rank and of an engine's device, in bytes.
 
-    A trainer is sharded over all its devices, recomputes activations, and takes one longest sample at a time.
+    A trainer is sharded over all its devices, recomputes activations, and takes one longest sample at a time, as on an
+    accelerator.
     """
     ranks, width = config.placement.num_training, config.engine.tensor_parallel
     longest = config.rollout.max_new_tokens + 1024
     parameters, element = made_of.num_parameters, made_of.element_bytes
-    layer = parameters // made_of.num_layers
+    own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the format of the computation
     train = {
-        "weights": parameters * element // ranks,
+        "weights": parameters * (4 + own_copy) // ranks,
         "optimiser": parameters * STATE_BYTES // ranks,
         "activations": longest * sum(activation_bytes_per_token(made_of, element, checkpointing=True)),
-        "gathered layers": 2 * layer * element if ranks > 1 else 0,
+        **gathered_bytes(ParallelConfig(), made_of, ranks, element, learns=True, on_accelerator=True),
     }
     capacity = config.engine.kv_capacity
     if capacity is None:

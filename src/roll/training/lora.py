@@ -14,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError, short
+from roll.models import find_routers
 from roll.registry import nearest
 from roll.training.experts import find_experts
 
@@ -92,11 +93,13 @@ def _targets(model: Any, named: list[str] | str) -> list[str] | str:
     Raises:
         ModelError: a name is of no such layer.
     """
-    mixture = bool(find_experts(model))
+    routers = find_routers(model)
+    mixture = bool(routers) or bool(find_experts(model))
     if named == "all-linear" and not mixture:
         return named
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    layers = [path for path, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head]
+    left = {head, *routers}
+    layers = [path for path, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m not in left]
     if named == "all-linear":
         return layers
     names = sorted({layer.rpartition(".")[2] for layer in layers})

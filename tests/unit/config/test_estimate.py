@@ -438,18 +438,16 @@ class Mixture(Sizes):
     ],
 )
 def test_a_rank_gathers_the_experts_that_ep_leaves_to_it(ranks: int, ep: int, experts: int) -> None:
-    training = load_config(QUICKSTART, []).training
-    training = training.model_copy(update={"parallel": ParallelConfig(ep=ep)})
+    parallel = ParallelConfig(ep=ep)
     layer = 100_000 + experts * 3 * 192 * 64
     for learns, on_accelerator, each in ((True, False, 2 + 4), (True, True, 3 * 2 + 4), (False, True, 2 * 2)):
-        found = gathered_bytes(training, Mixture(), ranks, 2, learns=learns, on_accelerator=on_accelerator)
+        found = gathered_bytes(parallel, Mixture(), ranks, 2, learns=learns, on_accelerator=on_accelerator)
         assert found == {"gathered weights": each * layer}
 
 
 def test_a_large_vocabulary_is_gathered_and_added_up_alone():
-    training = load_config(QUICKSTART, []).training
     sizes = Sizes(vocab_size=4096)
-    found = gathered_bytes(training, sizes, 2, 2, learns=True, on_accelerator=True)
+    found = gathered_bytes(ParallelConfig(), sizes, 2, 2, learns=True, on_accelerator=True)
     assert found == {"gathered weights": (2 + 4) * 4096 * 192}
 
 

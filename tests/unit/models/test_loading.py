@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from worlds.tiny_model import CHAT_TEMPLATE
 
 from roll.errors import ModelError
@@ -29,6 +30,16 @@ def test_weights_are_cast_to_the_dtype_asked_for(tiny_model: Path, dtype: str | 
     model = load_causal_lm(tiny_model, dtype)
     assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
     assert not model.training
+
+
+def test_weights_in_float32_begin_with_a_line_of_the_cache_wherever_their_file_has_them(model_copy: Path) -> None:
+    file = model_copy / "model.safetensors"
+    weights = load_file(file)
+    for note in ("", "eight   "):  # moves all that follows by 8 bytes
+        save_file(weights, file, metadata={"format": "pt", "note": note})
+        model = load_causal_lm(model_copy, "float32")
+        assert {parameter.data_ptr() % 64 for parameter in model.parameters()} == {0}
+        assert all(torch.equal(parameter, weights[name]) for name, parameter in model.named_parameters())
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "nn"])

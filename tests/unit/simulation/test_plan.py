@@ -65,11 +65,19 @@ def test_what_fits_nowhere_says_how_much_is_missing() -> None:
 def test_memory_by_hand() -> None:
     config = steady(SMALL | {"engine": {"tensor_parallel": 2, "kv_capacity": 100_000}})
     train, engine = memory_of(config, model("qwen3-8b"), device("h800"))
-    assert train.parts["weights"] == 8_190_000_000 * 2 // 8
-    assert train.parts["optimiser"] == 8_190_000_000 * 16 // 8
+    assert train.parts["weights"] == 8_190_000_000 * 4 // 8
+    assert train.parts["optimiser"] == 8_190_000_000 * 12 // 8
+    # of the vocabulary's matrix the gradient, and that in float32: more than the 10 bytes a weight of one of 36 layers
+    assert train.parts["gathered weights"] == (2 + 4) * 151_936 * 4096
     assert engine.parts["weights"] == 8_190_000_000
     # 36 layers x 2 x 8 heads x 128 x 2 bytes = 147,456 bytes a token, half of it on each of two devices
     assert engine.parts["keys and values"] == 100_000 * 147_456 // 2
+
+
+def test_a_trainer_of_one_device_has_a_copy_to_compute_with_and_gathers_nothing() -> None:
+    train, _ = memory_of(steady(SMALL | {"placement.generation": 1}), model("smollm2-135m"), device("h800"))
+    assert train.parts["weights"] == 134_500_000 * (4 + 2)
+    assert "gathered weights" not in train.parts
 
 
 def test_the_limit_is_named() -> None:

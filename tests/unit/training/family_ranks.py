@@ -33,7 +33,7 @@ def steps(
 ) -> list[tuple[dict[str, float], dict[str, torch.Tensor]]] | str:
     """Metrics and gradients of some updates, or why the family is refused."""
     spec = make_spec(model, max_tokens_per_micro_batch=60, parallel=ParallelConfig(**parallel))
-    precision = None if FAMILIES[name].moe else DOUBLE  # grouped products are not there in float64
+    precision = None if FAMILIES[name].moe else DOUBLE  # routers compute in float32 in any case
     try:
         backend = TorchBackend(dataclasses.replace(spec, holds_reference=True, **ranks), precision=precision)
         found = []

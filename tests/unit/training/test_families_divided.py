@@ -51,6 +51,8 @@ def test_a_family_is_divided_or_refused(found: dict[str, Any], name: str, way: s
         assert REFUSED[name, way] in mine
         return
     limit = 1e-5 if FAMILIES[name].moe else 1e-6 if name in IN_FLOAT32 else 1e-9
+    if way in ("pp", "vpp"):  # the same to the bit, but that tied embeddings add up their gradient in another order
+        limit = 1e-15
     for (metrics, own), (same, other) in zip(mine, expected, strict=True):
         assert relative_error(own, other) <= limit
         assert metrics == pytest.approx(same, rel=100 * limit, abs=limit)

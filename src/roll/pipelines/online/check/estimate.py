@@ -184,9 +184,9 @@ def frozen_memory(
 ) -> RoleMemory:
     """Memory of trainers that only say log-probs, on the devices of a role."""
     element, ranks = element_bytes(config.model.dtype), config.roles[role].count
-    training, parallel = config.training, config.training.parallel
+    parallel = config.training.parallel
     parts = {"weights": sizes.num_parameters * element * parallel.dp_replicate // ranks}
-    parts |= gathered_bytes(training, sizes, ranks, element, learns=False, on_accelerator=on_accelerator)
+    parts |= gathered_bytes(parallel, sizes, ranks, element, learns=False, on_accelerator=on_accelerator)
     parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks) // parallel.row_ranks, element)
     return RoleMemory(role=role, count=ranks * num_models, parts=parts)
 
