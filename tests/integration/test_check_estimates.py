@@ -29,6 +29,34 @@ status = pathlib.Path("/proc/self/status").read_text()
 print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
 """
 """A run, and its own peak: `ru_maxrss` would begin at that of the process which started it."""
+SLOW_DISK = """
+import threading
+from roll.training import state_writer
+from roll.training.backend import TorchBackend
+
+write, step, finish = state_writer.write_entries, TorchBackend.train_step, state_writer.StateWriter.finish
+may_end = threading.Event()
+
+def write_beside_a_step(*args):
+    may_end.wait()
+    write(*args)
+
+def train_step(*args, **settings):
+    try:
+        return step(*args, **settings)
+    finally:
+        may_end.set()
+
+def finish_now(writer):
+    may_end.set()
+    finish(writer)
+    may_end.clear()
+
+state_writer.write_entries = write_beside_a_step
+TorchBackend.train_step = train_step
+state_writer.StateWriter.finish = finish_now
+"""
+"""A checkpoint that is not written before the next step is made, so that its copy is there at that step's peak."""
 WORDS = [f"{number} and then {number + 1}, " for number in range(60)]
 PAIRS = [{"prompt": w, "chosen": w * 14 + "yes", "rejected": w * 14 + "no"} for w in WORDS]
 TEXTS = [{"prompt": w, "completion": w * 14} for w in WORDS]
@@ -123,8 +151,11 @@ def _mixture(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def looked_at(directory: Path, model: Path, changes: dict[str, Any], more: dict[str, Any]) -> tuple[float, float]:
-    """Measured by estimated: memory of the run, and seconds of a step (0 where that is not estimated)."""
+def looked_at(
+    directory: Path, model: Path, changes: dict[str, Any], more: dict[str, Any], before: str = ""
+) -> tuple[float, float]:
+    """Measured by estimated: memory of the run, and seconds of a step (0 where that is not estimated); code may come
+    before the run."""
     config = {
         **{key: str(model) if value == "MODEL" else value for key, value in changes.items()},
         **more,
@@ -138,7 +169,11 @@ def looked_at(directory: Path, model: Path, changes: dict[str, Any], more: dict[
     assert not report.problems
     estimated = sum(role.bytes_total for role in report.memory)
     done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(config)], capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", before + RUN, json.dumps(config)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     rows = map(json.loads, (directory / "run" / "metrics.jsonl").read_text().splitlines())
@@ -195,7 +230,8 @@ def test_less_memory_is_taken_as_estimated(tmp_path: Path, wide_model: Path, nam
     changes = SMALLER[name]
     more = of_texts(tmp_path, changes.get("training", {}))
     with mock.patch("roll.pipelines.supervised.check.can_be_timed", lambda sizes: False):
-        memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more)
+        before = SLOW_DISK if "checkpoint" in changes else ""
+        memory, _ = looked_at(tmp_path, wide_model, {"pipeline": "sft", **changes}, more, before)
     print(f"\n{name}: memory {memory:.3f} of the estimate")
     assert memory == pytest.approx(1.0, abs=0.1)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
-from roll.config.passing import ModelSizes, element_bytes
+from roll.config.passing import ModelSizes, element_bytes, pass_bytes
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
 
@@ -30,20 +30,22 @@ __all__ = [
     "on_host",
     "sync_bytes",
     "trained_bytes",
+    "training_bytes",
 ]
 
 GIB = 2**30
-LIBRARIES_BYTES = int(0.5 * GIB)
-"""Resident memory of a process that has imported torch and transformers."""
+LIBRARIES_BYTES = int(0.375 * GIB)
+"""Of a process that trains on a CPU, besides its tensors: pages of torch, transformers and what a run imports."""
 VLLM_BYTES = int(0.85 * GIB)
 """What a vLLM engine takes besides weights and KV cache, on CPU."""
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 """Of a weight in 4 bits, with its share of the scales."""
-KERNEL_BYTES = 0.6 * 2**20
-"""Of a matrix product's code and tables on a CPU in bfloat16 (oneDNN). Measured: 0.5 to 0.65 MiB, whatever its size."""
+KERNEL_BYTES = 0.57 * 2**20
+"""Of a matrix product's code and tables on a CPU in bfloat16 (oneDNN). Measured: 0.53 to 0.65, whatever its size."""
 MOST_KERNELS = 1024
 """That oneDNN keeps; it makes one for each product of another size."""
+_KERNELS = "kernels of products"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,11 +150,12 @@ def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
 
     Args:
         parts: of a trainer's rank.
-        closed: whether they are given back (`roll.training.heap`): then an eighth of what is alive stays. Otherwise it
-            depends on the processor, whose products take temporaries of their own: measured, 0.3 of the activations
-            where attention is native, 0.3 to 0.9 where it is not.
+        closed: whether they are given back (`roll.training.heap`): then an eighth of what is alive stays, kernels
+            aside, which leave no holes. Otherwise it depends on the processor, whose products take temporaries of their
+            own: measured, 0.2 to 0.3 of the activations where attention is native, 0.3 to 0.9 where it is not.
     """
-    return {"heap": round(sum(parts.values()) / 8 if closed else 0.4 * parts["activations"])}
+    tensors = sum(parts.values()) - parts.get(_KERNELS, 0)
+    return {"heap": round(tensors / 8 if closed else 0.4 * parts["activations"])}
 
 
 def kernel_bytes(
@@ -165,7 +168,7 @@ def kernel_bytes(
         return {}
     experts = sizes.num_layers // training.parallel.pp * (sizes.num_experts // training.parallel.ep)
     matrices = 5 + 2 * experts if experts else 6  # of an attention, of an MLP or a router, and the vocabulary's
-    return {"kernels of products": round(KERNEL_BYTES * min(3 * matrices * micro_batches, MOST_KERNELS))}
+    return {_KERNELS: round(KERNEL_BYTES * min(3 * matrices * micro_batches, MOST_KERNELS))}
 
 
 def num_linear(sizes: ModelSizes) -> int:
@@ -232,6 +235,41 @@ def trained_bytes(
         return parts | _offloaded_bytes(training, sizes, whole, 0 if model.lora is None else trained, ranks, element)
     parts["gradients"] = 4 * trained // ranks
     parts["AdamW"] = round(moment_bytes(model, training) * trained / ranks)
+    return parts
+
+
+def training_bytes(
+    model: ModelConfig,
+    training: TrainingConfig,
+    sizes: ModelSizes,
+    num_tokens: int,
+    ranks: int,
+    *,
+    micro_batches: int,
+    on_accelerator: bool,
+) -> dict[str, int]:
+    """What one of a trainer's `ranks` keeps and what passes, up to the final hidden states.
+
+    On a host, gradients come in the backward pass as activations leave, the vocabulary's first, and go with the step: a
+    step's first micro-batch has no others beside all its activations. Not so those of weights that have a copy in
+    another dtype, as experts under `ep` do: they have memory of their own. On a device, both are counted.
+
+    Args:
+        model: of the run, as `training` and `sizes` are.
+        training: see `model`.
+        sizes: see `model`.
+        num_tokens: of a micro-batch.
+        ranks: of the trainer.
+        micro_batches: of a step.
+        on_accelerator: whether the memory is a device's.
+    """
+    shards = ranks // training.parallel.dp_replicate
+    parts = trained_bytes(model, training, sizes, shards, on_accelerator=on_accelerator)
+    parts |= pass_bytes(model, training, sizes, num_tokens, ranks, on_accelerator=on_accelerator)
+    have_copies = "master weights" in parts or training.parallel.ep > 1
+    if micro_batches == 1 and not have_copies and not on_accelerator:
+        first = 4 * sizes.vocab_size * sizes.hidden_size // shards if model.lora is None else 0
+        parts["activations"] -= min(max(parts["gradients"] - first, 0), parts["activations"])
     return parts
 
 

@@ -15,9 +15,9 @@ from offload_ranks import OFFLOAD, RUNS, apart, build, check_checkpoints, differ
 from training_helpers import make_batch, make_spec
 from transformers import LlamaConfig
 
-from roll.config.estimate import trained_bytes
+from roll.config.estimate import training_bytes
 from roll.config.model import LoRAConfig
-from roll.config.passing import logit_bytes, pass_bytes
+from roll.config.passing import logit_bytes
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run
@@ -147,8 +147,7 @@ def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: 
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * width + 3 * HIDDEN * INNER + 2 * HIDDEN
     sizes = Sizes(num_parameters=2 * WORDS * HIDDEN + LAYERS * layer + HIDDEN)
     own = TOKENS // ranks
-    parts = trained_bytes(spec.model, spec.training, sizes, ranks, on_accelerator=True)
-    parts |= pass_bytes(spec.model, spec.training, sizes, own, ranks, on_accelerator=True)
+    parts = training_bytes(spec.model, spec.training, sizes, own, ranks, micro_batches=1, on_accelerator=True)
     parts["logits"] = logit_bytes(sizes, own, 2, layer=parts.get("a layer", 0))
     ratio = found.peak / sum(parts.values())
     print(f"\n{ranks} ranks, {settings}: {found.peak / 2**20:.0f} MiB, {ratio:.3f} of the estimate")

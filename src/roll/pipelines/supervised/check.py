@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from roll.config.estimate import RoleMemory, disk_use, engine_bytes, heap_bytes, kernel_bytes, on_host, trained_bytes
-from roll.config.passing import element_bytes, logit_bytes, pass_bytes
+from roll.config.estimate import RoleMemory, disk_use, engine_bytes, heap_bytes, kernel_bytes, on_host, training_bytes
+from roll.config.passing import element_bytes, logit_bytes
 from roll.config.supervised import SupervisedConfig
 from roll.config.training import closes_heap
 from roll.data.examples import ExampleKind
@@ -107,8 +107,7 @@ def _look_at_examples(
         f"micro-batches of up to {micro:,} tokens",
         f"{report.num_held_out:,} examples held out",
     ]
-    micro_batches = training.num_steps * math.ceil(per_step / micro)
-    _estimate_memory(report, config, micro, micro_batches, other, role)
+    _estimate_memory(report, config, micro, math.ceil(per_step / micro), other, role)
     learnt = fmean(b.num_loss_tokens / b.num_units for b in steps) * (examples.train.num_items + report.num_held_out)
     report.disk = disk_use(
         config, training, report.model, training.num_steps, kept_bytes=round(learnt * other.kept_token_bytes)
@@ -139,15 +138,23 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
 def _estimate_memory(
     report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: Other, role: Role
 ) -> None:
-    """So many micro-batches of up to `micro` tokens, in all steps together."""
+    """So many micro-batches of up to `micro` tokens in a step."""
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
     shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
     on_accelerator = bool(report.machine.accelerator_bytes)
-    parts = trained_bytes(config.model, config.training, sizes, shards, on_accelerator=on_accelerator)
-    parts |= pass_bytes(config.model, config.training, sizes, micro, ranks, on_accelerator=on_accelerator)
-    parts |= kernel_bytes(config.training, sizes, micro_batches, element, on_accelerator=on_accelerator)
+    parts = training_bytes(
+        config.model,
+        config.training,
+        sizes,
+        micro,
+        ranks,
+        micro_batches=micro_batches,
+        on_accelerator=on_accelerator,
+    )
+    in_run = config.training.num_steps * micro_batches
+    parts |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (2 if other.paths else 1)
     if other.paths:

@@ -17,11 +17,11 @@ from roll.config.estimate import (
     kernel_bytes,
     num_in_codes,
     on_host,
-    trained_bytes,
+    training_bytes,
 )
 from roll.config.generating import GeneratingConfig
 from roll.config.judge import JudgeConfig
-from roll.config.passing import ModelSizes, element_bytes, gathered_bytes, logit_bytes, pass_bytes
+from roll.config.passing import ModelSizes, element_bytes, gathered_bytes, logit_bytes
 from roll.config.training import closes_heap
 
 __all__ = [
@@ -195,10 +195,15 @@ def trainer_memory(
     config: GeneratingConfig, sizes: ModelSizes, batch: BatchArithmetic, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
     """What a rank of a trainer needs, up to the final hidden states."""
-    tokens = _micro_batch(config, batch, ranks)
-    passes = pass_bytes(config.model, config.training, sizes, tokens, ranks, on_accelerator=on_accelerator)
-    shards = ranks // config.training.parallel.dp_replicate
-    return trained_bytes(config.model, config.training, sizes, shards, on_accelerator=on_accelerator) | passes
+    return training_bytes(
+        config.model,
+        config.training,
+        sizes,
+        _micro_batch(config, batch, ranks),
+        ranks,
+        micro_batches=batch.micro_batches,
+        on_accelerator=on_accelerator,
+    )
 
 
 def _micro_batch(config: GeneratingConfig, batch: BatchArithmetic, ranks: int) -> int:
