@@ -20,7 +20,8 @@ from roll.inference.spec import EngineSpec
 from roll.inference.step_log import StepLog
 from roll.inference.vllm.ahead import Ahead, ended_unless_used, first_process_from, process_ahead
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
-from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
+from roll.inference.vllm.environment import is_cpu_build, prepare_environment
+from roll.process_environment import SPIN_COUNT, temporary_environment
 
 __all__ = ["Launch", "Stats", "end_launch", "engine_ahead", "launch"]
 
@@ -28,8 +29,6 @@ logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """Then processes are killed; they hold nothing that must be saved."""
-SPIN_COUNT = "10000"
-"""Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 100 microseconds."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
 _SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
