@@ -144,7 +144,7 @@ def _estimate_memory(
     assert sizes is not None
     parallel = config.training.parallel
     shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
-    on_accelerator = bool(report.machine.accelerator_bytes)
+    on_accelerator = report.machine.has_accelerators
     parts = trained_bytes(config.model, config.training, sizes, shards, on_accelerator=on_accelerator)
     parts |= pass_bytes(config.model, config.training, sizes, micro, ranks, on_accelerator=on_accelerator)
     parts |= kernel_bytes(config.training, sizes, micro_batches, element, on_accelerator=on_accelerator)
@@ -174,7 +174,7 @@ def _answering(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
         kind=report.engine_kind,
         max_context=prepare_prompts(answering).max_context,
         element=element_bytes(config.model.dtype),
-        on_accelerator=bool(report.machine.accelerator_bytes),
+        on_accelerator=report.machine.has_accelerators,
     )
     return [RoleMemory(role="actor_infer", count=count, parts=parts)]
 
