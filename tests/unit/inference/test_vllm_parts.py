@@ -27,7 +27,8 @@ from roll.inference.vllm.child import LogStream
 from roll.inference.vllm.conversion import check_fits, check_tokens
 from roll.inference.vllm.direct import DirectLoad, Place
 from roll.inference.vllm.environment import prepare_environment
-from roll.inference.vllm.launch import Launch, Stats, _start_error
+from roll.inference.vllm.launch import Launch, _start_error
+from roll.inference.vllm.stats import Stats
 from roll.inference.vllm.worker import check_applied, check_manifest, checkpoint_shapes
 from roll.types import GenerationRequest, SamplingParams, TensorSpec, WeightUpdate
 
