@@ -84,7 +84,8 @@ class ParallelConfig(Section):
     @property
     def in_flight(self) -> float:
         """What the first stage keeps of activations at most, by what one micro-batch has in all layers: the others keep
-        less. With one part a stage, it is of as many micro-batches as stages, in its share of the layers."""
+        less. With one part a stage, it is of as many micro-batches as stages, in its share of the layers; with several,
+        this is of a step with a multiple of so many micro-batches; others keep more, and less than 2."""
         return 1.0 if self.vpp == 1 else 1 + (self.pp - 1) / (self.pp * self.vpp)
 
     def misfit(self, count: int) -> str | None:

@@ -188,7 +188,9 @@ def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
         "advantages": np.zeros(length, dtype=np.float32),
     }
     parallel = training.parallel
-    each = parallel.pp + 1 if parallel.vpp == 1 else 2 * parallel.pp  # so that as many are in flight as ever are
+    each = (
+        parallel.pp + 1 if parallel.vpp == 1 else 2 * parallel.pp
+    )  # so that as many are in flight as in any full rounds
     count = each * spec.world_size // (parallel.pp * parallel.row_ranks)
     samples = tuple(TrainingSample(sample_id=str(i), unit=i, **text) for i in range(count))
     try:
