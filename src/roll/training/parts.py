@@ -47,7 +47,7 @@ def leave_parts(
     projection: Any,
     heads: Iterable[nn.Module],
     stage: Stage,
-    starts: Sequence[int],
+    spans: Sequence[range],
     share: TokenShare,
     dtype: torch.dtype,
 ) -> None:
@@ -59,7 +59,7 @@ def leave_parts(
         projection: to the vocabulary; `None` where there is none.
         heads: that the last part has besides.
         stage: of this rank.
-        starts: the first layer of every part, and the number of layers.
+        spans: the layers of every part of the model.
         share: which tokens are this rank's.
         dtype: of what passes between parts.
     """
@@ -67,9 +67,8 @@ def leave_parts(
     given = _given(embeddings, hand, stage, is_tied=projection is not None and projection.weight is embeddings.weight)
     after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
     views: list[_View] = []
-    spans = [range(starts[part.number], starts[part.number + 1]) for part in stage.parts]
-    for part, span in zip(stage.parts, spans, strict=True):
-        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, span, hand))]
+    for part in stage.parts:
+        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, spans[part.number], hand))]
         if not part.is_first:
             instead.append((embeddings, given))
         if not part.is_last:
@@ -81,7 +80,7 @@ def leave_parts(
     if not stage.is_first:
         _replace(root, embeddings, given)
     for i, layer in enumerate(layers):
-        if not any(i in span for span in spans):
+        if not any(i in spans[part.number] for part in stage.parts):
             layers[i] = PassThrough(layer)
     width = decoder.config.get_text_config().hidden_size
     decoder.forward = _staged(decoder.forward, stage, views, hand, share, width, dtype)
