@@ -1,4 +1,4 @@
-"""The process environment that libraries read once, when they are imported.
+"""The process environment: variables that libraries read once, when they are imported, and variables for a moment.
 
 Call `prepare_environment` before anything imports torch, transformers, datasets, or vLLM. A variable that the
 user has set is left alone. The `VLLM_*` variables are the engine's own: `roll.inference` sets them.
@@ -21,12 +21,15 @@ from __future__ import annotations
 import logging
 import os
 import sys
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
-__all__ = ["prepare_environment"]
+__all__ = ["SPIN_COUNT", "prepare_environment", "temporary_environment"]
 
 logger = logging.getLogger(__name__)
 
 SPIN_COUNT = "10000"
+"""Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 100 microseconds."""
 _VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -45,3 +48,18 @@ def prepare_environment() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
+
+
+@contextmanager
+def temporary_environment(variables: Mapping[str, str]) -> Generator[None]:
+    """Set variables for what is started inside the block; the values from before come back after it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

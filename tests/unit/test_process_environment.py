@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from roll.process_environment import prepare_environment
+from roll.process_environment import prepare_environment, temporary_environment
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
 
@@ -42,3 +42,11 @@ def test_a_variable_that_comes_too_late_is_said(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         prepare_environment()
     assert "too late" in caplog.text
+
+
+def test_temporary_variables_go_and_those_from_before_come_back(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ROLL_TEST_KEPT", "before")
+    with pytest.raises(KeyError), temporary_environment({"ROLL_TEST_KEPT": "inside", "ROLL_TEST_NEW": "inside"}):
+        assert os.environ["ROLL_TEST_KEPT"] == os.environ["ROLL_TEST_NEW"] == "inside"
+        raise KeyError
+    assert os.environ["ROLL_TEST_KEPT"] == "before" and "ROLL_TEST_NEW" not in os.environ

@@ -81,11 +81,17 @@ class ParallelConfig(Section):
         """Ranks that go through the same samples: a number of ranks has so many times fewer shares of a batch."""
         return self.pp * self.row_ranks
 
-    @property
-    def in_flight(self) -> float:
-        """What the first stage keeps of activations at most, by what one micro-batch has in all layers: the others keep
-        less. With one part a stage, it is of as many micro-batches as stages, in its share of the layers."""
-        return 1.0 if self.vpp == 1 else 1 + (self.pp - 1) / (self.pp * self.vpp)
+    def in_flight(self, micro_batches: int) -> float:
+        """What the first stage keeps at most of the activations of a step's micro-batches; the others keep less.
+
+        By what one micro-batch has in all layers. With one part a stage, it is its share of the layers for as many
+        micro-batches as stages. With several it depends on whether the last round of so many is full; if not, this is
+        a bound.
+        """
+        if self.vpp == 1:
+            return 1.0
+        beyond = (self.pp - 1) / self.pp
+        return 1 + (beyond / self.vpp if micro_batches % self.pp == 0 else beyond)
 
     def misfit(self, count: int) -> str | None:
         """Why `count` ranks cannot be divided like this; `None` if they can."""

@@ -60,7 +60,7 @@ def element_bytes(dtype: str) -> int:
 
 def activation_bytes_per_token(
     sizes: ModelSizes,
-    element_bytes: int,
+    element: int,
     *,
     checkpointing: bool,
     mlp_slice: float | None = None,
@@ -79,7 +79,7 @@ def activation_bytes_per_token(
 
     Args:
         sizes: of the model.
-        element_bytes: of the computation.
+        element: bytes of a number of the computation.
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
             pass; then only one MLP's inside is there at once, of this share.
@@ -91,15 +91,15 @@ def activation_bytes_per_token(
     keys = sizes.num_kv_heads * sizes.head_dim
     in_norms = 2 if fused else 2 * hidden + sizes.num_heads + 2
     in_gate = 3 if fused and not sizes.experts_per_token else 4
-    in_adapters = element_bytes * lora_rank * (4 if sizes.experts_per_token else 7)
-    around = element_bytes * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms + in_adapters
-    inside = element_bytes * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
+    in_adapters = element * lora_rank * (4 if sizes.experts_per_token else 7)
+    around = element * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms + in_adapters
+    inside = element * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     part = 1 if mlp_slice is None else mlp_slice
     if checkpointing:
-        kept = 0 if offloaded else sizes.num_layers * hidden * element_bytes
-        return kept, around + round(part * (inside + 2 * element_bytes * sizes.intermediate_size))
+        kept = 0 if offloaded else sizes.num_layers * hidden * element
+        return kept, around + round(part * (inside + 2 * element * sizes.intermediate_size))
     if offloaded:
-        passing = element_bytes * hidden + round(part * (inside + element_bytes * sizes.intermediate_size))
+        passing = element * hidden + round(part * (inside + element * sizes.intermediate_size))
         return sizes.num_layers * in_adapters, passing
     if mlp_slice is None:
         return sizes.num_layers * (around + inside), 0
@@ -113,9 +113,10 @@ def pass_bytes(
     num_tokens: int,
     ranks: int,
     *,
+    micro_batches: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """What passes over micro-batches of `num_tokens` need of a rank besides, up to the final hidden states."""
+    """What passes over `micro_batches` of `num_tokens` each need of a rank besides, up to the final hidden states."""
     element, learns = element_bytes(model.dtype), model.lora is None
     own = num_tokens // training.parallel.row_ranks
     mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
@@ -129,7 +130,7 @@ def pass_bytes(
         lora_rank=model.lora.rank if model.lora else 0,
     )
     shared = gathered_bytes(training.parallel, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
-    parts = {**shared, "activations": round(own * kept * training.parallel.in_flight)}
+    parts = {**shared, "activations": round(own * kept * training.parallel.in_flight(micro_batches))}
     return parts | ({"a layer": own * passing} if passing else {})
 
 

@@ -168,26 +168,17 @@ class TrainingConfig(Section):
             raise ValueError("only the back-end torch keeps experts even: set it to 0, or training.backend to torch")
         return value
 
-    @field_validator("offload_optimizer", "offload_activations")
+    @field_validator("offload_optimizer", "offload_activations", "fp8")
     @classmethod
-    def _offloaded_by_torch(cls, value: bool, info: ValidationInfo) -> bool:
+    def _read_by_torch(cls, value: bool | Fp8Recipe, info: ValidationInfo) -> bool | Fp8Recipe:
         backend = info.data.get("backend")
-        if value and backend in ("deepspeed", "megatron"):
-            own = " (DeepSpeed's own is training.deepspeed.offload_optimizer)" if backend == "deepspeed" else ""
+        if value not in (False, "none") and backend in ("deepspeed", "megatron"):
+            has_own = backend == "deepspeed" and info.field_name != "fp8"
+            own = " (DeepSpeed's own is training.deepspeed.offload_optimizer)" if has_own else ""
             raise ValueError(
-                f"the back-end {backend} does not read this: set training.backend to torch, or leave it out{own}"
+                f"the back-end {backend} does not read this: set training.backend to torch, or leave this out{own}"
             )
         return value
-
-    @field_validator("fp8")
-    @classmethod
-    def _computed_by_torch(cls, recipe: Fp8Recipe, info: ValidationInfo) -> Fp8Recipe:
-        backend = info.data.get("backend")
-        if recipe != "none" and backend in ("deepspeed", "megatron"):
-            raise ValueError(
-                f"the back-end {backend} does not read this: set training.backend to torch, or leave it out"
-            )
-        return recipe
 
     @field_validator("deepspeed")
     @classmethod

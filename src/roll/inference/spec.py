@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Generator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -90,19 +90,18 @@ def resolve_engine_kind(kind: str) -> str:
     return kind
 
 
-@contextmanager
-def engine_ahead(kind: str, num_threads: int | None) -> Generator[None]:
+def engine_ahead(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
     """Begin what an engine of this kind needs whatever it will serve; at the end of the block, end what none has used.
 
     Args:
         kind: as `EngineSpec.kind`; one that cannot be used does nothing here, and is refused where it is built.
         num_threads: as there.
     """
-    resolved = ""
-    with suppress(ConfigError):
+    try:
         resolved = resolve_engine_kind(kind)
-    with BEGUN_AHEAD.get(resolved)(num_threads) if resolved in BEGUN_AHEAD else nullcontext():
-        yield
+    except ConfigError:
+        return nullcontext()
+    return BEGUN_AHEAD.get(resolved)(num_threads) if resolved in BEGUN_AHEAD else nullcontext()
 
 
 def build_engine(spec: EngineSpec) -> InferenceEngine:

@@ -27,6 +27,7 @@ _loading = threading.Lock()
 fresh weights wrong."""
 
 _LARGEST_ID = 2**31 - 1
+"""Of a token: arrays of them have 32 bits."""
 _BRIEF = 600
 """Characters of what libraries say: they quote files, which may hold anything."""
 _LINE_BYTES = 64
@@ -207,10 +208,10 @@ def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None =
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):
         named = read_json(directory / name).get("eos_token_id") if (directory / name).is_file() else None
-        for token in named if isinstance(named, list) else [] if named is None else [named]:
-            if type(token) is not int or token > _LARGEST_ID:
-                raise ModelError(f"'{directory / name}' says eos_token_id: {short(named)}, where token ids belong.")
-            ids.update([token] if token >= 0 else [])  # some files say -1 for none
+        tokens = named if isinstance(named, list) else [] if named is None else [named]
+        if not all(type(token) is int and token <= _LARGEST_ID for token in tokens):
+            raise ModelError(f"'{directory / name}' says eos_token_id: {short(named)}, where token ids belong.")
+        ids.update(token for token in tokens if token >= 0)  # some files say -1 for none
     ids.update(token for token in (tokenizer.eos_token_id, _turn_end(tokenizer)) if token is not None)
     return tuple(sorted(int(token) for token in ids))
 

@@ -35,29 +35,26 @@ _PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
 
 
 def look_at_layout(report: Report, config: RunConfig) -> None:
-    """Divide the model as the run would, give it its adapters, where they are not on all linear layers, and find the
-    layers that it computes in 8 bits.
+    """Divide the model over several ranks, give it adapters that are not on all linear layers, and find the layers that
+    are computed in 8 bits, as the run would; a run with none of these is not tried.
 
     Raises:
-        ModelError: it cannot be divided so, or has no layers of these names.
+        ModelError: it cannot be divided so, has no such layers, or the back-end is not installed here.
     """
-    backend = config.section("training", TrainingConfig).backend
+    training, lora = config.section("training", TrainingConfig), config.model.lora
+    backend = training.backend
     package = _PACKAGES.get(backend)
     if package is not None and find_spec(package) is None:
         said = f"training.backend is '{backend}', which is not installed here: {install_extra(backend)}"
         if config.cluster.type == "local":
             raise ModelError(f"{said}, or choose the back-end torch")
         report.notes.append(f"{said} on every machine of the run.")
-    lora, in_8_bits = config.model.lora, config.section("training", TrainingConfig).fp8 != "none"
     is_adapted_in_part = lora is not None and lora.target_modules != "all-linear"
-    if (
-        (config.roles["actor_train"].count > 1 or is_adapted_in_part or in_8_bits)
-        and _is_here(config)
-        and _can_be_tried(config)
-    ):
+    can_fail = config.roles["actor_train"].count > 1 or is_adapted_in_part or training.fp8 != "none"
+    if can_fail and _is_here(config) and _can_be_tried(config):
         from roll.models import check_experts, resolve_model
 
-        check_experts(resolve_model(config.model.path), config.section("training", TrainingConfig).parallel.ep)
+        check_experts(resolve_model(config.model.path), training.parallel.ep)
         _ask(_request(config, 0, with_step=False))
 
 
@@ -191,7 +188,9 @@ def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
         "advantages": np.zeros(length, dtype=np.float32),
     }
     parallel = training.parallel
-    each = parallel.pp + 1 if parallel.vpp == 1 else 2 * parallel.pp  # so that as many are in flight as ever are
+    each = (
+        parallel.pp + 1 if parallel.vpp == 1 else 2 * parallel.pp
+    )  # so that as many are in flight as in any full rounds
     count = each * spec.world_size // (parallel.pp * parallel.row_ranks)
     samples = tuple(TrainingSample(sample_id=str(i), unit=i, **text) for i in range(count))
     try:

@@ -36,6 +36,11 @@ class Machine:
     """Free memory of each accelerator; empty where there is none."""
 
     @property
+    def has_accelerators(self) -> bool:
+        """Whether the device mapping numbers accelerators."""
+        return bool(self.accelerator_bytes)
+
+    @property
     def devices(self) -> int:
         """What the device mapping numbers: accelerators, or cores where there are none."""
         return len(self.accelerator_bytes) or self.num_cores

@@ -77,8 +77,8 @@ class DryRun:
     """How many collectives of each kind a step has."""
     bytes: Mapping[Traffic, int]
     """Of the larger of what each of them takes and gives, added up."""
-    layers: tuple[range, ...] = ()
-    """Of the rank's stage, by part, where there are several stages."""
+    layers: tuple[range, ...]
+    """Of the rank's stage, by part; none where there is one stage."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,8 +45,6 @@ _EXPONENT = 0x7F800000
 """The bits of a positive float32 that are left of the largest power of two below it."""
 _ROUTERS = ("gate", "router")
 """Names of layers that choose experts: a choice is not rounded."""
-
-
 _FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
 """The second is that of AMD's MI300."""
 
@@ -85,10 +83,8 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
     Raises:
         ModelError: there is none.
     """
-    layers = dict(_linear_layers(model))
-    fitting: list[Any] = [
-        layer for layer in layers.values() if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)
-    ]
+    layers: list[Any] = list(_linear_layers(model))
+    fitting = [layer for layer in layers if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)]
     several = f" x training.parallel.tp {tp}" if tp > 1 else ""
     if not fitting:
         raise ModelError(
@@ -123,14 +119,15 @@ def _say_that_it_is_slow() -> None:
     logger.warning("training.fp8 on a CPU is for trying it out: these products are slower there than bfloat16's")
 
 
-def _linear_layers(model: Any) -> Iterator[tuple[str, nn.Linear]]:
+def _linear_layers(model: Any) -> Iterator[nn.Linear]:
+    """Of the decoder layers of a language model or of a bare decoder, but for those that choose experts."""
     decoder = decoder_of(model) if hasattr(model, "get_decoder") else model.base_model
     routers = set(find_routers(model)) if hasattr(model, "get_decoder") else set()
-    for i, layer in enumerate(getattr(decoder, "layers", ())):
+    for layer in getattr(decoder, "layers", ()):
         for name, module in layer.named_modules():
             chooses = module in routers or name.rpartition(".")[2] in _ROUTERS
             if type(module) is nn.Linear and not chooses:
-                yield f"layers.{i}.{name}", module
+                yield module
 
 
 def _forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:

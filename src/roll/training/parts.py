@@ -14,9 +14,9 @@ or counts weights finds them. A layer that runs again for its gradient is called
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -35,27 +35,10 @@ class _Hand:
     passed: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Of a module below another."""
-
-    parent: nn.Module
-    name: str
-
-    @property
-    def module(self) -> nn.Module:
-        """What is there now."""
-        module = self.parent._modules[self.name]
-        assert module is not None
-        return module
-
-    def put(self, module: nn.Module) -> None:
-        """Let it be there."""
-        self.parent._modules[self.name] = module
-
-
-_View = Sequence[tuple[_Place, nn.Module]]
-"""What stands where while a part is computed."""
+_Place: TypeAlias = tuple[nn.Module, str]
+"""A module, and the name of one directly below it."""
+_View: TypeAlias = Mapping[_Place, nn.Module | None]
+"""What stands where."""
 
 
 def leave_parts(
@@ -64,7 +47,7 @@ def leave_parts(
     projection: Any,
     heads: Iterable[nn.Module],
     stage: Stage,
-    starts: Sequence[int],
+    spans: Sequence[range],
     share: TokenShare,
     dtype: torch.dtype,
 ) -> None:
@@ -76,7 +59,7 @@ def leave_parts(
         projection: to the vocabulary; `None` where there is none.
         heads: that the last part has besides.
         stage: of this rank.
-        starts: the first layer of every part, and the number of layers.
+        spans: the layers of every part of the model.
         share: which tokens are this rank's.
         dtype: of what passes between parts.
     """
@@ -84,21 +67,20 @@ def leave_parts(
     given = _given(embeddings, hand, stage, is_tied=projection is not None and projection.weight is embeddings.weight)
     after = [m for m in decoder.children() if m not in (layers, embeddings) and _has_weights(m)]
     views: list[_View] = []
-    spans = [range(starts[part.number], starts[part.number + 1]) for part in stage.parts]
-    for part, span in zip(stage.parts, spans, strict=True):
-        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, span, hand))]
+    for part in stage.parts:
+        instead: list[tuple[nn.Module, nn.Module]] = [(layers, _chosen(layers, spans[part.number], hand))]
         if not part.is_first:
             instead.append((embeddings, given))
         if not part.is_last:
             instead += [(module, PassThrough(module)) for module in after]
-        views.append([(place, new) for module, new in instead for place in _places(decoder, module)])
+        views.append({place: new for module, new in instead for place in _places(decoder, module)})
     if not stage.is_last:
         for module in (*after, *heads, *([] if projection is None else [projection])):
             _replace(root, module, PassThrough(module))
     if not stage.is_first:
         _replace(root, embeddings, given)
     for i, layer in enumerate(layers):
-        if not any(i in span for span in spans):
+        if not any(i in spans[part.number] for part in stage.parts):
             layers[i] = PassThrough(layer)
     width = decoder.config.get_text_config().hidden_size
     decoder.forward = _staged(decoder.forward, stage, views, hand, share, width, dtype)
@@ -166,25 +148,26 @@ def _staged(
 
 @contextlib.contextmanager
 def _shown(view: _View) -> Iterator[None]:
-    before = [(place, place.module) for place, _ in view]
+    before = {(parent, name): parent._modules[name] for parent, name in view}
     try:
-        for place, module in view:
-            place.put(module)
+        _put(view)
         yield
     finally:
-        for place, module in before:
-            place.put(module)
+        _put(before)
+
+
+def _put(view: _View) -> None:
+    for (parent, name), module in view.items():
+        parent._modules[name] = module
 
 
 def _places(root: nn.Module, module: nn.Module) -> list[_Place]:
     """Where a module stands below `root`."""
-    everything = [(parent, *child) for parent in root.modules() for child in parent._modules.items()]
-    return [_Place(parent, name) for parent, name, child in everything if child is module]
+    return [(parent, name) for parent in root.modules() for name, child in parent._modules.items() if child is module]
 
 
 def _replace(root: nn.Module, module: nn.Module, new: nn.Module) -> None:
-    for place in _places(root, module):
-        place.put(new)
+    _put(dict.fromkeys(_places(root, module), new))
 
 
 def _has_weights(module: nn.Module) -> bool:

@@ -83,7 +83,7 @@ def check_cut(network: Any, stage: Stage) -> None:
     """
     models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen]
     for decoder, projection in (*models, (network.decoder, network.projection)):
-        check_stages(decoder, _starts(decoder, projection, stage)[1:-1])
+        check_stages(decoder, [span.start for span in _spans(decoder, projection, stage)[1:]])
 
 
 def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
@@ -103,9 +103,9 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
     heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
     for model in network.frozen:
         decoder, projection = decoder_of(model), model.get_output_embeddings()
-        leave_parts(model, decoder, projection, (), stage, _starts(decoder, projection, stage), share, dtype)
-    starts = _starts(network.decoder, network.projection, stage)
-    leave_parts(network, network.decoder, network.projection, heads, stage, starts, share, dtype)
+        leave_parts(model, decoder, projection, (), stage, _spans(decoder, projection, stage), share, dtype)
+    spans = _spans(network.decoder, network.projection, stage)
+    leave_parts(network, network.decoder, network.projection, heads, stage, spans, share, dtype)
     if getattr(network, "routing", None) is not None:
         network.routing.clear()
     own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
@@ -119,7 +119,7 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
         tensors={name: _without_data(tensor) for name, tensor in whole.items()},
         stages_of=stages_of,
         adapters=adapters,
-        layers=tuple(range(starts[part.number], starts[part.number + 1]) for part in stage.parts),
+        layers=tuple(spans[part.number] for part in stage.parts),
     )
 
 
@@ -153,8 +153,8 @@ def layers_by_part(num_layers: int, num_stages: int, num_chunks: int, projection
     return counts
 
 
-def _starts(decoder: Any, projection: Any, stage: Stage) -> list[int]:
-    """The first layer of every part, and the number of layers."""
+def _spans(decoder: Any, projection: Any, stage: Stage) -> list[range]:
+    """The layers of every part of the model."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(f"{type(decoder).__name__} cannot be cut into stages: its decoder has no `layers`")
@@ -170,7 +170,7 @@ def _starts(decoder: Any, projection: Any, stage: Stage) -> list[int]:
     used = sum(p.numel() * (chosen / len(p) if p.ndim > 2 else 1) for p in layers.parameters()) / len(layers)
     weight = 0.0 if projection is None else projection.weight.numel() / used
     counts = layers_by_part(len(layers), stage.count, stage.num_chunks, weight)
-    return [sum(counts[:i]) for i in range(count + 1)]
+    return [range(sum(counts[:i]), sum(counts[: i + 1])) for i in range(count)]
 
 
 def _without_data(tensor: Tensor) -> Tensor:

@@ -53,7 +53,9 @@ __all__ = [
 ]
 
 _DTYPES = {"updates": torch.int64, "counters": torch.int64, "rng": torch.uint8}
+"""Of entries, by the first part of their names; a weight has a floating-point one."""
 _MOST = 2**53
+"""No count reaches it."""
 
 
 def state_of(
@@ -141,7 +143,7 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     """Refuse a checkpoint whose index `saved` is not that of the tensors of these shapes, by name.
 
     Raises:
-        CheckpointError: saying which lack or differ.
+        CheckpointError: saying which lack or differ, or have a dtype that nothing writes.
     """
     missing = sorted(set(shapes) - set(saved))
     extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment")))
@@ -155,10 +157,8 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
     if wrong:
         raise CheckpointError(f"the trainer's checkpoint '{path}' has other shapes: {wrong[:3]}")
     for name, entry in saved.items():
-        dtype = entry.properties.dtype
-        if (name.startswith("weight/") and not dtype.is_floating_point) or _DTYPES.get(
-            name.split("/")[0], dtype
-        ) != dtype:
+        kind, dtype = name.partition("/")[0], entry.properties.dtype
+        if not (dtype.is_floating_point if kind == "weight" else dtype == _DTYPES.get(kind, dtype)):
             raise CheckpointError(f"the trainer's checkpoint '{path}' has {short(name)} as {dtype}: it is damaged")
 
 

@@ -15,7 +15,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import os
 import socket
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -28,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from roll.errors import WeightSyncError
+from roll.process_environment import temporary_environment
 
 __all__ = [
     "Group",
@@ -47,6 +47,9 @@ NCCL_POLL_S = 0.0001
 
 ASK_S = 0.5
 """Between two looks whether the sender has given up, while its broadcast is waited for."""
+
+_CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
+"""What a failed NCCL group does to its process: nothing."""
 
 
 class Member(NamedTuple):
@@ -253,15 +256,5 @@ def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> 
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout
-    before = os.environ.get(_ERROR_HANDLING)
-    os.environ[_ERROR_HANDLING] = _CLEAN_UP_ONLY
-    try:
+    with temporary_environment(_CLEAN_UP_ONLY):
         return dist.ProcessGroupNCCL(store, rank, size, options)
-    finally:
-        if before is None:
-            del os.environ[_ERROR_HANDLING]
-        else:
-            os.environ[_ERROR_HANDLING] = before
-
-
-_ERROR_HANDLING, _CLEAN_UP_ONLY = "TORCH_NCCL_ASYNC_ERROR_HANDLING", "2"

@@ -457,13 +457,15 @@ def test_a_large_vocabulary_is_gathered_and_added_up_alone():
 def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
     """The first of four stages keeps 11 of 8 halves of a quarter of the layers: 11/8 of what one rank keeps."""
 
-    def kept(**parallel: int) -> int:
+    def kept(micro_batches: int = 8, **parallel: int) -> int:
         config = load_config(QUICKSTART, [])
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
-        return pass_bytes(config.model, training, Mixture(), 1000, 4, on_accelerator=True)["activations"]
+        places = {"micro_batches": micro_batches, "on_accelerator": True}
+        return pass_bytes(config.model, training, Mixture(), 1000, 4, **places)["activations"]
 
     assert kept(pp=4) == kept()
     assert kept(pp=4, vpp=2) == round(kept() * 11 / 8)
+    assert kept(7, pp=4, vpp=2) == round(kept() * 14 / 8)  # what the order of 7 keeps: the last round is not full
 
 
 @pytest.mark.parametrize(
@@ -486,7 +488,8 @@ def test_gradients_take_the_place_of_activations(
         places = {"micro_batches": micro_batches, "on_accelerator": on_accelerator}
         return training_bytes(config.model, training, sizes, 1000, ranks, **places)
 
-    passing = pass_bytes(config.model, training, sizes, 1000, ranks, on_accelerator=False)["activations"]
+    places = {"micro_batches": micro_batches, "on_accelerator": False}
+    passing = pass_bytes(config.model, training, sizes, 1000, ranks, **places)["activations"]
     late = 4 * (sizes.num_parameters - 256 * 192) // ranks if fewer else 0
     assert parts()["activations"] == passing - late
     assert parts(on_accelerator=True)["activations"] >= passing

@@ -49,7 +49,7 @@ class Ahead:
         tracker_fd = resource_tracker.getfd()
         assert tracker_fd is not None
         found_as_here = os.pathsep.join(entry for entry in sys.path if entry and isinstance(entry, str))
-        with ExitStack() as its, ExitStack() as own:
+        with ExitStack() as its, ExitStack() as own:  # ends of pipes: its are closed here, own ones if it cannot start
             ended, own_end = _pipe(own, its)
             own_work, work = _pipe(its, own)
             command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=own_work)]
@@ -65,7 +65,10 @@ class Ahead:
                 pass_fds=(tracker_fd, own_work, own_end),
             )
             own.pop_all()
-        self.ended, self.work = ended, work
+        self.ended = ended
+        """The end of a pipe that can be read once the process has ended."""
+        self.work = work
+        """The end of a pipe in which it hears what it is to run."""
         self.is_used = False
         """It has been told what it is to run."""
 

@@ -6,11 +6,9 @@ What the user has set always wins.
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
 from importlib import metadata
 
-__all__ = ["is_cpu_build", "prepare_environment", "temporary_environment"]
+__all__ = ["is_cpu_build", "prepare_environment"]
 
 _EVERYWHERE = {
     # A fork of a process whose OpenMP or CUDA threads run may hang in the child.
@@ -41,18 +39,3 @@ def prepare_environment() -> None:
     """Set what vLLM needs, before it is imported; may be called again."""
     for name, value in (_EVERYWHERE | (_ON_CPU if is_cpu_build() else {})).items():
         os.environ.setdefault(name, value)
-
-
-@contextmanager
-def temporary_environment(variables: Mapping[str, str]) -> Generator[None]:
-    """Set variables for processes started inside the block; the values from before come back after it."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

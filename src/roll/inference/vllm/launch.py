@@ -17,19 +17,18 @@ import psutil
 
 from roll.errors import EngineDiedError, ModelError
 from roll.inference.spec import EngineSpec
-from roll.inference.step_log import StepLog
 from roll.inference.vllm.ahead import Ahead, ended_unless_used, first_process_from, process_ahead
 from roll.inference.vllm.arguments import CPU_KV_CACHE_BYTES, engine_arguments
-from roll.inference.vllm.environment import is_cpu_build, prepare_environment, temporary_environment
+from roll.inference.vllm.environment import is_cpu_build, prepare_environment
+from roll.inference.vllm.stats import Stats
+from roll.process_environment import SPIN_COUNT, temporary_environment
 
-__all__ = ["Launch", "Stats", "end_launch", "engine_ahead", "launch"]
+__all__ = ["Launch", "end_launch", "engine_ahead", "launch"]
 
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 1.0
 """Then processes are killed; they hold nothing that must be saved."""
-SPIN_COUNT = "10000"
-"""Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 100 microseconds."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
 _SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
@@ -38,45 +37,6 @@ _starting = threading.Lock()
 """Environment variables are changed while an engine starts."""
 _ended: set[str] = set()
 """Names of launches that are to fail."""
-
-
-class Stats:
-    """Latest figures of vLLM's scheduler; vLLM calls `record` after every step."""
-
-    def __init__(self) -> None:
-        self.num_running = 0
-        self.num_steps = 0
-        self.kv_used = 0.0
-        self.steps = StepLog()
-
-    def logger_class(self) -> type:
-        """A vLLM stat logger that writes here."""
-        from vllm.v1.metrics.loggers import StatLoggerBase
-
-        stats = self
-
-        class Recorder(StatLoggerBase):
-            def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
-                self._cache = vllm_config.cache_config
-
-            def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
-                stats.num_steps += scheduler_stats is not None or iteration_stats is not None
-                if scheduler_stats is not None:
-                    stats.num_running = scheduler_stats.num_running_reqs
-                    stats.kv_used = scheduler_stats.kv_cache_usage
-                if iteration_stats is not None:
-                    num_started = len(iteration_stats.time_to_first_tokens_iter)
-                    stats.steps.step(
-                        num_decoding=iteration_stats.num_generation_tokens - num_started,
-                        num_started=num_started,
-                        num_prefilled=iteration_stats.prompt_token_stats.computed,
-                        context_tokens=stats.kv_used * (self._cache.num_gpu_blocks or 0) * self._cache.block_size,
-                    )
-
-            def log_engine_initialized(self) -> None:
-                """Nothing to say."""
-
-        return Recorder
 
 
 class Launch:

@@ -47,7 +47,7 @@ def _memory(report: Report, config: DistillConfig, batch: BatchArithmetic, teach
         held = sum(sizes.num_parameters for sizes in teachers) * element // config.num_ranks
         return Further(held={"teachers": held})
     if config.teacher[0].place == "trainer":
-        on_accelerator = bool(report.machine.accelerator_bytes)
+        on_accelerator = report.machine.has_accelerators
         roles = [frozen_memory(config, "teacher", each, batch, on_accelerator=on_accelerator) for each in teachers]
         return Further(roles=roles)
     return Further(roles=[_engine(report, config, sizes) for sizes in teachers])
@@ -61,6 +61,6 @@ def _engine(report: Report, config: DistillConfig, sizes: ModelSizes) -> RoleMem
         kind=report.engine_kind or "hf",
         max_context=(report.longest_prompt or 0) + config.max_answer_tokens,
         element=element_bytes(config.model.dtype),
-        on_accelerator=bool(report.machine.accelerator_bytes),
+        on_accelerator=report.machine.has_accelerators,
     )
     return RoleMemory(role="teacher", count=1, parts=parts)

@@ -22,5 +22,5 @@ def _further(report: Report, config: PreferenceOnlineConfig, batch: BatchArithme
     assert report.model is not None, "it was looked at"
     if not config.starts_reference:
         return Further(roles=[])
-    on_accelerator = bool(report.machine.accelerator_bytes)
+    on_accelerator = report.machine.has_accelerators
     return Further(roles=[frozen_memory(config, "reference", report.model, batch, on_accelerator=on_accelerator)])

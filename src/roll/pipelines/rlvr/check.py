@@ -42,7 +42,7 @@ def _look_at_truncation(report: Report, config: ReinforcingConfig) -> None:
 
 def _further(report: Report, config: ReinforcingConfig, batch: BatchArithmetic) -> Further:
     assert report.model is not None, "it was looked at"
-    on_accelerator = bool(report.machine.accelerator_bytes)
+    on_accelerator = report.machine.has_accelerators
     return further_memory(config, report.model, batch, critic_sizes=report.critic, on_accelerator=on_accelerator)
 
 

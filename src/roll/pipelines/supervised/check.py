@@ -143,7 +143,7 @@ def _estimate_memory(
     assert sizes is not None
     parallel = config.training.parallel
     shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
-    on_accelerator = bool(report.machine.accelerator_bytes)
+    on_accelerator = report.machine.has_accelerators
     parts = training_bytes(
         config.model,
         config.training,
@@ -181,7 +181,7 @@ def _answering(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
         kind=report.engine_kind,
         max_context=prepare_prompts(answering).max_context,
         element=element_bytes(config.model.dtype),
-        on_accelerator=bool(report.machine.accelerator_bytes),
+        on_accelerator=report.machine.has_accelerators,
     )
     return [RoleMemory(role="actor_infer", count=count, parts=parts)]
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError
+from roll.process_environment import temporary_environment
 from roll.training.spec import TrainerSpec
 from roll.training.value import ValueNetwork
 from roll.version import install_extra
@@ -174,14 +175,6 @@ def local_rank(spec: TrainerSpec, device: torch.device) -> int:
 def surroundings(number: int) -> Iterator[None]:
     """What DeepSpeed needs around every call, and nothing else should meet: the rank's number in the environment, and
     silence about collectives, which it calls by their old names."""
-    before = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(number)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
-            yield
-    finally:
-        if before is None:
-            del os.environ["LOCAL_RANK"]
-        else:
-            os.environ["LOCAL_RANK"] = before
+    with temporary_environment({"LOCAL_RANK": str(number)}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
+        yield

@@ -61,11 +61,11 @@ class _Exchange(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, parts: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
-        return _all_to_all(parts, group)
+        return exchanged(parts, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        return _all_to_all(grads[0], ctx.group), None
+        return exchanged(grads[0], ctx.group), None
 
 
 class _ExchangeRows(torch.autograd.Function):
@@ -127,7 +127,9 @@ def exchange_rows(rows: Tensor, sent: list[int], received: list[int], group: Pro
 
 def exchanged(parts: Tensor, group: ProcessGroup) -> Tensor:
     """`exchange` of numbers without a gradient."""
-    return _all_to_all(parts, group)
+    result = torch.empty_like(parts, memory_format=torch.contiguous_format)
+    dist.all_to_all_single(result, parts.contiguous(), group=group)
+    return result
 
 
 def placed(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
@@ -231,12 +233,6 @@ def _reduce_scatter(share: Tensor, group: ProcessGroup) -> Tensor:
     part = share.new_empty(share.shape[0] // group.size(), *share.shape[1:])
     scatter_sum_into(part, share.contiguous(), group)
     return part
-
-
-def _all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
-    result = torch.empty_like(parts, memory_format=torch.contiguous_format)
-    dist.all_to_all_single(result, parts.contiguous(), group=group)
-    return result
 
 
 def _all_to_all_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:

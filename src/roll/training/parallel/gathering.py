@@ -15,7 +15,7 @@ one weight, it is gathered from the first use to the last gradient.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from torch.distributed import ProcessGroup
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllocMixin
 from torch.distributed.tensor import Shard
 
 from roll.training.parallel.collectives import gather_into, is_by_messages, scatter_sum_into
@@ -121,20 +122,14 @@ def reshard(network: nn.Module) -> None:
             module.reshard()
 
 
-class _HostGather(AllGather):
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
+class _HostGather(DefaultAllocMixin, AllGather):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, async_op: bool = False
     ) -> None:
         gather_into(output_tensor, input_tensor, group)
 
 
-class _HostReduce(ReduceScatter):
-    def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:
-        return torch.empty(*size, dtype=dtype, device=device)
-
+class _HostReduce(DefaultAllocMixin, ReduceScatter):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
@@ -155,5 +150,5 @@ def _gate(hidden: Tensor) -> Tensor:
     return hidden.clone()  # FSDP cannot tell a view of what it was given from that
 
 
-def _weights(module: Any) -> Iterable[nn.Parameter]:
+def _weights(module: Any) -> list[nn.Parameter]:
     return [] if module is None else list(module.parameters())

@@ -77,7 +77,7 @@ def _look_at_places(report: Report, config: GeneratingConfig) -> None:
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
-    report.hands_over = hands_over(config, accelerated=bool(report.machine.accelerator_bytes))
+    report.hands_over = hands_over(config, accelerated=report.machine.has_accelerators)
 
 
 def _look_at_model(report: Report, config: GeneratingConfig) -> None:
@@ -211,7 +211,7 @@ def _estimate(
         batch,
         engine_kind=report.engine_kind,
         max_context=context,
-        on_accelerator=bool(report.machine.accelerator_bytes),
+        on_accelerator=report.machine.has_accelerators,
         judge=report.judge,
         further=more,
     )
