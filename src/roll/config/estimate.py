@@ -159,15 +159,16 @@ def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
 
 
 def kernel_bytes(
-    training: TrainingConfig, sizes: ModelSizes, micro_batches: int, element: int, *, on_accelerator: bool
+    model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, micro_batches: int, *, on_accelerator: bool
 ) -> dict[str, int]:
     """What the products of so many micro-batches of a run leave on a CPU: each has another number of tokens, and every
     expert another share of them. A matrix has three products, of the output and of both gradients; layers are alike.
     """
-    if on_accelerator or element != 2:
+    if on_accelerator or element_bytes(model.dtype) != 2:
         return {}
     experts = sizes.num_layers // training.parallel.pp * (sizes.num_experts // training.parallel.ep)
     matrices = 5 + 2 * experts if experts else 6  # of an attention, of an MLP or a router, and the vocabulary's
+    matrices += 5 if model.lora else 0  # into adapters from two widths, out of them to three
     return {_KERNELS: round(KERNEL_BYTES * min(3 * matrices * micro_batches, MOST_KERNELS))}
 
 

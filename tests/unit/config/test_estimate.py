@@ -19,6 +19,7 @@ from roll.config.estimate import (
     training_bytes,
 )
 from roll.config.load import load_config
+from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.config.passing import activation_bytes_per_token, gathered_bytes, pass_bytes
 from roll.config.training import closes_heap
@@ -508,12 +509,18 @@ def test_gradients_take_the_place_of_activations(
 def test_products_of_another_size_have_kernels_of_their_own(
     sizes: Sizes, parallel: dict[str, int], micro_batches: int, products: int
 ) -> None:
-    training = load_config(QUICKSTART, []).training
-    training = training.model_copy(update={"parallel": ParallelConfig(**parallel)})
-    found = kernel_bytes(training, sizes, micro_batches, 2, on_accelerator=False)
-    assert found == {"kernels of products": round(0.57 * 2**20 * products)}
-    assert kernel_bytes(training, sizes, micro_batches, 4, on_accelerator=False) == {}
-    assert kernel_bytes(training, sizes, micro_batches, 2, on_accelerator=True) == {}
+    config = load_config(QUICKSTART, [])
+    training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+
+    def kernels(on_accelerator: bool = False, **changes: Any) -> dict[str, int]:
+        model = config.model.model_copy(update=changes)
+        return kernel_bytes(model, training, sizes, micro_batches, on_accelerator=on_accelerator)
+
+    assert kernels() == {"kernels of products": round(0.57 * 2**20 * products)}
+    adapted = min(products + 3 * 5 * micro_batches, 1024)
+    assert kernels(lora=LoRAConfig(rank=4)) == {"kernels of products": round(0.57 * 2**20 * adapted)}
+    assert kernels(dtype="float32") == {}
+    assert kernels(on_accelerator=True) == {}
 
 
 @pytest.mark.parametrize(

@@ -154,7 +154,7 @@ def _estimate_memory(
         on_accelerator=on_accelerator,
     )
     in_run = config.training.num_steps * micro_batches
-    parts |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
+    parts |= kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (2 if other.paths else 1)
     if other.paths:

@@ -148,7 +148,7 @@ def memory_by_role(
     own = batch.tokens_per_micro_batch // config.training.parallel.row_ranks
     policy["logits"] = logit_bytes(sizes, own, element, layer=policy.get("a layer", 0))
     in_run = config.training.num_steps * batch.micro_batches
-    policy |= kernel_bytes(config.training, sizes, in_run, element, on_accelerator=on_accelerator)
+    policy |= kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if not on_accelerator:
         policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
     beyond = num_in_codes(config.inference, sizes) - policy["activations"]  # which are gone when weights are sent
