@@ -69,7 +69,7 @@ def _available(report: Report) -> str:
 
 
 def _where(report: Report, role: str) -> str:
-    if report.placement is None:
+    if report.placement is None or role == "rollouts":
         return "this process"
     if role == "processes":
         return "one for each"

@@ -252,6 +252,12 @@ def test_libraries_count_in_main_memory_only():
     assert "processes" not in memory_of(on_accelerator=True)
 
 
+def test_the_run_s_own_process_writes_rollouts() -> None:
+    assert memory_of(*RAY)["rollouts"].count == 1
+    assert "rollouts" not in memory_of("tracking.rollouts=false")
+    assert "rollouts" not in memory_of(on_accelerator=True)
+
+
 @pytest.mark.parametrize(
     ("overrides", "kept"),
     [
