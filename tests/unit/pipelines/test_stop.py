@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
+from roll.pipelines.stop import ONE_SIGNAL_S, Interrupted, StopRequest, stop_on_signals
 
 
 async def test_work_that_ends_first_gives_its_result() -> None:
@@ -89,19 +89,36 @@ async def test_a_stop_is_said_once() -> None:
     assert [text.split(":")[0] for text in said] == ["SIGTERM"]
 
 
-async def test_a_second_signal_reaches_what_holds_the_loop_up() -> None:
-    stop = StopRequest()
+@pytest.mark.parametrize(
+    ("first", "seconds_between"),
+    [(signal.SIGINT, ONE_SIGNAL_S + 0.1), pytest.param(signal.SIGTERM, 0.0, id="another one at once")],
+)
+async def test_a_second_signal_reaches_what_holds_the_loop_up(first: signal.Signals, seconds_between: float) -> None:
+    stop, times = StopRequest(), iter([0.0, seconds_between])
 
     def callback() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), first)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with stop_on_signals(stop):
+    with stop_on_signals(stop, lambda: next(times)):
         with pytest.raises(KeyboardInterrupt):
             callback()
         while not stop:
             await asyncio.sleep(0)
-    assert stop.signal_name == "SIGINT"
+    assert stop.signal_name in {first.name, "SIGINT"}
+
+
+async def test_a_signal_that_comes_twice_at_once_is_one() -> None:
+    """`timeout` sends it to its child, and to the group that this belongs to."""
+    stop, times = StopRequest(), iter([0.0, 0.9, 5.0])
+    with stop_on_signals(stop, lambda: next(times)):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stop:
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 async def test_a_hang_up_that_is_ignored_stays_so() -> None:
