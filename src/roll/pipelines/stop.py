@@ -72,6 +72,26 @@ class StopRequest:
             raise Interrupted(self.signal_name)
         return task.result()
 
+    @contextlib.contextmanager
+    def cancelling(self) -> Iterator[None]:
+        """Inside, a stop cancels the task that this is; unlike in `unless`, what it sets in its context stays.
+
+        Raises:
+            Interrupted: a stop was asked for; the block has ended.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        stop, others = asyncio.create_task(self._event.wait()), task.cancelling()
+        stop.add_done_callback(lambda stopped: None if stopped.cancelled() else task.cancel())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._event.is_set() and task.uncancel() <= others:
+                raise Interrupted(self.signal_name) from None
+            raise
+        finally:
+            stop.cancel()
+
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:

@@ -64,6 +64,39 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
     assert cancelled.is_set()
 
 
+async def test_what_a_stop_cancels_has_ended_before_it_is_an_interruption() -> None:
+    stop, log = StopRequest(), []
+    asyncio.get_running_loop().call_soon(stop.set, "SIGTERM")
+    with pytest.raises(Interrupted, match="SIGTERM"), stop.cancelling():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            log.append("cleaned up")
+    assert log == ["cleaned up"]
+    await asyncio.sleep(0)  # nothing cancels what follows
+
+
+async def test_a_stop_after_the_block_cancels_nothing() -> None:
+    stop = StopRequest()
+    with stop.cancelling():
+        await asyncio.sleep(0)
+        stop.set("SIGINT")
+    await asyncio.sleep(0)
+
+
+async def test_who_cancels_a_block_himself_has_not_interrupted_it() -> None:
+    async def work() -> None:
+        with StopRequest().cancelling():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_sets_the_request_and_handlers_are_restored(
     number: signal.Signals, request: pytest.FixtureRequest
