@@ -83,7 +83,7 @@ class RayEngine:
         self._actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options).remote(spec)
 
     async def _await(self, reference: Any) -> Any:
-        return await answer(reference, lambda how: EngineDiedError(self.engine_id, f"its {how}"))
+        return await answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
 
     async def start(self) -> None:
         """See `InferenceEngine`; so for all that follow."""
