@@ -146,10 +146,11 @@ class RayEngine:
         )
 
     async def close(self) -> None:
-        """Let the engine end itself, then end its process."""
+        """Let the engine end itself, if it has started, then end its process, and with it those that it started."""
         if self._reports is not None:
             self._reports.cancel()
-        with contextlib.suppress(EngineDiedError, TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._await(self._actor.call.remote("close"))
+        if self.pid is not None:
+            with contextlib.suppress(EngineDiedError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._await(self._actor.call.remote("close"))
         ray.kill(self._actor, no_restart=True)

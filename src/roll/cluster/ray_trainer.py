@@ -111,7 +111,7 @@ class RayTrainerGroup(TrainerGroup):
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
             await group._answers(building, LONGEST_DEATH_S)
         except BaseException:
-            await group.close()
+            group._end()  # no rank has anything to free yet, and none that loads a model would hear of it
             raise
         return group
 
@@ -181,5 +181,8 @@ class RayTrainerGroup(TrainerGroup):
         with contextlib.suppress(WorkerDiedError, TimeoutError):
             async with asyncio.timeout(10.0):
                 await self._answers([actor.close.remote() for actor in self._actors], LONGEST_DEATH_S)
+        self._end()
+
+    def _end(self) -> None:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)

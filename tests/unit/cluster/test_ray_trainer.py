@@ -85,6 +85,24 @@ async def test_a_death_explains_what_other_ranks_met_and_names_the_rank() -> Non
     assert str(met.value) == said
 
 
+async def test_a_start_that_is_cancelled_ends_ranks_that_load_without_asking_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[Any] = []
+    rank = SimpleNamespace(build=SimpleNamespace(remote=lambda *_: asyncio.Event().wait()))
+    options = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: rank))
+    monkeypatch.setattr(ray_trainer.ray, "remote", lambda **_: lambda _: options)
+    monkeypatch.setattr(ray_trainer.ray, "kill", lambda actor, no_restart: ended.append(actor))
+    spec = TrainerSpec(model_path="", model=ModelConfig(path="tiny"), training=TrainingConfig(num_steps=1))
+    start = asyncio.create_task(RayTrainerGroup.start(spec, [{"runtime_env": {"env_vars": {}}}]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert ended == [rank]
+
+
 def test_an_actor_sends_weights_in_codes_where_its_spec_says_so(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
