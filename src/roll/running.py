@@ -1,19 +1,30 @@
-"""Running a coroutine to its end from plain code, also where a loop runs already (a notebook)."""
+"""Running a coroutine to its end from plain code, also where a loop runs already (a notebook); and what has no end yet.
+
+A thread cannot be ended from outside. What it computes for a coroutine that is cancelled is left to it, and a process
+that does nothing else need not wait for that at its end: see `left_behind`.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextlib
 import contextvars
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["interruptible", "run_to_end"]
+__all__ = ["in_thread", "interruptible", "left_behind", "or_leave", "run_to_end"]
 
+P = ParamSpec("P")
 T = TypeVar("T")
+
+_left: set[Future[Any]] = set()
+"""What threads compute for coroutines that were cancelled."""
+atexit.register(lambda: wait(_left))  # a thread that computes while Python ends may crash it
 
 _requests: dict[int, Callable[[], object]] = {}
 """By thread: what asks the work in it to stop."""
@@ -85,3 +96,26 @@ def interruptible(ask: Callable[[], object]) -> Iterator[None]:
         yield
     finally:
         _requests.pop(thread, None)
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Like `asyncio.to_thread`, for what may be left behind: it changes nothing that outlives this process."""
+    thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=getattr(function, "__name__", ""))
+    work = thread.submit(contextvars.copy_context().run, partial(function, *args, **kwargs))
+    thread.shutdown(wait=False)
+    return await or_leave(work)
+
+
+async def or_leave(work: Future[T]) -> T:
+    """Wait for what a thread computes; when cancelled, leave it to the thread, and do not wait for its end."""
+    try:
+        return await asyncio.wrap_future(work)
+    finally:
+        if not work.done():
+            _left.add(work)
+            work.add_done_callback(_left.discard)
+
+
+def left_behind(patience_s: float) -> bool:
+    """Whether a thread still computes what nobody waits for, after so many seconds at most."""
+    return bool(wait(_left, patience_s).not_done)

@@ -126,7 +126,7 @@ def test_a_killed_rank_ends_the_run_which_then_resumes_with_one_rank_and_one_eng
     ranks[1].kill()
     errors = end(process)
     assert process.returncode == 1
-    assert "a trainer rank's process ended" in errors
+    assert f"rank 1 of trainer policy: its process ended (see {run.path / 'logs' / 'policy-1.log'})" in errors
     assert "Traceback" not in errors
     wait_until(lambda: not list(marked(mark)), "the end of every process")
     logs = {path.name for path in (run.path / "logs").glob("*.log")}

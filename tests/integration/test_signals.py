@@ -44,6 +44,32 @@ def test_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
     assert run.ledger() == reference.ledger()
 
 
+@pytest.mark.parametrize(
+    ("said", "number", "code"),
+    [
+        ("reading the model's files", signal.SIGINT, 130),
+        pytest.param("starting engines", signal.SIGTERM, 143, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_starts_ends_without_going_on(
+    tmp_path: Path, tiny_model: Path, said: str, number: signal.Signals, code: int
+) -> None:
+    run = Run(tmp_path / "runs", tiny_config(tiny_model, num_steps=1))
+    process = run.begin()
+    end = time.monotonic() + DEADLINE_S
+    log = run.path / "logs" / "controller-0.log"
+    while not (log.exists() and said in log.read_text()):
+        assert process.poll() is None and time.monotonic() < end, process.communicate()[1].decode()
+        time.sleep(0.01)
+    os.kill(process.pid, number)
+    _, errors = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == code, errors.decode()
+    assert errors.decode().splitlines()[-1] == f"Interrupted. Continue with: roll resume {run.path}"
+    assert "bringing the weights" not in log.read_text()
+    assert not list((run.path / "checkpoints").iterdir())
+    run.finish()
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
 @pytest.mark.timeout(300)

@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
+from roll.cli.main import end
 from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
-from roll.running import run_to_end
+from roll.running import in_thread, left_behind, run_to_end
 
 WORD = contextvars.ContextVar("WORD", default="")
 
@@ -74,3 +75,39 @@ def _cell(work) -> None:
         run_to_end(work())
 
     asyncio.run(cell())
+
+
+def test_a_thread_gives_what_it_computes_and_knows_its_context():
+    async def ask():
+        WORD.set("run")
+        return await in_thread(lambda word: (word, WORD.get()), word="asked")
+
+    assert asyncio.run(ask()) == ("asked", "run")
+    assert not left_behind(0.0)
+
+
+def test_who_is_cancelled_does_not_wait_for_his_thread_and_the_command_ends_without_it(monkeypatch):
+    begun, may_end, ends = threading.Event(), threading.Event(), []
+
+    def compute():
+        begun.set()
+        may_end.wait()
+
+    async def cancelled():
+        asking = asyncio.create_task(in_thread(compute))
+        await asyncio.to_thread(begun.wait)
+        asking.cancel()
+        await asking
+
+    monkeypatch.setattr("os._exit", ends.append)
+    monkeypatch.setattr("roll.cli.main.END_TIMEOUT_S", 0.0)
+    try:
+        with pytest.raises(asyncio.CancelledError):
+            asyncio.run(cancelled())  # comes back
+        end(130)
+        assert ends == [130]
+    finally:
+        may_end.set()
+    assert not left_behind(10.0)
+    with pytest.raises(SystemExit):
+        end(130)

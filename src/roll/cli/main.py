@@ -32,6 +32,8 @@ from roll.tracking.visible import printable
 
 __all__ = ["end", "guarded", "run"]
 
+END_TIMEOUT_S = 1.0
+"""For threads whose processes were ended, to meet that and to put away what they have."""
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
@@ -48,15 +50,26 @@ def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """End this process, also where a tracker's client would wait at its end for a server that answers nobody."""
-    sinks = sys.modules.get("roll.tracking.sinks")
-    if sinks is None or not sinks.left_behind():
+    """End this process, whatever was left behind.
+
+    A tracker's client would wait at its end for a server that answers nobody, and Python for a thread that still
+    computes for a start that was cancelled.
+    """
+    if not any(_left_behind()):
         sys.exit(code)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
     os._exit(code)
+
+
+def _left_behind() -> Iterator[bool]:
+    """Of what this process has imported, whether it left anything."""
+    if sinks := sys.modules.get("roll.tracking.sinks"):
+        yield sinks.left_behind()
+    if running := sys.modules.get("roll.running"):
+        yield running.left_behind(END_TIMEOUT_S)
 
 
 def guarded(action: Callable[[], object], session: Session) -> int:

@@ -75,7 +75,7 @@ def num_accelerators() -> int:
 
 
 async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:
-    """Start roles at the same time; `stack` closes whatever started, the last one first.
+    """Start roles at the same time; `stack` closes whatever started, the last one first, also when this is cancelled.
 
     Returns:
         The roles, in the order given; `None` stays `None`.
@@ -83,11 +83,14 @@ async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> li
     Raises:
         Exception: what the first of them raised that failed, after all have started or failed.
     """
-    started = await asyncio.gather(*starting, return_exceptions=True)
+    tasks = [asyncio.ensure_future(role) for role in starting]
+    try:
+        started = await asyncio.gather(*tasks, return_exceptions=True)
+    finally:  # all of them have ended, also those that were cancelled
+        for task in tasks:
+            if not task.cancelled() and task.exception() is None and (role := task.result()) is not None:
+                stack.push_async_callback(role.close)
     failed = [role for role in started if isinstance(role, BaseException)]
-    for role in started:
-        if role is not None and not isinstance(role, BaseException):
-            stack.push_async_callback(role.close)
     if failed:
         raise failed[0]
     return started

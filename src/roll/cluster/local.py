@@ -15,6 +15,7 @@ from roll.cluster.engines import StartedEngines
 from roll.config.training import TRAINERS
 from roll.inference import EngineSpec, build_engine
 from roll.protocols import TrainBackend, TrainerGroup, WorkerPool
+from roll.running import or_leave
 from roll.types import WeightUpdate
 
 if TYPE_CHECKING:
@@ -37,14 +38,14 @@ class LocalTrainerGroup(TrainerGroup):
 
     @classmethod
     async def start(cls, spec: TrainerSpec) -> LocalTrainerGroup:
-        """Load the model in the trainer's thread."""
+        """Load the model in the trainer's thread, which is left behind when this is cancelled."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.role)
 
         def build() -> TrainBackend:
             return TRAINERS.get(spec.training.backend)(spec)
 
         try:
-            return cls(await asyncio.get_running_loop().run_in_executor(thread, build), thread, spec)
+            return cls(await or_leave(thread.submit(build)), thread, spec)
         except BaseException:
             thread.shutdown(wait=False, cancel_futures=True)
             raise

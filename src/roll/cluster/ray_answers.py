@@ -10,17 +10,17 @@ from ray.exceptions import RayActorError, RayTaskError
 __all__ = ["answer"]
 
 
-async def answer(reference: Any, died: Callable[[str], Exception]) -> Any:
+async def answer(reference: Any, died: Callable[[], Exception]) -> Any:
     """Wait for an actor's answer.
 
     Args:
         reference: of the call.
-        died: the error to raise where the actor's process ended, from how.
+        died: the error to raise where the actor's process ended.
     """
     try:
         return await reference
     except RayActorError as error:
-        raise died(f"process ended ({type(error).__name__})") from error
+        raise died() from error
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, Exception) and not isinstance(cause, RayTaskError):

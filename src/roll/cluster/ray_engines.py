@@ -83,7 +83,7 @@ class RayEngine:
         self._actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options).remote(spec)
 
     async def _await(self, reference: Any) -> Any:
-        return await answer(reference, lambda how: EngineDiedError(self.engine_id, f"its {how}"))
+        return await answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
 
     async def start(self) -> None:
         """See `InferenceEngine`; so for all that follow."""
@@ -146,10 +146,11 @@ class RayEngine:
         )
 
     async def close(self) -> None:
-        """Let the engine end itself, then end its process."""
+        """Let the engine end itself, if it has started, then end its process, and with it those that it started."""
         if self._reports is not None:
             self._reports.cancel()
-        with contextlib.suppress(EngineDiedError, TimeoutError):
-            async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                await self._await(self._actor.call.remote("close"))
+        if self.pid is not None:
+            with contextlib.suppress(EngineDiedError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await self._await(self._actor.call.remote("close"))
         ray.kill(self._actor, no_restart=True)

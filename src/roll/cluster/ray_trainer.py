@@ -21,7 +21,7 @@ from typing import Any
 
 import ray
 
-from roll.cluster.actor_log import log_into_the_run
+from roll.cluster.actor_log import ACTOR_LOG, log_into_the_run
 from roll.cluster.ray_answers import answer
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
@@ -82,10 +82,18 @@ class TrainerActor:
 
 
 class RayTrainerGroup(TrainerGroup):
-    """All ranks; implements `SendSteps` for its weight syncs."""
+    """All ranks; implements `SendSteps` for its weight syncs.
 
-    def __init__(self, actors: Sequence[Any]) -> None:
+    Args:
+        actors: by rank.
+        name: of the trainer, for the user.
+        logs: the actors', where they have any.
+    """
+
+    def __init__(self, actors: Sequence[Any], name: str = "", logs: Sequence[str] = ()) -> None:
         self._actors = list(actors)
+        self._name = name
+        self._logs = logs or [""] * len(actors)
         self._lost = ""
         """Why the ranks can do nothing together any more."""
 
@@ -94,15 +102,16 @@ class RayTrainerGroup(TrainerGroup):
         """Start one rank per seat (options of its actor), all at once."""
         remote: Any = ray.remote
         actor = remote(max_restarts=0, concurrency_groups={"release": 1})(TrainerActor)
-        group = cls([actor.options(**options).remote() for options in seats])
+        logs = [options["runtime_env"]["env_vars"].get(ACTOR_LOG, "") for options in seats]
+        group = cls([actor.options(**options).remote() for options in seats], spec.role, logs)
         try:
-            place = await _await(group._actors[0].meeting_place.remote()) if len(seats) > 1 else None
+            place = await group._answer(0, group._actors[0].meeting_place.remote()) if len(seats) > 1 else None
             specs = [replace(spec, rank=r, world_size=len(seats), init_method=place) for r in range(len(seats))]
             backend = TRAINERS.path(spec.training.backend)
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
             await group._answers(building, LONGEST_DEATH_S)
         except BaseException:
-            await group.close()
+            group._end()  # no rank has anything to free yet, and none that loads a model would hear of it
             raise
         return group
 
@@ -123,7 +132,7 @@ class RayTrainerGroup(TrainerGroup):
 
     async def _answers(self, calls: Iterable[Any], patience_s: float) -> list[Any]:
         """Of all ranks. Of several failures, a death explains the others; otherwise the first is the cause."""
-        waiting = [asyncio.ensure_future(_await(call)) for call in calls]
+        waiting = [asyncio.ensure_future(self._answer(rank, call)) for rank, call in enumerate(calls)]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)
             failures = [error for each in waiting if each in done and (error := each.exception())]
@@ -138,6 +147,13 @@ class RayTrainerGroup(TrainerGroup):
         finally:
             for each in waiting:
                 each.cancel()
+
+    async def _answer(self, rank: int, call: Any) -> Any:
+        def died() -> WorkerDiedError:
+            log = f" (see {self._logs[rank]})" if self._logs[rank] else ""
+            return WorkerDiedError(f"rank {rank} of trainer {self._name}: its process ended{log}: resume the run.")
+
+        return await answer(call, died)
 
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
         shared = [ray.put(each) if isinstance(each, TrainingBatch) else each for each in arguments]
@@ -165,9 +181,8 @@ class RayTrainerGroup(TrainerGroup):
         with contextlib.suppress(WorkerDiedError, TimeoutError):
             async with asyncio.timeout(10.0):
                 await self._answers([actor.close.remote() for actor in self._actors], LONGEST_DEATH_S)
+        self._end()
+
+    def _end(self) -> None:
         for actor in self._actors:
             ray.kill(actor, no_restart=True)
-
-
-async def _await(reference: Any) -> Any:
-    return await answer(reference, lambda how: WorkerDiedError(f"a trainer rank's {how}: resume the run."))

@@ -43,6 +43,7 @@ from roll.inference.hf_requests import RequestQueue, Row, check_options, check_r
 from roll.inference.hf_thread import WorkerThread
 from roll.inference.spec import EngineSpec
 from roll.protocols import PauseMode
+from roll.running import or_leave
 from roll.types import (
     EngineLoad,
     FloatArray,
@@ -100,7 +101,7 @@ class HFEngine:
     # ---- life
 
     async def start(self) -> None:
-        """Load the model in the worker thread.
+        """Load the model in the worker thread, which is left behind when this is cancelled.
 
         Raises:
             ModelError: it cannot be loaded, or cannot be decoded by this engine.
@@ -113,9 +114,10 @@ class HFEngine:
         started = time.perf_counter()
         self._executor = WorkerThread(f"roll-{self.engine_id}")
         try:
-            self._decoder = await self._compute(_build_decoder, self._spec)
+            self._decoder = await or_leave(self._executor.submit(_build_decoder, self._spec))
         except BaseException:
             self._executor.shutdown(wait=False)
+            self._executor = None
             self._close_log()
             raise
         logger.info("Engine %s is ready after %.1f s.", self.engine_id, time.perf_counter() - started)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,10 @@ async def _train(
     stop = StopRequest(tracker.note)
     with tracker, stop_on_signals(stop), engine_begun(config):
         try:
-            async with pipeline.open(config, Session(directory=run, tracker=tracker, stop=stop, saved=saved)) as work:
+            async with AsyncExitStack() as stack:
+                session = Session(directory=run, tracker=tracker, stop=stop, saved=saved)
+                with stop.cancelling():
+                    work = await stack.enter_async_context(pipeline.open(config, session))
                 run.adopt(resolved(config), step, overrides)
                 await work()
         except (InfraError, CallbackError) as error:

@@ -30,9 +30,10 @@ class StartNotes:
         self._waiting.append(what)
         self._say(f"starting {', '.join(self._waiting)}")
         try:
-            return await work
+            started = await work
         finally:
             self._waiting.remove(what)
-            if self._waiting:
-                seconds = self._clock() - self._began
-                self._say(f"starting {', '.join(self._waiting)} ({what}: {seconds:.0f} s)")
+        if self._waiting:
+            seconds = self._clock() - self._began
+            self._say(f"starting {', '.join(self._waiting)} ({what}: {seconds:.0f} s)")
+        return started

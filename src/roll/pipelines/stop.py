@@ -6,7 +6,9 @@ import asyncio
 import contextlib
 import signal
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType
 from typing import Any, TypeVar
 
 from roll.errors import RollError
@@ -15,6 +17,9 @@ from roll.running import interruptible
 __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
 
 T = TypeVar("T")
+
+ONE_SIGNAL_S = 1.0
+"""In which a signal that comes again is still the first one."""
 
 
 class Interrupted(RollError):
@@ -67,12 +72,37 @@ class StopRequest:
             raise Interrupted(self.signal_name)
         return task.result()
 
+    @contextlib.contextmanager
+    def cancelling(self) -> Iterator[None]:
+        """Inside, a stop cancels the task that this is; unlike in `unless`, what it sets in its context stays.
+
+        Raises:
+            Interrupted: a stop was asked for; the block has ended.
+        """
+        task = asyncio.current_task()
+        assert task is not None
+        stop, others = asyncio.create_task(self._event.wait()), task.cancelling()
+        stop.add_done_callback(lambda stopped: None if stopped.cancelled() else task.cancel())
+        try:
+            yield
+        except asyncio.CancelledError:
+            if self._event.is_set() and task.uncancel() <= others:
+                raise Interrupted(self.signal_name) from None
+            raise
+        finally:
+            stop.cancel()
+
 
 @contextlib.contextmanager
-def stop_on_signals(stop: StopRequest) -> Iterator[None]:
+def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Let SIGINT, SIGTERM and SIGHUP (the terminal is gone) set `stop`; a second one ends the process the usual way.
 
-    SIGHUP stays ignored where it is (`nohup`).
+    The same one again within `ONE_SIGNAL_S` is no second one: `timeout`, and Slurm, send it to a process and once more
+    to its group. SIGHUP stays ignored where it is (`nohup`).
+
+    Args:
+        stop: is set.
+        clock: seconds that only grow.
 
     Outside the main thread (a notebook's cell that runs in a helper thread) signals stay as they are, and an interrupt
     of who waits for that thread sets `stop`.
@@ -85,21 +115,20 @@ def stop_on_signals(stop: StopRequest) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     watched = [number for number in before if number is not signal.SIGHUP or before[number] is not signal.SIG_IGN]
 
-    def let_the_next_end_it(*_: object) -> None:
-        for other in watched:
-            signal.signal(other, signal.default_int_handler if other is signal.SIGINT else signal.SIG_DFL)
+    first: list[tuple[int, float]] = []
 
-    def ask(number: signal.Signals) -> None:
-        stop.set(number.name)
-        for other in watched:
-            loop.remove_signal_handler(other)
-        let_the_next_end_it()
+    def hear(number: int, frame: FrameType | None) -> None:
+        if not first:
+            first.append((number, clock()))
+        elif number != first[0][0] or clock() - first[0][1] > ONE_SIGNAL_S:
+            if number == signal.SIGINT:
+                signal.default_int_handler(number, frame)
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     for number in watched:
-        loop.add_signal_handler(number, ask, number)
-        signal.signal(
-            number, let_the_next_end_it
-        )  # at once: a callback may hold the loop up, and so keep it from `ask`
+        loop.add_signal_handler(number, stop.set, number.name)
+        signal.signal(number, hear)  # at once: a callback may hold the loop up, and with it `stop.set`
         signal.siginterrupt(number, False)
     try:
         yield

@@ -65,3 +65,25 @@ def test_what_started_is_closed_when_another_role_fails() -> None:
     with pytest.raises(RuntimeError, match="one"):
         asyncio.run(asyncio.wait_for(run(), 10))
     assert closed == ["slow"]
+
+
+def test_what_started_is_closed_when_the_start_is_cancelled() -> None:
+    closed: list[str] = []
+
+    async def quick() -> Role:
+        return Role("quick", closed)
+
+    async def run() -> None:
+        start = asyncio.current_task()
+
+        async def slow() -> None:
+            assert start is not None
+            start.cancel()
+            await asyncio.Event().wait()
+
+        async with AsyncExitStack() as stack:
+            await start_together(stack, quick(), slow())
+
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run())
+    assert closed == ["quick"]

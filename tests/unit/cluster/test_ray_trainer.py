@@ -11,6 +11,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from ray.exceptions import ActorDiedError
+
 from roll.cluster import ray_trainer
 from roll.cluster.ray_trainer import RayTrainerGroup, TrainerActor
 from roll.config.model import ModelConfig
@@ -74,11 +76,31 @@ async def test_a_rank_that_waits_for_one_that_failed_is_asked_nothing_more() -> 
     await group.release(failed=True)  # gets through to whoever sends
 
 
-async def test_a_death_explains_what_other_ranks_met() -> None:
-    gone = WorkerDiedError("a trainer rank's process ended: resume the run.")
-    group = RayTrainerGroup([Rank(RuntimeError("connection closed by peer")), Rank(gone)])
-    with pytest.raises(WorkerDiedError, match="process ended"):
+async def test_a_death_explains_what_other_ranks_met_and_names_the_rank() -> None:
+    ranks = [Rank(RuntimeError("connection closed by peer")), Rank(ActorDiedError())]
+    group = RayTrainerGroup(ranks, "policy", ["logs/policy-0.log", "logs/policy-1.log"])
+    with pytest.raises(WorkerDiedError) as met:
         await group.written(wait=True)
+    said = "rank 1 of trainer policy: its process ended (see logs/policy-1.log): resume the run."
+    assert str(met.value) == said
+
+
+async def test_a_start_that_is_cancelled_ends_ranks_that_load_without_asking_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ended: list[Any] = []
+    rank = SimpleNamespace(build=SimpleNamespace(remote=lambda *_: asyncio.Event().wait()))
+    options = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda: rank))
+    monkeypatch.setattr(ray_trainer.ray, "remote", lambda **_: lambda _: options)
+    monkeypatch.setattr(ray_trainer.ray, "kill", lambda actor, no_restart: ended.append(actor))
+    spec = TrainerSpec(model_path="", model=ModelConfig(path="tiny"), training=TrainingConfig(num_steps=1))
+    start = asyncio.create_task(RayTrainerGroup.start(spec, [{"runtime_env": {"env_vars": {}}}]))
+    for _ in range(3):
+        await asyncio.sleep(0)
+    start.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await start
+    assert ended == [rank]
 
 
 def test_an_actor_sends_weights_in_codes_where_its_spec_says_so(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import threading
 import time
 from pathlib import Path
 
@@ -14,10 +15,11 @@ import torch
 from hf_helpers import engine_spec, generate_all, has_generated, prompt, reference_logprobs, request, running, same
 
 from roll.errors import EngineDiedError, ModelError, UserError
-from roll.inference import build_engine
+from roll.inference import EngineSpec, build_engine
 from roll.inference.hf import HFEngine, made_so_far
 from roll.models import load_causal_lm
 from roll.protocols import InferenceEngine
+from roll.running import left_behind
 
 
 async def test_the_registry_builds_it_and_it_keeps_the_protocol(tiny_model: Path) -> None:
@@ -25,6 +27,28 @@ async def test_the_registry_builds_it_and_it_keeps_the_protocol(tiny_model: Path
     assert isinstance(engine, HFEngine) and isinstance(engine, InferenceEngine)
     assert engine.engine_id == "e0"
     await engine.close()
+
+
+async def test_a_start_that_is_cancelled_does_not_wait_for_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, may_end = threading.Event(), threading.Event()
+
+    def load(spec: EngineSpec) -> None:
+        begun.set()
+        may_end.wait()
+
+    monkeypatch.setattr("roll.inference.hf._build_decoder", load)
+    engine = HFEngine(engine_spec(Path("tiny")))
+    start = asyncio.create_task(engine.start())
+    try:
+        await asyncio.to_thread(begun.wait)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+        await engine.close()
+        assert left_behind(0.0)
+    finally:
+        may_end.set()
+    assert not left_behind(10.0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0])

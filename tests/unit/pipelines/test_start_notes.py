@@ -24,3 +24,14 @@ async def test_what_is_still_starting_is_said_whenever_that_changes() -> None:
         "starting engines (vllm), trainer",
         "starting engines (vllm) (trainer: 3 s)",
     ]
+
+
+async def test_a_start_that_is_cancelled_says_nothing_more() -> None:
+    said: list[str] = []
+    notes = StartNotes(said.append)
+    tasks = [asyncio.create_task(notes.of(name, asyncio.Event().wait())) for name in ("engines", "trainer")]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert said == ["starting engines", "starting engines, trainer"]

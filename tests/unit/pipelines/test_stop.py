@@ -8,7 +8,7 @@ import signal
 
 import pytest
 
-from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
+from roll.pipelines.stop import ONE_SIGNAL_S, Interrupted, StopRequest, stop_on_signals
 
 
 async def test_work_that_ends_first_gives_its_result() -> None:
@@ -64,6 +64,39 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
     assert cancelled.is_set()
 
 
+async def test_what_a_stop_cancels_has_ended_before_it_is_an_interruption() -> None:
+    stop, log = StopRequest(), []
+    asyncio.get_running_loop().call_soon(stop.set, "SIGTERM")
+    with pytest.raises(Interrupted, match="SIGTERM"), stop.cancelling():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            log.append("cleaned up")
+    assert log == ["cleaned up"]
+    await asyncio.sleep(0)  # nothing cancels what follows
+
+
+async def test_a_stop_after_the_block_cancels_nothing() -> None:
+    stop = StopRequest()
+    with stop.cancelling():
+        await asyncio.sleep(0)
+        stop.set("SIGINT")
+    await asyncio.sleep(0)
+
+
+async def test_who_cancels_a_block_himself_has_not_interrupted_it() -> None:
+    async def work() -> None:
+        with StopRequest().cancelling():
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 async def test_a_signal_sets_the_request_and_handlers_are_restored(
     number: signal.Signals, request: pytest.FixtureRequest
@@ -89,19 +122,36 @@ async def test_a_stop_is_said_once() -> None:
     assert [text.split(":")[0] for text in said] == ["SIGTERM"]
 
 
-async def test_a_second_signal_reaches_what_holds_the_loop_up() -> None:
-    stop = StopRequest()
+@pytest.mark.parametrize(
+    ("first", "seconds_between"),
+    [(signal.SIGINT, ONE_SIGNAL_S + 0.1), pytest.param(signal.SIGTERM, 0.0, id="another one at once")],
+)
+async def test_a_second_signal_reaches_what_holds_the_loop_up(first: signal.Signals, seconds_between: float) -> None:
+    stop, times = StopRequest(), iter([0.0, seconds_between])
 
     def callback() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), first)
         os.kill(os.getpid(), signal.SIGINT)
 
-    with stop_on_signals(stop):
+    with stop_on_signals(stop, lambda: next(times)):
         with pytest.raises(KeyboardInterrupt):
             callback()
         while not stop:
             await asyncio.sleep(0)
-    assert stop.signal_name == "SIGINT"
+    assert stop.signal_name in {first.name, "SIGINT"}
+
+
+async def test_a_signal_that_comes_twice_at_once_is_one() -> None:
+    """`timeout` sends it to its child, and to the group that this belongs to."""
+    stop, times = StopRequest(), iter([0.0, 0.9, 5.0])
+    with stop_on_signals(stop, lambda: next(times)):
+        os.kill(os.getpid(), signal.SIGINT)
+        while not stop:
+            await asyncio.sleep(0)
+        os.kill(os.getpid(), signal.SIGINT)
+        await asyncio.sleep(0)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 async def test_a_hang_up_that_is_ignored_stays_so() -> None:

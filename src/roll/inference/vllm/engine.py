@@ -40,6 +40,7 @@ from roll.inference.vllm.conversion import (
 )
 from roll.inference.vllm.launch import Launch, end_launch, launch
 from roll.protocols import PauseMode
+from roll.running import in_thread
 from roll.types import (
     EngineLoad,
     EngineStretch,
@@ -95,7 +96,7 @@ class VLLMEngine:
         """
         ahead = take(self._spec.num_threads) if self._spec.log_path is not None else None
         name = uuid.uuid4().hex if ahead is None else ahead.name
-        work = asyncio.ensure_future(asyncio.to_thread(launch, self._spec, name, ahead))
+        work = asyncio.ensure_future(in_thread(launch, self._spec, name, ahead))
         try:
             self._launch = await asyncio.shield(work)
         except asyncio.CancelledError:

@@ -6,7 +6,6 @@ groups ► advantages of trajectories or turns ► train ► sync ► success ra
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -34,6 +33,7 @@ from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.rollout import AsyncController
+from roll.running import in_thread
 
 __all__ = ["PIPELINE"]
 
@@ -43,9 +43,9 @@ async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callab
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
     session.tracker.note("reading the model's files")
     check_own_functions(config.algorithm)
-    shown = await asyncio.to_thread(read_demonstrations, config)
-    prepared = await asyncio.to_thread(prepare, config)
-    specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
+    shown = await in_thread(read_demonstrations, config)
+    prepared = await in_thread(prepare, config)
+    specs = await in_thread(trainer_specs, config, prepared.model_path)
     placed = [Placed(device_role(spec), spec) for spec in specs]
     async with open_online(
         config, session, prepared, placed, partial(learner_of, config), controlled=_controller, state_type=AgenticState

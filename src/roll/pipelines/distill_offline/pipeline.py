@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,6 +21,7 @@ from roll.pipelines.supervised.loop import train
 from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics, measure_answers, open_measuring
 from roll.pipelines.supervised.opening import facts, open_course
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, policy_spec
+from roll.running import in_thread
 from roll.training import TrainerSpec
 from roll.types import TrainingSample
 
@@ -31,14 +31,14 @@ __all__ = ["PIPELINE"]
 @asynccontextmanager
 async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Start every role; the teachers are looked at before anything is started."""
-    paths = await asyncio.to_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    paths = await in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     taught = Taught(teacher_of=config.teacher_of)
 
     async def first(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal taught
         if not held:
-            samples = await asyncio.to_thread(_all_samples, config, prepared, session)
+            samples = await in_thread(_all_samples, config, prepared, session)
             taught = await ask_teachers(config, prepared, cluster, paths, samples, session)
 
     def student(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
@@ -57,7 +57,7 @@ def _all_samples(config: DistillOfflineConfig, prepared: Prepared, session: Sess
 
 async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
     """How far the configuration's model is from its teachers on held-out examples."""
-    paths = await asyncio.to_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
+    paths = await in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     async with open_measuring(config, "supervised") as measuring:
         taught = Taught(teacher_of=config.teacher_of)

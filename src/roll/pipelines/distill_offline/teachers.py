@@ -23,6 +23,7 @@ from roll.pipelines.supervised.kept import Kept, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
 from roll.pipelines.teachers import teacher_paths
 from roll.protocols import TrainerGroup
+from roll.running import in_thread
 from roll.training import TrainerSpec
 from roll.types import TopLogprobs, TrainingBatch, TrainingSample
 
@@ -96,7 +97,7 @@ async def ask_teachers(
     all_kept = []
     for number, path in enumerate(paths):
         spec = TrainerSpec.teacher(path, config.model, prepared.training, config.seed)
-        name = f"{await asyncio.to_thread(weights_name, spec)}-top{settings.num_top}"
+        name = f"{await in_thread(weights_name, spec)}-top{settings.num_top}"
         kept = await asyncio.to_thread(Kept, directory / name if directory else None)
         own = [sample for sample in samples if config.teacher_of[sample.domain] == number]
         model = config.teacher[number].model

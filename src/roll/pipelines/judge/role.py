@@ -31,6 +31,7 @@ from roll.rewards.judge.cache import content_key
 from roll.rewards.judge.engine_judge import JudgeModel
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, Router
+from roll.running import in_thread
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_trace import RequestTrace
 from roll.types import Generation, GenerationRequest
@@ -148,8 +149,8 @@ async def start_judge(
     """
     judge = config.judge
     assert judge is not None
-    path = await asyncio.to_thread(resolve_model, judge.model)
-    tokenizer = await asyncio.to_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
+    path = await in_thread(resolve_model, judge.model)
+    tokenizer = await in_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
     specs = judge_specs(config, path, run)
 
     def model(generate: Callable[..., Any]) -> JudgeModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -19,6 +18,7 @@ from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
+from roll.running import in_thread
 from roll.training import TrainerSpec
 
 __all__ = ["PIPELINE"]
@@ -28,7 +28,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     preference_loss(config.preference)  # what cannot be is refused before anything starts
     session.tracker.note("reading the model's files and the prompts")
-    prepared = await asyncio.to_thread(prepare, config)
+    prepared = await in_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
     if config.starts_reference:
         placed.append(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -16,6 +15,7 @@ from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline
 from roll.pipelines.rejection_sampling.loop import train
 from roll.pipelines.run import Session
+from roll.running import in_thread
 
 __all__ = ["PIPELINE"]
 
@@ -23,7 +23,7 @@ __all__ = ["PIPELINE"]
 @asynccontextmanager
 async def _open(config: RejectionSamplingConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     session.tracker.note("reading the model's files and the prompts")
-    prepared = await asyncio.to_thread(prepare, config)
+    prepared = await in_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
     async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as loop:
         yield partial(train, loop)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -24,6 +23,7 @@ from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session
 from roll.pipelines.state import RunState
 from roll.rollout import LLMProxy
+from roll.running import in_thread
 
 __all__ = ["PIPELINE"]
 
@@ -46,8 +46,8 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
     tracker = session.tracker
     tracker.note("reading the model's files and the prompts")
     check_own_functions(config.algorithm)
-    prepared = await asyncio.to_thread(prepare, config)
-    specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
+    prepared = await in_thread(prepare, config)
+    specs = await in_thread(trainer_specs, config, prepared.model_path)
 
     def recorder(run: Run[LearningState]) -> Recorder:
         return open_recorder(config, prepared, run.state, tracker, run.ledger)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,6 +16,7 @@ from roll.pipelines.state import RunState
 from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
+from roll.running import in_thread
 from roll.training import TrainerSpec
 
 __all__ = ["facts", "open_course"]
@@ -45,7 +45,7 @@ async def open_course(
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")
     at = saved.state if saved else RunState()
-    prepared = await asyncio.to_thread(prepare, config, kind, at, score_at_end=score_at_end)
+    prepared = await in_thread(prepare, config, kind, at, score_at_end=score_at_end)
     state = beginning(saved, prepared.examples.train)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)

@@ -37,6 +37,7 @@ from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
 from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn
+from roll.running import in_thread
 from roll.tracking.recording import RecordedWork
 from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
@@ -61,13 +62,13 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
         UserError: this cannot be replayed; says why.
     """
     assert config.replay is not None, "this is a replay"
-    recording = await asyncio.to_thread(open_recording, config)
+    recording = await in_thread(open_recording, config)
     start, tracker = recording.start, session.tracker
     check_steps(recording, recording.first, config.training.num_steps)
-    prepared = await asyncio.to_thread(prepare, config)
+    prepared = await in_thread(prepare, config)
     check_prepared(start, prepared)
     steps = range(recording.first, recording.last + 1)
-    work = await asyncio.to_thread(RecordedWork.of, map(recording.read, steps))
+    work = await in_thread(RecordedWork.of, map(recording.read, steps))
     state = LearningState(data=dict(start.stream), step=start.step, pending=[list(entry) for entry in start.pending])
     if config.replay.checkpoint is not None:
         prepared = replace(prepared, model_path=_weights(config.replay.checkpoint))

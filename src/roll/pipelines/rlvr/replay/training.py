@@ -10,7 +10,6 @@ and ratios and corrections are taken against them.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ from roll.pipelines.rlvr.replay.checks import check_prepared, check_steps, check
 from roll.pipelines.rlvr.step import learn_from
 from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session, beginning, take_steps, whole_run
+from roll.running import in_thread
 
 __all__ = ["open_training"]
 
@@ -39,12 +39,12 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     Raises:
         UserError: this cannot be replayed; says why.
     """
-    recording = await asyncio.to_thread(open_recording, config)
+    recording = await in_thread(open_recording, config)
     session = replace(session, saved=session.saved or start_of(config))
     saved = session.saved
     check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
     check_own_functions(config.algorithm)
-    prepared = await asyncio.to_thread(prepare, config, scores=False)
+    prepared = await in_thread(prepare, config, scores=False)
     check_prepared(recording.start, prepared)
     check_training(config, recording, recording.start)
     data = prepared.data
@@ -52,7 +52,7 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
-        specs = await asyncio.to_thread(trainer_specs, config, prepared.model_path)
+        specs = await in_thread(trainer_specs, config, prepared.model_path)
         starting = (cluster.start_trainer(spec, device_role(spec)) for spec in specs)
         learner = learner_of(config, await start_together(stack, *starting))
         if saved:

@@ -1,0 +1,24 @@
+"""The controller's end of an engine that is an actor; here, no process is started."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+from roll.cluster import ray_engines
+from roll.cluster.ray_engines import RayEngine
+from roll.inference import EngineSpec
+
+
+async def test_an_engine_that_has_not_started_is_ended_without_asking_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Any] = []
+    actor = SimpleNamespace()  # answers nothing, as one that loads its model
+    options = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: actor))
+    monkeypatch.setattr(ray_engines.ray, "remote", lambda _: options)
+    monkeypatch.setattr(ray_engines.ray, "kill", lambda actor, no_restart: ended.append(actor))
+    await RayEngine(EngineSpec(engine_id="engine-0", kind="hf", model_path="", max_context=8), {}).close()
+    assert ended == [actor]
