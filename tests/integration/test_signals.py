@@ -32,7 +32,10 @@ def test_a_signal_saves_and_the_resumed_run_goes_on_as_if_nothing_had_been(
     os.kill(process.pid, number)
     _, errors = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == code, errors.decode()
-    assert f"{number.name}: the last step boundary is saved" in (run.path / "logs" / "controller-0.log").read_text()
+    assert (
+        f"{number.name}: the run ends, its last whole step saved"
+        in (run.path / "logs" / "controller-0.log").read_text()
+    )
     assert f"roll resume {run.path}" in errors.decode()
     saved = run.checkpoint()
     assert saved.name >= "step-000002"

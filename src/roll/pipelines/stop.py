@@ -49,9 +49,7 @@ class StopRequest:
         self._event.set()
         if not self.signal_name:
             self.signal_name = signal_name
-            self._say(
-                f"{signal_name}: the last step boundary is saved, then the run ends; a second signal ends it at once"
-            )
+            self._say(f"{signal_name}: the run ends, its last whole step saved; a second signal ends it at once")
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
         """Run `work`; when a stop is asked for, cancel it.
