@@ -33,7 +33,8 @@ def _parse_devices(value: Any) -> list[int]:
             devices += numbers
         value = devices
     if not isinstance(value, list) or not value or any(not isinstance(d, int) or d < 0 for d in value):
-        raise ValueError(f"{value!r} is not a list of devices: write '0-3', '0,2' or [0, 1]")
+        shown = "null" if value is None else repr(value)
+        raise ValueError(f"{shown} is not a list of devices: write '0-3', '0,2' or [0, 1]")
     if len(set(value)) != len(value):
         raise ValueError(f"{value} names a device twice")
     return sorted(value)

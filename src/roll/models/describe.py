@@ -281,7 +281,9 @@ def _count(files: list[Path]) -> _Weights:
                     num_tensors += 1
                     of_experts += number if ".experts." in name else 0
         except (OSError, SafetensorError) as error:
-            raise ModelError(f"weight file '{file}' is damaged or not safetensors: {error}.") from error
+            raise ModelError(
+                f"weight file '{file}' is damaged or not safetensors: {error}. Copy the model again."
+            ) from error
     if not by_dtype:
         raise ModelError(f"'{files[0]}' holds no tensors.")
     common = by_dtype.most_common(1)[0][0]

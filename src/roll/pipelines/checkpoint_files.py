@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -12,6 +14,7 @@ from typing import Generic, TypeVar
 from roll.errors import CheckpointError, CheckpointVersionError
 from roll.models import find_model_directory
 from roll.pipelines.state import RunState
+from roll.protocols import TrainerGroup
 from roll.rollout.ledger import DataLedger
 
 __all__ = [
@@ -59,6 +62,34 @@ class SavedRun(Generic[S]):
             )
         return path
 
+    async def restore(self, policy: TrainerGroup, critics: Sequence[TrainerGroup] = ()) -> None:
+        """Let trainers go on from their parts of it.
+
+        Raises:
+            CheckpointError: one has no part here, or it cannot be read.
+        """
+        paths = [self.trainer_path, *map(self.critic_path, range(len(critics)))]
+        with _advised(self.path):
+            for trainer, path in zip((policy, *critics), paths, strict=True):
+                await trainer.load(path)
+
+
+@contextmanager
+def _advised(path: Path) -> Iterator[None]:
+    """Add what to do to what is wrong with a checkpoint."""
+    try:
+        yield
+    except CheckpointVersionError:
+        raise
+    except CheckpointError as error:
+        names = [other.name for other in checkpoints(path.parent).values()]
+        before = names[: names.index(path.name)] if path.name in names else []
+        if before:
+            advice = f"If files are damaged, move '{path}' away: `roll resume` then goes on from '{before[-1]}'."
+        else:
+            advice = "No checkpoint is older: if files are damaged, begin a new run."
+        raise CheckpointError(f"{str(error).rstrip('.')}. {advice}") from error
+
 
 def critic_directory(index: int) -> str:
     """Below a checkpoint, where a critic's state lies."""
@@ -95,7 +126,8 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
     except CheckpointVersionError as error:
         raise CheckpointVersionError(f"checkpoint '{path}' cannot be read: {error}") from None
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"checkpoint '{path}' cannot be read: {error}") from error
+        with _advised(path):
+            raise CheckpointError(f"checkpoint '{path}' cannot be read: {error}") from error
     return SavedRun(path=path, state=state, ledger=ledger)
 
 

@@ -46,9 +46,7 @@ class Learner:
 
     async def load(self, saved: SavedRun[Any]) -> None:
         """Restore what a checkpoint holds of the policy and the critics."""
-        await self.policy.load(saved.trainer_path)
-        for index, critic in enumerate(self.critics):
-            await critic.load(saved.critic_path(index))
+        await saved.restore(self.policy, self.critics)
 
 
 async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:

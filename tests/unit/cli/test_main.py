@@ -41,6 +41,13 @@ def test_a_user_error_is_its_message_alone_and_2(capsys):
     assert capsys.readouterr().err == "Error: say this\n"
 
 
+def test_the_package_is_the_command_too():
+    done = subprocess.run(
+        [sys.executable, "-m", "roll", "train", "none.yaml"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and done.stderr.startswith("Error: ") and "none.yaml" in done.stderr
+
+
 def test_a_user_error_among_several_failures_is_the_one_shown(capsys):
     group = ExceptionGroup("tasks", [InfraError("boom"), ExceptionGroup("inner", [ConfigError("say this")])])
     assert end(group) == 2

@@ -247,6 +247,7 @@ def test_names_from_elsewhere_lead_to_keys_that_exist():
         ("training.learning_rate='nan'", "must be a number > 0, got 'nan'."),
         ("cluster.device_mapping={actor_train: 0-x}", "'0-x' is not a list of devices"),
         ("cluster.device_mapping={actor_train: 3-0}", "'3-0' is not a list of devices"),
+        ("cluster.device_mapping={actor_train: null}", "null is not a list of devices"),
         ("cluster.device_mapping={actor_train: 0-999999999999}", "'0-999999999999' are more than 100,000 devices"),
         ("cluster.device_mapping={actor_train: [0, 0]}", "names a device twice"),
         ("cluster.device_mapping={actor_train: 0-3}", "4 trainer ranks"),

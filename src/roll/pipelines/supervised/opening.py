@@ -58,7 +58,7 @@ async def open_course(
         stack.push_async_callback(policy.close)
         if saved is not None:
             tracker.note(f"loading the checkpoint of step {state.step}")
-            await policy.load(saved.trainer_path)
+            await saved.restore(policy)
         stream, num_steps = prepared.examples.train, prepared.training.num_steps
         run = Run.of(config, num_steps, session, state, stream, policy)
         answering, answers = config.answering(), None
