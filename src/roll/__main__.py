@@ -1,7 +1,7 @@
-"""`python -m roll`: the command line without its console script."""
+"""`python -m roll`: what the console script `roll` does."""
 
 from __future__ import annotations
 
-from roll.cli import main
+from roll_rl import main
 
 main()

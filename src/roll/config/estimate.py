@@ -266,8 +266,9 @@ def training_bytes(
     """
     shards = ranks // training.parallel.dp_replicate
     parts = trained_bytes(model, training, sizes, shards, on_accelerator=on_accelerator)
-    places = {"micro_batches": micro_batches, "on_accelerator": on_accelerator}
-    parts |= pass_bytes(model, training, sizes, num_tokens, ranks, **places)
+    parts |= pass_bytes(
+        model, training, sizes, num_tokens, ranks, micro_batches=micro_batches, on_accelerator=on_accelerator
+    )
     have_copies = "master weights" in parts or training.parallel.ep > 1
     if micro_batches == 1 and not have_copies and not on_accelerator:
         first = 4 * sizes.vocab_size * sizes.hidden_size // shards if model.lora is None else 0

@@ -79,8 +79,6 @@ def _advised(path: Path) -> Iterator[None]:
     """Add what to do to what is wrong with a checkpoint."""
     try:
         yield
-    except CheckpointVersionError:
-        raise
     except CheckpointError as error:
         names = [other.name for other in checkpoints(path.parent).values()]
         before = names[: names.index(path.name)] if path.name in names else []

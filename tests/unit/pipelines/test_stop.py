@@ -83,6 +83,8 @@ async def test_a_stop_after_the_block_cancels_nothing() -> None:
         await asyncio.sleep(0)
         stop.set("SIGINT")
     await asyncio.sleep(0)
+    task = asyncio.current_task()
+    assert stop and task is not None and task.cancelling() == 0
 
 
 async def test_who_cancels_a_block_himself_has_not_interrupted_it() -> None:
