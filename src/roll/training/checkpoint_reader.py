@@ -129,12 +129,17 @@ def _tensor(record: Any) -> TensorStorageMetadata:
 
 
 def _check_whole(size: torch.Size, chunks: Sequence[ChunkStorageMetadata]) -> None:
-    """What no chunk has would stay as it is, without a word."""
-    for chunk in chunks:
-        spans = zip(chunk.offsets, chunk.sizes, size, strict=True)
-        if any(first < 0 or length < 0 or first + length > end for first, length, end in spans):
-            raise pickle.UnpicklingError(f"it has a part of a tensor of size {[*size]} that is not within it")
+    """What no chunk has would stay as it is, without a word. Chunks of shards are a grid: each ends in every dimension
+    where the next one begins."""
+    if any(len(chunk.offsets) != len(size) or len(chunk.sizes) != len(size) for chunk in chunks):
+        raise pickle.UnpicklingError(f"it has a part of other dimensions than its tensor's, of size {[*size]}")
     filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
+    begins = [sorted({chunk.offsets[dim] for chunk in filled}) for dim in range(len(size))]
+    ends = [dict(zip(cuts, [*cuts[1:], end], strict=False)) for cuts, end in zip(begins, size, strict=True)]
+    for chunk in filled:
+        spans = zip(ends, chunk.offsets, chunk.sizes, strict=True)
+        if any(first < 0 or length < 1 or first + length != end[first] for end, first, length in spans):
+            raise pickle.UnpicklingError(f"it has a part of a tensor of size {[*size]} that meets no other, or no end")
     is_whole = sum(math.prod(chunk.sizes) for chunk in filled) == math.prod(size)
     if not is_whole or len({chunk.offsets for chunk in filled}) < len(filled):
         raise pickle.UnpicklingError(f"it lacks parts of a tensor of size {[*size]}, or has some twice")

@@ -115,6 +115,20 @@ def _part_beyond_the_end(index: Metadata, canary: Path, path: Path) -> Any:
     return index
 
 
+def _parts_that_overlap(index: Metadata, canary: Path, path: Path) -> Any:
+    """As long as the whole together, and of a gap."""
+    entry = cast(TensorStorageMetadata, index.state_dict_metadata["weight/model.norm.weight"])
+    half = torch.Size([entry.size[0] // 2])
+    entry.chunks = [ChunkStorageMetadata(torch.Size([first]), half) for first in (0, 1)]
+    return index
+
+
+def _part_of_other_dimensions(index: Metadata, canary: Path, path: Path) -> Any:
+    entry = cast(TensorStorageMetadata, index.state_dict_metadata["weight/model.norm.weight"])
+    entry.chunks = [ChunkStorageMetadata(torch.Size([0, 0]), torch.Size([1, entry.size[0]]))]
+    return index
+
+
 HOSTILE: list[Callable[[Metadata, Path, Path], Any]] = [
     _command_as_index,
     _command_in_unused_field,
@@ -124,6 +138,8 @@ HOSTILE: list[Callable[[Metadata, Path, Path], Any]] = [
     _part_missing,
     _part_in_the_place_of_another,
     _part_beyond_the_end,
+    _parts_that_overlap,
+    _part_of_other_dimensions,
 ]
 
 
