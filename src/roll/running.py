@@ -19,6 +19,10 @@ from typing import Any, ParamSpec, TypeVar
 
 __all__ = ["in_thread", "interruptible", "left_behind", "or_leave", "run_to_end"]
 
+SIGNALS_AFTER_S = 0.2
+"""A signal that comes just before the main thread begins to wait for a lock, or to another thread, does not end that
+wait, and Python handles it only after it: so no wait is longer."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -49,7 +53,10 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread, waiting.takes_interrupts():
-        return thread.submit(context.run, asyncio.run, main()).result()
+        running = thread.submit(context.run, asyncio.run, main())
+        while not running.done():
+            wait([running], SIGNALS_AFTER_S)
+        return running.result()
 
 
 class _Waiting:

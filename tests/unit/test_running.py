@@ -67,6 +67,15 @@ def test_what_is_not_interruptible_is_cancelled():
         _cell(work)
 
 
+def test_an_interrupt_that_does_not_end_the_wait_is_seen_nevertheless():
+    async def work():
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)  # to this thread, not to who waits
+        await asyncio.Event().wait()
+
+    with pytest.raises(asyncio.CancelledError):
+        _cell(work)
+
+
 def _cell(work) -> None:
     """As a notebook does: the cell is plain code inside a loop, and an interrupt is a `KeyboardInterrupt` in it."""
 
