@@ -86,9 +86,7 @@ TARGETS = (
         bound=0.6,
         at_least=True,
     ),
-    Target(
-        label="log-probs, peak memory at 4k tokens over that at 1k", path=("memory", "roll", "growth_ratio"), bound=1.5
-    ),
+    Target(label="log-probs, peak memory at 32k tokens over that at 8k", path=("memory", "growth_ratio"), bound=1.5),
     Target(label="weight sync to vLLM, verified, s", path=("sync", "vllm", "verified_s"), bound=0.3),
     Target(label="weight sync to the embedded engine, verified, s", path=("sync", "hf", "verified_s"), bound=0.3),
     Target(label="vLLM engine without work, % of a core", path=("sync", "vllm", "idle_cpu_percent"), bound=2.0),
@@ -99,11 +97,14 @@ TARGETS = (
 
 
 def measure_memory() -> dict[str, Any]:
-    """Both sides, and how much less ROLL takes for the most tokens."""
-    sides = {side: in_process(f"memory-{side}") for side in ("roll", "materialised")}
-    largest = str(MEMORY_TOKENS[-1])
-    saving = sides["materialised"]["growth_bytes"][largest] / sides["roll"]["growth_bytes"][largest]
-    return {**sides, "materialised_over_roll": saving}
+    """Both sides; how ROLL's grows with tokens, and how much less it is for the fewest."""
+    roll, materialised = (in_process(f"memory-{side}")["growth_bytes"] for side in ("roll", "materialised"))
+    fewest, most = str(MEMORY_TOKENS[0]), str(MEMORY_TOKENS[-1])
+    return {
+        "growth_bytes": {"roll": roll, "materialised": materialised},
+        "growth_ratio": roll[most] / roll[fewest],
+        "materialised_over_roll": materialised[fewest] / roll[fewest],
+    }
 
 
 def tree_cpu_seconds() -> float:
