@@ -142,6 +142,20 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_in_a_weight_is_seen_by_all_that_share_its_scale(recipe: str, value: float) -> None:
+    """Of a whole matrix in one recipe, of an input's column in the other; never a gradient of 0 for some of them."""
+    x, weight, grad = operands()
+    weight[4, 7] = value
+    _, grad_x, _ = computed(recipe, x, weight, grad)
+    assert bool(grad_x[:, 7].isnan().all())
+    others = torch.arange(grad_x.shape[1]) != 7
+    assert bool(
+        grad_x[:, others].isnan().all() if recipe == "rowwise_with_gw_hp" else grad_x[:, others].isfinite().all()
+    )
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_token_s_logprob_is_the_same_whichever_texts_share_its_row(tiny_model: Path, recipe: str) -> None:
     batch = make_batch()
     others = ({"max_tokens_per_micro_batch": 45}, {"share_prefix": False}, {"mlp_slice_tokens": 7})
