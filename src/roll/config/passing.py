@@ -5,16 +5,20 @@ The coefficients of the activations were counted from the tensors that autograd 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
+from roll.config.staging import layers_by_part
 from roll.config.training import TrainingConfig
 
 __all__ = [
+    "FullestStage",
     "ModelSizes",
     "activation_bytes_per_token",
     "element_bytes",
+    "fullest_stage",
     "gathered_bytes",
     "logit_bytes",
     "pass_bytes",
@@ -106,6 +110,36 @@ def activation_bytes_per_token(
     return sizes.num_layers * around, round(2 * part * inside)
 
 
+@dataclass(frozen=True, kw_only=True)
+class FullestStage:
+    """As shares of the whole model, 1 where there is one stage."""
+
+    weights: float
+    activations: float
+    """Of what `ParallelConfig.in_flight` counts, for which stages are alike."""
+
+
+def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
+    """What is most for a rank to hold: of weights mostly what the first stage has, of layers and of embeddings, and of
+    activations, too, since it has more layers than the last, and more micro-batches in flight.
+
+    Args:
+        sizes: of the model; the vocabulary's matrix counts once, and is in the first stage and the last.
+        parallel: how the trainer's ranks are divided.
+    """
+    stages = parallel.pp
+    if stages == 1:
+        return FullestStage(weights=1.0, activations=1.0)
+    embedding = sizes.vocab_size * sizes.hidden_size
+    layer = max(sizes.num_parameters - embedding, 1) / sizes.num_layers
+    idle = sizes.expert_parameters / sizes.num_layers * (1 - sizes.experts_per_token / max(sizes.num_experts, 1))
+    parts = layers_by_part(sizes.num_layers, stages, parallel.vpp, embedding / max(layer - idle, 1))
+    layers = [sum(parts[i::stages]) for i in range(stages)]
+    weights = [layer * own + embedding * (i in (0, stages - 1)) for i, own in enumerate(layers)]
+    in_flight = [own * (stages - i) for i, own in enumerate(layers)]
+    return FullestStage(weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers)
+
+
 def pass_bytes(
     model: ModelConfig,
     training: TrainingConfig,
@@ -130,7 +164,8 @@ def pass_bytes(
         lora_rank=model.lora.rank if model.lora else 0,
     )
     shared = gathered_bytes(training.parallel, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
-    parts = {**shared, "activations": round(own * kept * training.parallel.in_flight(micro_batches))}
+    in_flight = training.parallel.in_flight(micro_batches) * fullest_stage(sizes, training.parallel).activations
+    parts = {**shared, "activations": round(own * kept * in_flight)}
     return parts | ({"a layer": own * passing} if passing else {})
 
 

@@ -12,6 +12,7 @@ from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
     JudgeEngines,
     disk_use,
+    frozen_bytes,
     heap_bytes,
     kernel_bytes,
     num_lora_parameters,
@@ -21,7 +22,13 @@ from roll.config.estimate import (
 from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.passing import activation_bytes_per_token, gathered_bytes, pass_bytes
+from roll.config.passing import (
+    FullestStage,
+    activation_bytes_per_token,
+    fullest_stage,
+    gathered_bytes,
+    pass_bytes,
+)
 from roll.config.training import closes_heap
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
 from roll.pipelines.rlvr.check import further_memory
@@ -468,11 +475,46 @@ def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
         config = load_config(QUICKSTART, [])
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
         places = {"micro_batches": micro_batches, "on_accelerator": True}
-        return pass_bytes(config.model, training, Mixture(), 1000, 4, **places)["activations"]
+        return pass_bytes(config.model, training, Mixture(num_layers=8), 1000, 4, **places)["activations"]
 
     assert kept(pp=4) == kept()
     assert kept(pp=4, vpp=2) == round(kept() * 11 / 8)
     assert kept(7, pp=4, vpp=2) == round(kept() * 14 / 8)  # what the order of 7 keeps: the last round is not full
+
+
+def test_the_first_stage_has_more_than_its_share_where_the_last_has_the_vocabulary_to_compute() -> None:
+    """SmolLM2-135M in two stages: 19 layers and the embeddings, for two micro-batches at once; 11 layers and the
+    embeddings once more, for one."""
+    layer, embedding, layers = 3_540_096, 49_152 * 576, 30
+    sizes = Sizes(num_parameters=layers * layer + embedding, num_layers=layers, hidden_size=576, vocab_size=49_152)
+    stage = 19 * layer + embedding
+    config = load_config(QUICKSTART, [])
+
+    def parts(on_accelerator: bool = True, ranks: int = 2, **parallel: int) -> dict[str, int]:
+        training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        places = {"micro_batches": 8, "on_accelerator": on_accelerator}
+        return training_bytes(config.model, training, sizes, 1000, ranks, **places)
+
+    found, one = parts(pp=2), parts(ranks=1)
+    assert one["AdamW"] == 8 * sizes.num_parameters
+    assert [found[name] for name in ("master weights", "weights", "gradients", "AdamW")] == pytest.approx(
+        [4 * stage, 2 * stage, 4 * stage, 8 * stage], abs=1
+    )
+    assert found["activations"] == pytest.approx(one["activations"] * 2 * 19 / 30, abs=1)
+    shared = parts(ranks=4, pp=2)
+    assert (shared["weights"], shared["AdamW"]) == pytest.approx((4 * stage / 2, 8 * stage / 2), abs=1)
+    assert frozen_bytes(sizes, ParallelConfig(pp=2), 2, 2) == pytest.approx(2 * stage, abs=1)
+    assert frozen_bytes(sizes, ParallelConfig(dp_replicate=2), 4, 2) == sizes.num_parameters  # two copies
+
+
+def test_of_experts_those_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> None:
+    """Layers of 1,000 weights of which a token meets 300, and a vocabulary of 600, as much as two layers."""
+    sizes = Mixture(
+        num_parameters=600 + 8 * 1000, num_layers=8, vocab_size=60, hidden_size=10, expert_parameters=8 * 800,
+        experts_per_token=1,
+    )  # fmt: skip
+    assert fullest_stage(sizes, ParallelConfig(pp=2)) == FullestStage(weights=5_600 / 8_600, activations=2 * 5 / 8)
+    assert fullest_stage(sizes, ParallelConfig()) == FullestStage(weights=1.0, activations=1.0)
 
 
 @pytest.mark.parametrize(

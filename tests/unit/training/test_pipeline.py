@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
+from roll.config.staging import layers_by_part
 from roll.errors import InfraError, ModelError
 from roll.models import load_causal_lm
 from roll.training.attention import register_attention
@@ -24,7 +25,7 @@ from roll.training.parallel.order import Work, finishing_times, idle_share, orde
 from roll.training.parallel.pipeline import UNRECEIVED, Stage
 from roll.training.parallel.tokens import WHOLE
 from roll.training.policy import PolicyNetwork
-from roll.training.stages import cut, layers_by_part
+from roll.training.stages import cut
 
 
 def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:
