@@ -27,6 +27,7 @@ from roll.config.passing import (
     activation_bytes_per_token,
     fullest_stage,
     gathered_bytes,
+    logit_bytes,
     pass_bytes,
 )
 from roll.config.training import closes_heap
@@ -602,3 +603,61 @@ def test_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
     )
     estimated = [sum(activation_bytes_per_token(sizes, 2, checkpointing=False, fused=fused)) for fused in (False, True)]
     assert estimated[0] - estimated[1] == pytest.approx((plain - fused) / NUM_TOKENS, rel=0.1)
+
+
+def test_adapters_keep_what_lies_between_their_matrices_also_where_the_rest_is_offloaded() -> None:
+    """Of 7 linear layers of a decoder layer, or of attention's 4 where MLPs are experts; bfloat16."""
+
+    def kept(sizes: Any, rank: int, *, offloaded: bool = False) -> int:
+        settings = {"checkpointing": False, "offloaded": offloaded, "lora_rank": rank}
+        return activation_bytes_per_token(sizes, 2, **settings)[0]
+
+    for sizes, adapters in ((Sizes(), 7), (Mixture(), 4)):
+        own = 2 * 2 * 16 * adapters  # layers, bytes, rank
+        assert kept(sizes, 16) - kept(sizes, 0) == own
+        assert (kept(sizes, 16, offloaded=True), kept(sizes, 0, offloaded=True)) == (own, 0)
+
+
+def test_of_an_offloaded_layer_its_input_and_what_a_gate_needs_pass() -> None:
+    """A hidden vector, and 4 vectors inside an MLP with one gradient; of half of the tokens, where MLPs take those."""
+    settings = {"checkpointing": False, "offloaded": True}
+    assert activation_bytes_per_token(Sizes(), 2, **settings) == (0, 2 * 192 + 2 * 5 * 512)
+    assert activation_bytes_per_token(Sizes(), 2, mlp_slice=0.5, **settings) == (0, 2 * 192 + 2 * 5 * 512 // 2)
+
+
+def test_a_slice_of_more_tokens_than_there_are_is_all_of_them() -> None:
+    config = load_config(QUICKSTART, [])
+
+    def passing(tokens: int) -> dict[str, int]:
+        training = config.training.model_copy(update={"mlp_slice_tokens": tokens})
+        return pass_bytes(config.model, training, Sizes(), 1000, 1, micro_batches=1, on_accelerator=True)
+
+    assert passing(5000) == passing(1000)
+    assert passing(500)["a layer"] == passing(1000)["a layer"] // 2
+
+
+def test_ranks_that_share_a_row_have_a_part_of_its_activations() -> None:
+    config = load_config(QUICKSTART, [])
+
+    def kept(**parallel: int) -> int:
+        training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        places = {"micro_batches": 1, "on_accelerator": True}
+        return pass_bytes(config.model, training, Sizes(), 1000, 4, **places)["activations"]
+
+    assert kept(cp=2) == kept(tp=2) == kept() // 2
+    assert kept(cp=2, tp=2) == kept() // 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (100, 100 * 50_000 * (8 + 2)),  # all at once: in float32 with a gradient, and in bfloat16
+        (4_000, 128 * 2**20 + 4_000 * 50_000 * 2),  # a chunk with its gradient, and all that are kept
+        (10_000, 384 * 2**20),  # a chunk with its gradient, and 256 MiB
+    ],
+)
+def test_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expected: int) -> None:
+    sizes = Sizes(vocab_size=50_000)
+    assert logit_bytes(sizes, tokens, 2) == expected
+    assert logit_bytes(sizes, tokens, 2, layer=1000) == logit_bytes(sizes, tokens, 2) - 1000
+    assert logit_bytes(sizes, tokens, 2, layer=10**10) == 0
