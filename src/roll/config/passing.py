@@ -1,6 +1,7 @@
 """What a micro-batch takes of memory while it goes through a model; see `estimate`.
 
-The coefficients of the activations were counted from the tensors that autograd keeps for a Llama-like layer.
+The coefficients of the activations were counted from the tensors that autograd keeps for layers like Llama's, Qwen3's,
+GLM-4's and Gemma 3's, without what attention keeps of scores where it is neither flash attention nor native.
 """
 
 from __future__ import annotations
@@ -55,6 +56,12 @@ class ModelSizes(Protocol):
     def num_experts(self) -> int: ...
     @property
     def expert_parameters(self) -> int: ...
+    @property
+    def norm_width(self) -> int: ...
+    @property
+    def has_plain_norms(self) -> bool: ...
+    @property
+    def has_plain_gates(self) -> bool: ...
 
 
 def element_bytes(dtype: str) -> int:
@@ -74,12 +81,13 @@ def activation_bytes_per_token(
 ) -> tuple[int, int]:
     """What autograd keeps of one token until its backward pass, and what is there of one layer while it passes.
 
-    Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
-    MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
-    the norms. Where norms and gates are fused (`roll.training.fused`), nothing inside the norms but a number, and 3
-    vectors inside an MLP. With checkpointing, one hidden vector per layer is kept; one layer in full and two gradients
-    inside its MLP pass. Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies
-    between its matrices, also where the rest is offloaded: it is too small to travel.
+    Per layer: 2 hidden vectors, what norms take, queries and attention output, keys and values, 4 vectors inside the
+    gated MLP (and 2 hidden vectors for every expert), all in the computation's format, and what norms take once more,
+    in float32; norms that are not Llama's keep both in float32. Where norms are fused (`roll.training.fused`), nothing
+    in float32 but a number, and where gates are, 3 vectors inside an MLP. With checkpointing, one hidden vector per
+    layer is kept; one layer in full and two gradients inside its MLP pass. Offloaded, nothing is kept, and what an
+    MLP's gate needs passes. An adapter keeps what lies between its matrices, also where the rest is offloaded: it is
+    too small to travel.
 
     Args:
         sizes: of the model.
@@ -87,16 +95,17 @@ def activation_bytes_per_token(
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
             pass; then only one MLP's inside is there at once, of this share.
-        fused: whether norms and gates are, as on a CPU in bfloat16.
+        fused: whether norms and gates are that can be, as on a CPU in bfloat16.
         offloaded: whether all of it is in main memory meanwhile.
         lora_rank: of the adapters of linear layers; 0 without.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
-    in_norms = 2 if fused else 2 * hidden + sizes.num_heads + 2
-    in_gate = 3 if fused and not sizes.experts_per_token else 4
+    in_norms = 2 if fused and sizes.has_plain_norms else sizes.norm_width + sizes.num_heads + 2
+    in_gate = 3 if fused and sizes.has_plain_gates and not sizes.experts_per_token else 4
     in_adapters = element * lora_rank * (4 if sizes.experts_per_token else 7)
-    around = element * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms + in_adapters
+    normed = (element if sizes.has_plain_norms else 4) * sizes.norm_width
+    around = element * (2 * hidden + 2 * queries + 2 * keys) + normed + 4 * in_norms + in_adapters
     inside = element * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     part = 1 if mlp_slice is None else mlp_slice
     if checkpointing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from roll.config.passing import (
     pass_bytes,
 )
 from roll.config.training import closes_heap
+from roll.models import describe_model
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
 from roll.pipelines.rlvr.check import further_memory
 
@@ -53,6 +55,12 @@ class Sizes:
     experts_per_token: int = 0
     num_experts: int = 0
     expert_parameters: int = 0
+    has_plain_norms: bool = True
+    has_plain_gates: bool = True
+
+    @property
+    def norm_width(self) -> int:
+        return 2 * self.hidden_size
 
 
 def batch_of(*overrides, longest=40, train=57, held_out=24):
@@ -661,3 +669,29 @@ def test_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expect
     assert logit_bytes(sizes, tokens, 2) == expected
     assert logit_bytes(sizes, tokens, 2, layer=1000) == logit_bytes(sizes, tokens, 2) - 1000
     assert logit_bytes(sizes, tokens, 2, layer=10**10) == 0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("family", ["Gemma3", "Glm4", "Llama", "Olmo2", "Qwen3"])
+def test_other_norms_and_gates_than_llama_s_are_counted(
+    tiny_model: Path, tmp_path: Path, family: str, fused: bool
+) -> None:
+    """Those of queries and keys, four in a layer, what adds 1 to a weight, and a gate in one matrix with its twin."""
+    import transformers
+
+    from roll.training.fused import fuse
+
+    config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    kept, estimated = [], []
+    for layers in (2, 4):
+        sizes = {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 6, "num_key_value_heads": 2}
+        config = config_class(**sizes, head_dim=32, num_hidden_layers=layers, vocab_size=256, pad_token_id=0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).bfloat16().train()
+        directory = shutil.copytree(tiny_model, tmp_path / str(layers))  # for its tokenizer
+        model.save_pretrained(directory)
+        if fused and fuse(model) == 0 and family != "Gemma3":
+            pytest.skip("nothing is fused without a compiler")
+        kept.append(kept_bytes(model) / NUM_TOKENS)
+        found = describe_model(directory)
+        estimated.append(sum(activation_bytes_per_token(found, 2, checkpointing=False, fused=fused)))
+    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.12), (kept, estimated)
