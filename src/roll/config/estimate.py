@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 
 from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
-from roll.config.passing import ModelSizes, element_bytes, pass_bytes
+from roll.config.parallel import ParallelConfig
+from roll.config.passing import ModelSizes, element_bytes, fullest_stage, pass_bytes
 from roll.config.run import RunConfig
 from roll.config.training import TrainingConfig
 
@@ -21,6 +22,7 @@ __all__ = [
     "RoleMemory",
     "disk_use",
     "engine_bytes",
+    "frozen_bytes",
     "heap_bytes",
     "kernel_bytes",
     "moment_bytes",
@@ -216,7 +218,7 @@ def moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
 def trained_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """A rank's share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients.
+    """The largest share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients.
 
     FSDP's shards are the master weights, of what is frozen too; otherwise the network has a copy in its own dtype.
     Offloaded, an accelerator has weights alone, and of gradients what is on its way.
@@ -225,18 +227,29 @@ def trained_bytes(
     offloaded = training.offload_optimizer and on_accelerator
     is_shared = training.backend == "torch" and ranks * training.parallel.dp_replicate > training.parallel.pp
     own_copy = element != 4 and not offloaded and not is_shared
-    parts = {"master weights": 4 * trained // ranks} if own_copy or (model.lora and not offloaded) else {}
+    share = _rank_share(sizes, training.parallel, ranks)
+    parts = {"master weights": round(4 * trained * share)} if own_copy or (model.lora and not offloaded) else {}
     whole = sizes.num_parameters
     if model.lora is not None and model.lora.base == "nf4":
         in_4_bits = min(num_linear(sizes), whole)
         parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank has all of them
         whole -= in_4_bits
-    parts["weights"] = whole * (4 if is_shared else element) // ranks
+    parts["weights"] = round(whole * (4 if is_shared else element) * share)
     if offloaded:
         return parts | _offloaded_bytes(training, sizes, whole, 0 if model.lora is None else trained, ranks, element)
-    parts["gradients"] = 4 * trained // ranks
-    parts["AdamW"] = round(moment_bytes(model, training) * trained / ranks)
+    parts["gradients"] = round(4 * trained * share)
+    parts["AdamW"] = round(moment_bytes(model, training) * trained * share)
     return parts
+
+
+def _rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:
+    """The largest share of the weights that one of `ranks` has, which divide one copy of them."""
+    return fullest_stage(sizes, parallel).weights * parallel.pp / ranks
+
+
+def frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element: int) -> int:
+    """Weights of a model that does not learn, on the rank of a trainer's `ranks` that has most of them."""
+    return round(sizes.num_parameters * element * _rank_share(sizes, parallel, ranks // parallel.dp_replicate))
 
 
 def training_bytes(
@@ -285,7 +298,7 @@ def _offloaded_bytes(
     is_shared = ranks * parallel.dp_replicate > parallel.pp
     embedding = 0 if adapters else sizes.vocab_size * sizes.hidden_size
     gradients = 0 if is_shared else element * embedding
-    weights = (whole + adapters) * (4 if is_shared else element) // ranks
+    weights = round((whole + adapters) * (4 if is_shared else element) * _rank_share(sizes, parallel, ranks))
     return {"weights": weights, "gradients": gradients // parallel.tp}
 
 

@@ -84,9 +84,9 @@ class ParallelConfig(Section):
     def in_flight(self, micro_batches: int) -> float:
         """What the first stage keeps at most of the activations of a step's micro-batches; the others keep less.
 
-        By what one micro-batch has in all layers. With one part a stage, it is its share of the layers for as many
-        micro-batches as stages. With several it depends on whether the last round of so many is full; if not, this is
-        a bound.
+        By what one micro-batch has in all layers, if stages have as many as each other. With one part a stage, it is
+        its share of the layers for as many micro-batches as stages. With several it depends on whether the last round
+        of so many is full; if not, this is a bound.
         """
         if self.vpp == 1:
             return 1.0

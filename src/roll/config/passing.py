@@ -1,20 +1,25 @@
 """What a micro-batch takes of memory while it goes through a model; see `estimate`.
 
-The coefficients of the activations were counted from the tensors that autograd keeps for a Llama-like layer.
+The coefficients of the activations were counted from the tensors that autograd keeps for layers like Llama's, Qwen3's,
+GLM-4's and Gemma 3's, without what attention keeps of scores where it is neither flash attention nor native.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol
 
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
+from roll.config.staging import layers_by_part
 from roll.config.training import TrainingConfig
 
 __all__ = [
+    "FullestStage",
     "ModelSizes",
     "activation_bytes_per_token",
     "element_bytes",
+    "fullest_stage",
     "gathered_bytes",
     "logit_bytes",
     "pass_bytes",
@@ -51,6 +56,12 @@ class ModelSizes(Protocol):
     def num_experts(self) -> int: ...
     @property
     def expert_parameters(self) -> int: ...
+    @property
+    def norm_width(self) -> int: ...
+    @property
+    def has_plain_norms(self) -> bool: ...
+    @property
+    def has_plain_gates(self) -> bool: ...
 
 
 def element_bytes(dtype: str) -> int:
@@ -70,12 +81,13 @@ def activation_bytes_per_token(
 ) -> tuple[int, int]:
     """What autograd keeps of one token until its backward pass, and what is there of one layer while it passes.
 
-    Per layer: 4 hidden vectors, queries and attention output, keys and values, 4 vectors inside the gated
-    MLP (and 2 hidden vectors for every expert), all in the computation's format, and 2 hidden vectors in float32 inside
-    the norms. Where norms and gates are fused (`roll.training.fused`), nothing inside the norms but a number, and 3
-    vectors inside an MLP. With checkpointing, one hidden vector per layer is kept; one layer in full and two gradients
-    inside its MLP pass. Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies
-    between its matrices, also where the rest is offloaded: it is too small to travel.
+    Per layer: 2 hidden vectors, what norms take, queries and attention output, keys and values, 4 vectors inside the
+    gated MLP (and 2 hidden vectors for every expert), all in the computation's format, and what norms take once more,
+    in float32; norms that are not Llama's keep both in float32. Where norms are fused (`roll.training.fused`), nothing
+    in float32 but a number, and where gates are, 3 vectors inside an MLP. With checkpointing, one hidden vector per
+    layer is kept; one layer in full and two gradients inside its MLP pass. Offloaded, nothing is kept, and what an
+    MLP's gate needs passes. An adapter keeps what lies between its matrices, also where the rest is offloaded: it is
+    too small to travel.
 
     Args:
         sizes: of the model.
@@ -83,16 +95,17 @@ def activation_bytes_per_token(
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
             pass; then only one MLP's inside is there at once, of this share.
-        fused: whether norms and gates are, as on a CPU in bfloat16.
+        fused: whether norms and gates are that can be, as on a CPU in bfloat16.
         offloaded: whether all of it is in main memory meanwhile.
         lora_rank: of the adapters of linear layers; 0 without.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
-    in_norms = 2 if fused else 2 * hidden + sizes.num_heads + 2
-    in_gate = 3 if fused and not sizes.experts_per_token else 4
+    in_norms = 2 if fused and sizes.has_plain_norms else sizes.norm_width + sizes.num_heads + 2
+    in_gate = 3 if fused and sizes.has_plain_gates and not sizes.experts_per_token else 4
     in_adapters = element * lora_rank * (4 if sizes.experts_per_token else 7)
-    around = element * (4 * hidden + 2 * queries + 2 * keys) + 4 * in_norms + in_adapters
+    normed = (element if sizes.has_plain_norms else 4) * sizes.norm_width
+    around = element * (2 * hidden + 2 * queries + 2 * keys) + normed + 4 * in_norms + in_adapters
     inside = element * (in_gate * sizes.intermediate_size + 2 * sizes.experts_per_token * hidden)
     part = 1 if mlp_slice is None else mlp_slice
     if checkpointing:
@@ -104,6 +117,36 @@ def activation_bytes_per_token(
     if mlp_slice is None:
         return sizes.num_layers * (around + inside), 0
     return sizes.num_layers * around, round(2 * part * inside)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FullestStage:
+    """As shares of the whole model, 1 where there is one stage."""
+
+    weights: float
+    activations: float
+    """Of what `ParallelConfig.in_flight` counts, for which stages are alike."""
+
+
+def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
+    """What is most for a rank to hold: of weights mostly what the first stage has, of layers and of embeddings, and of
+    activations, too, since it has more layers than the last, and more micro-batches in flight.
+
+    Args:
+        sizes: of the model; the vocabulary's matrix counts once, and is in the first stage and the last.
+        parallel: how the trainer's ranks are divided.
+    """
+    stages = parallel.pp
+    if stages == 1:
+        return FullestStage(weights=1.0, activations=1.0)
+    embedding = sizes.vocab_size * sizes.hidden_size
+    layer = max(sizes.num_parameters - embedding, 1) / sizes.num_layers
+    idle = sizes.expert_parameters / sizes.num_layers * (1 - sizes.experts_per_token / max(sizes.num_experts, 1))
+    parts = layers_by_part(sizes.num_layers, stages, parallel.vpp, embedding / max(layer - idle, 1))
+    layers = [sum(parts[i::stages]) for i in range(stages)]
+    weights = [layer * own + embedding * (i in (0, stages - 1)) for i, own in enumerate(layers)]
+    in_flight = [own * (stages - i) for i, own in enumerate(layers)]
+    return FullestStage(weights=max(weights) / sizes.num_parameters, activations=max(in_flight) / sizes.num_layers)
 
 
 def pass_bytes(
@@ -130,7 +173,8 @@ def pass_bytes(
         lora_rank=model.lora.rank if model.lora else 0,
     )
     shared = gathered_bytes(training.parallel, sizes, ranks, element, learns=learns, on_accelerator=on_accelerator)
-    parts = {**shared, "activations": round(own * kept * training.parallel.in_flight(micro_batches))}
+    in_flight = training.parallel.in_flight(micro_batches) * fullest_stage(sizes, training.parallel).activations
+    parts = {**shared, "activations": round(own * kept * in_flight)}
     return parts | ({"a layer": own * passing} if passing else {})
 
 

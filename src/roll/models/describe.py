@@ -62,6 +62,12 @@ class ModelDescription:
     """That a layer's tokens choose among."""
     expert_parameters: int = 0
     """Weights of all experts that are chosen among, in all layers together."""
+    norm_width: int = 0
+    """Numbers of a token that the norms of one layer take, all of them together, with those of queries and keys."""
+    has_plain_norms: bool = True
+    """Whether norms are Llama's, as far as can be told: gated by SiLU are not those that add 1 to their weights."""
+    has_plain_gates: bool = True
+    """Whether an MLP is SwiGLU of two matrices."""
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
         """Keys and values of one token over all layers."""
@@ -77,7 +83,7 @@ def describe_model(path: str | Path) -> ModelDescription:
     entry = CATALOGUE.get(str(path))
     directory = find_model(path)
     if directory is None and entry is not None:
-        return _description(entry.config, _Weights(entry.num_parameters, 0, 0, "bfloat16"), entry.name)
+        return _description(entry.config, _Weights(entry.num_parameters, 0, 0, "bfloat16", {}, True), entry.name)
     return _description(*check_files(directory or resolve_model(path)), str(path))
 
 
@@ -176,6 +182,10 @@ class _Weights(NamedTuple):
     of_experts: int
     dtype: str
     """Of most of them."""
+    norms: Mapping[str, int]
+    """Of the first layer: how many numbers each has, by the name of the module; none where there are no files."""
+    has_gates: bool
+    """Whether MLPs have a matrix `gate_proj`."""
 
 
 def check_files(directory: Path) -> tuple[Mapping[str, Any], _Weights]:
@@ -216,6 +226,10 @@ def _description(config: Mapping[str, Any], weights: _Weights, name: str) -> Mod
         head_dim = (size("qk_nope_head_dim") + size("qk_rope_head_dim") + size("v_head_dim") + 1) // 2
     else:
         head_dim = size("head_dim") if "head_dim" in has else hidden // heads
+    kv_heads = size("num_key_value_heads") if "num_key_value_heads" in has and not latent else heads
+    copies = {"q_": heads, "k_": kv_heads}  # of a norm that all heads share
+    norms = [n * (copies.get(name[:2], 1) if n == head_dim else 1) for name, n in weights.norms.items()]
+    is_silu = (text.get("hidden_activation") or text.get("hidden_act") or "silu") in ("silu", "swish")
     return ModelDescription(
         architecture=_architecture(config),
         num_parameters=weights.number,
@@ -223,7 +237,7 @@ def _description(config: Mapping[str, Any], weights: _Weights, name: str) -> Mod
         hidden_size=hidden,
         intermediate_size=_inner_size(text, hidden),
         num_heads=heads,
-        num_kv_heads=size("num_key_value_heads") if "num_key_value_heads" in has and not latent else heads,
+        num_kv_heads=kv_heads,
         head_dim=head_dim,
         vocab_size=size("vocab_size"),
         context_length=size("max_position_embeddings", "n_positions"),
@@ -231,6 +245,9 @@ def _description(config: Mapping[str, Any], weights: _Weights, name: str) -> Mod
         experts_per_token=_experts_per_token(text),
         num_experts=_num_experts(text),
         expert_parameters=weights.of_experts,
+        norm_width=sum(norms) or 2 * hidden,
+        has_plain_norms=is_silu,
+        has_plain_gates=is_silu and weights.has_gates,
     )
 
 
@@ -271,6 +288,7 @@ def _count(files: list[Path]) -> _Weights:
     from safetensors import SafetensorError, safe_open
 
     by_dtype, num_tensors, of_experts = Counter[str](), 0, 0
+    norms, has_gates = dict[str, int](), False
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
@@ -280,6 +298,9 @@ def _count(files: list[Path]) -> _Weights:
                     by_dtype[tensor.get_dtype()] += number
                     num_tensors += 1
                     of_experts += number if ".experts." in name else 0
+                    has_gates |= ".gate_proj." in name
+                    if ".layers.0." in name and name.endswith("norm.weight"):
+                        norms[name.split(".")[-2]] = number
         except (OSError, SafetensorError) as error:
             raise ModelError(
                 f"weight file '{file}' is damaged or not safetensors: {error}. Copy the model again."
@@ -287,4 +308,5 @@ def _count(files: list[Path]) -> _Weights:
     if not by_dtype:
         raise ModelError(f"'{files[0]}' holds no tensors.")
     common = by_dtype.most_common(1)[0][0]
-    return _Weights(by_dtype.total(), num_tensors, of_experts, DTYPE_NAMES.get(common, common.lower()))
+    dtype = DTYPE_NAMES.get(common, common.lower())
+    return _Weights(by_dtype.total(), num_tensors, of_experts, dtype, norms, has_gates)

@@ -110,6 +110,21 @@ class Model(Section):
         return 0
 
     @property
+    def norm_width(self) -> int:
+        """Of two norms a layer."""
+        return 2 * self.hidden_size
+
+    @property
+    def has_plain_norms(self) -> bool:
+        """As Llama's."""
+        return True
+
+    @property
+    def has_plain_gates(self) -> bool:
+        """As `has_plain_norms`."""
+        return True
+
+    @property
     def weight_bytes(self) -> float:
         """All weights."""
         return self.parameters * self.element_bytes

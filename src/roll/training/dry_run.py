@@ -203,7 +203,7 @@ class _Unread:
         yield
 
     def fill(self, network: torch.nn.Module, device: torch.device) -> None:
-        network.to_empty(device=device)
+        _give_memory(network, device)
 
 
 def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
@@ -211,9 +211,18 @@ def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = No
     with unset_fake_temporarily(), torch.device("meta"), mock.patch("roll.training.loading.load_causal_lm", _bare):
         network = build_network(spec, dtype).to("meta")  # adapters have numbers
     if unread is None:
-        network.to_empty(device="cpu")
+        _give_memory(network, torch.device("cpu"))
         vars(network)["to"] = lambda device: network  # a fake tensor cannot be exchanged for itself
     return network
+
+
+def _give_memory(network: torch.nn.Module, device: torch.device) -> None:
+    """On a device, without numbers; what was tied is still one tensor."""
+    places = [(module, name, own) for module in network.modules() for name, own in module._parameters.items()]
+    network.to_empty(device=device)
+    made: dict[Any, Any] = {}
+    for module, name, before in places:
+        module._parameters[name] = made.setdefault(before, module._parameters[name])
 
 
 def _bare(path: str, dtype: torch.dtype, *, attention: str, trust_remote_code: bool, left: None) -> Any:

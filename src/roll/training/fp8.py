@@ -178,6 +178,7 @@ def _scaled(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Scaled:
     infinite = float("inf")  # the norm is the largest magnitude, in one pass over memory
     largest = torch.linalg.vector_norm(x, infinite, dim=1 if by_row else None, keepdim=True)
     most = torch.finfo(dtype).max / largest.float().clamp(min=_SMALLEST)
+    most = most.nan_to_num_(nan=0.0)  # as of infinity: then all of them are 0 x infinity
     scale = (most.view(torch.int32) & _EXPONENT).view(torch.float32)
     rows, columns = x.shape
     padded = columns + -columns % MULTIPLE

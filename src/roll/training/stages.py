@@ -7,9 +7,8 @@
 With `vpp`, layers are cut into so many times more parts, of which stage r of p has the parts r, p + r, 2p + r, …
 Layers and parameters keep their names: what another stage has is replaced by modules without weights (`parts`).
 
-Layers are given out one by one, each to the stage that has the least to compute, and of it to the part that has, of
-several the latest, since earlier ones keep more micro-batches in flight; the last begins with the vocabulary
-projection, which weighs as many layers as it has times the weights of one that a token is multiplied with.
+How many layers a part has, `roll.config.staging` says; the last begins with the vocabulary projection, which weighs as
+many layers as it has times the weights of one that a token is multiplied with.
 """
 
 from __future__ import annotations
@@ -21,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from roll.config.staging import layers_by_part
 from roll.errors import ModelError
 from roll.models import decoder_of
 from roll.training.lora import Adapter, find_adapters
@@ -31,7 +31,7 @@ from roll.training.parts import leave_parts
 from roll.training.precision import MasterWeights
 from roll.training.weights import persistent_buffers
 
-__all__ = ["Cut", "add_up_tied", "check_cut", "cut", "layers_by_part"]
+__all__ = ["Cut", "add_up_tied", "check_cut", "cut"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,26 +131,6 @@ def add_up_tied(cut: Cut, weights: MasterWeights) -> None:
             grad = weights.grad(name)
             assert grad is not None, f"the loss did not reach {name} in stage {cut.stage.number}"
             grad.add_(cut.stage.exchanged(grad))
-
-
-def layers_by_part(num_layers: int, num_stages: int, num_chunks: int, projection: float) -> list[int]:
-    """How many layers each part of a model has, in the model's order.
-
-    Args:
-        num_layers: at least one for each part.
-        num_stages: two or more.
-        num_chunks: parts of each stage.
-        projection: what the vocabulary projection weighs, in layers.
-    """
-    count = num_stages * num_chunks
-    counts = [1] * count
-    loads = [1.0] * (count - 1) + [1.0 + projection]
-    for _ in range(num_layers - count):
-        stage = min(range(num_stages), key=lambda i: (sum(loads[i::num_stages]), -i))
-        least = min(range(stage, count, num_stages), key=lambda i: (loads[i], -i))
-        counts[least] += 1
-        loads[least] += 1.0
-    return counts
 
 
 def _spans(decoder: Any, projection: Any, stage: Stage) -> list[range]:

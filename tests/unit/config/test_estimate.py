@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from roll.config.estimate import (
     DEFAULT_CPU_KV_BYTES,
     JudgeEngines,
     disk_use,
+    frozen_bytes,
     heap_bytes,
     kernel_bytes,
     num_lora_parameters,
@@ -21,8 +23,16 @@ from roll.config.estimate import (
 from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
-from roll.config.passing import activation_bytes_per_token, gathered_bytes, pass_bytes
+from roll.config.passing import (
+    FullestStage,
+    activation_bytes_per_token,
+    fullest_stage,
+    gathered_bytes,
+    logit_bytes,
+    pass_bytes,
+)
 from roll.config.training import closes_heap
+from roll.models import describe_model
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
 from roll.pipelines.rlvr.check import further_memory
 
@@ -45,6 +55,12 @@ class Sizes:
     experts_per_token: int = 0
     num_experts: int = 0
     expert_parameters: int = 0
+    has_plain_norms: bool = True
+    has_plain_gates: bool = True
+
+    @property
+    def norm_width(self) -> int:
+        return 2 * self.hidden_size
 
 
 def batch_of(*overrides, longest=40, train=57, held_out=24):
@@ -468,11 +484,46 @@ def test_stages_of_several_parts_keep_more_micro_batches_in_flight() -> None:
         config = load_config(QUICKSTART, [])
         training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
         places = {"micro_batches": micro_batches, "on_accelerator": True}
-        return pass_bytes(config.model, training, Mixture(), 1000, 4, **places)["activations"]
+        return pass_bytes(config.model, training, Mixture(num_layers=8), 1000, 4, **places)["activations"]
 
     assert kept(pp=4) == kept()
     assert kept(pp=4, vpp=2) == round(kept() * 11 / 8)
     assert kept(7, pp=4, vpp=2) == round(kept() * 14 / 8)  # what the order of 7 keeps: the last round is not full
+
+
+def test_the_first_stage_has_more_than_its_share_where_the_last_has_the_vocabulary_to_compute() -> None:
+    """SmolLM2-135M in two stages: 19 layers and the embeddings, for two micro-batches at once; 11 layers and the
+    embeddings once more, for one."""
+    layer, embedding, layers = 3_540_096, 49_152 * 576, 30
+    sizes = Sizes(num_parameters=layers * layer + embedding, num_layers=layers, hidden_size=576, vocab_size=49_152)
+    stage = 19 * layer + embedding
+    config = load_config(QUICKSTART, [])
+
+    def parts(on_accelerator: bool = True, ranks: int = 2, **parallel: int) -> dict[str, int]:
+        training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        places = {"micro_batches": 8, "on_accelerator": on_accelerator}
+        return training_bytes(config.model, training, sizes, 1000, ranks, **places)
+
+    found, one = parts(pp=2), parts(ranks=1)
+    assert one["AdamW"] == 8 * sizes.num_parameters
+    assert [found[name] for name in ("master weights", "weights", "gradients", "AdamW")] == pytest.approx(
+        [4 * stage, 2 * stage, 4 * stage, 8 * stage], abs=1
+    )
+    assert found["activations"] == pytest.approx(one["activations"] * 2 * 19 / 30, abs=1)
+    shared = parts(ranks=4, pp=2)
+    assert (shared["weights"], shared["AdamW"]) == pytest.approx((4 * stage / 2, 8 * stage / 2), abs=1)
+    assert frozen_bytes(sizes, ParallelConfig(pp=2), 2, 2) == pytest.approx(2 * stage, abs=1)
+    assert frozen_bytes(sizes, ParallelConfig(dp_replicate=2), 4, 2) == sizes.num_parameters  # two copies
+
+
+def test_of_experts_those_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> None:
+    """Layers of 1,000 weights of which a token meets 300, and a vocabulary of 600, as much as two layers."""
+    sizes = Mixture(
+        num_parameters=600 + 8 * 1000, num_layers=8, vocab_size=60, hidden_size=10, expert_parameters=8 * 800,
+        experts_per_token=1,
+    )  # fmt: skip
+    assert fullest_stage(sizes, ParallelConfig(pp=2)) == FullestStage(weights=5_600 / 8_600, activations=2 * 5 / 8)
+    assert fullest_stage(sizes, ParallelConfig()) == FullestStage(weights=1.0, activations=1.0)
 
 
 @pytest.mark.parametrize(
@@ -560,3 +611,87 @@ def test_fused_norms_and_gates_keep_less(kv_heads: int) -> None:
     )
     estimated = [sum(activation_bytes_per_token(sizes, 2, checkpointing=False, fused=fused)) for fused in (False, True)]
     assert estimated[0] - estimated[1] == pytest.approx((plain - fused) / NUM_TOKENS, rel=0.1)
+
+
+def test_adapters_keep_what_lies_between_their_matrices_also_where_the_rest_is_offloaded() -> None:
+    """Of 7 linear layers of a decoder layer, or of attention's 4 where MLPs are experts; bfloat16."""
+
+    def kept(sizes: Any, rank: int, *, offloaded: bool = False) -> int:
+        settings = {"checkpointing": False, "offloaded": offloaded, "lora_rank": rank}
+        return activation_bytes_per_token(sizes, 2, **settings)[0]
+
+    for sizes, adapters in ((Sizes(), 7), (Mixture(), 4)):
+        own = 2 * 2 * 16 * adapters  # layers, bytes, rank
+        assert kept(sizes, 16) - kept(sizes, 0) == own
+        assert (kept(sizes, 16, offloaded=True), kept(sizes, 0, offloaded=True)) == (own, 0)
+
+
+def test_of_an_offloaded_layer_its_input_and_what_a_gate_needs_pass() -> None:
+    """A hidden vector, and 4 vectors inside an MLP with one gradient; of half of the tokens, where MLPs take those."""
+    settings = {"checkpointing": False, "offloaded": True}
+    assert activation_bytes_per_token(Sizes(), 2, **settings) == (0, 2 * 192 + 2 * 5 * 512)
+    assert activation_bytes_per_token(Sizes(), 2, mlp_slice=0.5, **settings) == (0, 2 * 192 + 2 * 5 * 512 // 2)
+
+
+def test_a_slice_of_more_tokens_than_there_are_is_all_of_them() -> None:
+    config = load_config(QUICKSTART, [])
+
+    def passing(tokens: int) -> dict[str, int]:
+        training = config.training.model_copy(update={"mlp_slice_tokens": tokens})
+        return pass_bytes(config.model, training, Sizes(), 1000, 1, micro_batches=1, on_accelerator=True)
+
+    assert passing(5000) == passing(1000)
+    assert passing(500)["a layer"] == passing(1000)["a layer"] // 2
+
+
+def test_ranks_that_share_a_row_have_a_part_of_its_activations() -> None:
+    config = load_config(QUICKSTART, [])
+
+    def kept(**parallel: int) -> int:
+        training = config.training.model_copy(update={"parallel": ParallelConfig(**parallel)})
+        places = {"micro_batches": 1, "on_accelerator": True}
+        return pass_bytes(config.model, training, Sizes(), 1000, 4, **places)["activations"]
+
+    assert kept(cp=2) == kept(tp=2) == kept() // 2
+    assert kept(cp=2, tp=2) == kept() // 4
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        (100, 100 * 50_000 * (8 + 2)),  # all at once: in float32 with a gradient, and in bfloat16
+        (4_000, 128 * 2**20 + 4_000 * 50_000 * 2),  # a chunk with its gradient, and all that are kept
+        (10_000, 384 * 2**20),  # a chunk with its gradient, and 256 MiB
+    ],
+)
+def test_of_logits_a_chunk_is_there_and_what_is_kept_of_them(tokens: int, expected: int) -> None:
+    sizes = Sizes(vocab_size=50_000)
+    assert logit_bytes(sizes, tokens, 2) == expected
+    assert logit_bytes(sizes, tokens, 2, layer=1000) == logit_bytes(sizes, tokens, 2) - 1000
+    assert logit_bytes(sizes, tokens, 2, layer=10**10) == 0
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("family", ["Gemma3", "Glm4", "Llama", "Olmo2", "Qwen3"])
+def test_other_norms_and_gates_than_llama_s_are_counted(
+    tiny_model: Path, tmp_path: Path, family: str, fused: bool
+) -> None:
+    """Those of queries and keys, four in a layer, what adds 1 to a weight, and a gate in one matrix with its twin."""
+    import transformers
+
+    from roll.training.fused import fuse
+
+    config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
+    kept, estimated = [], []
+    for layers in (2, 4):
+        sizes = {"hidden_size": 192, "intermediate_size": 512, "num_attention_heads": 6, "num_key_value_heads": 2}
+        config = config_class(**sizes, head_dim=32, num_hidden_layers=layers, vocab_size=256, pad_token_id=0)
+        model = getattr(transformers, f"{family}ForCausalLM")(config).bfloat16().train()
+        directory = shutil.copytree(tiny_model, tmp_path / str(layers))  # for its tokenizer
+        model.save_pretrained(directory)
+        if fused and fuse(model) == 0 and family != "Gemma3":
+            pytest.skip("nothing is fused without a compiler")
+        kept.append(kept_bytes(model) / NUM_TOKENS)
+        found = describe_model(directory)
+        estimated.append(sum(activation_bytes_per_token(found, 2, checkpointing=False, fused=fused)))
+    assert estimated[1] - estimated[0] == pytest.approx(kept[1] - kept[0], rel=0.12), (kept, estimated)

@@ -146,6 +146,52 @@ def test_weights_of_experts_are_counted_by_their_names(tiny_model: Path, tmp_pat
     assert (found.num_parameters, found.expert_parameters) == (4 * 24, 2 * 24)
 
 
+def test_keys_and_values_that_are_unfolded_count_with_the_width_that_they_have_then(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    config = json.loads((copy / "config.json").read_text())
+    latent = {"qk_nope_head_dim": 8, "qk_rope_head_dim": 4, "v_head_dim": 7, "kv_lora_rank": 16}
+    (copy / "config.json").write_text(json.dumps(config | latent))
+    found = describe_model(copy)
+    assert (found.head_dim, found.num_kv_heads) == (10, 4)  # of keys 12, of values 7; for every head of queries
+
+
+@pytest.mark.parametrize(
+    ("more", "norms", "gates"),
+    [({}, True, True), ({"hidden_act": "gelu"}, False, False), ({"hidden_activation": "gelu_tanh"}, False, False)],
+)
+def test_norms_are_as_wide_as_all_that_they_take(
+    tiny_model: Path, tmp_path: Path, more: dict[str, str], norms: bool, gates: bool
+) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    assert describe_model(copy).norm_width == 2 * 32
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"vocab_size": 20} | more))
+    layer = "model.layers.0."
+    tensors = {
+        f"{layer}{name}.weight": torch.zeros(n) for name, n in (("input_layernorm", 32), ("self_attn.q_norm", 8))
+    }
+    tensors |= {f"{layer}self_attn.k_norm.weight": torch.zeros(8), f"{layer}kv_a_layernorm.weight": torch.zeros(8)}
+    tensors |= {"model.layers.1.input_layernorm.weight": torch.zeros(32), "model.norm.weight": torch.zeros(32)}
+    tensors |= {f"{layer}mlp.gate_proj.weight": torch.zeros(64, 32)}
+    save_file(tensors, copy / "model.safetensors", metadata={"format": "pt"})
+    found = describe_model(copy)
+    assert found.norm_width == 32 + 4 * 8 + 2 * 8 + 8  # heads of queries, of keys, and what all heads share
+    assert (found.has_plain_norms, found.has_plain_gates) == (norms, gates)
+
+
+def test_without_a_gate_s_own_matrix_an_mlp_is_another(tiny_model: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+    weights = {"model.layers.0.mlp.gate_up_proj.weight": torch.zeros(300, 40)}
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    (copy / "config.json").write_text(
+        json.dumps(json.loads((copy / "config.json").read_text()) | {"num_hidden_layers": 1})
+    )
+    found = describe_model(copy)
+    assert (found.has_plain_norms, found.has_plain_gates, found.norm_width) == (True, False, 2 * 32)
+
+
 MALFORMED = [
     ("hidden_size", 0),
     ("hidden_size", 10**30),

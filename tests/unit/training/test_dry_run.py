@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
 from pathlib import Path
 
@@ -13,15 +14,18 @@ from transformers import LlamaConfig
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
+from roll.config.estimate import trained_bytes
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError
+from roll.models import describe_model
 from roll.training import TorchBackend
 from roll.training.dry_run import DryRun, Traffic, dry_run
 from roll.training.spec import TrainerSpec
 from roll.types import Needs
 
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, WORDS = 4, 32, 64, 4, 2, 256
+VOCABULARY = 1500
 
 
 @pytest.fixture(scope="module", name="model")
@@ -60,6 +64,25 @@ def test_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
     assert 0 <= found.between - 12 * own - counters <= 128  # and the angles of rotary embeddings
     assert found.gradients == 4 * own
     assert found.peak > found.between + found.gradients
+
+
+@pytest.mark.parametrize("parallel", [{"pp": 2}, {"pp": 2, "vpp": 2}, {"pp": 4}])
+def test_the_fullest_stage_holds_what_is_estimated(tmp_path: Path, parallel: dict[str, int]) -> None:
+    """The first, of a vocabulary that weighs as much as five layers: more layers than the last has, and embeddings."""
+    model = write_tiny_model(tmp_path, layers=12)
+    spec = dataclasses.replace(make_spec(model, parallel=ParallelConfig(**parallel)), world_size=4, device="cpu")
+    sizes = dataclasses.replace(describe_model(model), vocab_size=VOCABULARY)
+    more = VOCABULARY * HIDDEN - 260 * HIDDEN
+    sizes = dataclasses.replace(sizes, num_parameters=sizes.num_parameters + more)
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY}))
+    holds = [
+        dry_run(dataclasses.replace(spec, rank=rank), None, Needs()).between
+        for rank in range(0, 4, 4 // parallel["pp"])
+    ]
+    parts = trained_bytes(spec.model, spec.training, sizes, 4, on_accelerator=True)
+    assert max(holds) == pytest.approx(parts["weights"] + parts["AdamW"], rel=0.01)
+    assert max(holds) == holds[0] > 1.1 * sum(holds) / len(holds)
 
 
 def test_adapters_alone_have_moments_and_gradients(model: Path) -> None:

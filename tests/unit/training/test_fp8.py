@@ -142,6 +142,47 @@ def test_what_is_not_finite_stays_so(value: float) -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_in_a_weight_is_seen_by_all_that_share_its_scale(recipe: str, value: float) -> None:
+    """Of a whole matrix in one recipe, of an input's column in the other; never a gradient of 0 for some of them."""
+    x, weight, grad = operands()
+    weight[4, 7] = value
+    _, grad_x, _ = computed(recipe, x, weight, grad)
+    assert bool(grad_x[:, 7].isnan().all())
+    others = torch.arange(grad_x.shape[1]) != 7
+    assert bool(
+        grad_x[:, others].isnan().all() if recipe == "rowwise_with_gw_hp" else grad_x[:, others].isfinite().all()
+    )
+
+
+def test_scales_are_torchao_s_down_to_its_smallest_and_no_further() -> None:
+    """Gradients are small: at 1e-10 they have all digits; from 1e-12 on, rows share one scale, and 0 has no other."""
+    largest = torch.tensor([448.0, 1e-4, 1e-10, 1.01e-12, 1e-13, 1e-30, 0.0]).to(torch.bfloat16)
+    expected = 2.0 ** -torch.floor(torch.log2(448.0 / largest.double().clamp(min=1e-12)))
+    found = fp8._scaled(largest[:, None].repeat(1, 16), torch.float8_e4m3fn)
+    assert torch.equal(found.factor[:, 0].double(), expected)
+    assert torch.equal(found.values[2].double() * expected[2], by_row(largest[2:3, None].repeat(1, 16).double())[0])
+
+
+@pytest.mark.parametrize("has_rows", [True, False])
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_the_forward_pass_alone_adds_up_in_fewer_digits(recipe: str, has_rows: bool) -> None:
+    calls: list[bool] = []
+    plain = functional.scaled_mm
+
+    def counted(*args: Any, use_fast_accum: bool, **settings: Any) -> Tensor:
+        calls.append(use_fast_accum)
+        return plain(*args, use_fast_accum=use_fast_accum, **settings)
+
+    with (
+        mock.patch.object(fp8, "_tried", lambda kind: fp8._Device(torch.float8_e4m3fn, has_rows)),
+        mock.patch.object(functional, "scaled_mm", counted),
+    ):
+        computed(recipe, *operands())
+    assert calls == [True, False] + [False] * (recipe == "rowwise")
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
 def test_a_token_s_logprob_is_the_same_whichever_texts_share_its_row(tiny_model: Path, recipe: str) -> None:
     batch = make_batch()
     others = ({"max_tokens_per_micro_batch": 45}, {"share_prefix": False}, {"mlp_slice_tokens": 7})

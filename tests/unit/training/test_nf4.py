@@ -47,6 +47,24 @@ def test_every_weight_becomes_the_nearest_of_its_block_s_values(rows: int, colum
     assert found.weight.shape == (rows, columns) and not found.weight.requires_grad
 
 
+def test_scales_of_one_size_lose_nothing_by_having_8_bits() -> None:
+    """What has 8 bits is how far they are from their mean: here less than a hundredth of them."""
+    plain = linear(64, 64)
+    blocks = plain.weight.data.view(-1, 64)
+    blocks.div_(blocks.abs().amax(1, keepdim=True)).mul_(torch.linspace(0.995, 1.005, 64)[:, None])
+    read = Nf4Linear(plain).read().view(-1, 64).abs().amax(1)
+    torch.testing.assert_close(read, torch.linspace(0.995, 1.005, 64), rtol=1e-4, atol=0)
+
+
+def test_small_weights_keep_as_much_as_large_ones_and_zeros_stay_zeros() -> None:
+    plain, small = linear(96, 64), linear(96, 64)
+    small.weight.data.mul_(2.0**-30)
+    assert torch.equal(Nf4Linear(small).codes, Nf4Linear(plain).codes)
+    plain.weight.data[5] = 0  # a block, whose scale is read back as almost 0
+    read = Nf4Linear(plain).read()
+    assert bool((read[5] == 0).all()) and bool((read[4].abs() > 0).any())
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_both_passes_are_those_of_the_weight_as_it_is_read(dtype: torch.dtype) -> None:
     layer = Nf4Linear(linear(33, 70, dtype))

@@ -171,6 +171,12 @@ class Sizes:
     experts_per_token: int = 0
     num_experts: int = 0
     expert_parameters: int = 0
+    has_plain_norms: bool = True
+    has_plain_gates: bool = True
+
+    @property
+    def norm_width(self) -> int:
+        return 2 * self.hidden_size
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections import defaultdict, deque
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +15,10 @@ import torch
 import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 from torch.distributed.pipelining import ScheduleInterleaved1F1B
 
+from roll.config.staging import layers_by_part
 from roll.errors import InfraError, ModelError
 from roll.models import load_causal_lm
 from roll.training.attention import register_attention
@@ -24,7 +27,7 @@ from roll.training.parallel.order import Work, finishing_times, idle_share, orde
 from roll.training.parallel.pipeline import UNRECEIVED, Stage
 from roll.training.parallel.tokens import WHOLE
 from roll.training.policy import PolicyNetwork
-from roll.training.stages import cut, layers_by_part
+from roll.training.stages import _spans, cut
 
 
 def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:
@@ -168,7 +171,7 @@ def _pytorch_s(num: int, stage: int, stages: int, chunks: int) -> list[Work]:
     ]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Group:
     """What a stage asks of its groups."""
 
@@ -203,6 +206,73 @@ def test_a_batch_that_broke_off_amid_its_messages_is_the_last(monkeypatch: pytes
             next(stage.works(3, backward=False))
 
 
+def _fake_messages(monkeypatch: pytest.MonkeyPatch) -> tuple[list[weakref.ref[torch.Tensor]], list[int]]:
+    """Messages that a stage sends, as long as something holds them, and the numbers of those that it waits for."""
+    sent: list[weakref.ref[torch.Tensor]] = []
+    waits: list[int] = []
+
+    def isend(tensor: torch.Tensor, **_: Any) -> Any:
+        number = len(sent)
+        sent.append(weakref.ref(tensor))
+        return SimpleNamespace(wait=lambda: waits.append(number))
+
+    for name in ("send", "recv"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: None)
+    monkeypatch.setattr(dist, "isend", isend)
+    return sent, waits
+
+
+def test_a_message_is_let_go_when_its_micro_batch_has_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States of a stage with several parts are sent without waiting: of 12 micro-batches no more are kept than are in
+    flight, with the gradients of so many works as may wait."""
+    sent, waits = _fake_messages(monkeypatch)
+    groups: list[Any] = [_Group(0) for _ in range(4)]
+    stage = Stage(*groups[:2], torch.device("cpu"), with_first=True, around=(groups[2], groups[3]), num_chunks=2)
+    in_flight = most = 0
+    came_back = False
+    for work in stage.works(12, backward=True):  # parts 0 and 2 of 4: both send states, the second gradients, too
+        if work.forward:
+            received = None if stage.part.is_first else stage.take((1,), torch.float32)
+            passed = torch.ones(1, requires_grad=True) * 1
+            stage.pass_on(passed)
+            stage.remember(received, passed)
+            del received, passed
+        else:
+            assert came_back or not waits  # states have waited for nobody
+            came_back = True
+            stage.go_back(None, torch.Tensor.backward)
+        in_flight += 1 if work.forward else -1
+        most = max(most, in_flight)
+        assert sum(ref() is not None for ref in sent) <= in_flight + UNRECEIVED + 1
+    assert (in_flight, most, len(sent)) == (0, 5, 3 * 12)
+    assert not any(ref() is not None for ref in sent)
+
+
+def test_without_gradients_a_message_waits_for_those_of_two_works_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, waits = _fake_messages(monkeypatch)
+    stage, states = _stage(0), [torch.ones(1) for _ in range(5)]
+    for work in stage.works(5, backward=False):
+        stage.pass_on(states[work.micro_batch])
+        assert waits == list(range(work.micro_batch - UNRECEIVED + 1))
+    assert waits == list(range(5))
+
+
+def test_what_a_forward_pass_left_in_flight_is_not_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loss that is only measured has a gradient nobody asks for."""
+    _fake_messages(monkeypatch)
+    stage, old, new = _stage(1), torch.zeros(1, requires_grad=True), torch.zeros(1, requires_grad=True)
+    for _ in stage.works(1, backward=False):
+        stage.remember(old, None)
+    for work in stage.works(1, backward=True):
+        if work.forward:
+            stage.remember(new, None)
+        else:
+            stage.go_back((2 * new).sum(), torch.Tensor.backward)
+    with pytest.raises(IndexError):
+        stage.go_back(new.sum(), torch.Tensor.backward)
+    assert old.grad is None and new.grad is not None
+
+
 def _most_in_flight(works: list[Work]) -> int:
     return max(itertools.accumulate(1 if work.forward else -1 for work in works))
 
@@ -219,6 +289,18 @@ def test_a_stage_has_as_much_as_others_and_so_has_each_of_its_parts() -> None:
     assert layers_by_part(30, 2, 3, 8.0) == [6, 5, 6, 5, 7, 1]
     assert layers_by_part(8, 2, 4, 3.0) == [1] * 8
     assert layers_by_part(7, 3, 2, 0.0) == [1, 1, 1, 1, 1, 2]
+
+
+def test_of_a_mixture_the_experts_that_a_token_goes_through_are_weighed_against_the_vocabulary() -> None:
+    """Layers of 900 weights, of which a token meets 200, and a projection of 400: as much as two layers."""
+    layers = nn.ModuleList(nn.Linear(10, 10, bias=False) for _ in range(8))
+    for layer in layers:
+        layer.register_parameter("experts", nn.Parameter(torch.empty(8, 10, 10)))
+    config = SimpleNamespace(num_experts_per_tok=1)
+    decoder = SimpleNamespace(layers=layers, config=SimpleNamespace(get_text_config=lambda: config))
+    stage: Any = SimpleNamespace(count=2, num_chunks=1)
+    assert _spans(decoder, nn.Linear(10, 40, bias=False), stage) == [range(5), range(5, 8)]
+    assert _spans(decoder, None, stage) == [range(4), range(4, 8)]
 
 
 @given(more=st.integers(0, 6), stages=st.integers(2, 4), projection=st.floats(0, 9))

@@ -54,6 +54,15 @@ def test_weights_follow_adamw_with_clipping_written_out(tiny_model: Path) -> Non
     torch.testing.assert_close(dict(backend.weights())[name].double(), weight, rtol=1e-5, atol=1e-7)
 
 
+def test_the_last_micro_batch_of_a_step_is_said_to_be(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """DeepSpeed adds up over ranks, and steps, at that one."""
+    backend = TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=45))
+    said: list[bool] = []
+    monkeypatch.setattr(backend, "_backward", lambda loss, *, last: (loss.backward(), said.append(last)))
+    backend.train_step(make_batch(), PolicyLoss())
+    assert len(said) > 2 and said == [False] * (len(said) - 1) + [True]
+
+
 def test_norms_are_not_decayed(tiny_model: Path) -> None:
     before = TorchBackend(make_spec(tiny_model)).weights()
     batch = dataclasses.replace(

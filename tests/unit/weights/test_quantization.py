@@ -93,7 +93,7 @@ def test_other_ranks_go_through_the_same_names_with_nothing():
     assert list(source) == [("embed", None), ("up_scale", None), ("up", None), ("norm", None), ("down", None)]
 
 
-@pytest.mark.parametrize("scales", [None, torch.ones(3, 1), torch.ones(1, 1)])
+@pytest.mark.parametrize("scales", [None, torch.ones(3, 1), torch.ones(1, 1), torch.ones(4, 6), torch.ones(4)])
 def test_codes_without_the_scales_of_their_rows_are_never_applied(scales: torch.Tensor | None):
     offered = {"up_scale": scales, "up": torch.ones(4, 6, dtype=torch.int8)}
     sender = Sender()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from roll.config.estimate import RoleMemory, engine_bytes
+from roll.config.estimate import RoleMemory, engine_bytes, frozen_bytes
 from roll.config.passing import ModelSizes, element_bytes
 from roll.config.pipelines.distill import DistillConfig
 from roll.models import ModelDescription, find_model
@@ -44,7 +44,7 @@ def inspect(config: DistillConfig) -> Report:
 def _memory(report: Report, config: DistillConfig, batch: BatchArithmetic, teachers: list[ModelDescription]) -> Further:
     element = element_bytes(config.model.dtype)
     if config.trainer_holds_teachers:
-        held = sum(sizes.num_parameters for sizes in teachers) * element // config.num_ranks
+        held = sum(frozen_bytes(each, config.training.parallel, config.num_ranks, element) for each in teachers)
         return Further(held={"teachers": held})
     if config.teacher[0].place == "trainer":
         on_accelerator = report.machine.has_accelerators

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from roll.config.estimate import RoleMemory, num_trained
+from roll.config.estimate import RoleMemory, frozen_bytes, num_trained
 from roll.config.passing import ModelSizes, element_bytes
 from roll.config.reinforcing import ReinforcingConfig
 from roll.config.truncation import truncation_note
@@ -71,7 +71,8 @@ def further_memory(
     if "reference" in config.roles:
         roles.append(frozen_memory(config, "reference", sizes, batch, on_accelerator=on_accelerator))
     held = config.trainer_holds_reference and config.model.lora is None
-    frozen = sizes.num_parameters * element_bytes(config.model.dtype) // config.num_ranks
+    element, parallel = element_bytes(config.model.dtype), config.training.parallel
+    frozen = frozen_bytes(sizes, parallel, config.num_ranks, element)
     return Further(
         held={"reference": frozen} if held else {},
         roles=roles,

@@ -10,7 +10,16 @@ from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 
-from roll.config.estimate import RoleMemory, disk_use, engine_bytes, heap_bytes, kernel_bytes, on_host, training_bytes
+from roll.config.estimate import (
+    RoleMemory,
+    disk_use,
+    engine_bytes,
+    frozen_bytes,
+    heap_bytes,
+    kernel_bytes,
+    on_host,
+    training_bytes,
+)
 from roll.config.passing import element_bytes, logit_bytes
 from roll.config.supervised import SupervisedConfig
 from roll.config.training import closes_heap
@@ -142,7 +151,7 @@ def _estimate_memory(
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
-    shards, own = ranks // parallel.dp_replicate, micro // parallel.row_ranks
+    own = micro // parallel.row_ranks
     on_accelerator = report.machine.has_accelerators
     parts = training_bytes(
         config.model,
@@ -158,7 +167,7 @@ def _estimate_memory(
     if role == "policy":
         parts["logits"] = logit_bytes(sizes, own, element, layer=parts.get("a layer", 0)) * (2 if other.paths else 1)
     if other.paths:
-        parts["teachers"] = sum(describe_model(path).num_parameters for path in other.paths) * element // shards
+        parts["teachers"] = sum(frozen_bytes(describe_model(path), parallel, ranks, element) for path in other.paths)
     if not on_accelerator:
         parts |= heap_bytes(parts, closed=closes_heap(config.model, config.training, ranks))
     report.memory = [RoleMemory(role="actor_train", count=ranks, parts=parts), *_answering(report, config)]

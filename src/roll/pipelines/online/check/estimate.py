@@ -13,6 +13,7 @@ from roll.config.estimate import (
     JudgeEngines,
     RoleMemory,
     engine_bytes,
+    frozen_bytes,
     heap_bytes,
     kernel_bytes,
     num_in_codes,
@@ -190,7 +191,7 @@ def frozen_memory(
     """Memory of trainers that only say log-probs, on the devices of a role."""
     element, ranks = element_bytes(config.model.dtype), config.roles[role].count
     parallel = config.training.parallel
-    parts = {"weights": sizes.num_parameters * element * parallel.dp_replicate // ranks}
+    parts = {"weights": frozen_bytes(sizes, parallel, ranks, element)}
     parts |= gathered_bytes(parallel, sizes, ranks, element, learns=False, on_accelerator=on_accelerator)
     parts["logits"] = logit_bytes(sizes, _micro_batch(config, batch, ranks) // parallel.row_ranks, element)
     return RoleMemory(role=role, count=ranks * num_models, parts=parts)

@@ -1,0 +1,29 @@
+"""Which layers the stages of a model have (`training.parallel.pp`).
+
+Layers are given out one by one, each to the stage that has the least to compute, and of it to the part that has, of
+several the latest, since earlier ones keep more micro-batches in flight.
+"""
+
+from __future__ import annotations
+
+__all__ = ["layers_by_part"]
+
+
+def layers_by_part(num_layers: int, num_stages: int, num_chunks: int, projection: float) -> list[int]:
+    """How many layers each part of a model has, in the model's order.
+
+    Args:
+        num_layers: at least one for each part.
+        num_stages: two or more.
+        num_chunks: parts of each stage.
+        projection: what the vocabulary projection weighs, in layers.
+    """
+    count = num_stages * num_chunks
+    counts = [1] * count
+    loads = [1.0] * (count - 1) + [1.0 + projection]
+    for _ in range(num_layers - count):
+        stage = min(range(num_stages), key=lambda i: (sum(loads[i::num_stages]), -i))
+        least = min(range(stage, count, num_stages), key=lambda i: (loads[i], -i))
+        counts[least] += 1
+        loads[least] += 1.0
+    return counts
