@@ -57,6 +57,8 @@ class ModelSizes(Protocol):
     @property
     def expert_parameters(self) -> int: ...
     @property
+    def has_own_projection(self) -> bool: ...
+    @property
     def norm_width(self) -> int: ...
     @property
     def has_plain_norms(self) -> bool: ...
@@ -133,14 +135,15 @@ def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
     activations, too, since it has more layers than the last, and more micro-batches in flight.
 
     Args:
-        sizes: of the model; the vocabulary's matrix counts once, and is in the first stage and the last.
+        sizes: of the model; where embeddings and projection are one matrix, the first stage and the last have it.
         parallel: how the trainer's ranks are divided.
     """
     stages = parallel.pp
     if stages == 1:
         return FullestStage(weights=1.0, activations=1.0)
     embedding = sizes.vocab_size * sizes.hidden_size
-    layer = max(sizes.num_parameters - embedding, 1) / sizes.num_layers
+    matrices = 2 if sizes.has_own_projection else 1
+    layer = max(sizes.num_parameters - matrices * embedding, 1) / sizes.num_layers
     idle = sizes.expert_parameters / sizes.num_layers * (1 - sizes.experts_per_token / max(sizes.num_experts, 1))
     parts = layers_by_part(sizes.num_layers, stages, parallel.vpp, embedding / max(layer - idle, 1))
     layers = [sum(parts[i::stages]) for i in range(stages)]

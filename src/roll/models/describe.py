@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from roll.errors import ConfigError, ModelError
@@ -62,6 +63,8 @@ class ModelDescription:
     """That a layer's tokens choose among."""
     expert_parameters: int = 0
     """Weights of all experts that are chosen among, in all layers together."""
+    has_own_projection: bool = False
+    """Whether the projection to the vocabulary has other weights than the embeddings."""
     norm_width: int = 0
     """Numbers of a token that the norms of one layer take, all of them together, with those of queries and keys."""
     has_plain_norms: bool = True
@@ -83,7 +86,7 @@ def describe_model(path: str | Path) -> ModelDescription:
     entry = CATALOGUE.get(str(path))
     directory = find_model(path)
     if directory is None and entry is not None:
-        return _description(entry.config, _Weights(entry.num_parameters, 0, 0, "bfloat16", {}, True), entry.name)
+        return _description(entry.config, _Weights(entry.num_parameters, 0, 0, "bfloat16"), entry.name)
     return _description(*check_files(directory or resolve_model(path)), str(path))
 
 
@@ -182,10 +185,12 @@ class _Weights(NamedTuple):
     of_experts: int
     dtype: str
     """Of most of them."""
-    norms: Mapping[str, int]
+    norms: Mapping[str, int] = MappingProxyType({})
     """Of the first layer: how many numbers each has, by the name of the module; none where there are no files."""
-    has_gates: bool
+    has_gates: bool = True
     """Whether MLPs have a matrix `gate_proj`."""
+    has_projection: bool = False
+    """Whether one is stored beside the embeddings."""
 
 
 def check_files(directory: Path) -> tuple[Mapping[str, Any], _Weights]:
@@ -245,6 +250,7 @@ def _description(config: Mapping[str, Any], weights: _Weights, name: str) -> Mod
         experts_per_token=_experts_per_token(text),
         num_experts=_num_experts(text),
         expert_parameters=weights.of_experts,
+        has_own_projection=weights.has_projection,
         norm_width=sum(norms) or 2 * hidden,
         has_plain_norms=is_silu,
         has_plain_gates=is_silu and weights.has_gates,
@@ -288,7 +294,7 @@ def _count(files: list[Path]) -> _Weights:
     from safetensors import SafetensorError, safe_open
 
     by_dtype, num_tensors, of_experts = Counter[str](), 0, 0
-    norms, has_gates = dict[str, int](), False
+    norms, has_gates, has_projection = dict[str, int](), False, False
     for file in files:
         try:
             with safe_open(file, framework="numpy") as tensors:
@@ -299,6 +305,7 @@ def _count(files: list[Path]) -> _Weights:
                     num_tensors += 1
                     of_experts += number if ".experts." in name else 0
                     has_gates |= ".gate_proj." in name
+                    has_projection |= name.endswith("lm_head.weight")
                     if ".layers.0." in name and name.endswith("norm.weight"):
                         norms[name.split(".")[-2]] = number
         except (OSError, SafetensorError) as error:
@@ -309,4 +316,4 @@ def _count(files: list[Path]) -> _Weights:
         raise ModelError(f"'{files[0]}' holds no tensors.")
     common = by_dtype.most_common(1)[0][0]
     dtype = DTYPE_NAMES.get(common, common.lower())
-    return _Weights(by_dtype.total(), num_tensors, of_experts, dtype, norms, has_gates)
+    return _Weights(by_dtype.total(), num_tensors, of_experts, dtype, norms, has_gates, has_projection)

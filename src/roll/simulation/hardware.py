@@ -110,6 +110,11 @@ class Model(Section):
         return 0
 
     @property
+    def has_own_projection(self) -> bool:
+        """As models have that are large enough for a plan."""
+        return True
+
+    @property
     def norm_width(self) -> int:
         """Of two norms a layer."""
         return 2 * self.hidden_size

@@ -55,6 +55,7 @@ class Sizes:
     experts_per_token: int = 0
     num_experts: int = 0
     expert_parameters: int = 0
+    has_own_projection: bool = False
     has_plain_norms: bool = True
     has_plain_gates: bool = True
 

@@ -66,13 +66,14 @@ def test_a_rank_holds_its_share_of_masters_and_moments(model: Path) -> None:
     assert found.peak > found.between + found.gradients
 
 
+@pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("parallel", [{"pp": 2}, {"pp": 2, "vpp": 2}, {"pp": 4}])
-def test_the_fullest_stage_holds_what_is_estimated(tmp_path: Path, parallel: dict[str, int]) -> None:
+def test_the_fullest_stage_holds_what_is_estimated(tmp_path: Path, parallel: dict[str, int], tied: bool) -> None:
     """The first, of a vocabulary that weighs as much as five layers: more layers than the last has, and embeddings."""
-    model = write_tiny_model(tmp_path, layers=12)
+    model = write_tiny_model(tmp_path, layers=12, tied=tied)
     spec = dataclasses.replace(make_spec(model, parallel=ParallelConfig(**parallel)), world_size=4, device="cpu")
     sizes = dataclasses.replace(describe_model(model), vocab_size=VOCABULARY)
-    more = VOCABULARY * HIDDEN - 260 * HIDDEN
+    more = (VOCABULARY - 260) * HIDDEN * (1 if tied else 2)
     sizes = dataclasses.replace(sizes, num_parameters=sizes.num_parameters + more)
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config | {"vocab_size": VOCABULARY}))
