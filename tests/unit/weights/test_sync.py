@@ -462,11 +462,20 @@ async def test_engines_stand_still_for_the_tensors_and_decode_again_for_the_prob
     assert engine.decoding.is_set()
 
 
-async def test_an_engine_that_never_answers_the_probe_counts_as_dead(open_bench: Callable[..., Any]):
+async def test_an_engine_that_never_answers_the_probe_counts_as_dead(
+    open_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
     bench = await open_bench(PausableEngine)
     (engine,) = bench.engines.engines
     engine.decoding = asyncio.Event()
-    bench.sync._timeout_s = 0.05
+    update = engine.update_weights
+
+    async def updated(offer: WeightUpdate) -> Any:
+        receipt = await update(offer)
+        bench.sync._timeout_s = 0.05  # from now on: the probe's
+        return receipt
+
+    monkeypatch.setattr(engine, "update_weights", updated)
     report = await bench.sync.push(0)
     assert "did not answer the probe" in str(report.dead[engine.engine_id])
 

@@ -4,10 +4,12 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, transfer
@@ -15,6 +17,7 @@ from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, tr
 from roll.errors import WeightSyncError
 from roll.weights import Sender, open_update, tensor_checksum
 from roll.weights.broadcast import addressed
+from roll.weights.meeting_store import SecretStore
 from roll.weights.plan import plan_buckets
 
 SMALL_BUCKETS = 200
@@ -237,6 +240,9 @@ def test_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
     assert update is not None
     ids = ("here", "gone")
     peers[0].tell("receive", addressed(update, "here", ids), {"timeout_s": 20.0}, None)
+    handle = update.handle
+    store = SecretStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=20))
+    dist.PrefixStore(handle.sync, store).wait(["hello/1"], timedelta(seconds=20))
     with pytest.raises(WeightSyncError, match=r"engine gone did not come to receive within 1 s"):
         sender.send()
     sender.release(failed=True)
