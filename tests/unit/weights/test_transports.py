@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, transfer
 
 from roll.errors import WeightSyncError
-from roll.weights import Sender, open_update, tensor_checksum
+from roll.weights import Sender, broadcast, open_update, tensor_checksum
 from roll.weights.broadcast import addressed
 from roll.weights.meeting_store import SecretStore
 from roll.weights.plan import plan_buckets
@@ -214,7 +214,10 @@ def test_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engine(lone_peer: Pee
         pass
 
 
-def test_an_engine_does_not_wait_for_ever_for_a_trainer(sender: Sender):
+def test_an_engine_does_not_wait_for_ever_for_a_trainer(sender: Sender, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(  # it may be slow to come to the meeting
+        broadcast, "SecretStore", lambda *place, timeout: SecretStore(*place, timeout=timedelta(seconds=20))
+    )
     update = sender.stage(DictSource(TENSORS), 1, "broadcast")
     assert update is not None
     with (
