@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["in_thread", "interruptible", "left_behind", "or_leave", "run_to_end"]
+__all__ = ["SIGNALS_AFTER_S", "in_thread", "interruptible", "left_behind", "or_leave", "result_of", "run_to_end"]
 
 SIGNALS_AFTER_S = 0.2
 """A signal that comes just before the main thread begins to wait for a lock, or to another thread, does not end that
@@ -53,10 +53,14 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         return await work
 
     with ThreadPoolExecutor(max_workers=1, thread_name_prefix="roll") as thread, waiting.takes_interrupts():
-        running = thread.submit(context.run, asyncio.run, main())
-        while not running.done():
-            wait([running], SIGNALS_AFTER_S)
-        return running.result()
+        return result_of(thread.submit(context.run, asyncio.run, main()))
+
+
+def result_of(work: Future[T]) -> T:
+    """What another thread brings; a signal that comes while the caller waits is handled within `SIGNALS_AFTER_S`."""
+    while not work.done():
+        wait([work], SIGNALS_AFTER_S)
+    return work.result()
 
 
 class _Waiting:

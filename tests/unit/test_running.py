@@ -43,6 +43,12 @@ def test_an_error_comes_out_as_it_is():
         asyncio.run(cell())
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch):
+    """What threads of other tests still compute is not left behind by these."""
+    monkeypatch.setattr("roll.running._left", set())
+
+
 def _interrupt_me() -> None:
     signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 

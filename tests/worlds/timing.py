@@ -1,8 +1,18 @@
-"""Which metrics of two equal runs may differ."""
+"""What depends on the machine: metrics of two equal runs that may differ, and processor time as counted loops."""
 
 from __future__ import annotations
 
-__all__ = ["is_timing"]
+__all__ = ["LOOPS", "is_timing"]
+
+LOOPS = """
+def loops(seconds):
+    import time
+    began = time.process_time()
+    for _ in range(1_000_000): pass
+    return seconds / (time.process_time() - began)
+"""
+"""Source of `loops`: processor time of a Python process as so many counts to a million (20 ms on a fast core). A slow
+or shared core makes both longer."""
 
 
 def is_timing(name: str) -> bool:

@@ -12,12 +12,14 @@ import asyncio
 import contextlib
 import copy
 import inspect
+import math
 import pickle
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from roll.envs.base import Started, Stepped, shown
@@ -189,13 +191,24 @@ async def _odd_texts(build: Callable[[], Any], num_seeds: int) -> Any:
     for part in _REPEATED:
         for length in _LENGTHS:  # growing, so that what is not linear is found before it takes forever
             text = part * (length // len(part))
-            await _reset(env, 0)
-            started = time.perf_counter()
-            await _step(env, text)
-            took = time.perf_counter() - started
+            took = await _seconds(partial(_step, env, text), before=partial(_reset, env, 0))
             if took > _SLOW_S:
                 yield _slow(text, f"took {took:.1f} s")
                 break
+
+
+async def _seconds(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
+    """What a call takes; a slow one is made a second time, since the machine may have paused."""
+    took = math.inf
+    for _ in range(2):
+        if before is not None:
+            await before()
+        started = time.perf_counter()
+        await call()
+        took = min(took, time.perf_counter() - started)
+        if took <= _SLOW_S:
+            break
+    return took
 
 
 def _slow(text: str, found: str) -> Finding:
@@ -255,15 +268,16 @@ async def _copies(build: Callable[[], Any], num_seeds: int) -> Any:
 
 async def _leaves_the_loop(build: Callable[[], Any], num_seeds: int) -> Any:
     env = build()
-    loop = asyncio.get_running_loop()
-    started = loop.time()
-    observation = await _reset(env, 0)
-    await _step(env, _action(env))
-    took = loop.time() - started
+
+    async def play() -> None:
+        await _reset(env, 0)
+        await _step(env, _action(env))
+
+    took = await _seconds(play)
     if took > _SLOW_S and not inspect.iscoroutinefunction(env.step):
         yield Finding(
             rule="a step in the loop takes microseconds",
-            found=f"reset and a step took {took:.1f} s, {brief(observation[0])}",
+            found=f"reset and a step took {took:.1f} s",
             mend="run it with `host: pool`, or write `async def step`: everything else waits for it otherwise",
             fatal=False,
         )

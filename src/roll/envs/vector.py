@@ -20,6 +20,7 @@ import numpy as np
 
 from roll.envs.base import Stepped, awaited
 from roll.errors import DataError, InfraError
+from roll.running import result_of
 
 __all__ = ["AsyncVectorEnv", "Autoreset", "SyncVectorEnv", "VectorEnv", "VectorStep"]
 
@@ -188,7 +189,7 @@ class AsyncVectorEnv(VectorEnv):
 
     def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
         futures = {index: self._pool.submit(self._caught, task) for index, task in work.items()}
-        return {index: future.result() for index, future in futures.items()}
+        return {index: result_of(future) for index, future in futures.items()}
 
     def close(self) -> None:
         try:
@@ -213,7 +214,7 @@ class _Loop:
                 self._loop = asyncio.new_event_loop()
                 self._thread = threading.Thread(target=_served, args=(self._loop,), name="environments", daemon=True)
                 self._thread.start()
-        return asyncio.run_coroutine_threadsafe(awaited(value), self._loop).result()
+        return result_of(asyncio.run_coroutine_threadsafe(awaited(value), self._loop))
 
     def close(self) -> None:
         loop, self._loop = self._loop, None

@@ -13,13 +13,11 @@ zygote makes the same namespaces itself (`host/zygote.py`). See docs/security.md
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import shutil
 import tempfile
 from dataclasses import replace
-from pathlib import Path
 from typing import IO, Any
 
 from roll.sandbox.agent_code import AGENT_READER, agent_bytecode, zygote_bytecode
@@ -275,6 +273,3 @@ class BubblewrapRuntime:
         if self._complaints is not None:
             self._complaints.close()
         self._roots.clear()
-        for path in Path(tempfile.gettempdir()).glob(f"roll-sandbox-files-{os.getpid()}-*"):
-            with contextlib.suppress(OSError):
-                shutil.rmtree(path)

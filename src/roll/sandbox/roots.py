@@ -7,7 +7,11 @@ since and no sandbox is in them.
 from __future__ import annotations
 
 import asyncio
+import os
+import shutil
+import tempfile
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from roll.sandbox.images import Hold, Image, ImageCache
 from roll.sandbox.images.system import image_plan
@@ -33,6 +37,8 @@ class Root:
     layers: list[tuple[str, str]] = field(default_factory=list)
     """Of its image: where each is, and where each sandbox is to have it as its user's own."""
     hold: Hold | None = None
+    files: Path | None = None
+    """Where small files are that bwrap shows, if the spawner is not root."""
     users: int = 0
 
 
@@ -78,7 +84,8 @@ class Roots:
 
     async def _build(self, spawner: SpawnerClient, plan: Plan) -> Root:
         if not spawner.facts["root"]:
-            return Root(bwrap_arguments(plan))
+            files = Path(tempfile.mkdtemp(prefix=f"roll-sandbox-files-{os.getpid()}-"))
+            return Root(bwrap_arguments(plan, files), files=files)
         self._num_built += 1
         name = f"image-{self._num_built}"
         try:
@@ -99,12 +106,17 @@ class Roots:
     def _forget(self, root: Root) -> None:
         if root.tree and self._spawner is not None:
             self._spawner.send(("forget", root.name))
-        if root.hold is not None:
-            root.hold.release()
+        _let_go(root)
 
     def clear(self) -> None:
         """The spawner is gone, and what it built."""
         for root in self._known.values():
-            if root.hold is not None:
-                root.hold.release()
+            _let_go(root)
         self._known.clear()
+
+
+def _let_go(root: Root) -> None:
+    if root.hold is not None:
+        root.hold.release()
+    if root.files is not None:
+        shutil.rmtree(root.files, ignore_errors=True)

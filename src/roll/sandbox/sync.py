@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from roll.running import SIGNALS_AFTER_S, result_of
 from roll.sandbox.agent_sandbox import Job, Sandbox, Session
 from roll.sandbox.errors import SandboxError
 from roll.sandbox.manager import SandboxManager
@@ -43,10 +44,11 @@ class _Loop:
             raise SandboxError("the sandbox manager was not started, or is closed")
         future = asyncio.run_coroutine_threadsafe(_marked(work, ended := threading.Event()), self._loop)
         try:
-            return future.result()
+            return result_of(future)
         except BaseException:
             if future.cancel():
-                ended.wait()
+                while not ended.wait(SIGNALS_AFTER_S):
+                    pass
             raise
 
     def call(self, function: Callable[..., _T], *arguments: Any) -> _T:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -120,10 +119,9 @@ def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
     return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)
 
 
-def bwrap_arguments(plan: Plan) -> list[str]:
-    """The same for a bwrap without a spawner that is root. Small files go through a directory that `close` removes."""
+def bwrap_arguments(plan: Plan, files: Path) -> list[str]:
+    """The same for a bwrap without a spawner that is root. Small files are shown from `files`, an empty directory."""
     arguments = ["--tmpfs", "/"]
-    files = Path(tempfile.mkdtemp(prefix=f"roll-sandbox-files-{os.getpid()}-"))
     for step, *rest in plan:
         if step == "directory":
             arguments += ["--dir", rest[0]]

@@ -416,8 +416,19 @@ async def test_a_budget_that_is_used_up_refuses_more(
 
 
 async def test_requests_beyond_those_that_may_run_at_once_are_told_to_come_again(renderer: ChatRenderer) -> None:
-    async with world(renderer, "a", "b", "c", latency_s=0.2, parallel=2) as here:
-        said = await asyncio.gather(*(here.post("/chat/completions", CHAT) for _ in range(3)))
+    async with world(renderer, "a", "b", "c", parallel=2) as here:
+        generate, may_end = here.session._generate, asyncio.Event()
+
+        async def lasts(request: Any) -> Any:
+            await may_end.wait()
+            return await generate(request)
+
+        here.session._generate = lasts
+        asking = [asyncio.ensure_future(here.post("/chat/completions", CHAT)) for _ in range(3)]
+        refused, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        assert [asked.result()[0] for asked in refused] == [429]
+        may_end.set()
+        said = await asyncio.gather(*asking)
     assert sorted(status for status, _ in said) == [200, 200, 429]
 
 

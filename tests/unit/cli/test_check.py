@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 
 import pytest
 import yaml
+from worlds.timing import LOOPS
 
 from roll.cli.main import run
 from roll.config.load import load_config
@@ -106,16 +106,16 @@ def test_nothing_is_written(place):
 
 def test_it_takes_seconds_and_imports_no_torch(place):
     program = (
+        f"{LOOPS}\n"
         "import sys, time\n"
         "from roll.cli.main import run\n"
         "code = run(['check', 'config.yaml'], own_process=True)\n"
-        "print('\\n', code, time.process_time(), sys.modules.get('torch'), 'vllm' in sys.modules)"
+        "print('\\n', code, loops(time.process_time()), sys.modules.get('torch'), 'vllm' in sys.modules)"
     )
-    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    code, seconds, torch, vllm = done.stdout.splitlines()[-1].split()
+    code, loops, torch, vllm = done.stdout.splitlines()[-1].split()
     assert (code, torch, vllm) == ("0", "None", "False")
-    assert float(seconds) < 4.0, f"processor time; {time.perf_counter() - started:.1f} s on the clock"
+    assert float(loops) < 400  # about 100
 
 
 def test_the_prompt_is_shown_as_the_model_sees_it(place):

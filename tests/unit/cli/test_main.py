@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 import pytest
+from worlds.timing import LOOPS
 
 from roll.cli.commands import Session
 from roll.cli.main import guarded, run
@@ -138,30 +139,31 @@ def test_version_and_help_are_0(capsys):
 
 
 def imported_by(*arguments: str) -> tuple[int, set[str], float]:
-    """Exit code, top-level modules and processor time of a command in a process of its own."""
+    """Exit code, top-level modules and processor time (see `LOOPS`) of a command in a process of its own."""
     program = (
+        f"{LOOPS}\n"
         "import sys, time\n"
         "from roll.cli.main import run\n"
         f"code = run({list(arguments)!r}, own_process=True)\n"
-        "print('\\n', code, time.process_time(), *sys.modules)"
+        "print('\\n', code, loops(time.process_time()), *sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    code, seconds, *modules = done.stdout.splitlines()[-1].split()
-    return int(code), {module.partition(".")[0] for module in modules}, float(seconds)
+    code, loops, *modules = done.stdout.splitlines()[-1].split()
+    return int(code), {module.partition(".")[0] for module in modules}, float(loops)
 
 
 def test_help_answers_at_once():
-    code, modules, seconds = imported_by("--help")
+    code, modules, loops = imported_by("--help")
     assert code == 0
     assert not modules & (HEAVY | {"pydantic", "yaml", "rich"})
-    assert seconds < 0.5
+    assert loops < 25  # about 4
 
 
 def test_a_misspelt_key_answers_at_once():
-    code, modules, seconds = imported_by("train", str(QUICKSTART), "training.lerning_rate=1")
+    code, modules, loops = imported_by("train", str(QUICKSTART), "training.lerning_rate=1")
     assert code == 2
     assert not modules & HEAVY
-    assert seconds < 1.0
+    assert loops < 100  # about 25
 
 
 def test_a_wrong_change_to_a_run_answers_at_once(tmp_path):
@@ -169,10 +171,10 @@ def test_a_wrong_change_to_a_run_answers_at_once(tmp_path):
 
     (tmp_path / "config.yaml").write_text(dump_yaml(load_config(QUICKSTART)))
     for override in ("training.lerning_rate=1", "seed=9"):
-        code, modules, seconds = imported_by("resume", str(tmp_path), override)
+        code, modules, loops = imported_by("resume", str(tmp_path), override)
         assert code == 2
         assert not modules & {"torch", "transformers", "ray"}
-        assert seconds < 1.0
+        assert loops < 100
     assert {path.name for path in tmp_path.iterdir()} == {"config.yaml"}
 
 

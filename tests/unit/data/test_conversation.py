@@ -97,9 +97,9 @@ def test_thousands_of_special_tokens_are_found_fast(tiny_model: Path) -> None:
     renderer = ChatRenderer(tokenizer)
     assert renderer.special_in("a<<unused599>") == "<unused599>"
     assert renderer.special_in("<unused6000><unused 1>") is None
-    started = time.monotonic()
+    started = time.process_time()
     assert renderer.special_in("<unused" * 10_000 + "<div>" * 20_000) is None
-    assert time.monotonic() - started < 5  # about 30 ms on one core
+    assert time.process_time() - started < 5  # about 30 ms on one core
 
 
 def test_a_turn_that_the_template_rewrites_later_is_context_only(tiny_model: Path) -> None:

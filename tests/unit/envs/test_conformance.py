@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import re
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -198,6 +200,14 @@ def test_what_is_only_missing_is_advice() -> None:
         "episodes end",
         "an environment can be sen",
     ]
+
+
+@pytest.mark.parametrize("paused", [0, 1, 12])
+def test_a_machine_that_pauses_once_is_no_slow_environment(monkeypatch: pytest.MonkeyPatch, paused: int) -> None:
+    looks = itertools.count()
+    clock = SimpleNamespace(perf_counter=lambda: 5.0 * (next(looks) > 2 * paused))
+    monkeypatch.setattr(conformance, "time", clock)
+    assert check_object(Good) == []
 
 
 def test_slow_parsing_and_hangs_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,7 @@ async def test_in_the_pool_a_users_own_class_costs_its_own_episode_alone(
     tmp_path: Path, action: str, message: str
 ) -> None:
     (tmp_path / "own.py").write_text(textwrap.dedent(OWN))
-    given = EnvironmentSettings(name=f"{tmp_path}/own.py:Own", step_time_limit_s=0.5)
+    given = EnvironmentSettings(name=f"{tmp_path}/own.py:Own", step_time_limit_s=60.0)
     pool = LocalWorkerPool(1)
     hosts = EnvHosts({"pool": PoolHost(pool)})
 
@@ -208,7 +209,7 @@ async def test_in_the_pool_a_users_own_class_costs_its_own_episode_alone(
             return info["state"]
 
     async def bad() -> None:
-        async with hosts.open(given) as env:
+        async with hosts.open(replace(given, step_time_limit_s=0.5) if action == "hang" else given) as env:
             await env.reset(2)
             await env.step(action)
 

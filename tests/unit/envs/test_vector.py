@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from typing import Any
 
@@ -158,6 +159,32 @@ def test_asynchronous_environments_act_at_the_same_time() -> None:
     envs.reset()
     assert envs.step(["1", "1", "1"])[0] == ["1"] * 3
     envs.close()
+
+
+@pytest.mark.parametrize("kind", [SyncVectorEnv, AsyncVectorEnv])
+def test_an_interrupt_that_does_not_end_the_wait_for_a_step_is_seen_nevertheless(kind: type) -> None:
+    may_end, ends = threading.Event(), []
+
+    class Lasts(Counter):
+        def step(self, action: str) -> Any:
+            return self.last(action) if kind is SyncVectorEnv else self.lasts(action)
+
+        async def last(self, action: str) -> Any:
+            return self.lasts(action)
+
+        def lasts(self, action: str) -> Any:
+            may_end.wait(0.05)  # who steps it waits by now
+            signal.raise_signal(signal.SIGINT)  # to this thread, not to that one
+            ends.append(may_end.wait(20))
+            return super().step(action)
+
+    envs = kind([Lasts()])
+    envs.reset()
+    with pytest.raises(KeyboardInterrupt):
+        envs.step(["1"])
+    may_end.set()
+    envs.close()
+    assert ends == [True]
 
 
 def test_a_single_text_or_a_wrong_number_of_actions_is_refused() -> None:

@@ -350,9 +350,12 @@ async def test_a_model_that_is_not_there_is_the_users_error(tmp_path: Path) -> N
 async def test_an_idle_engine_uses_no_cpu(tiny_model: Path) -> None:
     async with running(tiny_model) as engine:
         await engine.generate(request("a"))
-        before = time.process_time()
-        await asyncio.sleep(0.5)
-        assert time.process_time() - before < 0.02 * 0.5 + 0.01  # at most 2 %, and the clock's grain
+        used = []
+        for _ in range(10):
+            before = time.process_time()
+            await asyncio.sleep(0.1)
+            used.append(time.process_time() - before)
+        assert min(used) < 0.02 * 0.1  # what else this process does takes a moment, asking takes every one
 
 
 async def test_the_loop_stays_free_while_the_engine_computes(tiny_model: Path) -> None:

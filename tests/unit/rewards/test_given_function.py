@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import threading
-import time
 
 import pytest
 
@@ -65,15 +65,19 @@ async def test_one_that_hangs_here_costs_its_own_time_alone(pool, rollout):
     def reward(text, answer, metadata):
         calls.append(text)
         if len(calls) == 1:
-            hold.wait(20)
+            hold.wait(60)
         return 1.0
 
     found = verifier(reward, pool, time_limit_s=0.05)
-    began = time.monotonic()
     with pytest.raises(TimeoutError):
         await found.judge(rollout("ab"))
-    assert (await found.judge(rollout("ab"))).value == 1.0
-    assert time.monotonic() - began < 10
+    for _ in range(100):  # on a busy machine others may be late, too
+        with contextlib.suppress(TimeoutError):
+            assert (await found.judge(rollout("ab"))).value == 1.0
+            break
+    else:
+        pytest.fail("the next answers wait for the first one's thread")
+    assert not hold.is_set()
     hold.set()
 
 

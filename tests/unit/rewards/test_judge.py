@@ -209,7 +209,7 @@ async def test_an_unreachable_judge_is_our_failure_never_a_reward(
     answer, words = answers[kind]
     server.answer = answer or server.answer
     settings = {"url": "http://127.0.0.1:9/v1"} if kind == "refused" else {}
-    reward = build(server, pool, max_attempts=2, time_limit_s=0.2, **settings)
+    reward = build(server, pool, max_attempts=2, time_limit_s=0.2 if kind == "slow" else 60.0, **settings)
     with pytest.raises(RewardInfraError, match=f"failed 2 times in a row; the last time: .*({words})"):
         await reward(rollout("7", "7"))
     assert len(server.bodies) == (0 if kind == "refused" else 2)

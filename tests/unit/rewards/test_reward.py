@@ -107,7 +107,8 @@ async def test_a_verifier_that_takes_too_long_counts_as_wrong(pool: LocalWorkerP
     slow = build(pool, {"type": "regex", "pattern": "(a+)+$|{answer}", "time_limit_s": 0.3})
     result = await slow(rollout("a" * 60 + "b", "?"))
     assert (result.value, result.correct, result.verdict) == (0.0, False, "timeout")
-    assert (await slow(rollout("?", "?"))).verdict == "correct"
+    patient = build(pool, {"type": "regex", "pattern": "(a+)+$|{answer}"})
+    assert (await patient(rollout("?", "?"))).verdict == "correct"
 
 
 @pytest.mark.parametrize("text", [r"\boxed{10^{10^{10}}}", r"\boxed{2^{2^{2^{2^{2^2}}}}}", r"$9^{9^{9^{9}}}$"])

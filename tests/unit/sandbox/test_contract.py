@@ -232,7 +232,8 @@ async def test_a_command_over_its_time_is_interrupted_and_the_session_goes_on(
 async def test_a_session_that_cannot_be_interrupted_ends(sandboxes: SandboxManager) -> None:
     async with await sandboxes.create() as sandbox:
         shell = await sandbox.session()
-        late = await shell.run("trap '' INT; while :; do :; done", wall_s=0.2)
+        await shell.run("trap '' INT")
+        late = await shell.run("while :; do :; done", wall_s=0.2)
         assert late.outcome is Outcome.WALL_TIME
         assert shell.closed
         with pytest.raises(SandboxError, match="ended"):

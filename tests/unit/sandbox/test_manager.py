@@ -259,7 +259,8 @@ async def _leaks_after(num_executions: int) -> None:
     assert _descriptors() <= descriptors
     assert groups_and_directories(pid) == set()
     assert Path("/proc/self/mounts").read_text() == mounts
-    assert [name for name in os.listdir("/tmp") if name not in files and name.startswith("roll-sandbox-files")] == []
+    own = f"roll-sandbox-files-{os.getpid()}-"
+    assert [name for name in os.listdir("/tmp") if name not in files and name.startswith(own)] == []
     assert not psutil.pid_exists(pid)
 
 

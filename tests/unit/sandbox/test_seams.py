@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from roll.sandbox import (
     SandboxUnavailableError,
     UnknownSandboxError,
 )
+from roll.sandbox.bubblewrap import BubblewrapRuntime
 from roll.sandbox.remote import RemoteRuntime
 from roll.sandbox.remote.line import Line
 from roll.sandbox.service.inside import Inside
@@ -407,6 +409,19 @@ async def test_what_starts_sandboxes_outlives_a_lack_of_descriptors_and_callers_
         gone.cancel()
         spawner._on_image("image-999", "/", "")
         assert (await manager.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
+
+
+async def test_a_runtime_that_closes_removes_its_own_files_and_not_those_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    spawner: Any = SimpleNamespace(facts={"root": False})
+    runtimes = [BubblewrapRuntime() for _ in range(2)]
+    for runtime in runtimes:
+        await runtime._roots.take(spawner, SandboxSpec(), None, merged=False)
+    for remaining in (1, 0):
+        await runtimes.pop().close()
+        assert len(list(tmp_path.iterdir())) == remaining
 
 
 async def test_a_start_that_is_cancelled_at_any_moment_holds_nothing() -> None:

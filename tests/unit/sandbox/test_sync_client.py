@@ -24,6 +24,7 @@ from roll.sandbox import (
     SyncSandboxes,
     connect_sync,
 )
+from roll.sandbox.sync import _Loop
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +90,29 @@ def test_an_interrupt_ends_the_program_and_the_client_goes_on(sandboxes: SyncSan
         assert not job.done()
 
 
+def test_an_interrupt_that_does_not_end_the_wait_is_seen_nevertheless() -> None:
+    late = []
+
+    async def work() -> None:
+        asyncio.get_running_loop().call_soon(signal.raise_signal, signal.SIGINT)  # to this thread, not to who waits
+        await asyncio.sleep(20)
+        late.append(True)
+
+    loop = _Loop()
+    with pytest.raises(KeyboardInterrupt):
+        loop.wait(work())
+    loop.close()
+    assert not late
+
+
 def test_nothing_is_left_of_a_client_that_could_not_start_or_has_ended() -> None:
-    before = threading.active_count()
+    before = set(threading.enumerate())
     with (
         pytest.raises(SandboxUnavailableError, match="no sandbox service answers"),
         connect_sync("http://[::1]:9", "x"),
     ):
         pass
-    assert threading.active_count() == before
+    assert set(threading.enumerate()) <= before
 
 
 def test_a_client_that_has_ended_says_so(sandboxes: SyncSandboxes) -> None:

@@ -315,6 +315,13 @@ def test_settings_are_flattened_to_their_leaves() -> None:
     }  # fmt: skip
 
 
+@pytest.fixture(autouse=True)
+def nothing_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trackers that one test leaves behind are not another's."""
+    monkeypatch.setattr(guarded, "_left_behind", set())
+    monkeypatch.setattr("roll.running._left", set())
+
+
 class _Blocked:
     """A tracker whose server answers nobody."""
 
@@ -469,7 +476,6 @@ def test_who_was_left_behind_is_said_and_the_process_may_end(
 ) -> None:
     """A client's own hook would hold Python up at its end: the command ends without it, with its code."""
     blocked = _Blocked()
-    monkeypatch.setattr(guarded, "_left_behind", set())
     monkeypatch.setattr(
         "roll.tracking.tracker.open_sinks", lambda *_: [GuardedSink("slow", lambda: blocked, close_limit_s=0.05)]
     )

@@ -15,7 +15,7 @@ from weight_helpers import Peer
 def peers() -> Iterator[list[Peer]]:
     """Two engine processes; both are ended, whatever a test did to them."""
     started = [Peer(), Peer()]
-    yield started
+    yield [peer.ready() for peer in started]
     for peer in started:
         peer.kill()
 
@@ -24,5 +24,5 @@ def peers() -> Iterator[list[Peer]]:
 def lone_peer() -> Iterator[Peer]:
     """A process that the test may kill."""
     peer = Peer()
-    yield peer
+    yield peer.ready()
     peer.kill()

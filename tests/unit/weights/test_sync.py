@@ -34,7 +34,7 @@ from roll.types import (
     WeightReceipt,
     WeightUpdate,
 )
-from roll.weights import SyncReport, WeightSync, in_process, tensor_checksum
+from roll.weights import SyncReport, WeightSync, in_process, sync, tensor_checksum
 from roll.weights.plan import plan_buckets
 from roll.weights.sync import _Delivery
 
@@ -376,12 +376,20 @@ async def test_a_dead_engine_is_reported_the_others_are_synced_and_its_successor
     assert (await bench.step()).engines == ("engine-0", "engine-1")
 
 
-async def test_an_engine_that_does_not_answer_counts_as_dead(open_bench: Callable[..., Any]):
+async def test_an_engine_that_does_not_answer_counts_as_dead(
+    open_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
     class Hanging(HFEngine):
         async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
             await asyncio.Event().wait()
             raise AssertionError
 
+    within = sync._within
+
+    def patient_with_the_other(timeout_s: float, engine: HFEngine, *call: Any) -> Any:
+        return within(timeout_s if isinstance(engine, Hanging) else 60.0, engine, *call)
+
+    monkeypatch.setattr(sync, "_within", patient_with_the_other)
     bench = await open_bench(Hanging, HFEngine, timeout_s=0.5)
     report = await bench.sync.push(0)
     assert report.dead["engine-0"].cause == "it did not confirm policy version 0 within 0.5 s"
@@ -462,11 +470,20 @@ async def test_engines_stand_still_for_the_tensors_and_decode_again_for_the_prob
     assert engine.decoding.is_set()
 
 
-async def test_an_engine_that_never_answers_the_probe_counts_as_dead(open_bench: Callable[..., Any]):
+async def test_an_engine_that_never_answers_the_probe_counts_as_dead(
+    open_bench: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+):
     bench = await open_bench(PausableEngine)
     (engine,) = bench.engines.engines
     engine.decoding = asyncio.Event()
-    bench.sync._timeout_s = 0.05
+    update = engine.update_weights
+
+    async def updated(offer: WeightUpdate) -> Any:
+        receipt = await update(offer)
+        bench.sync._timeout_s = 0.05  # from now on: the probe's
+        return receipt
+
+    monkeypatch.setattr(engine, "update_weights", updated)
     report = await bench.sync.push(0)
     assert "did not answer the probe" in str(report.dead[engine.engine_id])
 

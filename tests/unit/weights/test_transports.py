@@ -4,17 +4,20 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, transfer
 
 from roll.errors import WeightSyncError
-from roll.weights import Sender, open_update, tensor_checksum
+from roll.weights import Sender, broadcast, open_update, tensor_checksum
 from roll.weights.broadcast import addressed
+from roll.weights.meeting_store import SecretStore
 from roll.weights.plan import plan_buckets
 
 SMALL_BUCKETS = 200
@@ -211,7 +214,10 @@ def test_a_trainer_killed_in_a_broadcast_is_noticed_by_its_engine(lone_peer: Pee
         pass
 
 
-def test_an_engine_does_not_wait_for_ever_for_a_trainer(sender: Sender):
+def test_an_engine_does_not_wait_for_ever_for_a_trainer(sender: Sender, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(  # it may be slow to come to the meeting
+        broadcast, "SecretStore", lambda *place, timeout: SecretStore(*place, timeout=timedelta(seconds=20))
+    )
     update = sender.stage(DictSource(TENSORS), 1, "broadcast")
     assert update is not None
     with (
@@ -237,6 +243,9 @@ def test_a_sender_names_the_engine_that_does_not_come(peers: list[Peer]):
     assert update is not None
     ids = ("here", "gone")
     peers[0].tell("receive", addressed(update, "here", ids), {"timeout_s": 20.0}, None)
+    handle = update.handle
+    store = SecretStore(handle.host, handle.port, handle.secret, timeout=timedelta(seconds=20))
+    dist.PrefixStore(handle.sync, store).wait(["hello/1"], timedelta(seconds=20))
     with pytest.raises(WeightSyncError, match=r"engine gone did not come to receive within 1 s"):
         sender.send()
     sender.release(failed=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -50,6 +50,11 @@ class Peer:
     def __init__(self) -> None:
         script = Path(__file__).with_name("weight_peer.py")
         self.process = subprocess.Popen([sys.executable, script], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def ready(self) -> Self:
+        """Itself, once it hears commands: importing torch may take longer than a sync may."""
+        assert self.answer() == "ready"
+        return self
 
     def tell(self, *command: Any) -> None:
         """Send a command; its answer is read later."""

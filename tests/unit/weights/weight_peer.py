@@ -1,4 +1,4 @@
-"""A process at the other end of a transport: reads pickled commands from stdin, answers on stdout.
+"""A process at the other end of a transport: says that it is ready, then reads pickled commands and answers them.
 
 ("receive", update, options, stop_after)   open the update, copy every tensor; stop_after: end the process after so many
 ("fail", update, options, stop_after)      the same, but raise inside the engine's loop
@@ -51,6 +51,8 @@ def main():
     sender = Sender(bucket_bytes=100_000, timeout_s=20)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever prints must not get into the answers
+    pickle.dump("ready", answers)
+    answers.flush()
     while True:
         try:
             command, *arguments = pickle.load(sys.stdin.buffer)

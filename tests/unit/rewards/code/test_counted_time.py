@@ -61,12 +61,13 @@ def _verifier(boxes: CodeSandboxes) -> CodeVerifier:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dodge", DODGES)
-async def test_the_limit_on_cpu_time_is_not_dodged(boxes: CodeSandboxes, form: str, dodge: str) -> None:
+async def test_the_limit_on_cpu_time_is_not_dodged(
+    boxes: CodeSandboxes, form: str, dodge: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program, "SHORTEST_WALL_S", 200.0)  # so that only the other limit ends it before it is done
     verifier = _verifier(boxes)
-    began = time.monotonic()
     judgement = await verifier.judge(rollout(_answer(DODGES[dodge]), FORMS[form]))
     assert judgement.verdict.startswith("timeout 0/"), judgement
-    assert time.monotonic() - began < 8.0
     assert verifier.limits.state() == {}, "what is over its time is no right answer to learn a limit from"
 
 
@@ -92,11 +93,11 @@ for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
         os.write(fd, {answer!r})
     except OSError: pass
 """
-    verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=0.2, max_cpu_s=20.0), boxes)
+    verifier = CodeVerifier(CodeReward(type="code", min_cpu_s=2.0, max_cpu_s=20.0), boxes)
     await verifier.judge(rollout(_answer(forge), FORMS["stdin"]))
-    assert all(verifier.limits.cpu_s("d/0", case) in (20.0, 0.2) for case in range(2)), verifier.limits.state()
+    assert all(verifier.limits.cpu_s("d/0", case) in (20.0, 2.0) for case in range(2)), verifier.limits.state()
     anchors = dict(verifier.limits.state().get("d/0", []))
-    assert all(0 <= seconds < 0.2 for seconds in anchors.values()), anchors
+    assert all(0 <= seconds < 1.0 for seconds in anchors.values()), anchors
 
 
 async def test_each_case_is_charged_with_what_it_used(boxes: CodeSandboxes) -> None:
