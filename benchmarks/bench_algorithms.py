@@ -50,7 +50,7 @@ def groups_of(batch: TrainingBatch) -> list[Group]:
         length, start = len(sample) - sample.prefix_length, sample.prefix_length
         prompt = Prompt(uid=f"p/{sample.unit}", domain="d", messages=())
         own = groups.setdefault(sample.unit, [])
-        half = length // 2
+        half, right = length // 2, bool(rng.integers(0, 2))
         own.append(
             Rollout(
                 draw_id=sample.unit,
@@ -62,7 +62,7 @@ def groups_of(batch: TrainingBatch) -> list[Group]:
                 policy_versions=np.zeros(length, np.int32),
                 finish_reason="stop",
                 text="",
-                reward=RewardResult(value=float(rng.integers(0, 2)), correct=True, verdict="correct"),
+                reward=RewardResult(value=float(right), correct=right, verdict="correct" if right else "wrong"),
                 turns=(Turn(start=0, end=half, state="s"), Turn(start=half, end=length, state=str(rng.integers(3)))),
             )
         )

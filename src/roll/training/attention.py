@@ -17,8 +17,8 @@ Plain attention in half precision needs no calls: everything at once by `torch.n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +29,7 @@ from roll.models import AttentionForm, Reach, attention_form, position_scale, re
 from roll.training.attention_calls import Call, Causal, Dense, Prefixes, Rows, Shared, compute
 from roll.training.layout import Int64Array, PackedLayout, Tree
 from roll.training.mixers import Paths
-from roll.training.native_attention import Rotation, attend, native_attention_supported, places_of
+from roll.training.native_attention import Rotation, attend, native_attention_supported, places_of, turned
 from roll.training.parallel.tokens import WHOLE, TokenShare
 from roll.training.varlen import LARGEST_HEAD, VarlenPlan, varlen_attention, varlen_supported
 
@@ -47,11 +47,20 @@ against 2.8 ms for SDPA, forward and backward; at 300 tokens 6.9 ms against 5.1 
 DENSE_PAIRS = 2**14
 """Most pairs of a query and a key of one segment for dense products."""
 
-Observer: TypeAlias = Callable[[Tensor, Tensor, float, int | None], None]
-"""Called by every layer in turn with queries [N, H, d], keys [N, K, d], scale of the scores, sliding window."""
-
 LENGTH_RATIO = 0.75
 """Sequences are batched with others at least this share of the longest."""
+
+
+class Observer(Protocol):
+    """Looks at the attention of some layers."""
+
+    def looks_at(self, layer: int) -> bool:
+        """Whether at this one, counted in the order in which they run."""
+        ...
+
+    def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
+        """See queries [N, H, d] and keys [N, K, d] of the next such layer, scale of its scores, sliding window."""
+        ...
 
 
 class _Branch(NamedTuple):
@@ -72,7 +81,7 @@ class AttentionPlan:
         layout: the packed row.
         device: where the network runs.
         dtype: of queries, keys and values.
-        observer: is shown every layer's queries and keys.
+        observer: is shown queries and keys of the layers that it looks at.
         share: which tokens this rank brings, of those that divide the row.
     """
 
@@ -109,6 +118,11 @@ class AttentionPlan:
             self._paths = Paths(self._layout, self._device)
         return self._paths
 
+    def next_observer(self) -> Observer | None:
+        """Of the layer that is about to run, which counts from now on."""
+        layer, self.num_calls = self.num_calls, self.num_calls + 1
+        return self.observer if self.observer is not None and self.observer.looks_at(layer) else None
+
     def calls(self, form: AttentionForm) -> list[Call]:
         """The calls for a layer."""
         reach, dense = form.reach.within(self.longest), not (form.plain or self._blocked)
@@ -118,7 +132,7 @@ class AttentionPlan:
 
     def rotated(self, module: Any, mask: Any, window: int | None, given: dict[str, Any]) -> AttentionForm | None:
         """The form of a layer that `attend_rotated` serves, and `None` of any other; see `attention_form`."""
-        if self.observer is not None or self.share.cp is not None or getattr(module, "attn_temperature_tuning", False):
+        if self.share.cp is not None or getattr(module, "attn_temperature_tuning", False):
             return None
         form = attention_form(module, module.head_dim, mask, getattr(module, "scaling", None), window, given)
         return form if self.is_native(form) else None
@@ -131,7 +145,9 @@ class AttentionPlan:
     def attend_rotated(self, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm, rotation: Rotation) -> Tensor:
         """Attention [N, H, w] of a layer from queries, keys and values [N, h, d] that are not rotated yet."""
         assert self.places is not None
-        self.num_calls += 1
+        observer = self.next_observer()
+        if observer is not None:
+            observer.look(turned(q, rotation), turned(k, rotation), form.scale, None)
         return attend(q, k, v, self.places, form.scale, rotation)
 
     def _plan(self, reach: Reach, dense: bool) -> list[Call]:
@@ -292,7 +308,7 @@ def packed_attention(
         raise ModelError(
             f"attention '{ATTENTION}' serves the trainer alone: load the model with another for generation"
         )
-    roll_plan.num_calls += 1
+    observer = roll_plan.next_observer()
     form = attention_form(module, query.shape[-1], attention_mask, scaling, sliding_window, kwargs)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))
     share = roll_plan.share
@@ -307,13 +323,13 @@ def packed_attention(
     if own is not None:
         q = (q * own[:, None, None]).to(q.dtype)
     reach = form.reach.within(roll_plan.longest)
-    if roll_plan.observer is not None:
+    if observer is not None:
         if not form.plain or reach.chunk is not None:
             raise UnsupportedError(
                 "attention credit reads plain attention, and this model's has sinks, soft caps or chunks: choose "
                 "another algorithm.credit.type than local, global or coupled"
             )
-        roll_plan.observer(q, k, form.scale, reach.window)
+        observer.look(q, k, form.scale, reach.window)
     result = _attend(roll_plan, q, k, v, form)
     return (result if share.cp is None else share.tokens_for_heads(result))[None], None
 

@@ -33,6 +33,10 @@ __all__ = ["MapObserver", "observed_layers"]
 MAP_ELEMENTS = {"cpu": 2**20, "other": 2**26}
 """Entries of maps, all heads together, that exist at once: 4 MiB stay in a CPU's cache, 256 MiB keep a device busy."""
 
+KEPT_PAIRS = 2**14
+"""Of a token and one that it may look back at, for which weights by distance are kept from layer to layer: of a short
+text they take as long to look up as its maps."""
+
 NUM_LAYERS = 5
 
 
@@ -53,6 +57,8 @@ class _Track:
     """[N] its tokens' entries in the row."""
     first: int
     """Where the answer begins among them."""
+    looks_back: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By first token and sliding window; see `_look_back`."""
     distances: list[Tensor] = field(default_factory=list)
     """By observed layer, [H]: how far back each head looks."""
     waad: list[Tensor] = field(default_factory=list)
@@ -82,50 +88,63 @@ class MapObserver:
     ) -> None:
         self._share = share
         self._layers = frozenset(layers)
-        self._last = max(layers)
         self._of = of
-        self._layer = -1
+        self._num_looks = 0
         self._tracks = list(_tracks(blocks, device))
 
+    def looks_at(self, layer: int) -> bool:
+        """Whether it is an observed one; what activation checkpointing runs again comes after all layers."""
+        return layer in self._layers
+
     @torch.no_grad()
-    def __call__(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
-        """Take in the next layer: queries [M, H, d] and keys [M, K, d] of the packed row.
-
-        Activation checkpointing runs layers again in the backward pass: what comes after the last observed one is not
-        looked at.
-        """
-        self._layer += 1
-        if self._layer in self._layers:
-            for track in self._tracks:
-                self._look(track, queries.detach(), keys.detach(), scale, window)
-
-    def _look(self, track: _Track, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
+    def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
+        """Take in the next observed layer: queries [M, H, d] and keys [M, K, d] of the packed row."""
+        self._num_looks += 1
         dtype = torch.promote_types(queries.dtype, torch.float32)
-        q = queries.index_select(0, track.rows[track.first :]).to(dtype) * scale
-        k = keys.index_select(0, track.rows).to(dtype).permute(1, 2, 0)  # [K, d, N]
+        scaled, keys = queries.detach().to(dtype) * scale, keys.detach().to(dtype)
+        for track in self._tracks:
+            self._take_in(track, scaled, keys, window)
+
+    def _take_in(self, track: _Track, scaled: Tensor, keys: Tensor, window: int | None) -> None:
+        q = scaled.index_select(0, track.rows[track.first :])
+        k = keys.index_select(0, track.rows).permute(1, 2, 0)  # [K, d, N]
         length, num_heads = k.shape[2], q.shape[1]
         q = q.unflatten(1, (k.shape[0], -1)).permute(1, 2, 0, 3)  # [K, H / K, T, d]
-        of = distance_weights(length, window=self._of.window, horizon=self._of.horizon)
-        by_distance = torch.from_numpy(np.stack([of.distance, of.waad, of.fai])).to(k)
-        column = torch.arange(length, device=k.device)
         waad: list[Tensor] = []
         distance, fai = k.new_zeros(num_heads), k.new_zeros(num_heads, length)
         size = MAP_ELEMENTS.get(k.device.type, MAP_ELEMENTS["other"])
         step = max(size // max(num_heads * length, 1), 1)
         for start in range(track.first, length, step):
             stop = min(start + step, length)
-            apart = column[start:stop, None] - column
-            unseen = apart < 0 if window is None else (apart < 0) | (apart >= window)
+            unseen, weights = self._look_back(track, start, stop, window, k)
             part = q[:, :, start - track.first : stop - track.first]
             scores = (part.flatten(1, 2) @ k).view(num_heads, stop - start, length)
             maps = scores.masked_fill_(unseen, float("-inf")).softmax(dim=-1)
-            distance_here, waad_here, fai_here = by_distance[:, apart.clamp_(min=0)]
-            waad.append((maps * waad_here).sum(2))
-            distance += (maps * distance_here).sum((1, 2))
-            fai += (maps * fai_here).sum(1)
+            waad.append((maps * weights[1]).sum(2))
+            distance += (maps * weights[0]).sum((1, 2))
+            fai += (maps * weights[2]).sum(1)
         track.distances.append(distance / max(length - track.first, 1))
         track.waad.append(torch.cat(waad, dim=1) if waad else k.new_zeros(num_heads, 0))
-        track.fai.append((fai / torch.from_numpy(of.num_followers).to(k))[:, track.first :])
+        track.fai.append(fai[:, track.first :])
+
+    def _look_back(
+        self, track: _Track, start: int, stop: int, window: int | None, like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of tokens `start` to `stop`, n of N: which others they do not see [n, N]; weights of distance, WAAD and FAI
+        [3, n, N]."""
+        found = track.looks_back.get((start, window))
+        if found is None:
+            length = len(track.rows)
+            of = distance_weights(length, window=self._of.window, horizon=self._of.horizon)
+            column = torch.arange(length, device=like.device)
+            apart = column[start:stop, None] - column
+            unseen = apart < 0 if window is None else (apart < 0) | (apart >= window)
+            weights = torch.from_numpy(np.stack([of.distance, of.waad, of.fai])).to(like)[:, apart.clamp_(min=0)]
+            weights[2] /= torch.from_numpy(of.num_followers).to(like)
+            found = unseen, weights
+            if apart.numel() <= KEPT_PAIRS:
+                track.looks_back[start, window] = found
+        return found
 
     def results(self) -> dict[int, AttentionStatistics]:
         """By the samples' index in their batch. Collective where ranks divide the heads.
@@ -133,10 +152,10 @@ class MapObserver:
         Raises:
             UnsupportedError: fewer layers than expected have an attention of their own.
         """
-        if self._layer < self._last:
+        if self._num_looks < len(self._layers):
             raise UnsupportedError(
-                f"attention credit observes layers {sorted(self._layers)}, but this model's attention was called "
-                f"{self._layer + 1} times: choose another algorithm.credit.type than local, global or coupled"
+                f"attention credit observes layers {sorted(self._layers)}, of which this model has {self._num_looks} "
+                "with an attention of their own: choose another algorithm.credit.type than local, global or coupled"
             )
         return {track.index: _statistics(track, self._share) for track in self._tracks}
 

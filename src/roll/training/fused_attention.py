@@ -4,7 +4,7 @@
 
 HF rotates in ten passes over memory, forward and backward. A module is recognised by what it computes, as in `fused`:
 the replacement must give on random numbers what the module gives. What is not plain attention over a whole row
-(windows, caps, an observer, ranks that divide the row) is computed as the module does, at every call.
+(windows, caps, ranks that divide the row) is computed as the module does, at every call.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def final_hidden_states(
         layout: the micro-batch.
         device: of the network.
         dtype: that the network computes in.
-        observer: is shown every layer's queries and keys.
+        observer: is shown queries and keys of the layers that it looks at.
         share: which tokens, and so predictions, are this rank's.
     """
     entries = share.slice(layout)

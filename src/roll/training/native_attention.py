@@ -18,7 +18,7 @@ from torch import Tensor
 from roll.training.layout import PackedLayout, Tree
 from roll.training.native import native
 
-__all__ = ["Places", "Rotation", "attend", "native_attention_supported", "places_of"]
+__all__ = ["Places", "Rotation", "attend", "native_attention_supported", "places_of", "turned"]
 
 
 class Places(NamedTuple):
@@ -72,6 +72,17 @@ def attend(q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotati
     result = _Attention.apply(q, k, v, places, scale, rotation)
     assert isinstance(result, Tensor)
     return result
+
+
+@torch.no_grad()
+def turned(x: Tensor, rotation: Rotation) -> Tensor:
+    """Queries or keys [N, h, d] as `attend` turns them, without their gradient."""
+    width = rotation.cosine.shape[1]
+    turning, rest = x.float().split([width, x.shape[2] - width], dim=2)
+    first, second = turning.chunk(2, dim=2)
+    across = torch.cat([-second, first], dim=2)
+    found = turning * rotation.cosine[:, None].float() + across * rotation.sine[:, None].float()
+    return torch.cat([found, rest], dim=2).to(x.dtype)
 
 
 @cache

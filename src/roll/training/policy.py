@@ -84,7 +84,7 @@ class PolicyNetwork(nn.Module):
             layout: the micro-batch.
             temperature: of the distributions.
             needs: of a loss.
-            observer: is shown every layer's queries and keys.
+            observer: is shown queries and keys of the layers that it looks at.
             top: tokens [M, k] whose log-probs are wanted too; or of how many of the likeliest, without a gradient.
 
         Raises:

@@ -194,6 +194,29 @@ def test_layers_that_are_more_than_plain_attention_are_computed_otherwise() -> N
 
 
 @pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
+@pytest.mark.parametrize("width", [64, 16])
+def test_what_an_observer_is_shown_is_what_attention_reads(width: int) -> None:
+    layout = row_of(FORK)
+    q, k, v, _ = given_tensors(layout, 6, 2, 64, 48)
+    way = rotation_of(layout, width)
+    shown = [native_attention.turned(x, way) for x in (q, k)]
+    assert torch.equal(attend(*shown, v, places_of(layout), 0.3), attend(q, k, v, places_of(layout), 0.3, way))
+
+
+class Second:
+    """An observer of a model's second layer."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+
+    def looks_at(self, layer: int) -> bool:
+        return layer == 1
+
+    def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
+        self.seen.append(len(queries))
+
+
+@pytest.mark.skipif(len(KINDS) < 2, reason="needs bfloat16 products of the processor's own")
 @pytest.mark.parametrize(("kind", "config"), [(LlamaAttention, LlamaConfig), (Qwen3Attention, Qwen3Config)])
 def test_a_fused_module_gives_what_the_module_gives(kind: type, config: type) -> None:
     layout = row_of(FORK)
@@ -215,10 +238,11 @@ def test_a_fused_module_gives_what_the_module_gives(kind: type, config: type) ->
     assert fuse(module) == 1 + len([name for name, _ in module.named_modules() if name.endswith("norm")])
     for mine, theirs in zip(run(), plain, strict=True):
         assert float((mine - theirs).norm() / theirs.norm()) < 0.02
-    watched: list[int] = []
-    observed = AttentionPlan(layout, torch.device("cpu"), torch.bfloat16, lambda q, *_: watched.append(len(q)))
-    assert float((run(roll_plan=observed)[0] - plain[0]).norm() / plain[0].norm()) < 0.02
-    assert watched == [layout.num_tokens]  # an observer is shown what it asked for
+    second = Second()
+    observed = AttentionPlan(layout, torch.device("cpu"), torch.bfloat16, second)
+    for shown in ([], [layout.num_tokens], [layout.num_tokens]):  # what it looks at, and no other layer
+        assert float((run(roll_plan=observed)[0] - plain[0]).norm() / plain[0].norm()) < 0.02
+        assert second.seen == shown
 
 
 @pytest.mark.parametrize(("kind", "config"), [(GlmAttention, GlmConfig), (Olmo2Attention, Olmo2Config)])
