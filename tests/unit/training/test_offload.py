@@ -14,6 +14,7 @@ from families import FAMILIES, write_model
 from offload_ranks import OFFLOAD, RUNS, apart, build, check_checkpoints, differing, run_rank, three_steps
 from training_helpers import make_batch, make_spec
 from transformers import LlamaConfig
+from worlds.model_sizes import Sizes
 
 from roll.config.estimate import training_bytes
 from roll.config.model import LoRAConfig
@@ -145,7 +146,16 @@ def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: 
         found = dry_run(spec, batch, Needs())
     width = HIDDEN // HEADS
     layer = 2 * HIDDEN * HIDDEN + 2 * HIDDEN * KV_HEADS * width + 3 * HIDDEN * INNER + 2 * HIDDEN
-    sizes = Sizes(num_parameters=2 * WORDS * HIDDEN + LAYERS * layer + HIDDEN)
+    sizes = Sizes(
+        num_parameters=2 * WORDS * HIDDEN + LAYERS * layer + HIDDEN,
+        num_layers=LAYERS,
+        hidden_size=HIDDEN,
+        intermediate_size=INNER,
+        num_heads=HEADS,
+        num_kv_heads=KV_HEADS,
+        head_dim=HIDDEN // HEADS,
+        vocab_size=WORDS,
+    )
     own = TOKENS // ranks
     parts = training_bytes(spec.model, spec.training, sizes, own, ranks, micro_batches=1, on_accelerator=True)
     parts["logits"] = logit_bytes(sizes, own, 2, layer=parts.get("a layer", 0))
@@ -154,30 +164,6 @@ def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: 
     assert ratio == pytest.approx(1.0, abs=0.1)
     if spec.training.offload_optimizer:
         assert found.host >= 16 * sizes.num_parameters // ranks  # masters, moments, gradients
-
-
-@dataclasses.dataclass(frozen=True)
-class Sizes:
-    """Of that model."""
-
-    num_parameters: int
-    num_layers: int = LAYERS
-    hidden_size: int = HIDDEN
-    intermediate_size: int = INNER
-    num_heads: int = HEADS
-    num_kv_heads: int = KV_HEADS
-    head_dim: int = HIDDEN // HEADS
-    vocab_size: int = WORDS
-    experts_per_token: int = 0
-    num_experts: int = 0
-    expert_parameters: int = 0
-    has_own_projection: bool = False
-    has_plain_norms: bool = True
-    has_plain_gates: bool = True
-
-    @property
-    def norm_width(self) -> int:
-        return 2 * self.hidden_size
 
 
 @pytest.mark.slow

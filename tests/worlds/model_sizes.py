@@ -1,0 +1,31 @@
+"""A `roll.config.passing.ModelSizes` whose numbers a test chooses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Sizes"]
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A small Llama: 2 layers, hidden 192, 3 heads of 64, one of keys and values."""
+
+    num_parameters: int = 1_000_000
+    num_layers: int = 2
+    hidden_size: int = 192
+    intermediate_size: int = 512
+    num_heads: int = 3
+    num_kv_heads: int = 1
+    head_dim: int = 64
+    vocab_size: int = 256
+    experts_per_token: int = 0
+    num_experts: int = 0
+    expert_parameters: int = 0
+    has_own_projection: bool = False
+    has_plain_norms: bool = True
+    has_plain_gates: bool = True
+
+    @property
+    def norm_width(self) -> int:
+        return 2 * self.hidden_size
