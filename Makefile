@@ -3,7 +3,7 @@
 
 PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
-FAST := not slow and not gpu and not chaos
+FAST := not slow and not gpu and not chaos and not extras
 CODE := src tests tools benchmarks
 # Tests fetch nothing and report nothing.
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
@@ -38,6 +38,10 @@ test-gpu: setup ## the tests that need a CUDA device (two minutes; those of libr
 
 test-wheel: setup ## build the wheel, install it into a new environment, train with it (2 minutes; needs a package index)
 	@$(OFFLINE) TORCH="$(TORCH)" $(PY) -m pytest -m wheel tests/integration/test_wheel.py $(ARGS)
+
+test-extras: setup ## read what ROLL writes with other versions of libraries, in environments of their own (needs package indexes)
+	@$(PY) tools/extras.py $(EXTRAS)
+	@$(OFFLINE) $(PY) -m pytest -m extras tests/extras $(ARGS)
 
 explore: setup ## the property tests with new random examples, which `make test` keeps fixed
 	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "hypothesis and $(FAST)" --hypothesis-profile=explore $(ARGS)
@@ -155,6 +159,6 @@ docs: setup ## build the documentation into site/
 	@$(INSTALL) -r requirements/docs.txt
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
-clean: ## remove .venv and everything built; runs/ stays
-	rm -rf .venv site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+clean: ## remove .venv, .venv-extras and everything built; runs/ stays
+	rm -rf .venv .venv-extras site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
