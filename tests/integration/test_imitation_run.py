@@ -70,3 +70,21 @@ def test_a_column_of_answers_is_imitated_with_a_critic_and_a_penalty(
     shown = [row["data/demonstrations"] for row in train if "data/demonstrations" in row]
     assert 0 < sum(shown) < 3 * len(shown)  # half of the rows have one
     assert all(row["training/stepped"] for row in train)
+
+
+def test_a_step_of_demonstrations_alone_trains_with_kl_in_the_reward_and_resumes(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """No random answer is right, so all groups are filtered, and nothing of the policy's own is trained."""
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"{i}+{i}?", "answer": f"{2 * i}"}) + "\n" for i in range(1, 9)))
+    data = {"source": "file", "path": str(path), "reward": "math", "expert_key": "answer"}
+    algorithm = {"type": "grpo", "kl": {"coefficient": 0.1, "place": "reward", "target": 0.5, "horizon": 4}}
+    settings = config(tmp_path, tiny_model, data, algorithm)
+    settings["training"]["num_steps"] = 1
+    settings["checkpoint"] = {"at_end": True}
+    roll.train(settings)
+    roll.resume(tmp_path / "run", ["training.num_steps=2"])
+    for row in rows(tmp_path, "train"):
+        assert row["data/demonstrations"] == 3 and row["training/stepped"] == 1
+        assert row["training/kl/coefficient"] == 0.1 and "training/kl/reference" not in row

@@ -42,6 +42,8 @@ class LossInputs:
     some of them in other micro-batches, but not where the loss `Needs.whole_sequences`."""
     num_tokens: float
     """Loss tokens of the global batch."""
+    num_expert_tokens: float = 0.0
+    """Those of them that an expert wrote."""
     num_sequences: float
     """Sequences of the global batch that have a loss token."""
     num_units: float
@@ -94,6 +96,11 @@ class LossInputs:
     """[N, k] float32, of the likeliest tokens of the model that is imitated."""
     top_logprobs: Tensor | None = None
     """[N, k] float32, of the same tokens, of the current policy, with gradient; where the loss asks for it."""
+
+    @property
+    def num_own_tokens(self) -> float:
+        """Return the loss tokens of the global batch that the policy itself sampled."""
+        return self.num_tokens - self.num_expert_tokens
 
     def need(self, name: str) -> Tensor:
         """The column of this name, for a loss that cannot do without it.

@@ -54,6 +54,7 @@ def loss_inputs(
         sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
         sequence_lengths=_sequence_lengths(batch, layout, firsts).to(like),
         num_tokens=float(batch.num_loss_tokens),
+        num_expert_tokens=float(batch.num_expert_tokens),
         num_sequences=float(batch.num_sequences),
         num_units=float(batch.num_units),
         num_preferred=float(batch.num_preferred),

@@ -203,6 +203,11 @@ class TrainingBatch:
         return int(sum(int(s.loss_mask.sum()) for s in self.samples))
 
     @property
+    def num_expert_tokens(self) -> int:
+        """Tokens that the loss counts and an expert wrote, in the whole batch."""
+        return int(sum(int(s.loss_mask.sum()) for s in self.samples if s.expert))
+
+    @property
     def sequences(self) -> list[list[int]]:
         """What the loss counts as one, in the order of first samples: the places of its samples."""
         places: dict[str | int, list[int]] = {}

@@ -126,6 +126,7 @@ def _inputs(
         sequence_lengths=lengths.double(),
         chunk_ids=torch.tensor(chunks),
         num_tokens=float(batch.num_loss_tokens),
+        num_expert_tokens=float(sum(int(s.loss_mask.sum()) for s in batch.samples if s.expert)),
         num_sequences=float(batch.num_sequences),
         num_units=float(batch.num_units),
         max_lengths=torch.tensor([s.max_length for s in samples]).double(),

@@ -16,7 +16,7 @@ from roll.algorithms import gates
 from roll.algorithms.aggregate import token_weights
 from roll.algorithms.correction import Correction
 from roll.algorithms.inputs import LossInputs
-from roll.algorithms.kl import kl_per_token
+from roll.algorithms.kl import KLEstimator, kl_per_token
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.algorithms.ratio import log_ratio
 
@@ -208,13 +208,32 @@ def test_clipped_tokens_are_those_whose_objective_a_bound_changes(name: str) -> 
             assert found.item() == changed, (r, a)
 
 
-def test_metrics_leave_out_what_no_engine_sampled() -> None:
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3", "absolute", "full"])
+def test_policy_metrics_are_means_over_the_tokens_that_the_policy_sampled(estimator: KLEstimator) -> None:
+    """A demonstration changes no metric but the loss scale, which is of all tokens."""
     answers = random_answers(1, (3, 2, 4, 5))  # the fourth is an expert's
     hidden = [*answers[:3], replace(answers[3], rollout=[0.0] * 5, old=[-9.0] * 5)]
-    metrics = PolicyLoss()(loss_inputs_of(hidden)).metrics
-    own = PolicyLoss()(loss_inputs_of(answers[:3])).metrics
-    for name in ("mismatch/kl", "mismatch/truncated", "mismatch/left_out", "policy/clip_fraction"):
-        assert metrics[name].item() == pytest.approx(own[name].item() * 9 / 14), name
+    loss = PolicyLoss(kl_coefficient=0.1, kl_estimator=estimator)
+    metrics, own = (loss(loss_inputs_of(given)).metrics for given in (hidden, answers[:3]))
+    assert {"policy/kl_reference", "policy/ratio", "mismatch/kl", "mismatch/truncated"} <= metrics.keys() == own.keys()
+    for name in own.keys() - {"policy/loss_scale"}:
+        assert metrics[name].item() == pytest.approx(own[name].item(), rel=1e-12), name
+
+
+def test_policy_metrics_of_demonstrations_alone_are_absent() -> None:
+    inputs = loss_inputs_of(random_answers(1, (3, 2, 4, 5))[3:])
+    assert inputs.num_own_tokens == 0
+    outputs = PolicyLoss(kl_coefficient=0.1)(inputs)
+    assert outputs.metrics.keys() == {"policy/loss_scale"} and torch.isfinite(outputs.loss)
+
+
+def test_critic_metrics_leave_an_experts_tokens_out() -> None:
+    returns = np.array([1.0, 2.0, 9.0, 9.0, 9.0])
+    inputs = value_inputs((2, 3), np.array([0.0, 1.0, 5.0, 5.0, 5.0]), np.zeros(5), returns)
+    expert = torch.tensor([False, False, True, True, True])
+    metrics = ValueLoss()(replace(inputs, expert=expert, num_expert_tokens=3.0)).metrics
+    by_hand = {"mean": 0.5, "error": 1.0, "clip_fraction": 0.0, "return": 1.5, "return_squared": 2.5}
+    assert {name: value.item() for name, value in metrics.items()} == {f"value/{n}": v for n, v in by_hand.items()}
 
 
 def test_unknown_names_are_refused() -> None:

@@ -39,7 +39,8 @@ _CORRECTION = Correction()
 class PolicyLoss:
     """Every policy-gradient method, by its parts; the defaults are PPO's clip as GRPO uses it.
 
-    Metrics are means over the loss tokens of the global batch.
+    Metrics are means over the loss tokens of the global batch that the policy sampled. An expert's tokens have no ratio
+    and no engine's log-prob, so those metrics are absent where a batch has demonstrations alone.
     """
 
     ratio_level: RatioLevel = "token"
@@ -88,7 +89,9 @@ class PolicyLoss:
         if self.kl_coefficient > 0:
             kl = self._kl(inputs)
             loss = loss + self.kl_coefficient * (weights * kl).sum()
-            metrics["policy/kl_reference"] = kl.detach().sum() / inputs.num_tokens
+            own = kl.detach() if inputs.expert is None else kl.detach().masked_fill(inputs.expert, 0.0)
+            if inputs.num_own_tokens:
+                metrics["policy/kl_reference"] = own.sum() / inputs.num_own_tokens
         if self.entropy_coefficient > 0:
             entropy = inputs.need("entropy")
             bonus = entropy if inputs.entropy_mask is None else entropy.masked_fill(~inputs.entropy_mask, 0.0)
@@ -116,21 +119,22 @@ class PolicyLoss:
         truncated = (corrections > 0) & self.correction.truncates(inputs)
         if inputs.expert is not None:  # no engine sampled these tokens, and no gate sees them
             difference, ratio = difference.masked_fill(inputs.expert, 0.0), ratio.masked_fill(inputs.expert, 1.0)
-            clipped, truncated = clipped & ~inputs.expert, truncated & ~inputs.expert
-            corrections = corrections.masked_fill(inputs.expert, 1.0)
         factor = difference.exp()
-        sums = {
-            "policy/clip_fraction": clipped.to(ratio.dtype).sum(),
-            "policy/approximate_kl": (torch.expm1(token_log_ratio) - token_log_ratio).sum(),
-            "policy/entropy_estimate": -logprobs.sum(),
-            "policy/ratio": ratio.sum(),
-            "mismatch/kl": (torch.expm1(difference) - difference).sum(),
-            "mismatch/factor": factor.sum(),
-            "mismatch/factor_squared": factor.square().sum(),
-            "mismatch/truncated": truncated.to(ratio.dtype).sum(),
-            "mismatch/left_out": (corrections == 0).to(ratio.dtype).sum(),
+        by_token = {
+            "policy/clip_fraction": clipped.to(ratio.dtype),
+            "policy/approximate_kl": torch.expm1(token_log_ratio) - token_log_ratio,
+            "policy/entropy_estimate": -logprobs,
+            "policy/ratio": ratio,
+            "mismatch/kl": torch.expm1(difference) - difference,
+            "mismatch/factor": factor,
+            "mismatch/factor_squared": factor.square(),
+            "mismatch/truncated": truncated.to(ratio.dtype),
+            "mismatch/left_out": (corrections == 0).to(ratio.dtype),
         }
-        metrics = {name: value / inputs.num_tokens for name, value in sums.items()}
+        own = torch.ones_like(ratio) if inputs.expert is None else (~inputs.expert).to(ratio.dtype)
+        metrics = {}
+        if inputs.num_own_tokens:
+            metrics = {name: (own * value).sum() / inputs.num_own_tokens for name, value in by_token.items()}
         metrics["policy/loss_scale"] = (weights * (advantages * ratio).abs()).sum()
         found = {"policy/ratio": ratio, "mismatch/factor": factor}
         return metrics, {name: x.max() if len(x) else x.new_zeros(()) for name, x in found.items()}

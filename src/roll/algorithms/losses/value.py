@@ -19,7 +19,10 @@ __all__ = ["ValueLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueLoss:
-    """Squared error of values against returns, over all loss tokens of the global batch; an expert's have none."""
+    """Squared error of values against returns, over all loss tokens of the global batch; an expert's have none.
+
+    Metrics are means over the tokens that the policy sampled.
+    """
 
     clip: float | None = None
     """e; `None`: no clip."""
@@ -45,11 +48,13 @@ class ValueLoss:
             clipped_share = (clipped_error > error).to(error.dtype)
             error = torch.maximum(error, clipped_error)
         plain = values.detach()
-        metrics = {
-            "value/mean": plain.sum() / inputs.num_tokens,
-            "value/error": (plain - returns).square().sum() / inputs.num_tokens,
-            "value/clip_fraction": clipped_share.detach().sum() / inputs.num_tokens,
-            "value/return": returns.sum() / inputs.num_tokens,
-            "value/return_squared": returns.square().sum() / inputs.num_tokens,
+        sums = {
+            "value/mean": plain,
+            "value/error": (plain - returns).square(),
+            "value/clip_fraction": clipped_share.detach(),
+            "value/return": returns,
+            "value/return_squared": returns.square(),
         }
+        num = inputs.num_own_tokens
+        metrics = {name: value.sum() / num for name, value in sums.items()} if num else {}
         return LossOutputs(loss=0.5 * error.sum() / inputs.num_tokens, metrics=metrics)

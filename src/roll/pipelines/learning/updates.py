@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from roll.algorithms.kl import adapted_coefficient
+from roll.algorithms.kl import adapted_coefficient, kl_per_token
 from roll.algorithms.minibatches import critic_share, minibatches
 from roll.algorithms.selection import Selection
 from roll.algorithms.weighing import kl_token_rewards, weigh
@@ -80,7 +80,7 @@ async def learn(
     if learner.replays_engine:
         replayed = columns.get("old_logprobs") or (learned.results[0].logprobs if learned.results else ())
         learned.metrics |= engine_routing(batch, own, replayed)
-    _adapt(run, algorithm, learned, penalties, coefficient)
+    _adapt(run, algorithm, learned, coefficient)
     return learned
 
 
@@ -134,28 +134,41 @@ async def _train_critics(
                     learned.critic_results.append(await update(run, critic, part, value_loss(algorithm)))
 
 
-def _adapt(
-    run: Run[LearningState],
-    algorithm: AlgorithmConfig,
-    learned: Learned,
-    penalties: Sequence[FloatArray],
-    coefficient: float,
-) -> None:
-    """Measure the divergence, and move the coefficient towards its target."""
+def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: Learned, coefficient: float) -> None:
+    """Measure the divergence from the reference, and move the coefficient towards its target.
+
+    A step that trains demonstrations alone measures nothing, and leaves the coefficient as it is.
+    """
     kl = algorithm.kl
     if kl.coefficient == 0:
         return
-    if penalties:
-        own = [(p, s) for p, s in zip(penalties, learned.batch.samples, strict=True) if not s.expert]
-        counted = [p[s.loss_mask] for p, s in own]
-        measured = -float(np.concatenate(counted).mean()) / coefficient
-    else:  # a loss of the user's own need not report it
-        found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]
-        if not found:
-            return
-        measured = float(np.mean(found))
-    learned.metrics |= {"training/kl/reference": measured, "training/kl/coefficient": coefficient}
+    learned.metrics["training/kl/coefficient"] = coefficient
+    measured = _divergence(algorithm, learned)
+    if measured is None:
+        return
+    learned.metrics["training/kl/reference"] = measured
     if kl.target is not None:
+        samples = learned.batch.samples
+        num_rollouts = sum(not samples[places[0]].expert for places in learned.batch.sequences)
         run.state.kl_coefficient = adapted_coefficient(
-            coefficient, measured, target=kl.target, num_rollouts=len(learned.batch.sequences), horizon=kl.horizon
+            coefficient, measured, target=kl.target, num_rollouts=num_rollouts, horizon=kl.horizon
         )
+
+
+def _divergence(algorithm: AlgorithmConfig, learned: Learned) -> float | None:
+    """Return the divergence from the reference, in nats per token that the policy sampled; `None` if there is none.
+
+    With the penalty in the reward it is that of the policy before the update. In the loss it is what the updates
+    report; a loss of the user's own need not report it.
+    """
+    if algorithm.kl.place == "loss":
+        found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]
+        return float(np.mean(found)) if found else None
+    own = [s for s in learned.batch.samples if not s.expert and s.loss_mask.any()]
+    pairs = [(s.old_logprobs, s.ref_logprobs, s.loss_mask) for s in own]
+    counted = [
+        kl_per_token(old[mask].astype(np.float64), ref[mask].astype(np.float64), algorithm.kl.estimator)
+        for old, ref, mask in pairs
+        if old is not None and ref is not None
+    ]
+    return float(np.concatenate(counted).mean()) if counted else None
