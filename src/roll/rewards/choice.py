@@ -4,118 +4,231 @@ from __future__ import annotations
 
 import functools
 import re
+from collections.abc import Mapping
 
 from roll.config.rewards import ChoiceReward
+from roll.errors import MalformedPromptError, short
 from roll.protocols import WorkerPool
 from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
-from roll.rewards.final_answer import last_boxed, last_tagged
-from roll.types import Rollout
+from roll.rewards.choice_mentions import Mention, find_mentions, plain_letters
+from roll.rewards.final_answer import last_boxes, last_tagged
+from roll.types import Prompt, Rollout
 
-__all__ = ["choice_verifier", "chosen_letter", "score_choice"]
+__all__ = ["choice_verifier", "chosen_letter", "named_letter", "options_of", "score_choice"]
 
 LONGEST_ALONE = 40
 """Characters of a line, or of an answer, that is a letter with marks around it."""
+LONGEST_OPTION = 300
+"""Characters of an option's text."""
+LONGEST_LIST = 120
+"""Characters of an answer that goes through the letters (`A: no. B: no. C.`)."""
+NO_LETTER = "no letter"
+"""What `score_choice` returns for a reference that names no letter."""
+
+_LABEL_END = r"[.):、][*_]{0,2}"
 _STYLE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)(?![a-zA-Z])|[${}*_]|\\[,;!() ]")
-_REFUSED = re.compile(r"(?:\bnot|n't|\bnor|\bthan|\binstead of|\bover|\bunlike|\bexcept|\brule out|\bneither)\s{1,3}$")
-_BEFORE = 16
-"""Characters before a letter in which a word may take it back."""
+_ENDS = re.compile(r"[,;:.!?。]\s{0,3}[*_(]{0,3}$")
+_WORDS = re.compile(r"\w+")
+_INTRODUCTION = re.compile(r"^.{0,80}?(?:\b(?:is|are)\b|[:=]|答案是|答案为|选)\s*", re.IGNORECASE)
 
 
+@functools.lru_cache(maxsize=8)
 class _Patterns:
-    """What an answer's letters look like. Every repetition is bounded, so that each search takes linear time."""
+    """Patterns of letters that stand alone or lead a line. Every repetition is bounded: searches take linear time."""
 
     def __init__(self, letters: str) -> None:
-        upper = f"[{re.escape(letters)}]"
         either = f"[{re.escape(letters + letters.lower())}]"
-        # a small letter counts only in brackets or at the end of its sentence: `a` is mostly an article
-        letter = rf"(?:\(({either})\)|\[({either})\]|({upper})(?![\w'’])|({either})(?=\s{{0,3}}(?:[.,;!:)*\]]|$)))"
-        marks = r"(?:[\s*_\"'$:=]|\\\(){0,8}"
-        self.stated = re.compile(
-            r"\b(?:(?i:answer|choice|option|choose|select|pick|go with)\b"
-            r"|(?i:it)(?:['’]s|\s(?i:is|must be|has to be))\b)"
-            rf"{marks}(?:(?i:is|was|must be|would be|should be|has to be)\b{marks})?(?:(?i:option|choice)\s{{1,3}})?"
-            rf"{marks}(?:\\boxed\{{)?{letter}",
-            re.MULTILINE,
+        upper = f"[{re.escape(letters)}]"
+        noun = r"(?i:(?:the |correct |final )?(?:option|choice|answer|letter)|选项|选|答)"
+        alone = rf"\W{{0,{LONGEST_ALONE}}}(?:{noun}\W{{0,8}})?(%s)\W{{0,{LONGEST_ALONE}}}(?:项|选项)?\W{{0,4}}"
+        self.alone = re.compile(alone % either)
+        self.capital_alone = re.compile(alone % upper)
+        self.leading = re.compile(
+            rf"[ \t>#*_-]{{0,8}}(?:(?i:option|choice)\s|选项\s?)?(?:[(\[]\s?({either})\s?[)\]][.:*_]{{0,3}}"
+            rf"|({either})\s?{_LABEL_END}|({upper})\s[-–—]|[*_]{{2}}({upper})[*_]{{2}})(?=[ \t*_]|[^\W\d_]|$)(.*)"
         )
-        self.alone = re.compile(rf"\W{{0,{LONGEST_ALONE}}}({either})\W{{0,{LONGEST_ALONE}}}")
-        self.capital_alone = re.compile(rf"\W{{0,{LONGEST_ALONE}}}({upper})\W{{0,{LONGEST_ALONE}}}")
-        self.bracketed = re.compile(rf"(?<![A-Za-z])\(?({upper})\)")
-        self.leading = re.compile(rf"\s*(?:\(({either})\)|({upper})[.):])\s*(.*)", re.DOTALL)
-        self.another = re.compile(rf"(?<![A-Za-z])\(?{upper}\)?(?![A-Za-z])")
 
 
-_patterns = functools.lru_cache(maxsize=8)(_Patterns)
+def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
+    r"""Return the letter that an answer settles on, in upper case; `None` where it settles on none, or on several.
 
-
-def chosen_letter(text: str, letters: str) -> str | None:
-    r"""The letter that an answer settles on, in upper case; `None` where it settles on none.
-
-    In this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; the last "answer is (B)",
-    "answer: B", "choose B", "it's B"; an answer that is nothing but the letter; the last letter in brackets or before
-    one, `(B)` or `B)`, that is not taken back (`not (A)`); the last one alone on a line.
+    In this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an answer that is nothing but
+    the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct", "答案:B", "故选B"); the
+    only letter that leads a line (`B. Paris`); the last letter in brackets or in bold; the last one alone on a line;
+    the option whose text the answer gives. A letter that is denied (`not (A)`, "option A is wrong") never counts, and
+    a statement of two letters (`C or D`) is none.
 
     Args:
-        text: the answer.
-        letters: those that may be chosen, in upper case.
+        text: The answer.
+        letters: The letters that may be chosen, in upper case.
+        options: The text of each option by its letter, where it is known.
     """
-    text = text[-LONGEST_TEXT:]
-    patterns = _patterns(letters)
-    boxed = last_boxed(text)
-    if boxed is not None:
-        return _inside(boxed, patterns)
-    tagged = last_tagged(text)
-    if tagged is not None and (found := _inside(tagged, patterns)):
-        return found
-    stated = [
-        match for match in patterns.stated.finditer(text) if not _taken_back(text, match.start(match.lastindex or 0))
-    ]
-    if stated:
-        return str(stated[-1][stated[-1].lastindex or 0]).upper()
-    if letter := _alone(text, patterns):
-        return letter
-    for match in reversed(list(patterns.bracketed.finditer(text))):
-        if not _taken_back(text, match.start()):
-            return match[1].upper()
-    return next((letter for line in reversed(text.splitlines()) if (letter := _alone(line, patterns, True))), None)
+    text = plain_letters(text)
+    given = last_boxes(text, several=False)
+    if given is None:
+        given = last_tagged(text)
+    if given is not None and given.strip():
+        return _inside(given, letters) or _option_named(given, options)
+    return _in_text(text, letters) or _option_named(text, options)
 
 
-def _inside(content: str, patterns: _Patterns) -> str | None:
-    """The letter of a box or tag: alone, or before what it stands for, where no other letter follows."""
-    bare = _STYLE.sub(" ", content[: 4 * LONGEST_ALONE]).strip()
-    if letter := _alone(bare, patterns):
+def _inside(content: str, letters: str) -> str | None:
+    """Return the letter of a box or tag: alone, before what it stands for, or in a statement."""
+    bare = _STYLE.sub(" ", content).strip()
+    return _in_text(bare, letters, is_whole=True)
+
+
+def _in_text(text: str, letters: str, is_whole: bool = False) -> str | None:
+    patterns = _Patterns(letters)
+    if letter := _alone(text, patterns.alone):
         return letter
-    leading = patterns.leading.match(bare)
-    if leading is None or patterns.another.search(leading[3]):
+    mentions = find_mentions(text, letters)
+    if stated := [mention for mention in mentions if mention.stated]:
+        return _single(stated[-1])
+    leading = _leading(text, patterns, mentions)
+    if len(leading) == 1 and (not is_whole or {m.letters for m in mentions} <= {(letter,) for letter in leading}):
+        return leading.pop()
+    if is_whole:
         return None
-    return (leading[1] or leading[2]).upper()
+    marked = [mention for mention in mentions if mention.marked and not mention.denied]
+    if marked and not leading:
+        return _single(marked[-1])
+    lines = (_alone(line, patterns.capital_alone) for line in reversed(text.splitlines()))
+    if letter := next((letter for letter in lines if letter), None):
+        return letter
+    if mentions and not leading and _ends_with(text, mentions[-1]):
+        return _single(mentions[-1])
+    return _left_over(mentions) if len(text) <= LONGEST_LIST else None
 
 
-def _alone(text: str, patterns: _Patterns, capital: bool = False) -> str | None:
+def _ends_with(text: str, mention: Mention) -> bool:
+    """Return whether a letter is all that follows the last sign of punctuation (`By elimination, C.`)."""
+    before, behind = text[max(0, mention.begin - 8) : mention.begin], text[mention.end : mention.end + 8]
+    at_end = mention.end + len(behind) == len(text) and not behind.strip(".!*_ \n")
+    return at_end and not mention.denied and _ENDS.search(before) is not None
+
+
+def _left_over(mentions: list[Mention]) -> str | None:
+    """Return the one letter that is not denied, where all others are (`C, not D`)."""
+    left = {letter for mention in mentions if not mention.denied for letter in mention.letters}
+    return left.pop() if len(left) == 1 and any(mention.denied for mention in mentions) else None
+
+
+def _single(mention: Mention) -> str | None:
+    return mention.letters[0] if len(mention.letters) == 1 else None
+
+
+def _leading(text: str, patterns: _Patterns, mentions: list[Mention]) -> set[str]:
+    """Return the letters that lead a line, but for those that are denied there."""
+    denied = {mention.begin for mention in mentions if mention.denied}
+    found: set[str] = set()
+    position = 0
+    for line in text.splitlines(keepends=True):
+        match = patterns.leading.match(line[: LONGEST_OPTION + 40].rstrip("\n"))
+        if match is not None:
+            place = next(index for index in range(1, 5) if match[index])
+            if position + match.start(place) not in denied:
+                found.add(match[place].upper())
+        position += len(line)
+    return found
+
+
+def _alone(text: str, pattern: re.Pattern[str]) -> str | None:
     text = text.strip()
     if len(text) > LONGEST_ALONE:
         return None
-    match = (patterns.capital_alone if capital else patterns.alone).fullmatch(text)
+    match = pattern.fullmatch(text)
     return match[1].upper() if match else None
 
 
-def _taken_back(text: str, start: int) -> bool:
-    return _REFUSED.search(text[max(0, start - _BEFORE) : start].lower()) is not None
+# ---- options by their texts
 
 
-def score_choice(text: str, answer: str, letters: str) -> bool | None:
-    """Whether the letter chosen is the reference's; `None` where none is chosen."""
-    letter = chosen_letter(text, letters)
-    return None if letter is None else letter == (chosen_letter(answer, letters) or answer.strip().upper())
+def options_of(text: str, letters: str) -> dict[str, str]:
+    """Return the options that a question lists, by letter: lines such as `A. Paris` or `(B) Rome`.
+
+    The letters must be the first ones in order, each once; else nothing is returned.
+
+    Args:
+        text: The question.
+        letters: The letters that may be chosen, in upper case.
+    """
+    patterns = _Patterns(letters)
+    found: dict[str, str] = {}
+    for line in plain_letters(text).splitlines():
+        match = patterns.leading.match(line[: LONGEST_OPTION + 40])
+        if match is None:
+            continue
+        letter = next(match[index] for index in range(1, 5) if match[index]).upper()
+        if letter in found:
+            return {}
+        found[letter] = match[5].strip("*_ \t")
+    return found if len(found) > 1 and "".join(found) == letters[: len(found)] else {}
+
+
+def _option_named(text: str, options: Mapping[str, str] | None) -> str | None:
+    """Return the letter of the one option whose text this is, alone or behind "the answer is"."""
+    if not options or len(text) > LONGEST_OPTION + 80:
+        return None
+    wanted = {letter: _words(option) for letter, option in options.items()}
+    for given in (_words(text), _words(_INTRODUCTION.sub("", text.strip()))):
+        same = [letter for letter, words in wanted.items() if words and words == given]
+        if len(same) == 1:
+            return same[0]
+    return None
+
+
+def _words(text: str) -> list[str]:
+    return _WORDS.findall(_STYLE.sub(" ", plain_letters(text)).casefold())
+
+
+# ---- the verifier
+
+
+def named_letter(reference: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
+    """Return the letter that a reference names (`C`, `(c)`, `C. Paris`, an option's text); `None` for anything else."""
+    return chosen_letter(reference, letters, options)
+
+
+def score_choice(text: str, answer: str, letters: str, question: str = "") -> bool | str | None:
+    """Return whether the letter chosen is the reference's.
+
+    Args:
+        text: The answer.
+        answer: The reference.
+        letters: The letters that may be chosen, in upper case.
+        question: The prompt; options that it lists may be named by their texts.
+
+    Returns:
+        `None` where the answer settles on no letter, and `NO_LETTER` where the reference names none.
+    """
+    options = options_of(question, letters)
+    right = named_letter(answer, letters, options)
+    if right is None:
+        return NO_LETTER
+    letter = chosen_letter(text, letters, options)
+    return None if letter is None else letter == right
 
 
 def choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
-    """Reads the letter in the pool."""
+    """Return a verifier that reads the letter in the pool."""
 
     async def judge(rollout: Rollout) -> Judgement:
-        arguments = (rollout.text[-LONGEST_TEXT:], rollout.prompt.answer, config.letters)
+        prompt = rollout.prompt
+        arguments = (rollout.text[-LONGEST_TEXT:], prompt.answer, config.letters, _question(prompt))
         right = await in_pool(pool, score_choice, *arguments, time_limit_s=config.time_limit_s)
+        if right == NO_LETTER:
+            raise MalformedPromptError(
+                prompt.uid,
+                f"the reference {short(prompt.answer)} names none of the letters {config.letters}, nor an option that "
+                "the prompt lists: give a letter, or change `letters`.",
+            )
         if right is None:
             return Judgement(value=0.0, verdict="no answer", correct=False)
-        return Judgement(value=float(right), verdict="correct" if right else "wrong", correct=right)
+        return Judgement(value=float(right), verdict="correct" if right else "wrong", correct=bool(right))
 
     return Verifier(judge=judge, decides=True)
+
+
+def _question(prompt: Prompt) -> str:
+    return prompt.messages[-1]["content"][-LONGEST_TEXT:] if prompt.messages else ""

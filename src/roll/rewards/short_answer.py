@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import ast
+import json
+import math
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from roll.config.rewards import ShortAnswerReward
+from roll.errors import MalformedPromptError, short
 from roll.protocols import WorkerPool
 from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
 from roll.rewards.final_answer import last_tagged
-from roll.types import Rollout
+from roll.types import Prompt, Rollout
 
-__all__ = ["compared", "exact_match", "f1", "normalised_words", "short_answer_verifier"]
+__all__ = [
+    "compared",
+    "exact_match",
+    "f1",
+    "normalised_words",
+    "references_for",
+    "references_of",
+    "short_answer_verifier",
+]
 
+DEEPEST = 4
+"""Lists and objects inside each other in a cell of reference answers."""
+_REFERENCE_KEYS = ("text", "value", "answer", "answers", "aliases", "normalized_value", "normalized_aliases")
 _PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
 _ARTICLES = {"a", "an", "the"}
 
@@ -63,12 +79,81 @@ def compared(text: str, references: Sequence[str]) -> tuple[bool, float]:
     return exact, max((f1(answer, reference) for reference in references), default=0.0)
 
 
+def references_of(value: Any) -> list[str]:
+    """Return the reference answers that a column's cell holds.
+
+    Args:
+        value: A text, a number, a list of these (also as JSON or as a Python literal), or an object with them under
+            `text`, `value`, `aliases`, `answer` or `answers`, as SQuAD and TriviaQA have it. Null stands for none.
+
+    Raises:
+        ValueError: It holds anything else.
+    """
+    return list(dict.fromkeys(_references(value, DEEPEST)))
+
+
+def _references(value: Any, deepest: int) -> list[str]:
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return []
+    if isinstance(value, str):
+        listed = _listed(value)
+        return [value] if listed is None else _references(listed, deepest - 1)
+    if isinstance(value, int | float):
+        return [str(value)]
+    if deepest == 0:
+        raise ValueError("it nests too deeply")
+    if isinstance(value, Mapping):
+        known = [key for key in _REFERENCE_KEYS if key in value]
+        if not known:
+            keys = ", ".join(repr(key) for key in list(value)[:8]) or "none"
+            raise ValueError(f"the object has the keys {keys}, and none of {', '.join(_REFERENCE_KEYS)}")
+        return [text for key in known for text in _references(value[key], deepest - 1)]
+    if isinstance(value, list | tuple):
+        return [text for item in value for text in _references(item, deepest - 1)]
+    raise ValueError(f"{short(value)} is not a text, a number, a list of these, or an object that holds them")
+
+
+def _listed(text: str) -> Any:
+    """Return the list or object that a text writes as JSON or as a Python literal; `None` for any other text."""
+    if text.strip()[:1] not in ("[", "{"):
+        return None
+    for read in (json.loads, ast.literal_eval):
+        try:
+            found = read(text.strip())
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        return found if isinstance(found, list | dict) else None
+    return None
+
+
+def references_for(config: ShortAnswerReward, prompt: Prompt) -> list[str]:
+    """Return all reference answers to a prompt.
+
+    Raises:
+        MalformedPromptError: There is none, or the column that `references_key` names cannot be read.
+    """
+    key = config.references_key
+    try:
+        more = [] if key is None else references_of(prompt.metadata.get(key))
+    except ValueError as error:
+        raise MalformedPromptError(
+            prompt.uid, f"column '{key}' cannot be read as reference answers: {error}."
+        ) from None
+    found = [text for text in dict.fromkeys([prompt.answer, *more]) if text.strip()]
+    if not found:
+        columns = ", ".join(sorted(map(repr, prompt.metadata))) or "none"
+        raise MalformedPromptError(
+            prompt.uid, f"there is no reference answer: the answer and column '{key}' are empty (columns: {columns})."
+        )
+    return found
+
+
 def short_answer_verifier(config: ShortAnswerReward, pool: WorkerPool) -> Verifier:
-    """Compares in the pool with the reference, or with each of several (the column that `references_key` names)."""
+    """Return a verifier that compares in the pool with the reference, or with each of several (`references_key`)."""
 
     async def judge(rollout: Rollout) -> Judgement:
-        more = rollout.prompt.metadata.get(config.references_key, ()) if config.references_key else ()
-        references = [text for text in (rollout.prompt.answer, *map(str, more)) if text]
+        references = references_for(config, rollout.prompt)
         text = rollout.text[-LONGEST_TEXT:]
         exact, best = await in_pool(pool, compared, text, references, time_limit_s=config.time_limit_s)
         value = best if config.score == "f1" else float(exact)

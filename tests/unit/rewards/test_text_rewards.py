@@ -1,4 +1,4 @@
-"""Multiple choice, short answers, repetition and length."""
+"""Short answers, repetition and length."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.rewards import RewardList, as_reward_list
+from roll.errors import UnscorableError
 from roll.protocols import Reward
 from roll.rewards import build_reward
-from roll.rewards.choice import chosen_letter
 from roll.rewards.final_answer import last_tagged
-from roll.rewards.short_answer import exact_match, f1
+from roll.rewards.short_answer import exact_match, f1, references_of
 from roll.rewards.simple import overlength, repeated_share
 from roll.types import Rollout
 
@@ -28,93 +28,6 @@ MakeRollout = Callable[..., Rollout]
 
 def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
     return build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(list(entries))), pool)
-
-
-@pytest.mark.parametrize(
-    ("text", "letter"),
-    [
-        ("B", "B"),
-        ("(C)", "C"),
-        ("**D**", "D"),
-        (r"So \boxed{B}.", "B"),
-        (r"\boxed{\text{A}}", "A"),
-        ("The answer is C.", "C"),
-        ("the answer is (b)", "B"),
-        (r"\boxed{A, B, C, D}", None),  # who names all letters has chosen none, or one of them
-        ("A B C D", None),
-        ("Answer: ABCD", None),
-        ("(A)(B)(C)(D)", "D"),
-        ("The answer is A, B, C or D", "A"),
-        ("Answer: D because A and B are wrong", "D"),
-        ("A is tempting. I choose option B.", "B"),
-        ("A) no\nB) yes\n\nB", "B"),
-        ("Not (A), rather (C)", "C"),
-        ("Thinking...\nE\n", "E"),
-        ("A dog is an animal.", None),
-        ("", None),
-        (r"\boxed{7}", None),
-        ("The answer is F", None),
-        (r"\boxed{(B) 5}", "B"),
-        (r"\boxed{\textbf{(B)}}", "B"),
-        (r"\boxed{\textbf{(B) }5}", "B"),
-        (r"\boxed{A dog}", None),
-        ("**Answer:** B", "B"),
-        ("**Answer: (D)**", "D"),
-        ("<answer>B</answer>", "B"),
-        ("<answer>(C) Paris, A's rival</answer>", "C"),
-        ("<answer> D. four </answer>", "D"),
-        ("So it's B.", "B"),
-        ("It is a dog", None),
-        (r"The final answer is \(B\)", "B"),
-        ("It must be (B), not (A).", "B"),
-        ("The best choice is D, rather than (A).", "D"),
-        ("(B), as opposed to what was said, not (A)", "B"),
-        ("The answer is a bit unclear.", None),
-        ("Answer: b", "B"),
-    ],
-)
-def test_the_letter_an_answer_settles_on(text: str, letter: str | None) -> None:
-    assert chosen_letter(text, "ABCDE") == letter
-
-
-@pytest.mark.parametrize(
-    "piece",
-    [
-        "\n",
-        " ",
-        "(",
-        "*",
-        "answer ",
-        "answer * ",
-        "it is ",
-        "\\boxed{",
-        "<answer>",
-        "A\n",
-        "(A)",
-        "not (A) ",
-        ": ",
-        "A) ",
-    ],
-)
-def test_the_letter_is_found_in_linear_time(piece: str) -> None:
-    def seconds(text: str) -> float:
-        chosen_letter(text, "ABCDE")
-        started = time.process_time()
-        chosen_letter(text, "ABCDE")
-        return time.process_time() - started
-
-    # 20,000 characters, all that is looked at, take some 10 ms; 19,000 line ends once took 16.5 s
-    assert seconds((piece * 20_000)[:20_000]) < 5
-
-
-async def test_a_choice_without_a_letter_is_no_answer(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
-    reward = build(pool, "choice")
-    right, wrong, none = [await reward(rollout(text, "B")) for text in ("The answer is B", "A", "I do not know.")]
-    assert [(r.value, r.correct, r.verdict) for r in (right, wrong, none)] == [
-        (1.0, True, "correct"),
-        (0.0, False, "wrong"),
-        (0.0, False, "no answer"),
-    ]
 
 
 def test_words_are_compared_without_case_articles_and_punctuation() -> None:
@@ -152,7 +65,6 @@ def test_the_last_tagged_answer_counts(text: str, inside: str | None) -> None:
 def test_a_million_open_tags_hold_nobody_up() -> None:
     started = time.process_time()
     assert last_tagged("<answer>" * 200_000) is None
-    assert chosen_letter("(" * 1_000_000, "ABCDE") is None
     assert f1("<answer>" * 200_000, "7") == 0.0
     assert time.process_time() - started < 1.0
 
@@ -164,6 +76,54 @@ async def test_the_best_of_several_references_counts(pool: LocalWorkerPool, roll
     assert (await plain(made)).value == 0.0
     found = await several(aliased)
     assert (found.value, found.correct, found.verdict) == (1.0, True, "correct")
+
+
+@pytest.mark.parametrize(
+    ("cell", "references"),
+    [
+        (None, []),
+        (float("nan"), []),
+        ("Paris, France", ["Paris, France"]),
+        (["NYC", None, "Big Apple", "NYC"], ["NYC", "Big Apple"]),
+        (np.array(["NYC"]), ["NYC"]),
+        ('["NYC", "Big Apple"]', ["NYC", "Big Apple"]),
+        ("['NYC', 'Big Apple']", ["NYC", "Big Apple"]),  # as pandas writes lists to CSV
+        ("[sic] Paris", ["[sic] Paris"]),
+        ({"text": ["NYC"], "answer_start": [3]}, ["NYC"]),  # SQuAD
+        ({"value": "NYC", "aliases": ["Big Apple"], "type": "Entity"}, ["NYC", "Big Apple"]),  # TriviaQA
+        ({"text": np.array([], dtype=object)}, []),
+        ([{"text": "NYC"}, {"text": "Big Apple"}], ["NYC", "Big Apple"]),
+        (1912, ["1912"]),
+        ([1912, 19.5], ["1912", "19.5"]),
+    ],
+)
+def test_short_answer_reads_references_as_data_sets_write_them(cell: Any, references: list[str]) -> None:
+    assert references_of(cell) == references
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"),
+    [
+        ({"label": "NYC"}, "the object has the keys 'label', and none of text, value"),
+        ([object()], "is not a text, a number, a list of these"),
+        ([[[[[["deep"]]]]]], "nests too deeply"),
+    ],
+)
+async def test_short_answer_refuses_references_that_it_cannot_read(
+    pool: LocalWorkerPool, rollout: MakeRollout, cell: Any, problem: str
+) -> None:
+    reward = build(pool, {"type": "short_answer", "references_key": "aliases"})
+    with pytest.raises(UnscorableError, match=rf"column 'aliases' cannot be read.*{problem}"):
+        await reward(rollout("NYC", "NYC", metadata={"aliases": cell}))
+
+
+async def test_short_answer_without_any_reference_is_refused(pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+    reward = build(pool, {"type": "short_answer", "references_key": "aliases"})
+    for metadata in ({"aliases": None}, {"aliases": []}, {"alias": ["NYC"]}):
+        with pytest.raises(UnscorableError, match=r"no reference answer.*column 'aliases' are empty \(columns: 'alias"):
+            await reward(rollout("NYC", "", metadata=metadata))
+    assert (await reward(rollout("NYC", "NYC", metadata={"aliases": None}))).value == 1.0
+    assert (await reward(rollout("I", "Paris", metadata={"aliases": "Paris, France"}))).value == 0.0
 
 
 def test_repeated_ngrams_by_hand() -> None:

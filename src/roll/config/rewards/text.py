@@ -87,7 +87,10 @@ class ShortAnswerReward(RewardSection):
     type: Literal["short_answer"] = option(..., "Kind of reward.")
     score: Literal["exact", "f1"] = option("f1", "1 for the same words alone, or the F1 score over words.")
     references_key: str | None = option(
-        None, "Column with further reference answers, a list of texts; the best counts.", examples=["aliases"]
+        None,
+        "Column with further reference answers: a text, a list of texts (also as JSON), or an object with them under "
+        "`text`, `value` or `aliases`; null where there are none. The best counts.",
+        examples=["aliases"],
     )
 
     @property
