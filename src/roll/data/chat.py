@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from datetime import datetime
-from functools import cached_property
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from roll.data.harmless import boundaries, parted
-from roll.data.turns import SpecialTokens, marked_turns, prefix_turns, tokenized
+from roll.data.templates import PROBE, TODAY, ChatTemplate, Tool, refusals
+from roll.data.turns import Render, SpecialTokens, ends_only_last, find_turns, thinking_modes, tokenized
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
 
@@ -21,13 +21,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 __all__ = ["TODAY", "ChatRenderer", "Tool"]
-
-Tool: TypeAlias = Mapping[str, Any]
-"""A function's JSON schema, as chat templates take it."""
-TODAY = datetime(2025, 1, 1)
-"""For templates that write the date: an episode that passes midnight, and a run that is resumed, see the same one."""
-_PROBE = "7321640958"
-_MARKER = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatRenderer:
@@ -39,33 +32,42 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
-        template = getattr(tokenizer, "chat_template", None)
-        self.has_template = bool(template)
-        self._asks_date = "strftime_now" in str(template)
-        self._marks = isinstance(template, str) and bool(_MARKER.search(template))
+        self._template = ChatTemplate(tokenizer)
+        self.has_template = bool(self._template.source)
         self._special = SpecialTokens(tokenizer)
         self._backend = _backend(tokenizer)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> IntArray:
-        """[P] ids of the conversation, up to where the assistant's answer begins.
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> IntArray:
+        """Return [P] ids of the conversation, up to where the assistant's answer begins.
 
         Args:
             messages: the conversation.
             tools: JSON schemas of the functions that the model is told of.
+            template_kwargs: further variables of the template, such as `enable_thinking`.
 
         Raises:
             DataError: the template refuses the conversation (some models have no system role, for instance).
         """
-        return self.tokens(self.text(messages, tools))
+        return self.tokens(self.text(messages, tools, template_kwargs))
 
-    def text(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
-        """The text whose tokens `render` gives.
+    def text(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Return the text whose tokens `render` gives.
 
         Raises:
             DataError: as for `render`.
         """
         if self.has_template:
-            return self._rendered(messages, tokenize=False, tools=tools)
+            return self._template.render(messages, tools=tools, **(template_kwargs or {}))
         return self._joined(messages)
 
     def tokens(self, text: str) -> IntArray:
@@ -101,9 +103,9 @@ class ChatRenderer:
     @cached_property
     def drops_tools(self) -> bool:
         """Whether the template leaves out what a tool says, without a word."""
-        heard: Message = {"role": "tool", "content": _PROBE}
+        heard: Message = {"role": "tool", "content": PROBE}
         try:
-            return _PROBE not in self.text(
+            return PROBE not in self.text(
                 [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, heard]
             )
         except DataError:
@@ -157,24 +159,53 @@ class ChatRenderer:
                 text += f"\n\n{asked}\n\n" if text else asked
         return text
 
-    def conversation(self, messages: Sequence[Message], num_given: int = 0) -> tuple[IntArray, BoolArray]:
-        """[L] ids of a whole conversation, and [L] which of them the assistant would have written.
+    def conversation(
+        self,
+        messages: Sequence[Message],
+        num_given: int = 0,
+        *,
+        untrained: Collection[int] = (),
+        tools: Sequence[Tool] = (),
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> tuple[IntArray, BoolArray]:
+        """Return [L] ids of a whole conversation, and [L] which of them the assistant would have generated.
 
-        These are the content of its turns and the token that ends each, never a header or what stands between turns;
+        These are the content of its turns and the tokens that end each, never a header or what stands between turns;
         see `roll.data.turns`.
 
         Args:
-            messages: the last one is the assistant's.
+            messages: the conversation.
             num_given: the first so many messages are context only.
+            untrained: places of further messages that are context only.
+            tools: JSON schemas of the functions that the model is told of.
+            template_kwargs: further variables of the template, such as `enable_thinking`.
 
         Raises:
-            DataError: the template refuses the conversation, or rewrites its last turn.
+            DataError: the template refuses the conversation, leaves out a part of an answer, or changes the last one.
         """
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        places = [i for i in answers if i >= num_given and i not in untrained]
         if not self.has_template:
-            return self._without_template(messages, num_given)
-        text, turns = self._turns(messages, num_given)
-        with _refusals(messages):
-            return tokenized(self._tokenizer, text, turns)
+            return self._without_template(messages, places)
+        given = dict(template_kwargs or {})
+        render: Render = partial(self._template.render, tools=tools, **given)
+        modes = [mode for mode in thinking_modes(self._template.source) if not mode.keys() & given.keys()]
+        text, turns = find_turns(messages, places, render, self._special, modes=modes, extra_ends=self._extra_ends)
+        marked = self._template.marked(messages, tools, **given)
+        if marked is not None:  # some marks leave out the token that ends the turn
+            marked = [self._special.extended(text, span) for span in marked]
+        with refusals(messages):
+            ids, mask = tokenized(self._tokenizer, text, turns, marked)
+        if turns and not mask.any():
+            raise DataError(
+                "the model's chat template marks no token of the assistant's answers as generated "
+                "(`{% generation %}`), so nothing would be learnt: correct its marks, or remove all of them."
+            )
+        return ids, mask
+
+    @cached_property
+    def _extra_ends(self) -> int:
+        return ends_only_last(self._template.render, self._special)
 
     def plain(self, text: str) -> tuple[IntArray, BoolArray]:
         """[L] ids of a text with the tokenizer's own special tokens and the one that ends it; all are learnt."""
@@ -206,22 +237,7 @@ class ChatRenderer:
         """The first special token that is spelt in the text, which the model would take for the real one."""
         return self._special.first(text)
 
-    def _turns(self, messages: Sequence[Message], num_given: int) -> tuple[str, list[tuple[int, int]]]:
-        if not self._marks:
-            return prefix_turns(messages, num_given, self._text, self._special)
-        text, spans = self._marked(messages)
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
-        if len(spans) != len(answers):
-            return prefix_turns(messages, num_given, self._text, self._special)
-        kept = [(s, messages[i]["content"]) for s, i in zip(spans, answers, strict=True) if i >= num_given]
-        before = messages[: answers[0]]
-        header = self._text(before, True)[len(self._text(before, False)) :]
-        turns = marked_turns(text, [s for s, _ in kept], [c for _, c in kept], header, self._special)
-        return (
-            (text, turns) if len(turns) == len(kept) else prefix_turns(messages, num_given, self._text, self._special)
-        )
-
-    def _without_template(self, messages: Sequence[Message], num_given: int) -> tuple[IntArray, BoolArray]:
+    def _without_template(self, messages: Sequence[Message], places: Sequence[int]) -> tuple[IntArray, BoolArray]:
         """Texts one after the other as `render`, `answer` and `follow_up` put them, without a template."""
         ids: list[IntArray] = []
         learnt: list[bool] = []
@@ -232,7 +248,7 @@ class ChatRenderer:
             answers = messages[i]["role"] == "assistant"
             content = messages[i]["content"]
             ids.append(self.answer(content) if answers else self.follow_up(content))
-            learnt.append(answers and i >= num_given)
+            learnt.append(i in places)
         mask = np.repeat(learnt, [len(part) for part in ids])
         mask[:1] = False
         return np.concatenate(ids), mask
@@ -246,17 +262,14 @@ class ChatRenderer:
         if not self.has_template:
             ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self.end_token]
             return np.asarray(ids, dtype=np.int32)
-        question: list[Message] = [{"role": "user", "content": "a"}]
-        head = list(self._rendered(question))
-        full = list(self._rendered([*question, {"role": "assistant", "content": text}], generation_prompt=False))
-        special = set(self._tokenizer.all_special_ids)
-        ends = [i for i, token in enumerate(full) if token in special]
-        if full[: len(head)] != head or not ends or ends[-1] < len(head):
+        asked: Message = {"role": "user", "content": "a"}
+        try:
+            ids, mask = self.conversation([asked, {"role": "assistant", "content": text}])
+        except DataError as error:
             raise DataError(
-                "the model's chat template does not render an answer as the model would write it, so demonstrations "
-                f"cannot be put into its tokens: leave them out (the answer was {text[:60]!r})."
-            )
-        return np.asarray(full[len(head) : ends[-1] + 1], dtype=np.int32)
+                f"a demonstration cannot be put into the model's tokens: {error} The answer was {text[:60]!r}."
+            ) from error
+        return ids[mask]
 
     def follow_up(self, observation: str) -> IntArray:
         """Ids that come between two answers: from the end of the assistant's message to where its next one begins.
@@ -271,8 +284,8 @@ class ChatRenderer:
                 self._tokenizer(f"\n\n{observation}\n\n", add_special_tokens=False)["input_ids"], dtype=np.int32
             )
         before: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
-        head = list(self._rendered(before, generation_prompt=False))
-        full = list(self._rendered([*before, {"role": "user", "content": observation}]))
+        head = self.piece(self._template.render(before, False)).tolist()
+        full = self.piece(self._template.render([*before, {"role": "user", "content": observation}])).tolist()
         special = set(self._tokenizer.all_special_ids)
         ends = [i for i, token in enumerate(head) if token in special]
         if full[: len(head)] != head or not ends:
@@ -293,44 +306,6 @@ class ChatRenderer:
         decoded = self._tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
         return str(decoded)
 
-    def _rendered(
-        self,
-        messages: Sequence[Message],
-        *,
-        generation_prompt: bool = True,
-        tokenize: bool = True,
-        tools: Sequence[Tool] = (),
-    ) -> Any:
-        template: Any = self._tokenizer.apply_chat_template
-        further: dict[str, Any] = {"strftime_now": TODAY.strftime} if self._asks_date else {}
-        with _refusals(messages):
-            return template(
-                [dict(message) for message in messages],
-                tools=[dict(tool) for tool in tools] or None,
-                add_generation_prompt=generation_prompt,
-                tokenize=tokenize,
-                return_dict=False,
-                **further,
-            )
-
-    def _text(self, messages: Sequence[Message], generation_prompt: bool) -> str:
-        return self._rendered(messages, generation_prompt=generation_prompt, tokenize=False) if messages else ""
-
-    def _marked(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
-        """The conversation's text, and what the template marks in it as generated."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        chat: Any = [[dict(message) for message in messages]]
-        settings: Any = dict(self._tokenizer.special_tokens_map)
-        settings |= {"strftime_now": TODAY.strftime} if self._asks_date else {}
-        template = str(self._tokenizer.chat_template)
-        with _refusals(messages):
-            rendered: Any = render_jinja_template(
-                chat, chat_template=template, return_assistant_tokens_mask=True, **settings
-            )
-        texts, spans = rendered
-        return texts[0], spans[0]
-
 
 def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
     """What does the work behind a tokenizer, where that adds nothing to it but time; `None` elsewhere."""
@@ -343,21 +318,3 @@ def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
         return None
     tokenizer("")  # from now on it cuts and fills nothing
     return tokenizer.backend_tokenizer
-
-
-@contextmanager
-def _refusals(messages: Sequence[Message]) -> Iterator[None]:
-    """A template's own errors, as ours."""
-    from jinja2 import TemplateError
-
-    try:
-        yield
-    except DataError:
-        raise
-    except Exception as error:  # a template is a program, which may fail with anything
-        roles = ", ".join(message["role"] for message in messages[:8])
-        name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
-        raise DataError(
-            f"the model's chat template refuses a conversation of {roles}: {name}{error}. Change the prompts "
-            "(without `system_prompt`, for instance), or choose a model that takes them."
-        ) from error

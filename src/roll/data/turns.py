@@ -1,32 +1,38 @@
-"""Which tokens of a whole conversation its assistant would have written: found in the text that the template renders.
+"""Find which tokens of a whole conversation its assistant would have generated, in the text that the template renders.
 
-    template ──► text ──► where each assistant's turn begins and ends ──► one tokenisation, cut at these places
+    template ──► text ──► where each assistant's turn begins and ends ──► one tokenization, cut at these places
 
-A turn is what the model writes after the generation prompt: the content, as the template puts it, and the special token
-that ends it. A turn that the template renders otherwise once the conversation goes on (some drop earlier reasoning) is
-not what the model would have written there: it is context only.
+A turn is what the model generates after the generation prompt: the message as the template renders it, and the special
+tokens that end it. The turn begins where the conversation before it, rendered with the generation prompt, ends. A
+template's `{% generation %}` marks do not decide this, because many of them include the header; they can only exclude
+more. Where the template renders a turn differently once the conversation goes on (some drop earlier reasoning), the
+turn is not what the model would have generated there: it is context only.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from roll.data.templates import PROBE
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["SpecialTokens", "marked_turns", "prefix_turns", "tokenized"]
+__all__ = ["Render", "SpecialTokens", "ends_only_last", "find_turns", "thinking_modes", "tokenized"]
 
 Span = tuple[int, int]
 """First character, and the one after the last."""
+_THINKING = ("enable_thinking", "thinking")
+"""Variables of published templates that switch reasoning on and off."""
 
 
 class SpecialTokens:
@@ -52,20 +58,16 @@ class SpecialTokens:
         """The one with which the text begins."""
         return next((text[:length] for length in self._lengths if text[:length] in self._names), None)
 
-    def end_of_turn(self, text: str, begin: int, limit: int, content: str) -> int | None:
-        """Where the first one ends that follows this content, whatever the template's spaces; `None` if none does.
+    def extended(self, text: str, span: Span) -> Span:
+        """Return the span with the special tokens that directly follow it in the text; an empty one as it is."""
+        begin, end = span
+        while end > begin and (name := self.beginning(text[end : end + self._lengths[0]])) is not None:
+            end += len(name)
+        return begin, end
 
-        Args:
-            begin: where the turn begins.
-            limit: where that token may begin at the latest.
-        """
-        wanted = _squeezed(content)
-        for start, end in self._found(text, begin):
-            if start > limit:
-                return None
-            if wanted in _squeezed(text[begin:start]):
-                return end
-        return None
+    def spans(self, text: str, begin: int = 0) -> list[Span]:
+        """Return where each special token begins and ends, of those that begin at `begin` or later."""
+        return list(self._found(text, begin))
 
     def _found(self, text: str, begin: int) -> Iterator[Span]:
         """Where each one begins and ends; of several that begin at a place, the longest."""
@@ -78,89 +80,210 @@ class SpecialTokens:
             begin = start + max(length, 1)
 
 
-def prefix_turns(
+class Render(Protocol):
+    """Renders a conversation to text."""
+
+    def __call__(self, messages: Sequence[Message], generation_prompt: bool, **switches: Any) -> str:
+        """Return the text.
+
+        Args:
+            messages: the conversation.
+            generation_prompt: whether the beginning of the assistant's next message follows.
+            switches: further variables of the template.
+        """
+
+
+def thinking_modes(template: str) -> tuple[Mapping[str, bool], ...]:
+    """Return the variables by which the template opens or closes a thought in the generation prompt, the default first.
+
+    >>> thinking_modes("{% if enable_thinking %}<think>{% endif %}")
+    ({}, {'enable_thinking': True}, {'enable_thinking': False})
+    """
+    names = [name for name in _THINKING if re.search(rf"\b{name}\b", template)]
+    return ({}, *({name: value} for name in names for value in (True, False)))
+
+
+def ends_only_last(render: Render, special: SpecialTokens) -> int:
+    """Count the special tokens at a conversation's end that end the conversation, not its last message.
+
+    Phi's template, for instance, ends an answer with `<|end|>` and a conversation that ends there with `<|endoftext|>`.
+    """
+    chat: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
+    try:
+        tails = [
+            render(messages, False).rpartition(PROBE)[2]
+            for messages in (chat, [*chat, Message(role="user", content="b")])
+        ]
+    except DataError:
+        return 0
+    last, continued = ([tail[begin:end] for begin, end in special.spans(tail)] for tail in tails)
+    shared = next((i for i, (a, b) in enumerate(zip(last, continued, strict=False)) if a != b), len(last))
+    return len(last) - min(shared, len(continued)) if shared and continued else 0
+
+
+def find_turns(
     messages: Sequence[Message],
-    num_given: int,
-    render: Callable[[Sequence[Message], bool], str],
+    places: Sequence[int],
+    render: Render,
     special: SpecialTokens,
+    *,
+    modes: Sequence[Mapping[str, bool]] = ({},),
+    extra_ends: int = 0,
 ) -> tuple[str, list[Span]]:
-    """The conversation's text, and the turns to learn: each begins where a rendering up to it ends.
+    """Return the conversation's text, and the turns to learn.
 
     Args:
-        render: messages, and whether the generation prompt follows, to text.
+        messages: the conversation.
+        places: of the assistant's messages to learn.
+        render: renders through the chat template.
+        special: the model's special tokens.
+        modes: variables of the template, one of which gives the generation prompt that an answer continues.
+        extra_ends: special tokens at the end of the text that do not belong to the last message.
 
     Raises:
-        DataError: the last turn is not what the model would write.
+        DataError: the last turn is not what the model would generate.
     """
     text = render(messages, False)
     turns: list[Span] = []
-    places = [i for i in range(num_given, len(messages)) if messages[i]["role"] == "assistant"]
     for i in places:
-        head = render(messages[:i], True)
         so_far = text if i == len(messages) - 1 else render(messages[: i + 1], False)
-        follows = so_far.startswith(head)
-        end = special.end_of_turn(so_far, len(head), len(so_far), messages[i]["content"]) if follows else None
-        if end is not None and text.startswith(so_far[:end]):
-            turns.append((len(head), end))
-        elif i == places[-1]:
-            raise DataError(_why(text, head, messages[i], end))
+        head = _head(messages[:i], so_far, render, modes)
+        turn = _turn(text, so_far, head, messages[i], special, extra_ends)
+        if head.generated and turn is not None:
+            turns.append(turn)
+        elif not head.generated and i == places[-1]:
+            other = so_far[len(head.text) :][:30]
+            raise DataError(
+                _why(
+                    "begins an assistant's message differently once there is one (the generation prompt ends with "
+                    f"{head.prompt[-30:]!r}, but the message continues {head.text[-20:]!r} with {other!r})",
+                    messages[i],
+                )
+            )
     return text, turns
 
 
-def marked_turns(
-    text: str,
-    spans: Sequence[Span],
-    contents: Sequence[str],
-    header: str,
-    special: SpecialTokens,
-) -> list[Span]:
-    """The turns to learn, where the template marks what its assistant generates.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Head:
+    """What stands before an assistant's message."""
+
+    prompt: str
+    """What the model would be given to write it."""
+    text: str
+    """The beginning of `prompt` with which the conversation begins, too."""
+
+    @property
+    def generated(self) -> bool:
+        """Whether the model would continue it with the message."""
+        return self.prompt == self.text
+
+
+def _head(messages: Sequence[Message], so_far: str, render: Render, modes: Sequence[Mapping[str, bool]]) -> _Head:
+    """Return what stands before the message that ends `so_far`, in the first mode in which the model would write it."""
+    for mode in modes:
+        try:
+            prompt = render(messages, True, **mode)
+        except DataError:
+            if not mode:
+                raise
+            continue
+        if so_far.startswith(prompt):
+            return _Head(prompt=prompt, text=prompt)
+    prompt = render(messages, True)
+    shared = next(k for k in range(len(prompt), -1, -1) if so_far.startswith(prompt[:k]))
+    return _Head(prompt=prompt, text=prompt[:shared])
+
+
+def _turn(
+    text: str, so_far: str, head: _Head, message: Message, special: SpecialTokens, extra_ends: int
+) -> Span | None:
+    """Return the turn's span in the whole text; `None` if the whole text has another rendering of it.
 
     Args:
-        spans: what is marked, one for each of `contents`.
-        contents: of the assistant's messages to learn.
-        header: the generation prompt, which some templates mark as well.
+        text: the whole conversation.
+        so_far: the conversation up to and including the message.
+        head: what stands before the message.
+        message: the assistant's.
+        special: the model's special tokens.
+        extra_ends: special tokens at the end of `so_far` that do not belong to the message.
+
+    Raises:
+        DataError: the template leaves out a part of the message, or does not end it.
     """
-    turns: list[Span] = []
-    for (begin, end), content in zip(spans, contents, strict=True):
-        if header and text.startswith(header, begin):
-            begin += len(header)
-        last = special.end_of_turn(text, begin, end, content)
-        if last is not None and not (header and header in text[begin:last]):  # else it marks what was asked as well
-            turns.append((begin, last))
-    return turns
+    begin = len(head.text)
+    closing = special.spans(so_far, begin)
+    closing = closing[: len(closing) - extra_ends]
+    start, end = closing[-1] if closing else (begin, len(so_far))
+    # Some templates begin a thought in the generation prompt, where the message has it itself.
+    written = _squeezed("".join(head.text.split()[-1:]) + so_far[begin:end])
+    for what, part in _parts(message):
+        if _squeezed(part) not in written:
+            raise DataError(_why(f"leaves out {what}, or ends it without a special token", message))
+    if not closing and head.generated:
+        raise DataError(
+            _why("leaves out what ends an assistant's message, or ends it without a special token", message)
+        )
+    if text.startswith(so_far[:end]):
+        return begin, end
+    # Some templates end a message otherwise once the conversation goes on: all before that is as it was generated.
+    same = start > begin and text.startswith(so_far[:start]) and special.beginning(text[start:]) is not None
+    return (begin, start) if same else None
+
+
+def _parts(message: Message) -> Iterator[tuple[str, str]]:
+    """Yield what a rendering of the message must contain: what it is, and its text."""
+    for what, key in (("a part of the assistant's text", "content"), ("the reasoning", "reasoning_content")):
+        said = message.get(key)
+        if isinstance(said, str):
+            yield what, said
+    for call in message.get("tool_calls") or ():
+        name = call.get("function", call).get("name")
+        if isinstance(name, str):
+            yield f"the call of the tool {name!r}", name
 
 
 def _squeezed(text: str) -> str:
+    """Return the text without spaces, which templates add and remove."""
     return "".join(text.split())
 
 
-def _why(text: str, head: str, message: Message, end: int | None) -> str:
-    beginning = repr(message["content"][:60])
-    if not text.startswith(head):
-        what = f"begins an assistant's message differently once there is one (after {head[-30:]!r})"
-    elif end is None:
-        what = "leaves out a part of the assistant's text, or ends it without a special token"
-    else:
-        what = "changes earlier messages as the conversation goes on"
+def _why(what: str, message: Message) -> str:
+    """Return why a turn cannot be learnt."""
+    beginning = repr((message["content"] or "")[:60])
     return (
         f"the model's chat template {what}, so the tokens that the model would write cannot be told: leave such "
         f"conversations out, or choose a model whose template keeps them (the answer was {beginning})."
     )
 
 
-def tokenized(tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[Span]) -> tuple[IntArray, BoolArray]:
-    """[L] ids of a rendered text, and [L] which of them are in one of the spans.
+def tokenized(
+    tokenizer: PreTrainedTokenizerBase, text: str, turns: Sequence[Span], marked: Sequence[Span] | None = None
+) -> tuple[IntArray, BoolArray]:
+    """Return [L] ids of a rendered text, and [L] which of them are learnt.
 
-    A token that would reach over the border of a span is cut there, as it is when the model writes after a prompt.
+    A token that would reach over the border of a turn is cut there, as it is when the model generates after a prompt.
+
+    Args:
+        tokenizer: the model's.
+        text: the rendered conversation.
+        turns: what the model generates.
+        marked: what the template marks as generated; only tokens that begin in it are learnt. `None`: it marks nothing.
     """
-    borders = sorted({border for span in spans for border in span if 0 < border < len(text)})
+    borders = sorted({border for span in turns for border in span if 0 < border < len(text)})
     ids, starts = _pieces(tokenizer, text, borders)
-    mask = np.zeros(len(ids), np.bool_)
-    for begin, end in spans:
-        mask[bisect_left(starts, begin) : bisect_left(starts, end)] = True
+    mask = _in_spans(starts, turns)
+    if marked is not None:
+        mask &= _in_spans(starts, marked)
     mask[:1] = False
     return np.asarray(ids, np.int32), mask
+
+
+def _in_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
+    """Return [L] which tokens begin in one of the spans."""
+    mask = np.zeros(len(starts), np.bool_)
+    for begin, end in spans:
+        mask[bisect_left(starts, begin) : bisect_left(starts, end)] = True
+    return mask
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -47,6 +47,9 @@ class Message(TypedDict):
 
     role: Literal["system", "user", "assistant", "tool"]
     content: str
+    reasoning_content: NotRequired[str]
+    """Of an assistant's message: what it thought before. Templates have several names for it, which the renderer knows.
+    """
     tool_calls: NotRequired[list[dict[str, Any]]]
     """Of an assistant's message, each `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}`."""
     tool_call_id: NotRequired[str]

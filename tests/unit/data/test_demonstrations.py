@@ -92,5 +92,5 @@ def test_a_template_that_begins_answers_otherwise_is_refused(tiny_model: Path) -
         "{% for m in messages %}{{ m['role'] + ': ' + m['content'] }}{% endfor %}"
         "{% if add_generation_prompt %}{{ 'answer: ' }}{% endif %}"
     )
-    with pytest.raises(DataError, match="cannot be put into its tokens"):
+    with pytest.raises(DataError, match="cannot be put into the model's tokens"):
         ChatRenderer(strange).answer("2")

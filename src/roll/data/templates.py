@@ -1,0 +1,150 @@
+"""Render conversations to text through a tokenizer's chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from roll.errors import DataError
+from roll.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["PROBE", "TODAY", "ChatTemplate", "Tool", "refusals"]
+
+Tool: TypeAlias = Mapping[str, Any]
+"""A function's JSON schema, as chat templates take it."""
+TODAY = datetime(2025, 1, 1)
+"""For templates that write the date: an episode that passes midnight, and a run that is resumed, see the same one."""
+PROBE = "7321640958"
+"""A text that no template contains or changes."""
+_REASONING = ("reasoning", "thinking")
+"""Names that published templates have for `reasoning_content`."""
+_MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+class ChatTemplate:
+    """A tokenizer's chat template, with what it needs besides the messages."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.source = str(getattr(tokenizer, "chat_template", None) or "")
+        """The template's text; empty where the tokenizer has none."""
+        self._asks_date = "strftime_now" in self.source
+        self._reasoning_fields = [name for name in _REASONING if re.search(rf"\b{name}\b", self.source)]
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        generation_prompt: bool = True,
+        *,
+        tools: Sequence[Tool] = (),
+        **switches: Any,
+    ) -> str:
+        """Return the conversation's text; empty for no messages.
+
+        Args:
+            messages: the conversation.
+            generation_prompt: whether the beginning of the assistant's next message follows.
+            tools: JSON schemas of the functions that the model is told of.
+            switches: further variables of the template.
+
+        Raises:
+            DataError: the template refuses the conversation.
+        """
+        return self._rendered(messages, generation_prompt, tools, switches, self._takes_parts) if messages else ""
+
+    def marked(
+        self, messages: Sequence[Message], tools: Sequence[Tool] = (), **switches: Any
+    ) -> list[tuple[int, int]] | None:
+        """Return what the template marks as generated in the conversation's text; `None` where it has no marks.
+
+        Raises:
+            DataError: the template refuses the conversation.
+        """
+        if not _MARK.search(self.source):
+            return None
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        chat: Any = [self._as_read(messages, self._takes_parts)]
+        settings: Any = dict(self._tokenizer.special_tokens_map) | self._date | switches
+        with refusals(messages):
+            rendered: Any = render_jinja_template(
+                chat,
+                tools=[dict(tool) for tool in tools] or None,
+                chat_template=self._tokenizer.get_chat_template(tools=[dict(tool) for tool in tools] or None),
+                return_assistant_tokens_mask=True,
+                **settings,
+            )
+        _, spans = rendered
+        return spans[0]
+
+    @property
+    def _date(self) -> dict[str, Any]:
+        return {"strftime_now": TODAY.strftime} if self._asks_date else {}
+
+    @cached_property
+    def _takes_parts(self) -> bool:
+        """Whether the template reads content as a list of parts only, as those of some models for pictures do."""
+        asked: list[Message] = [{"role": "user", "content": PROBE}]
+        for parts in (False, True):
+            try:
+                if PROBE in self._rendered(asked, True, (), {}, parts):
+                    return parts
+            except DataError:
+                continue
+        return False
+
+    def _rendered(
+        self,
+        messages: Sequence[Message],
+        generation_prompt: bool,
+        tools: Sequence[Tool],
+        switches: Mapping[str, Any],
+        parts: bool,
+    ) -> str:
+        apply: Any = self._tokenizer.apply_chat_template
+        with refusals(messages):
+            return apply(
+                self._as_read(messages, parts),
+                tools=[dict(tool) for tool in tools] or None,
+                add_generation_prompt=generation_prompt,
+                tokenize=False,
+                **self._date,
+                **switches,
+            )
+
+    def _as_read(self, messages: Sequence[Message], parts: bool) -> list[dict[str, Any]]:
+        """Return the messages in the form that the template reads."""
+        read: list[dict[str, Any]] = []
+        for message in messages:
+            fields: dict[str, Any] = dict(message)
+            if parts and isinstance(message["content"], str):
+                fields["content"] = [{"type": "text", "text": message["content"]}]
+            if "reasoning_content" in message:
+                fields |= dict.fromkeys(self._reasoning_fields, message["reasoning_content"])
+            read.append(fields)
+        return read
+
+
+@contextmanager
+def refusals(messages: Sequence[Message]) -> Iterator[None]:
+    """Raise a template's own errors as `DataError`."""
+    from jinja2 import TemplateError
+
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:  # a template is a program, which may fail with anything
+        roles = ", ".join(message["role"] for message in messages[:8])
+        name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+        raise DataError(
+            f"the model's chat template refuses a conversation of {roles}: {name}{error}. Change the prompts "
+            "(without `system_prompt`, for instance), or choose a model that takes them."
+        ) from error
