@@ -1,8 +1,9 @@
 """Which engine gets the next request: the least loaded that has room.
 
-Load is what we gave an engine and did not get back (exact, at any distance), then its KV use (its own report). An
-engine has room while it runs fewer requests than it can at once and its KV cache is not too full; so requests wait
-here, where any engine that becomes free takes them, and not in the queue of a busy one.
+Load is the share of an engine's slots that hold requests which we gave it and did not get back (exact, at any
+distance), then its KV use (its own report). Engines may have different numbers of slots. An engine has room while it
+runs fewer requests than it can at once and its KV cache is not too full; so requests wait here, where any engine that
+becomes free takes them, and not in the queue of a busy one.
 
 Choosing costs O(log engines): engines lie in a heap by load, in which outdated entries are skipped.
 """
@@ -35,12 +36,17 @@ class _Slot:
     num_requests: int = 0
     serving: bool = True
 
+    @property
+    def load(self) -> float:
+        """Return the share of its slots that are taken; correctly rounded, so equal shares are equal numbers."""
+        return self.num_requests / self.limit
+
 
 class Router:
     """Knows the engines and what each is doing.
 
     Args:
-        policy: `least_loaded`, or `round_robin`: by turns, whatever the load (a baseline).
+        policy: `least_loaded`, or `round_robin`: by turns among those with room, whatever the load (a baseline).
         max_kv_used: an engine whose KV cache is fuller has no room while it runs anything.
     """
 
@@ -48,7 +54,7 @@ class Router:
         self._policy = policy
         self._max_kv_used = max_kv_used
         self._slots: dict[str, _Slot] = {}
-        self._heap: list[tuple[int, int, str]] = []
+        self._heap: list[tuple[float, int, str]] = []
         self._sessions: OrderedDict[str, str] = OrderedDict()
         self._turn = 0
 
@@ -106,9 +112,9 @@ class Router:
     def _push(self, engine_id: str) -> None:
         slot = self._slots[engine_id]
         if slot.serving:
-            heapq.heappush(self._heap, (slot.num_requests, slot.order, engine_id))
+            heapq.heappush(self._heap, (slot.load, slot.order, engine_id))
         if len(self._heap) > 64 + 8 * len(self._slots):
-            current = [(s.num_requests, s.order, name) for name, s in self._slots.items() if s.serving]
+            current = [(s.load, s.order, name) for name, s in self._slots.items() if s.serving]
             heapq.heapify(current)
             self._heap = current
 
@@ -127,27 +133,29 @@ class Router:
         if slot is None or not self._has_room(slot):
             return None
         least = self._top()
-        if not pinned and least is not None and slot.num_requests > least.num_requests + max(1, slot.limit // 8):
-            return None
+        if not pinned and least is not None:
+            spared = max(1, slot.limit // 8)  # slots
+            if (slot.num_requests - spared) * least.limit > least.num_requests * slot.limit:
+                return None
         return slot
 
     def _top(self) -> _Slot | None:
-        """The engine with the fewest requests (the first of equals)."""
+        """Return the least loaded engine (the first of equals)."""
         while self._heap:
-            count, _, engine_id = self._heap[0]
+            load, _, engine_id = self._heap[0]
             slot = self._slots[engine_id]
-            if slot.serving and slot.num_requests == count:
+            if slot.serving and slot.load == load:
                 return slot
             heapq.heappop(self._heap)
         return None
 
     def _least_loaded(self) -> _Slot | None:
         found: list[_Slot] = []
-        popped: list[tuple[int, int, str]] = []
+        popped: list[tuple[float, int, str]] = []
         while len(found) < CANDIDATES and (slot := self._top()) is not None:
             popped.append(heapq.heappop(self._heap))
             if all(slot is not other for other in found):
-                if found and slot.num_requests > found[0].num_requests:
+                if found and slot.load > found[0].load:
                     break
                 found.append(slot)
         for entry in popped:
@@ -156,17 +164,16 @@ class Router:
         if with_room:
             return min(with_room, key=lambda slot: (slot.engine.load().kv_used, slot.order))
         if found and found[0].num_requests >= found[0].limit:
-            return None  # the idlest is at its limit, and limits are alike: nobody has room
+            return None  # the least loaded has no free slot, so none has
         slots = (slot for slot in self._slots.values() if slot.serving and self._has_room(slot))
-        return min(slots, key=lambda slot: (slot.num_requests, slot.order), default=None)
+        return min(slots, key=lambda slot: (slot.load, slot.order), default=None)
 
     def _by_turns(self) -> _Slot | None:
-        """The next one, which waits if it is full."""
+        """Return the next one that has room."""
         serving = sorted((slot for slot in self._slots.values() if slot.serving), key=lambda slot: slot.order)
-        if not serving:
-            return None
-        slot = serving[self._turn % len(serving)]
-        if not self._has_room(slot):
-            return None
-        self._turn += 1
-        return slot
+        for passed in range(len(serving)):
+            slot = serving[(self._turn + passed) % len(serving)]
+            if self._has_room(slot):
+                self._turn += passed + 1
+                return slot
+        return None

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
 
+import numpy as np
+
+from roll.errors import InfraError
 from roll.types.arrays import FloatArray, IntArray
 
 __all__ = [
@@ -190,13 +193,17 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """What an engine made of a request; partial when `finish_reason` is `abort`."""
+    """What an engine made of a request; partial when `finish_reason` is `abort`.
+
+    Raises:
+        InfraError: a log-prob is not finite. A loss that is computed from it would not be finite either.
+    """
 
     request_id: str
     token_ids: IntArray
     """[T] includes the stop token that ended it."""
     logprobs: FloatArray
-    """[T] of the sampled tokens, under the sampling distribution."""
+    """[T] of the sampled tokens, under the sampling distribution; finite."""
     policy_versions: IntArray
     """[T] the policy version that made each token."""
     finish_reason: FinishReason
@@ -206,6 +213,15 @@ class Generation:
     experts: IntArray | None = None
     """[P + T, layers, k] int8 or int16 which experts a mixture's routers chose for each token of prompt and answer when
     it first went through the engine; -1: unknown, as always for the last, which never did. `None`: not recorded."""
+
+    def __post_init__(self) -> None:
+        wrong = np.flatnonzero(~np.isfinite(self.logprobs))
+        if len(wrong):
+            raise InfraError(
+                f"engine '{self.engine_id}' returned {len(wrong)} of {len(self.logprobs)} log-probs that are not "
+                f"finite for request {self.request_id} (the first is {self.logprobs[wrong[0]]}, of token {wrong[0]}). "
+                "If this repeats, check the model's weights, and remove speculative decoding from inference.options."
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

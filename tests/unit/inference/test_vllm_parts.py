@@ -24,7 +24,7 @@ from roll.inference import EngineSpec, build_engine, resolve_engine_kind
 from roll.inference.vllm import VLLMEngine
 from roll.inference.vllm.arguments import engine_arguments
 from roll.inference.vllm.child import LogStream
-from roll.inference.vllm.conversion import check_fits, check_tokens
+from roll.inference.vllm.conversion import check_fits, check_tokens, to_generation
 from roll.inference.vllm.direct import DirectLoad, Place
 from roll.inference.vllm.environment import prepare_environment
 from roll.inference.vllm.launch import Launch, _start_error
@@ -279,3 +279,26 @@ def test_the_log_stream_appends_and_can_change_its_file(tmp_path: Path) -> None:
     stream.redirect(tmp_path / "b")
     print("two", file=stream)
     assert (tmp_path / "a").read_text() == "old\none\n" and (tmp_path / "b").read_text() == "two\n"
+
+
+def finished(logprobs: list[float], num_tokens: int = 3) -> Any:
+    """What vLLM says of a request that it ended."""
+    flat = SimpleNamespace(logprobs=logprobs, start_indices=list(range(len(logprobs))))
+    completion = SimpleNamespace(
+        token_ids=[5] * num_tokens, finish_reason="stop", logprobs=flat, weight_versions=(), routed_experts=None
+    )
+    return SimpleNamespace(outputs=[completion])
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), -float("inf")])
+def test_engine_log_probs_that_are_not_finite_are_an_infrastructure_error_that_names_the_engine(wrong: float) -> None:
+    with pytest.raises(
+        InfraError, match=rf"engine 'vllm-3' returned 1 of 3 .* request r \(the first is {wrong}, of token 1"
+    ):
+        to_generation(request(2, 3), finished([-1.0, wrong, -2.0]), "vllm-3")
+    assert to_generation(request(2, 3), finished([-1.0, -80.0, 0.0]), "vllm-3").logprobs.tolist() == [-1.0, -80.0, 0.0]
+
+
+def test_engine_log_probs_that_are_missing_are_an_infrastructure_error_that_names_the_engine() -> None:
+    with pytest.raises(InfraError, match="engine 'vllm-3': vLLM returned 2 log-probs for the 3 tokens of request r"):
+        to_generation(request(2, 3), finished([-1.0, -2.0]), "vllm-3")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,9 @@ import roll
 from roll.algorithms.losses import DistillationLoss, PolicyLoss, SummedLoss
 from roll.config.distillation import DistillationConfig
 from roll.data.samples import build_batch
-from roll.errors import ModelError
+from roll.errors import InfraError, ModelError
 from roll.pipelines.distill.losses import distillation_loss, sampled_divergence, with_advantages
-from roll.pipelines.distill.teachers import teacher_logprobs
+from roll.pipelines.distill.teachers import EngineTeacher, teacher_logprobs
 from roll.types import Needs, Output, Outputs, Prompt, RewardResult, Rollout, TrainingBatch
 
 
@@ -93,6 +94,16 @@ def test_a_teacher_that_has_nothing_to_score_is_not_asked() -> None:
     batch = build_batch(rollouts, temperature=1.0, max_new_tokens=4)
     assert len(asyncio.run(teacher_logprobs([Says(-1.0), idle], {"a": 0, "b": 1}, batch, rollouts))) == 1
     assert idle.asked == []
+
+
+async def test_an_engine_teachers_log_probs_that_are_not_finite_name_the_engine() -> None:
+    async def logprobs(sequences: Sequence[Any]) -> list[np.ndarray]:
+        return [np.where(np.arange(len(ids)) == 2, np.nan, -1.0).astype(np.float32) for ids in sequences]
+
+    engine: Any = SimpleNamespace(engine_id="teacher-0", logprobs=logprobs)
+    batch = build_batch([rollout(3, 1, [-1.0, -2.0])], temperature=1.0, max_new_tokens=4)
+    with pytest.raises(InfraError, match=r"engine 'teacher-0' returned log-probs that are not finite .* rollout 3\.1"):
+        await EngineTeacher(engine).forward(batch, ["logprobs"])
 
 
 def test_the_loss_is_what_the_configuration_says() -> None:

@@ -15,6 +15,7 @@ from worlds.engines import TickingEngine, TickingEngines
 
 from roll.rollout import LLMProxy, Router
 from roll.rollout.proxy import _joined
+from roll.rollout.routing import RoutingPolicy
 from roll.simulation.clock import run
 from roll.types import Generation, GenerationRequest, SamplingParams
 
@@ -200,6 +201,62 @@ def test_an_aborted_request_returns_what_it_has() -> None:
 
     generation = within(main())
     assert (len(generation.token_ids), generation.finish_reason) == (2, "abort")
+
+
+@pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
+@given(
+    st.lists(st.integers(1, 16), min_size=1, max_size=5),
+    st.lists(st.booleans(), max_size=80),
+    st.sampled_from(["", "s"]),
+)
+def test_router_of_unequal_engines_leaves_no_slot_free_while_a_request_waits(
+    policy: RoutingPolicy, capacities: list[int], moves: list[bool], session: str
+) -> None:
+    router = Router(policy, max_kv_used=1.0)
+    for i, capacity in enumerate(capacities):
+        router.add(engine(f"e{i}", capacity))  # type: ignore[arg-type]
+    limits = {f"e{i}": capacity for i, capacity in enumerate(capacities)}
+    loads = dict.fromkeys(limits, 0)
+    for position, takes in enumerate(moves):
+        busy = [name for name in loads if loads[name]]
+        if takes:
+            chosen = router.take(session)
+            assert (chosen is None) == all(loads[name] == limits[name] for name in loads)
+            if chosen is not None:
+                loads[chosen.engine_id] += 1
+                if policy == "least_loaded" and not session:  # the share of its slots was the smallest
+                    taken = loads[chosen.engine_id] - 1
+                    others = [n for n in loads if n != chosen.engine_id]
+                    assert all(taken * limits[n] <= loads[n] * limits[chosen.engine_id] for n in others)
+        elif busy:
+            router.give_back(name := busy[position % len(busy)])
+            loads[name] -= 1
+        assert {name: router.num_requests(name) for name in loads} == loads
+
+
+def test_router_of_4_and_16_slots_dispatches_20_requests_by_share() -> None:
+    router = Router(max_kv_used=1.0)
+    for own in (engine("small", 4), engine("large", 16)):
+        router.add(own)  # type: ignore[arg-type]
+    order = [chosen.engine_id if (chosen := router.take()) else "none" for _ in range(21)]
+    assert order[20] == "none" and order.count("small") == 4 and order.count("large") == 16
+    assert order[:5].count("small") == 1  # every fifth, as it has a fifth of the slots
+    router.give_back("large")
+    chosen = router.take()
+    assert chosen is not None and chosen.engine_id == "large"
+
+
+def test_router_keeps_a_session_at_an_engine_that_is_not_busier_for_its_slots() -> None:
+    """7 of 16 slots are not more than 2 of 4."""
+    router = Router(max_kv_used=1.0)
+    for own in (engine("small", 4), engine("large", 16)):
+        router.add(own)  # type: ignore[arg-type]
+    while router.num_requests("large") < 7 or router.num_requests("small") < 2:
+        assert router.take()
+    router.take("s")
+    where = router._sessions["s"]
+    chosen = router.take("s")
+    assert chosen is not None and chosen.engine_id == where == "large"
 
 
 @given(st.lists(st.sampled_from(["take", "give"]), max_size=60), st.integers(1, 5), st.integers(1, 6))

@@ -14,7 +14,16 @@ from roll.errors import RewardInfraError
 from roll.rollout.attempts import LONGEST_WAIT_S, Attempts, SamplingPlan
 from roll.rollout.lifecycle import LifeCycle, RolloutState
 from roll.simulation.clock import run
-from roll.types import Generation, GenerationRequest, Prompt, PromptDraw, RewardResult, Rollout, SamplingParams
+from roll.types import (
+    Generation,
+    GenerationRequest,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    RolloutStatus,
+    SamplingParams,
+)
 
 PLAN = SamplingPlan(purpose="train", group_size=1, sampling=SamplingParams(max_new_tokens=4))
 DRAW = PromptDraw(draw_id=0, prompt=Prompt(uid="d/0", domain="d", messages=()), token_ids=np.zeros(1, np.int32))
@@ -71,3 +80,29 @@ def test_a_wait_can_be_interrupted() -> None:
     assert run(main()) == 1.5
     assert len(asked_at) == 2
     assert life.totals[RolloutState.ABORTED] == 1
+
+
+@pytest.mark.parametrize("num_broken", [1, 9])
+def test_engine_log_probs_that_are_not_finite_are_retried_and_then_no_answer_of_the_policy(num_broken: int) -> None:
+    class Broken(AtOnce):
+        num_asked = 0
+
+        async def generate(self, request: GenerationRequest, *, on_start: Any, **_: Any) -> Generation:
+            on_start("engine-0")
+            self.num_asked += 1
+            said = np.array([-1.0, np.nan if self.num_asked <= num_broken else -2.0], np.float32)
+            ids = np.zeros(2, np.int32)
+            return Generation(
+                request_id=request.request_id, token_ids=ids, logprobs=said,
+                policy_versions=ids, finish_reason="stop", engine_id="engine-0",
+            )  # fmt: skip
+
+    tried = attempts(0, [], LifeCycle(), max_attempts=3)
+    tried.proxy = proxy = Broken()  # type: ignore[assignment]
+    rollout = run(tried.attempt(DRAW, 0, PLAN))
+    assert proxy.num_asked == min(num_broken + 1, 3)
+    if num_broken == 1:
+        assert rollout.reward is not None and rollout.logprobs.tolist() == [-1.0, -2.0]
+    else:
+        assert rollout.reward is None and rollout.status is RolloutStatus.INFRA_ERROR
+        assert rollout.cause.startswith("InfraError: engine 'engine-0' returned 1 of 2 log-probs that are not finite")

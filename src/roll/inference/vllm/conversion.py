@@ -108,14 +108,20 @@ def to_generation(
         experts: [n, layers, k] that were chosen for its first n tokens; `None` where that is not recorded.
 
     Raises:
-        InfraError: vLLM failed this request.
+        InfraError: vLLM failed this request, or a token has no log-prob, or one that is not finite.
     """
     completion = output.outputs[0]
     num_tokens = len(completion.token_ids)
     if completion.finish_reason not in ("stop", "length", "abort"):
-        raise InfraError(f"vLLM ended request {request.request_id} with '{completion.finish_reason}'.")
+        raise InfraError(
+            f"engine '{engine_id}': vLLM ended request {request.request_id} with '{completion.finish_reason}'."
+        )
     flat = cast("FlatLogprobs", completion.logprobs)
-    assert len(flat.start_indices) == num_tokens, f"{len(flat.start_indices)} log-probs for {num_tokens} tokens"
+    if len(flat.start_indices) != num_tokens:
+        raise InfraError(
+            f"engine '{engine_id}': vLLM returned {len(flat.start_indices)} log-probs for the {num_tokens} tokens of "
+            f"request {request.request_id}."
+        )
     logprobs = np.asarray([flat.logprobs[start] for start in flat.start_indices], dtype=np.float32)
     versions = np.full(num_tokens, INITIAL_VERSION, dtype=np.int32)
     for span in completion.weight_versions or ():

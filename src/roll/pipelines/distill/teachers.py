@@ -8,7 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from roll.config.pipelines.distill import DistillConfig
+from roll.errors import InfraError
 from roll.inference import EngineSpec
 from roll.pipelines.preparation import Prepared, engine_specs
 from roll.protocols import InferenceEngine, Scorer
@@ -36,9 +39,21 @@ class EngineTeacher:
         self._engine = engine
 
     async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
-        """See `Scorer.forward`; log-probs are all that an engine says, at temperature 1."""
+        """See `Scorer.forward`; log-probs are all that an engine says, at temperature 1.
+
+        Raises:
+            InfraError: a log-prob is not finite.
+        """
         assert set(outputs) == {"logprobs"} and batch.temperature == 1.0, "the configuration was checked"
-        return {"logprobs": await self._engine.logprobs([sample.token_ids for sample in batch.samples])}
+        said = await self._engine.logprobs([sample.token_ids for sample in batch.samples])
+        for sample, logprobs in zip(batch.samples, said, strict=True):
+            if not np.isfinite(logprobs).all():
+                raise InfraError(
+                    f"engine '{self._engine.engine_id}' returned log-probs that are not finite for the "
+                    f"{len(logprobs)} tokens of rollout {sample.sample_id}: check the teacher's weights, and remove "
+                    "speculative decoding from inference.options."
+                )
+        return {"logprobs": said}
 
 
 async def teacher_logprobs(
