@@ -70,6 +70,7 @@ class AgentLoop:
             max_context=self._max_context,
             tool_format=None if config.tool_format == "auto" else config.tool_format,
             tells_demands=config.demands == "tell",
+            notes=self._server.notes,
         )
         users = [message["content"] for message in draw.prompt.messages if message["role"] == "user"]
         task = AgentTask(

@@ -79,7 +79,8 @@ async def converse(
         )
         raise Refusal(400, "unsupported_parameter", message, field=field)
     context = contexts.of_conversation(conversation)
-    answers = await session.ask(context, n=n, max_tokens=max_tokens, stop=stop, tools=conversation.tools)
+    offered = [*conversation.tools, *conversation.deferred_tools]
+    answers = await session.ask(context, n=n, max_tokens=max_tokens, stop=stop, tools=offered)
     for answer in answers:
         contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)
     return answers

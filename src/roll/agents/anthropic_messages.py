@@ -3,47 +3,86 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
+from pydantic_core import to_json
 
 from roll.agents import wire
 from roll.agents.answering import Part, Reply, blocks, converse, streamed, usage
 from roll.agents.contexts import Conversation
+from roll.agents.notes import Notes
+from roll.agents.offers import Offer, served
+from roll.agents.parts import Content, Foreign, TextPart, text_of, type_of
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
 from roll.types import Message
 
-__all__ = ["MessagesRequest", "answer_messages"]
+__all__ = ["CountRequest", "MessagesRequest", "answer_messages", "count_tokens"]
+
+_BILLING = "x-anthropic-billing-header:"
 
 
-class Block(wire.Body):
-    """Part of a message: text, a call of a tool, or what a tool said; what an answer thought is passed over."""
+class ToolUse(wire.Body):
+    """A call of a tool."""
 
-    type: Literal["text", "tool_use", "tool_result", "thinking", "redacted_thinking"]
-    text: str = ""
+    type: Literal["tool_use"]
     id: str = ""
-    name: Annotated[str, Field(max_length=256)] = ""
+    name: wire.Name
     input: dict[str, Any] = Field(default_factory=dict)
+
+
+class ToolResult(wire.Body):
+    """What a tool said."""
+
+    type: Literal["tool_result"]
     tool_use_id: str = ""
-    content: str | list[wire.TextPart] | None = None
+    content: Content = None
+
+
+def _block_kind(value: Any) -> str:
+    kinds = {"text": "Text", "tool_use": "Use", "tool_result": "Result"}
+    return kinds.get(type_of(value), "Foreign")
+
+
+Block = Annotated[
+    Annotated[TextPart, Tag("Text")]
+    | Annotated[ToolUse, Tag("Use")]
+    | Annotated[ToolResult, Tag("Result")]
+    | Annotated[Foreign, Tag("Foreign")],
+    Discriminator(_block_kind),
+]
 
 
 class Said(wire.Body):
-    """One message of the conversation."""
+    """One message of the conversation; what the system says may stand anywhere in it."""
 
-    role: Literal["user", "assistant"]
+    role: Literal["user", "assistant", "system"]
     content: str | list[Block]
 
 
-class AnthropicTool(wire.Body):
-    """A tool that the model may call."""
+class AgentsTool(wire.Body):
+    """A tool that the agent runs."""
 
+    type: str | None = None
     name: wire.Name
     description: str | None = None
     input_schema: dict[str, Any]
+    defer_loading: bool | None = None
+
+
+def _tool_kind(value: Any) -> str:
+    """Those without a schema are the vendor's own, of which only its own models know how they are called."""
+    has_schema = isinstance(value, dict) and isinstance(value.get("input_schema"), dict)
+    return "Custom" if has_schema or type_of(value) in ("", "custom") else "Foreign"
+
+
+AnthropicTool = Annotated[
+    Annotated[AgentsTool, Tag("Custom")] | Annotated[Foreign, Tag("Foreign")], Discriminator(_tool_kind)
+]
 
 
 class ToolChoice(wire.Body):
@@ -53,16 +92,21 @@ class ToolChoice(wire.Body):
     name: str | None = None
 
 
-class MessagesRequest(wire.Asking):
-    """A conversation to be continued. The run's own sampling holds, whatever temperature is asked for."""
+class CountRequest(wire.Asking):
+    """A conversation whose tokens are counted."""
 
     messages: Annotated[list[Said], Field(min_length=1, max_length=4096)]
-    max_tokens: wire.Count
-    system: str | list[wire.TextPart] | None = None
-    stop_sequences: wire.Stops | None = None
+    system: Content = None
     tools: Annotated[list[AnthropicTool], Field(max_length=256)] | None = None
     tool_choice: ToolChoice | None = None
     output_config: wire.Form | None = None
+
+
+class MessagesRequest(CountRequest):
+    """A conversation to be continued. The run's own sampling holds, whatever temperature is asked for."""
+
+    max_tokens: wire.Count
+    stop_sequences: wire.Stops | None = None
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=0)] | None = None
 
@@ -73,8 +117,9 @@ async def answer_messages(session: Session, raw: bytes) -> Reply:
     if request.messages[-1].role == "assistant":
         message = "the last message is the assistant's: an answer that was begun cannot be continued here."
         raise Refusal(400, "invalid_value", message, field="messages")
+    conversation = _conversation(request, session.notes)
     [answer] = answers = await converse(
-        session, _conversation(request), max_tokens=request.max_tokens, stop=request.stop_sequences or ()
+        session, conversation, max_tokens=request.max_tokens, stop=request.stop_sequences or ()
     )
     given, written = usage(answers)
     body = {
@@ -92,16 +137,25 @@ async def answer_messages(session: Session, raw: bytes) -> Reply:
     return Reply(body, answers=answers)
 
 
-def _conversation(request: MessagesRequest) -> Conversation:
+async def count_tokens(session: Session, raw: bytes) -> Reply:
+    """Count the tokens that the model would be given; nothing is asked of it."""
+    conversation = _conversation(wire.checked(CountRequest, raw), session.notes)
+    return Reply({"input_tokens": session.contexts.count(conversation)})
+
+
+def _conversation(request: CountRequest, notes: Notes) -> Conversation:
     choice = request.tool_choice or ToolChoice(type="auto")
-    tools = [] if choice.type == "none" else request.tools or ()
-    system = wire.joined_text(request.system)
+    offers = _offers(request.tools or (), notes)
+    known = {offer.name: f"<function>{to_json(offer.function['function']).decode()}</function>" for offer in offers}
+    system = text_of(_without_billing(request.system), notes)
+    functions = [] if choice.type == "none" else offers
     return Conversation(
         messages=[
             *([wire.chat_message("system", system)] if system else []),
-            *(message for said in request.messages for message in _messages(said)),
+            *(message for said in request.messages for message in _messages(said, notes, known)),
         ],
-        tools=[wire.function_tool(tool.name, tool.description, tool.input_schema) for tool in tools],
+        tools=[offer.function for offer in functions if not offer.deferred],
+        deferred_tools=[offer.function for offer in functions if offer.deferred],
         demands=[
             *wire.demanded_call(choice.model_dump() if choice.type == "tool" else choice.type),
             *wire.demanded_format("output_config", request.output_config),
@@ -109,20 +163,51 @@ def _conversation(request: MessagesRequest) -> Conversation:
     )
 
 
-def _messages(said: Said) -> list[Message]:
+def _offers(tools: Sequence[AgentsTool | Foreign], notes: Notes) -> list[Offer]:
+    """The tools; one that is deferred is shown where the agent's own search for tools refers to it."""
+    left_out = [_foreign_name(tool) for tool in tools if isinstance(tool, Foreign)]
+    vendor_searches = any(name.startswith("tool_search_tool") for name in left_out)
+    offers = [
+        Offer(
+            name=tool.name,
+            description=tool.description,
+            parameters=tool.input_schema,
+            deferred=bool(tool.defer_loading) and not vendor_searches,
+        )
+        for tool in tools
+        if isinstance(tool, AgentsTool)
+    ]
+    return served(offers, left_out, notes)
+
+
+def _foreign_name(tool: Foreign) -> str:
+    name = tool.fields.get("name")
+    return name if isinstance(name, str) and name else tool.type
+
+
+def _without_billing(system: Content) -> Content:
+    """What the system says, without the line of Claude Code that is for its vendor's books and may change each time."""
+    if system is None or isinstance(system, str):
+        return system
+    return [part for part in system if not (isinstance(part, TextPart) and part.text.startswith(_BILLING))]
+
+
+def _messages(said: Said, notes: Notes, tools: Mapping[str, str]) -> list[Message]:
     """One message as chat templates take it; what tools said comes first, each as a message of its own."""
     if isinstance(said.content, str):
         return [wire.chat_message(said.role, said.content)]
-    text = "\n".join(block.text for block in said.content if block.type == "text")
+    text = text_of([block for block in said.content if isinstance(block, TextPart | Foreign)], notes, tools)
     if said.role == "assistant":
-        calls = [wire.function_call(each.id, each.name, each.input) for each in said.content if each.type == "tool_use"]
+        calls = [
+            wire.function_call(each.id, each.name, each.input) for each in said.content if isinstance(each, ToolUse)
+        ]
         return [wire.chat_message("assistant", text, tool_calls=calls)]
     results = [
-        wire.chat_message("tool", wire.joined_text(block.content), tool_call_id=block.tool_use_id)
+        wire.chat_message("tool", text_of(block.content, notes, tools), tool_call_id=block.tool_use_id)
         for block in said.content
-        if block.type == "tool_result"
+        if isinstance(block, ToolResult)
     ]
-    return [*results, *([wire.chat_message("user", text)] if text or not results else [])]
+    return [*results, *([wire.chat_message(said.role, text)] if text or not results else [])]
 
 
 def _block(block: ToolCall | str) -> dict[str, Any]:

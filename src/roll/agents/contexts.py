@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import numpy as np
 import xxhash
 from pydantic_core import to_json
 
+from roll.agents.fitting import fitted_text
 from roll.agents.refusals import Refusal
 from roll.agents.tool_calls import ToolFormat, plainly
 from roll.data import ChatRenderer
@@ -33,6 +34,8 @@ _MARK = "\ue000answer\ue001"
 BYTES_PER_TOKEN = 16
 """What has more of them for each token of the engine's context is refused before anything is tokenised: that takes a
 second for each few MB, in which no other agent is answered."""
+BYTES_PER_ESTIMATED_TOKEN = 4
+"""Of what is too long to be tokenized, where only its size is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,8 @@ class Conversation:
     """Those with calls of tools have `tool_calls`, those of tools `tool_call_id`, as chat templates take them."""
     tools: Sequence[Mapping[str, Any]] = ()
     """`{"type": "function", "function": {"name", "description", "parameters"}}`"""
+    deferred_tools: Sequence[Mapping[str, Any]] = ()
+    """Those that can be called as well, but of which the model is told by a message alone."""
     demands: Sequence[tuple[str, str]] = ()
     """Fields that say what the answer is to be like, with what the model is told of them. A history has none of it."""
 
@@ -95,6 +100,8 @@ class Contexts:
         self._plain = tool_format in ("plain", "none")
         self._max_bytes = BYTES_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}
+        self._calls: dict[str, Mapping[str, Any]] = {}
+        """Calls of tools in the answers, as they were given, by their ids."""
         self._texts: dict[str, IntArray] = {}
 
     def of_conversation(self, conversation: Conversation) -> IntArray:
@@ -103,7 +110,8 @@ class Contexts:
         Raises:
             Refusal: the template refuses it, or it is far too long.
         """
-        self._bound(len(to_json([conversation.messages, conversation.tools])), "messages")
+        self._bound(_num_bytes(conversation), "messages")
+        conversation = self._restored(conversation)
         messages = [self._harmless(message) for message in _with_demands(conversation)]
         try:
             for place, digest in reversed(conversation.answers.items()):
@@ -113,9 +121,21 @@ class Contexts:
                     ended = self._is_end(known.token_ids[-1:])
                     tail = self._after(answer, following, ended, self._tools(conversation))
                     return np.concatenate([known.context, known.token_ids, tail]).astype(np.int32, copy=False)
-            return self._rendered(self._said(messages, conversation.tools), self._tools(conversation))
+            said = self._said(messages, conversation.tools)
+            return self._renderer.tokens(fitted_text(self._renderer, said, self._tools(conversation)))
         except DataError as error:
             raise Refusal(400, "invalid_request", str(error), field="messages") from error
+
+    def count(self, conversation: Conversation) -> int:
+        """Return how many tokens the model would be given; for what is far too long, an estimate.
+
+        Raises:
+            Refusal: the template refuses it.
+        """
+        num_bytes = _num_bytes(conversation)
+        if num_bytes > self._max_bytes:
+            return num_bytes // BYTES_PER_ESTIMATED_TOKEN
+        return len(self.of_conversation(conversation))
 
     def of_text(self, text: str) -> IntArray:
         """[C] ids of a text to be continued.
@@ -133,7 +153,36 @@ class Contexts:
 
     def remember(self, conversation: Conversation, answer: Message, context: IntArray, token_ids: IntArray) -> None:
         """An answer was given to a conversation."""
-        self._answers[conversation.digest_with(answer)] = _Known(context, token_ids)
+        self._answers[self._restored(conversation).digest_with(answer)] = _Known(context, token_ids)
+        for call in _calls(answer):
+            self._calls[call["id"]] = call
+
+    def _restored(self, conversation: Conversation) -> Conversation:
+        """The conversation with calls of tools as they were given.
+
+        Agents send a call back with the defaults of its tool filled in. The call is known by its id. One of which
+        anything that the model wrote was changed stays as the agent has it.
+        """
+        if not self._calls:
+            return conversation
+        return replace(conversation, messages=[self._as_given(message) for message in conversation.messages])
+
+    def _as_given(self, message: Message) -> Message:
+        calls = _calls(message)
+        given = [self._given(call) for call in calls]
+        if given == calls:
+            return message
+        return cast(Message, {**message, "tool_calls": given})
+
+    def _given(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
+        known = self._calls.get(call["id"])
+        if known is None:
+            return call
+        mine, theirs = (each["function"]["arguments"] for each in (known, call))
+        if not isinstance(mine, Mapping) or not isinstance(theirs, Mapping):
+            return call
+        same = all(name in theirs and theirs[name] == value for name, value in mine.items())
+        return known if same else call
 
     def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
         """A text was continued; `text` is all of it, as the agent has it."""
@@ -141,16 +190,6 @@ class Contexts:
             token_ids = token_ids[:-1]  # no text says it
         if text:
             self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
-
-    def _rendered(self, messages: Sequence[Message], tools: Sequence[Any]) -> IntArray:
-        try:
-            return self._renderer.render(messages, tools)
-        except DataError:  # some models have no system role: what it says is then the beginning of the user's message
-            first, *rest = messages
-            if first["role"] != "system" or not rest or rest[0]["role"] != "user":
-                raise
-            merged: Message = {"role": "user", "content": f"{first['content']}\n\n{rest[0]['content']}"}
-            return self._renderer.render([merged, *rest[1:]], tools)
 
     def _after(self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any]) -> IntArray:
         """Ids from an answer's last token to where the next answer begins.
@@ -168,7 +207,7 @@ class Contexts:
         if not renderer.has_template:
             return renderer.piece("\n\n".join(["", *(message["content"] for message in following), ""]))
         question: Message = {"role": "user", "content": "a"}
-        text = renderer.text([question, _marked(answer), *following], tools)
+        text = fitted_text(renderer, [question, _marked(answer), *following], tools)
         begin = text.rfind(_MARK)
         places = [(place, end) for end in self._spelt_ends if (place := text.find(end, begin)) >= 0]
         if begin < 0 or not places:
@@ -199,6 +238,15 @@ class Contexts:
 
     def _tools(self, conversation: Conversation) -> Sequence[Any]:
         return () if self._plain else conversation.tools
+
+
+def _num_bytes(conversation: Conversation) -> int:
+    return len(to_json([conversation.messages, conversation.tools]))
+
+
+def _calls(message: Message) -> Sequence[Any]:
+    calls: Any = message.get("tool_calls")
+    return calls or ()
 
 
 def _marked(answer: Message) -> Message:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
 from roll.agents import wire
 from roll.agents.answering import Part, Piece, Reply, converse, streamed, usage
 from roll.agents.contexts import Conversation
+from roll.agents.notes import Notes
+from roll.agents.offers import INPUT, Offer, as_text, served, text_tool
+from roll.agents.parts import Content, Foreign, text_of, type_of
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
@@ -21,11 +24,36 @@ from roll.types import Message
 __all__ = ["ChatRequest", "chat", "choices"]
 
 
-class Tool(wire.Body):
-    """A tool that the model may call."""
+class CustomTool(wire.Body):
+    """What a tool that takes one text is called and takes."""
+
+    name: wire.Name
+    description: str | None = None
+    format: dict[str, Any] | None = None
+
+
+class FunctionTool(wire.Body):
+    """A function that the model may call."""
 
     type: Literal["function"] = "function"
     function: wire.Function
+
+
+class TextTool(wire.Body):
+    """A tool that takes one text."""
+
+    type: Literal["custom"]
+    custom: CustomTool
+
+
+def _tool_kind(value: Any) -> str:
+    return {"function": "Function", "custom": "Custom"}.get(type_of(value, "function"), "Foreign")
+
+
+Tool = Annotated[
+    Annotated[FunctionTool, Tag("Function")] | Annotated[TextTool, Tag("Custom")] | Annotated[Foreign, Tag("Foreign")],
+    Discriminator(_tool_kind),
+]
 
 
 class CalledFunction(wire.Body):
@@ -35,19 +63,40 @@ class CalledFunction(wire.Body):
     arguments: str = "{}"
 
 
-class Called(wire.Body):
-    """A call that an earlier answer made."""
+class CalledWithText(wire.Body):
+    """Name and text of a call."""
+
+    name: wire.Name
+    input: str = ""
+
+
+class FunctionCall(wire.Body):
+    """A call of a function that an earlier answer made."""
 
     id: str = ""
     type: Literal["function"] = "function"
     function: CalledFunction
 
 
+class TextCall(wire.Body):
+    """A call, by an earlier answer, of a tool that takes one text."""
+
+    id: str = ""
+    type: Literal["custom"]
+    custom: CalledWithText
+
+
+Called = Annotated[
+    Annotated[FunctionCall, Tag("Function")] | Annotated[TextCall, Tag("Custom")] | Annotated[Foreign, Tag("Foreign")],
+    Discriminator(_tool_kind),
+]
+
+
 class ChatMessage(wire.Body):
     """One message of the conversation."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: str | list[wire.TextPart] | None = None
+    content: Content = None
     tool_calls: Annotated[list[Called], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
 
@@ -59,6 +108,7 @@ class ChatRequest(wire.Choosing):
     max_completion_tokens: wire.Count | None = None
     tools: Annotated[list[Tool], Field(max_length=256)] | None = None
     tool_choice: wire.Choice | None = None
+    functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -67,9 +117,10 @@ class ChatRequest(wire.Choosing):
 async def chat(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
     request = wire.checked(ChatRequest, raw)
+    offers = _offers(request, session.notes)
     answers = await converse(
         session,
-        _conversation(request),
+        _conversation(request, offers, session.notes),
         n=request.n or 1,
         max_tokens=request.max_completion_tokens or request.max_tokens,
         stop=request.stops,
@@ -86,12 +137,14 @@ async def chat(session: Session, raw: bytes) -> Reply:
     def logprobs(answer: Answer) -> dict[str, Any]:
         return {"logprobs": _logprobs(session, answer) if request.logprobs else None}
 
+    texts = {offer.name for offer in offers if offer.takes_text}
+
     def whole(answer: Answer) -> dict[str, Any]:
-        return {"message": _said(answer), **logprobs(answer)}
+        return {"message": _said(answer, texts), **logprobs(answer)}
 
     def chunks(answer: Answer, part: Part) -> list[dict[str, Any]]:
         with_it = logprobs(answer) if part.kind == "end" else {}
-        return [{"delta": delta, **with_it} for delta in _deltas(answer, part)]
+        return [{"delta": delta, **with_it} for delta in _deltas(answer, part, texts)]
 
     return choices(request, head, answers, whole, chunks)
 
@@ -134,12 +187,28 @@ def choices(
     return Reply({**head, "choices": each, **used}, answers=answers)
 
 
-def _conversation(request: ChatRequest) -> Conversation:
+def _offers(request: ChatRequest, notes: Notes) -> list[Offer]:
+    if request.functions:
+        message = "functions is the older form of tools, which is not served here: have the agent send tools."
+        raise Refusal(400, "unsupported_parameter", message, field="functions")
+    offers: list[Offer] = []
+    left_out: list[str] = []
+    for tool in request.tools or ():
+        if isinstance(tool, FunctionTool):
+            each = tool.function
+            offers.append(Offer(name=each.name, description=each.description, parameters=each.parameters))
+        elif isinstance(tool, TextTool):
+            offers.append(text_tool(tool.custom.name, tool.custom.description, tool.custom.format))
+        else:
+            left_out.append(tool.type)
+    return served(offers, left_out, notes)
+
+
+def _conversation(request: ChatRequest, offers: Sequence[Offer], notes: Notes) -> Conversation:
     choice = request.tool_choice
-    functions = [] if choice == "none" else [tool.function for tool in request.tools or ()]
     return Conversation(
-        messages=[_message(message) for message in request.messages],
-        tools=[wire.function_tool(each.name, each.description, each.parameters) for each in functions],
+        messages=[_message(message, notes) for message in request.messages],
+        tools=[] if choice == "none" else [offer.function for offer in offers],
         demands=[
             *wire.demanded_call(choice),
             *wire.demanded_format("response_format", wire.Form(format=request.response_format)),
@@ -147,35 +216,47 @@ def _conversation(request: ChatRequest) -> Conversation:
     )
 
 
-def _message(message: ChatMessage) -> Message:
+def _message(message: ChatMessage, notes: Notes) -> Message:
     if message.role == "tool" and not message.tool_call_id:
         raise Refusal(
             400, "missing_required_parameter", "a message of role tool names its tool_call_id.", field="messages"
         )
-    calls = message.tool_calls or () if message.role == "assistant" else ()
+    calls: list[Mapping[str, Any]] = []
+    for call in (message.tool_calls or ()) if message.role == "assistant" else ():
+        if isinstance(call, FunctionCall):
+            calls.append(wire.function_call(call.id, call.function.name, call.function.arguments))
+        elif isinstance(call, TextCall):
+            calls.append(wire.function_call(call.id, call.custom.name, {INPUT: call.custom.input}))
+        else:
+            notes.add(f"call {call.type[:64]}", f"agents send calls of the type '{call.type[:64]}': they are left out.")
     return wire.chat_message(
         message.role,
-        wire.joined_text(message.content),
-        tool_calls=[wire.function_call(call.id, call.function.name, call.function.arguments) for call in calls],
+        text_of(message.content, notes),
+        tool_calls=calls,
         tool_call_id=message.tool_call_id or "",
     )
 
 
-def _said(answer: Answer) -> dict[str, Any]:
+def _said(answer: Answer, texts: Collection[str]) -> dict[str, Any]:
     content = answer.text or (None if answer.tool_calls else "")
     message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
     if answer.reasoning:
         message["reasoning_content"] = answer.reasoning
     if answer.tool_calls:
-        message["tool_calls"] = [_call(call, call.arguments_json) for call in answer.tool_calls]
+        message["tool_calls"] = [_call(call, texts) for call in answer.tool_calls]
     return message
 
 
-def _call(call: ToolCall, arguments: str) -> dict[str, Any]:
-    return {"id": call.call_id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
+def _call(call: ToolCall, texts: Collection[str], *, begun: bool = False) -> dict[str, Any]:
+    """A call; one that has only `begun` lacks its arguments."""
+    if call.name in texts:
+        body = {"name": call.name, "input": "" if begun else as_text(call.arguments)}
+        return {"id": call.call_id, "type": "custom", "custom": body}
+    function = {"name": call.name, "arguments": "" if begun else call.arguments_json}
+    return {"id": call.call_id, "type": "function", "function": function}
 
 
-def _deltas(answer: Answer, part: Part) -> list[dict[str, Any]]:
+def _deltas(answer: Answer, part: Part, texts: Collection[str]) -> list[dict[str, Any]]:
     match part.kind:
         case "begin":
             return [{"role": "assistant", "content": None if answer.tool_calls else ""}]
@@ -188,8 +269,13 @@ def _deltas(answer: Answer, part: Part) -> list[dict[str, Any]]:
     if part.call is None:
         return []
     index = answer.tool_calls.index(part.call)
-    arguments = {"index": index, "function": {"arguments": part.call.arguments_json}}
-    return [{"tool_calls": [{"index": index, **_call(part.call, "")}]}, {"tool_calls": [arguments]}]
+    whole = _call(part.call, texts)
+    rest = {"index": index, **{kind: _rest(whole[kind]) for kind in ("function", "custom") if kind in whole}}
+    return [{"tool_calls": [{"index": index, **_call(part.call, texts, begun=True)}]}, {"tool_calls": [rest]}]
+
+
+def _rest(body: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in body.items() if name != "name"}
 
 
 def _finish_reason(answer: Answer) -> str:

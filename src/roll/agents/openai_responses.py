@@ -4,39 +4,29 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from roll.agents import wire
 from roll.agents.answering import Part, Piece, Reply, assistant, blocks, converse, streamed, usage
 from roll.agents.contexts import Conversation
+from roll.agents.offers import Offer, as_text
 from roll.agents.refusals import Refusal
+from roll.agents.response_items import Item, Tools, messages_of, offers_of
 from roll.agents.session import Answer, Session
 from roll.agents.tool_calls import ToolCall
 from roll.types import Message
 
-__all__ = ["ResponsesRequest", "respond"]
+__all__ = ["ResponsesRequest", "count_input", "respond"]
 
-
-class Item(wire.Body):
-    """A message, a call of a tool, or what a tool said."""
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    role: Literal["system", "developer", "user", "assistant"] = "user"
-    content: str | list[wire.TextPart] | None = None
-    call_id: str = ""
-    name: Annotated[str, Field(max_length=256)] = ""
-    arguments: str = "{}"
-    output: str | list[wire.TextPart] = ""
-
-
-class ResponseTool(wire.Function):
-    """A tool that the model may call; only functions are."""
-
-    type: Literal["function"]
+_CALLS = {
+    "function_call": ("arguments", "response.function_call_arguments"),
+    "custom_tool_call": ("input", "response.custom_tool_call_input"),
+}
+"""What a call carries, and the events that stream it."""
 
 
 class ResponsesRequest(wire.Asking):
@@ -46,7 +36,7 @@ class ResponsesRequest(wire.Asking):
     instructions: str | None = None
     previous_response_id: str | None = None
     max_output_tokens: wire.Count | None = None
-    tools: Annotated[list[ResponseTool], Field(max_length=256)] | None = None
+    tools: Tools | None = None
     tool_choice: wire.Choice | None = None
     text: wire.Form | None = None
 
@@ -54,22 +44,35 @@ class ResponsesRequest(wire.Asking):
 async def respond(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
     request = wire.checked(ResponsesRequest, raw)
-    said = [*_before(session, request.previous_response_id), *_messages(request.input)]
-    if not said:
-        raise Refusal(400, "invalid_value", "input has no message: send one.", field="input")
-    [answer] = answers = await converse(session, _conversation(request, said), max_tokens=request.max_output_tokens)
+    said, offers = _read(session, request)
+    [answer] = answers = await converse(
+        session, _conversation(request, said, offers), max_tokens=request.max_output_tokens
+    )
     response_id = f"resp_{secrets.token_hex(12)}"
     session.answers[response_id] = (*said, assistant(answer))
-    body = _response(response_id, request, answer)
+    body = _response(response_id, request, answer, {offer.name: offer for offer in offers})
     return Reply(stream=_stream(body, answer), answers=answers) if request.stream else Reply(body, answers=answers)
 
 
-def _conversation(request: ResponsesRequest, said: Sequence[Message]) -> Conversation:
+async def count_input(session: Session, raw: bytes) -> Reply:
+    """Count the tokens that the model would be given; nothing is asked of it."""
+    request = wire.checked(ResponsesRequest, raw)
+    num_tokens = session.contexts.count(_conversation(request, *_read(session, request)))
+    return Reply({"object": "response.input_tokens", "input_tokens": num_tokens})
+
+
+def _read(session: Session, request: ResponsesRequest) -> tuple[list[Message], list[Offer]]:
+    said = [*_before(session, request.previous_response_id), *messages_of(request.input, session.notes)]
+    if not said:
+        raise Refusal(400, "invalid_value", "input has no message: send one.", field="input")
+    return said, offers_of(request.tools or (), request.input, session.notes)
+
+
+def _conversation(request: ResponsesRequest, said: Sequence[Message], offers: Sequence[Offer]) -> Conversation:
     choice = request.tool_choice
-    tools = [] if choice == "none" else request.tools or ()
     return Conversation(
         messages=[*([wire.chat_message("system", request.instructions)] if request.instructions else []), *said],
-        tools=[wire.function_tool(tool.name, tool.description, tool.parameters) for tool in tools],
+        tools=[] if choice == "none" else [offer.function for offer in offers],
         demands=[*wire.demanded_call(choice), *wire.demanded_format("text", request.text)],
     )
 
@@ -84,26 +87,9 @@ def _before(session: Session, response_id: str | None) -> Sequence[Message]:
     return known
 
 
-def _messages(given: str | Sequence[Item]) -> list[Message]:
-    """Items as messages; the calls of one answer are one message, as they were when it was given."""
-    if isinstance(given, str):
-        return [wire.chat_message("user", given)]
-    said: list[Message] = []
-    for item in given:
-        if item.type == "message":
-            said.append(wire.chat_message(item.role, wire.joined_text(item.content)))
-        elif item.type == "function_call_output":
-            said.append(wire.chat_message("tool", wire.joined_text(item.output), tool_call_id=item.call_id))
-        elif item.type == "function_call":
-            if not item.name:
-                raise Refusal(400, "missing_required_parameter", "an item function_call has a name.", field="input")
-            call = wire.function_call(item.call_id, item.name, item.arguments)
-            last: Any = said.pop() if said and said[-1]["role"] == "assistant" else {"content": ""}
-            said.append(wire.chat_message("assistant", last["content"], tool_calls=[*last.get("tool_calls", ()), call]))
-    return said
-
-
-def _response(response_id: str, request: ResponsesRequest, answer: Answer) -> dict[str, Any]:
+def _response(
+    response_id: str, request: ResponsesRequest, answer: Answer, offers: Mapping[str, Offer]
+) -> dict[str, Any]:
     given, written = usage([answer])
     cut_off = answer.call.finish_reason != "stop"
     status = "incomplete" if cut_off else "completed"
@@ -111,8 +97,7 @@ def _response(response_id: str, request: ResponsesRequest, answer: Answer) -> di
     if answer.reasoning:
         summary = [{"type": "summary_text", "text": answer.reasoning}]
         output.append({"id": f"rs_{secrets.token_hex(8)}", "type": "reasoning", "summary": summary})
-    output += [_item(block, status) for block in blocks(answer)]
-    tools = [tool.model_dump() | {"parameters": tool.parameters or {}, "strict": False} for tool in request.tools or ()]
+    output += [_item(block, status, offers) for block in blocks(answer)]
     return {
         "id": response_id,
         "object": "response",
@@ -129,7 +114,7 @@ def _response(response_id: str, request: ResponsesRequest, answer: Answer) -> di
         "temperature": request.temperature,
         "top_p": request.top_p,
         "tool_choice": request.tool_choice or "auto",
-        "tools": tools,
+        "tools": [_tool(tool) for tool in request.tools or ()],
         "usage": {
             "input_tokens": given,
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -140,19 +125,26 @@ def _response(response_id: str, request: ResponsesRequest, answer: Answer) -> di
     }
 
 
-def _item(block: ToolCall | str, status: str) -> dict[str, Any]:
+def _tool(tool: Any) -> dict[str, Any]:
+    """A tool as the agent sent it."""
+    said: dict[str, Any] = tool.model_dump()
+    return said | {"parameters": tool.parameters or {}, "strict": False} if said["type"] == "function" else said
+
+
+def _item(block: ToolCall | str, status: str, offers: Mapping[str, Offer]) -> dict[str, Any]:
     if isinstance(block, str):
         part = {"type": "output_text", "text": block, "annotations": [], "logprobs": []}
         item = {"id": f"msg_{secrets.token_hex(8)}", "type": "message", "role": "assistant"}
         return {**item, "status": status, "content": [part]}
-    return {
-        "id": f"fc_{block.call_id}",
-        "type": "function_call",
-        "call_id": block.call_id,
-        "name": block.name,
-        "arguments": block.arguments_json,
-        "status": "completed",
-    }
+    offer = offers.get(block.name)
+    head: dict[str, Any] = {"call_id": block.call_id, "name": offer.agents_name if offer else block.name}
+    if offer is not None and offer.namespace:
+        head["namespace"] = offer.namespace
+    if offer is not None and offer.takes_text:
+        item = {"id": f"ctc_{block.call_id}", "type": "custom_tool_call", **head, "input": as_text(block.arguments)}
+    else:
+        item = {"id": f"fc_{block.call_id}", "type": "function_call", **head, "arguments": block.arguments_json}
+    return {**item, "status": "completed"}
 
 
 def _stream(body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
@@ -195,11 +187,13 @@ def _events(body: dict[str, Any], part: Part) -> list[tuple[str, dict[str, Any]]
                 ended,
             ]
         case "call":
-            said = {name: item[name] for name in ("name", "arguments")}
+            field, event = _CALLS[item["type"]]
+            value = item[field]
+            done = {"name": item["name"], field: value} if field == "arguments" else {field: value}
             return [
-                ("response.output_item.added", {**at, "item": {**started, "arguments": ""}}),
-                ("response.function_call_arguments.delta", {**in_item, "delta": said["arguments"]}),
-                ("response.function_call_arguments.done", {**in_item, **said}),
+                ("response.output_item.added", {**at, "item": {**started, field: ""}}),
+                (f"{event}.delta", {**in_item, "delta": value}),
+                (f"{event}.done", {**in_item, **done}),
                 ended,
             ]
     return [("response.output_item.added", {**at, "item": started}), ended]

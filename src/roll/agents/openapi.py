@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from roll.agents.anthropic_messages import MessagesRequest
+from roll.agents.anthropic_messages import CountRequest, MessagesRequest
 from roll.agents.openai_chat import ChatRequest
 from roll.agents.openai_completions import CompletionRequest
 from roll.agents.openai_responses import ResponsesRequest
@@ -19,7 +19,9 @@ _BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/responses/input_tokens": ResponsesRequest,
     "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
 }
 _REFUSED = {
     "400": "The body is wrong; the message names the field.",

@@ -22,10 +22,11 @@ from aiohttp import web
 from pydantic_core import to_json
 
 from roll.agents.answering import Reply
-from roll.agents.anthropic_messages import answer_messages
+from roll.agents.anthropic_messages import answer_messages, count_tokens
+from roll.agents.notes import Notes
 from roll.agents.openai_chat import chat
 from roll.agents.openai_completions import complete
-from roll.agents.openai_responses import respond
+from roll.agents.openai_responses import count_input, respond
 from roll.agents.openapi import description
 from roll.agents.refusals import Refusal
 from roll.agents.session import Answer, Session, Sessions
@@ -42,7 +43,9 @@ POSTS: dict[str, Route] = {
     "/v1/chat/completions": chat,
     "/v1/completions": complete,
     "/v1/responses": respond,
+    "/v1/responses/input_tokens": count_input,
     "/v1/messages": answer_messages,
+    "/v1/messages/count_tokens": count_tokens,
 }
 
 
@@ -57,6 +60,7 @@ class AgentServer:
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, socket: Path | None = None) -> None:
         self.sessions = Sessions()
+        self.notes = Notes()
         self._host, self._port, self._socket = host, port, socket
         self._runner: web.ServerRunner | None = None
 
@@ -118,20 +122,24 @@ class AgentServer:
         session = self.sessions.find(_key(request))
         # Anthropic's clients add /v1 to the address, which has it for OpenAI's
         path = request.path.removeprefix("/v1") if request.path.startswith("/v1/v1/") else request.path
-        route, page = POSTS.get(path), _readable(path)
+        route, page = POSTS.get(path), _readable(path, session)
         if route is None and page is None:
             raise Refusal(404, "not_found", f"there is no page {request.path[:200]}.")
-        if request.method != ("POST" if route else "GET"):
+        if request.method not in (("POST",) if route else ("GET", "HEAD")):
             raise Refusal(405, "method_not_allowed", f"{request.path} is not for {request.method}.")
         if route is None:
             return web.json_response(page)
-        reply = await route(session, await request.read())
+        try:
+            reply = await route(session, await request.read())
+        except Refusal as refusal:
+            session.refuse(path, refusal)
+            raise
         if reply.stream is not None:
             return await _streamed(request, session, reply)
         return web.Response(body=to_json(reply.body, inf_nan_mode="null"), content_type="application/json")
 
 
-def _readable(path: str) -> dict[str, Any] | None:
+def _readable(path: str, session: Session) -> dict[str, Any] | None:
     """What is there to be read; models have the fields of either vendor."""
     if path == "/openapi.json":
         return description()
@@ -139,9 +147,13 @@ def _readable(path: str) -> dict[str, Any] | None:
     if before or not models:
         return None
     model_id = name[:-1] or MODEL
-    model = {"id": model_id, "object": "model", "created": 0, "owned_by": "roll"}
+    longest = session.max_context
+    model = {"id": model_id, "object": "model", "created": 0, "owned_by": "roll", "max_model_len": longest}
     model |= {"type": "model", "display_name": model_id, "created_at": "1970-01-01T00:00:00Z"}
-    return model if name else {"object": "list", "data": [model], "has_more": False}
+    model |= {"max_input_tokens": longest}
+    return (
+        model if name else {"object": "list", "data": [model], "has_more": False, "first_id": MODEL, "last_id": MODEL}
+    )
 
 
 def _key(request: web.BaseRequest) -> str:
@@ -184,7 +196,7 @@ _ANTHROPIC = {**_OPENAI, 413: "request_too_large", 503: "overloaded_error"}
 
 
 def _refused(request: web.BaseRequest, refusal: Refusal) -> web.Response:
-    if request.path.endswith("/messages"):
+    if request.path.endswith(("/messages", "/messages/count_tokens")):
         kind = _ANTHROPIC.get(refusal.status, "invalid_request_error")
         body: dict[str, Any] = {"type": "error", "error": {"type": kind, "message": refusal.message}}
     else:

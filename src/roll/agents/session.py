@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from roll.agents.contexts import Contexts
+from roll.agents.notes import Notes
 from roll.agents.refusals import Refusal
 from roll.agents.tool_calls import ToolCall, ToolFormat, format_of, read_calls
 from roll.agents.tree import Call
@@ -33,6 +34,7 @@ __all__ = ["Answer", "Session", "Sessions"]
 
 NUM_ENDED = 10_000
 """Sessions that are remembered after their end, so that their agents hear what is wrong."""
+MOST_REFUSED = 8
 _THINK, _THOUGHT = "<think>", "</think>"
 
 
@@ -61,6 +63,7 @@ class Session:
         max_context: of the engines, in tokens.
         tool_format: in which the model calls tools; `None`: the one that its chat template teaches.
         tells_demands: a request that demands a form of its answer is answered, and the model told of it.
+        notes: of the run, on what agents send that is not served.
     """
 
     def __init__(
@@ -74,10 +77,14 @@ class Session:
         max_context: int,
         tool_format: ToolFormat | None = None,
         tells_demands: bool = False,
+        notes: Notes | None = None,
     ) -> None:
         self.session_id = session_id
         self.key = f"{session_id}.{secrets.token_urlsafe(24)}"
         self.tells_demands = tells_demands
+        self.notes = notes or Notes()
+        self.refused: list[str] = []
+        """What the agent was refused, in the order in which it asked; the same refusal once."""
         self.tool_format = tool_format or format_of(renderer.template)
         self.contexts = Contexts(
             renderer, ends=first.sampling.stop_token_ids, tool_format=self.tool_format, max_context=max_context
@@ -217,6 +224,12 @@ class Session:
                 low = middle + 1
         return low
 
+    def refuse(self, path: str, refusal: Refusal) -> None:
+        """Keep a refusal, for the message of an agent that fails."""
+        said = f"{path}: {refusal.status} {refusal.message}"
+        if said not in self.refused and len(self.refused) < MOST_REFUSED:
+            self.refused.append(said)
+
     def received(self, call: Call, num_characters: int) -> None:
         """The agent left before it had all of an answer: only what it was sent is kept of it."""
         place = next((place for place, known in enumerate(self.calls) if known is call), None)
@@ -236,6 +249,11 @@ class Session:
             )
 
     # ---- bounds
+
+    @property
+    def max_context(self) -> int:
+        """Of the engines, in tokens."""
+        return self._max_context
 
     @property
     def deadline(self) -> float:

@@ -53,14 +53,6 @@ class Choosing(Asking):
         return [self.stop] if isinstance(self.stop, str) else self.stop or ()
 
 
-class TextPart(Body):
-    """Part of a message: text alone."""
-
-    type: Literal["text", "input_text", "output_text", "refusal"] = "text"
-    text: str = ""
-    refusal: str = ""
-
-
 class Function(Body):
     """What a tool is called and takes."""
 
@@ -107,13 +99,6 @@ def _place(loc: Sequence[int | str]) -> str:
 
 
 # ---- conversations
-
-
-def joined_text(content: str | Sequence[TextPart] | None) -> str:
-    """The text of a message, whichever form it has."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "\n".join(part.text or part.refusal for part in content)
 
 
 def chat_message(

@@ -111,6 +111,21 @@ class ChatRenderer:
         except DataError:
             return False
 
+    @cached_property
+    def takes_late_system(self) -> bool:
+        """Whether the template writes a system message that is not the first one in its place."""
+        asked = Message(role="user", content="a")
+        answer = PROBE[::-1]
+        late = Message(role="system", content=PROBE)
+        for messages in ([asked, late], [asked, Message(role="assistant", content=answer), late, asked]):
+            try:
+                text = self.text(messages)
+            except DataError:
+                return False
+            if text.count(PROBE) != 1 or text.find(answer) > text.find(PROBE):
+                return False
+        return True
+
     def spelt(self, token_ids: IntArray) -> str:
         """The text, special tokens included, as the model wrote it."""
         return self._decoded(token_ids, skip_special=False)

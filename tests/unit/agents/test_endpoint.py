@@ -316,7 +316,7 @@ async def test_a_call_that_no_interface_can_carry_stays_text(renderer: ChatRende
         ("/chat/completions", {**CHAT, "stop": ""}, "stop"),
         ("/completions", {"model": "m", "prompt": ""}, "prompt"),
         ("/completions", {"model": "m", "prompt": "a", "echo": True}, "echo"),
-        ("/responses", {"model": "m", "input": [{"type": "computer_call"}]}, "input[0].type"),
+        ("/responses", {"model": "m", "input": [{"type": "computer_call"}]}, "input"),
         ("/messages", {"model": "m", "messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
         ("/messages", {**MESSAGES, "messages": [{"role": "assistant", "content": "a"}]}, "messages"),
     ],

@@ -40,8 +40,8 @@ def allowed(schema: Any, depth: int = 0) -> st.SearchStrategy[Any]:
         return st.just(schema["const"])
     if "enum" in schema:
         return st.sampled_from(schema["enum"])
-    if "anyOf" in schema:
-        return st.one_of(*(allowed(option, depth) for option in schema["anyOf"]))
+    if options := schema.get("anyOf") or schema.get("oneOf"):
+        return st.one_of(*(allowed(option, depth) for option in options))
     match schema.get("type"):
         case "string":
             return TEXT.filter(lambda text: len(text) >= schema.get("minLength", 0))

@@ -1,0 +1,30 @@
+"""What agents send that the endpoint cannot serve: left out, and noted once in the run's log."""
+
+from __future__ import annotations
+
+import logging
+
+__all__ = ["Notes"]
+
+logger = logging.getLogger(__name__)
+
+MOST_NOTES = 64
+"""A hostile agent could invent kinds without end."""
+
+
+class Notes:
+    """The notes of one run."""
+
+    def __init__(self) -> None:
+        self._kinds: set[str] = set()
+
+    def add(self, kind: str, text: str) -> None:
+        """Log a warning, unless the run already has one of this kind.
+
+        Args:
+            kind: identifies what was left out, such as `tool web_search`.
+            text: what was left out, and what to do about it.
+        """
+        if kind not in self._kinds and len(self._kinds) < MOST_NOTES:
+            self._kinds.add(kind)
+            logger.warning("%s", text)

@@ -1,0 +1,109 @@
+"""Tools that a request offers: functions, tools that take one text, groups of either, and those that only a vendor has.
+
+The model is offered functions alone. A tool that takes one text (`custom` of OpenAI) is a function of one parameter;
+the functions of a group (`namespace`) are offered by their own names. `Offer` says how a call of it is written back.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roll.agents import wire
+from roll.agents.notes import Notes
+from roll.agents.refusals import Refusal
+
+__all__ = ["INPUT", "Offer", "as_text", "served", "text_tool"]
+
+INPUT = "input"
+"""The parameter of a tool that takes one text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Offer:
+    """One tool, as the model is told of it."""
+
+    name: str
+    """By which the model calls it."""
+    description: str | None = None
+    parameters: Mapping[str, Any] | None = None
+    own_name: str = ""
+    """The agent's, where it is another one."""
+    namespace: str = ""
+    takes_text: bool = False
+    deferred: bool = False
+    """The model is told of it only where the conversation refers to it."""
+
+    @property
+    def function(self) -> dict[str, Any]:
+        """As chat templates take it."""
+        return wire.function_tool(self.name, self.description, self.parameters)
+
+    @property
+    def agents_name(self) -> str:
+        """By which the agent knows it, within its namespace."""
+        return self.own_name or self.name
+
+
+def text_tool(name: str, description: str | None, form: Mapping[str, Any] | None) -> Offer:
+    """Return the offer of a tool that takes one text.
+
+    Args:
+        name: of the tool.
+        description: of the tool.
+        form: of the text: `{"type": "grammar", "syntax", "definition"}`, which nothing enforces.
+    """
+    words = [description or ""]
+    grammar = form.get("grammar") if form is not None and isinstance(form.get("grammar"), Mapping) else form
+    definition = grammar.get("definition") if grammar is not None else None
+    if isinstance(definition, str):
+        words.append(f"The text follows this grammar:\n{definition.strip()}")
+    parameter = {"type": "string", "description": "The whole text."}
+    schema = {"type": "object", "properties": {INPUT: parameter}, "required": [INPUT]}
+    return Offer(name=name, description="\n\n".join(filter(None, words)), parameters=schema, takes_text=True)
+
+
+def as_text(arguments: Mapping[str, Any]) -> str:
+    """Return the text with which the model called a tool that takes one."""
+    value = arguments.get(INPUT)
+    return value if isinstance(value, str) else json.dumps(dict(arguments), ensure_ascii=False)
+
+
+def _named_apart(offers: Sequence[Offer]) -> list[Offer]:
+    """Return offers whose names differ: of the same names in several groups, each has its group's in front."""
+    times = Counter(offer.name for offer in offers)
+    return [
+        replace(offer, name=f"{offer.namespace}__{offer.name}", own_name=offer.name)
+        if offer.namespace and times[offer.name] > 1
+        else offer
+        for offer in offers
+    ]
+
+
+def served(offers: Sequence[Offer], left_out: Sequence[str], notes: Notes) -> list[Offer]:
+    """Return the offers, after a note for each tool that only its vendor can run.
+
+    Args:
+        offers: that can be served.
+        left_out: the names or types of the others.
+        notes: receives them.
+
+    Raises:
+        Refusal: none can be served.
+    """
+    names = [name[:64] for name in left_out]
+    advice = "switch it off in the agent's settings, or give the agent a function that does the same"
+    if names and not offers:
+        listed = ", ".join(sorted(set(names))[:8])
+        message = f"tools: {listed} cannot be served, since the vendor's own servers run it: {advice}."
+        raise Refusal(400, "unsupported_parameter", message, field="tools")
+    for name in names:
+        notes.add(
+            f"tool {name}",
+            f"agents offer the tool '{name}', which the vendor's own servers run: the policy is not told of it "
+            f"({advice}).",
+        )
+    return _named_apart(offers)
