@@ -15,6 +15,7 @@ _ROOT = Path(__file__).parent
 _AGENT = (
     "agent.kernel",
     "agent.usage",
+    "agent.ending",
     "agent.layers",
     "agent.locks",
     "agent.terminal",

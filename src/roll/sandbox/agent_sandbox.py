@@ -102,7 +102,9 @@ class Sandbox:
         return self.counted() if self._at_loss is None else await self._at_loss()
 
     async def execute(self, program: Program) -> ExecutionResult:
-        """Run a program in this sandbox, among what else is in it, and wait for it.
+        """Run a program in this sandbox, with its files and its network, and wait for it.
+
+        All that it starts ends with it; see `session` for what is to go on between commands.
 
         Raises:
             SandboxError: the sandbox broke: not the program's doing.
@@ -114,7 +116,10 @@ class Sandbox:
         return self.begin(program, alone=True)
 
     async def start(self, program: Program) -> Job:
-        """Start a program in this sandbox, beside others; what it starts may outlive it."""
+        """Start a program in this sandbox while others run there. All that it starts ends with it.
+
+        For processes that go on between commands, open a `session`.
+        """
         return self.begin(program)
 
     async def _finish(self, job: Job) -> ExecutionResult:
@@ -136,7 +141,10 @@ class Sandbox:
         return job
 
     async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> Session:
-        """Open a shell; a sandbox can have several."""
+        """Open a shell; a sandbox can have several.
+
+        What its commands leave in the background goes on between them, and ends with the session.
+        """
         request = {"env": dict(env or {}), "cwd": cwd}
         check_texts(request)
         job = Job(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
@@ -228,6 +236,7 @@ class Session:
         self._channel = channel
         self._lock = asyncio.Lock()
         self._last: Job | None = None
+        self._background: list[Job] = []
         self._closed = False
 
     @property
@@ -249,8 +258,20 @@ class Session:
         except asyncio.CancelledError:
             job.kill()
             raise
-        self._closed = self._closed or job.closed_session
+        self._note_end(job)
         return result
+
+    def _note_end(self, job: Job) -> None:
+        """Of a command: where the shell ended with it, so do the background jobs."""
+        if job.closed_session:
+            self._closed = True
+            self._end_background()
+
+    def _end_background(self) -> None:
+        for job in self._background:
+            if not job.done():
+                job.kill()
+        self._background.clear()
 
     async def start(self, command: str, *, wall_s: float | None = None) -> Job:
         """Start a command and stream its output; the next one waits for its end."""
@@ -259,25 +280,36 @@ class Session:
         async with self._lock:
             if self._last is not None:
                 await self._last.wait()
-                self._closed = self._closed or self._last.closed_session
+                self._note_end(self._last)
             if self.closed:
                 raise SandboxSessionError("the shell session has ended: open another one")
             limits: Limits = self._sandbox.spec.limits
             wall_s = limits.wall_s if wall_s is None else wall_s
             request = {"command": command, "wall_s": wall_s, "output_bytes": limits.output_bytes}
             job = self._connection.again(self._channel, "line", request, limits.output_bytes)
-            self._last = Job(self._sandbox, job, wall_s)
-            return self._last
+            self._last = last = Job(self._sandbox, job, wall_s)
+            last.on_end(lambda: self._note_end(last))
+            return last
 
     async def background(self, command: str, *, wall_s: float | None = None) -> Job:
-        """Start a command beside the session, in its directory and with its exported variables."""
+        """Start a command as a program of its own, with the session's directory and exported variables.
+
+        The job goes on while the session runs other commands, and ends with the session.
+        """
         state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
         text = state.stdout.decode("utf-8", "surrogateescape")
         script = f"{text}\neval {shlex.quote(command)}"
-        return await self._sandbox.start(Command(argv=("bash", "-c", script), wall_s=wall_s))
+        job = await self._sandbox.start(Command(argv=("bash", "-c", script), wall_s=wall_s))
+        self._background = [*(each for each in self._background if not each.done()), job]
+        return job
 
     async def close(self) -> None:
-        """End the shell and what it started."""
+        """End the shell and all that it started, its background jobs included."""
+        self.end()
+
+    def end(self) -> None:
+        """The same at once: what the sandbox is asked for after that begins when all has ended."""
+        self._end_background()
         if not self.closed:
             self._closed = True
             self._connection.send("close", self._channel)

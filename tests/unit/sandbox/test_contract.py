@@ -293,6 +293,45 @@ async def test_background_jobs_report_their_own_exit_code(sandboxes: SandboxMana
         assert started.stdout.strip() == b"1"
 
 
+async def test_sessions_end_what_they_left_in_the_background(sandboxes: SandboxManager) -> None:
+    """A job outlives its command, and not its session; files and the network of the sandbox are shared all the time."""
+    serve = """
+import os, socket
+server = socket.create_server(("127.0.0.1", 0))
+open(".port", "w").write(str(server.getsockname()[1]))
+os.rename(".port", "port")
+while True: server.accept()[0].send(b"here")
+"""
+    ask = """
+import socket
+try: print(socket.create_connection(("127.0.0.1", int(open("port").read()))).recv(4).decode())
+except ConnectionRefusedError: print("gone")
+"""
+    async with await sandboxes.create() as sandbox:
+        await sandbox.write_file("serve.py", serve.encode())
+        for end in ("close", "exit"):
+            shell = await sandbox.session()
+            await shell.run("rm -f port; python3 serve.py >log 2>&1 & while ! [ -e port ]; do sleep 0.01; done")
+            assert (await shell.run("jobs -r | wc -l")).stdout.strip() == b"1"
+            job = await shell.background("sleep 1000")
+            assert (await sandbox.execute(PythonCode(source=ask))).stdout == b"here\n"
+            if end == "close":
+                await shell.close()
+            else:
+                await shell.run("exit")
+            assert (await job.wait()).outcome is Outcome.SIGNALLED
+            assert (await sandbox.execute(PythonCode(source=ask))).stdout == b"gone\n"
+
+
+async def test_programs_that_are_kept_end_what_they_started(sandboxes: SandboxManager) -> None:
+    loop = "(while :; do echo x >> {0}; sleep 0.01; done) </dev/null >/dev/null 2>&1 & while ! [ -s {0} ]; do :; done"
+    async with await sandboxes.create() as sandbox:
+        for name, argv in (("a", ("bash", "-c")), ("b", ("setsid", "-w", "bash", "-c"))):
+            assert (await sandbox.execute(Command(argv=(*argv, loop.format(name))))).ok
+            sizes = [len(await sandbox.read_file(name)) for _ in range(8)]
+            assert len(set(sizes)) == 1, (name, sizes)
+
+
 async def test_what_cannot_be_passed_on_is_refused_by_name(sandboxes: SandboxManager) -> None:
     with pytest.raises(ValueError, match="zero byte"):
         await sandboxes.execute(Command(argv=("echo", "a\0b")))

@@ -384,23 +384,38 @@ print("BREACH" if os.access("/proc/1/mem", os.R_OK) and open("/proc/1/mem", "rb"
         assert bomb.outcome in (Outcome.WALL_TIME, Outcome.PROCESSES)
 
 
-async def test_taking_all_processes_of_a_kept_sandbox_is_no_infrastructure_error(contained: SandboxManager) -> None:
+@pytest.mark.parametrize("free", [0, 1, 2])
+async def test_taking_all_processes_of_a_kept_sandbox_is_no_infrastructure_error(
+    contained: SandboxManager, free: int
+) -> None:
+    """Nor is it where the init of the next program can be forked, and the program cannot."""
     if not _groups(contained):
         pytest.skip("without control groups a program of the agent's own user may still start")
     hoard = """
-import os, time
-if os.fork(): os._exit(0)
-os.setsid()
-while True:
-    try:
-        if os.fork() == 0: time.sleep(1000)
-    except OSError: time.sleep(0.01)
+import os, signal, sys, time
+pids = []
+try:
+    while True:
+        pids.append(os.fork())
+        if pids[-1] == 0: time.sleep(1000)
+except OSError:
+    for pid in pids[:int(sys.argv[1])]:
+        os.kill(pid, 9)
+        os.waitpid(pid, 0)
+    print("taken", flush=True)
+    time.sleep(1000)
 """
     async with await contained.create() as sandbox:
-        assert (await sandbox.execute(PythonCode(source=hoard))).ok
-        for _ in range(200):
-            result = await sandbox.execute(PythonCode(source="pass"))
-            if not result.ok:
-                break
-        assert result.outcome is Outcome.PROCESSES
+        await sandbox.write_file("hoard.py", hoard.encode())
+        shell = await sandbox.session()
+        job = await shell.start(f"python3 -I -S hoard.py {free}")
+        async for chunk in job.stream():
+            assert chunk.data == b"taken\n", chunk
+            break
+        result = await sandbox.execute(PythonCode(source="print(1)"))
+        assert (result.outcome, result.stdout) == (
+            (Outcome.EXITED, b"1\n") if free == 2 else (Outcome.PROCESSES, b"")
+        ), result
+        await shell.close()
+        assert (await sandbox.execute(PythonCode(source="print(1)"))).stdout == b"1\n"
     assert _left(contained) == []

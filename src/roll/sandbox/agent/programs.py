@@ -1,12 +1,16 @@
 """Starting a program.
 
     agent ── fork ──► init of the program ── fork ──► program
-                      (own PID, mount, IPC and    (no capabilities, filter, limits)
-                      network namespaces, files)
+                      (own PID namespace and      (no capabilities, filter, limits)
+                      /proc; where it is `fresh`
+                      also own files, IPC and
+                      network namespaces)
 
-The init outlives the program by an instant: with it the kernel ends everything that the program left behind. Where
-the program shares the sandbox's namespaces (`fresh` is false), the agent itself is its parent. A child that is forked
-before its program is known (`spare.py`) does all of this and then waits for it.
+The init outlives the program by an instant: with it the kernel ends every process that the program left behind,
+whatever its parent, session or signal handlers are. The kernel lets the init be reaped only after all processes of its
+namespace have ended, so a program whose init was reaped has left none. Where the sandbox cannot make namespaces
+(`docker`, `subprocess`), the agent itself is the program's parent. A child that is forked before its program is known
+(`spare.py`) does all of this and then waits for its program.
 
 Invariants: between the fork and `_restrict` only our own code runs; whatever fails before the program starts ends
 the child with exit code 125 and a line on standard error; file descriptors of the agent reach no program.
@@ -24,10 +28,14 @@ import sys
 from roll.sandbox.agent import kernel, layers, terminal
 
 FAILED_TO_START = 125
-_STATUS = 4
-"""File descriptor where an init, or the shell of a session, reports."""
+_REPORT = 4
+"""File descriptor on which the shell of a session reports the exit codes of its commands."""
 LINE = 5
-"""File descriptor on which a child that waits for its program hears of it."""
+"""File descriptor on which a child that waits for its program receives it."""
+_STATUS = 6
+"""File descriptor on which an init reports the end of its program."""
+_NO_PROCESS = b"processes"
+"""What an init reports where its program could not be forked because too many processes run in the sandbox."""
 _MAX_DESCRIPTORS = 1 << 16
 
 
@@ -49,6 +57,27 @@ class Started:
         self.streams = streams
         """By file descriptor: `o`, `e` or `r`."""
 
+    def read_end(self, status):
+        """Read what the init reported, and close its descriptor.
+
+        Args:
+            status: of the process `pid`, as wait(2) gives it.
+
+        Returns:
+            the status of the program (None: the init ended without a report), whether its disk was full, and whether
+            it could not start because too many processes run in the sandbox. Without an init, `status` as it is.
+        """
+        if self.status is None:
+            return status, False, False
+        report = os.read(self.status, 64)
+        os.close(self.status)
+        if report == _NO_PROCESS:
+            return FAILED_TO_START << 8, False, True
+        if not report:
+            return None, False, False
+        code, full = report.split()
+        return int(code), full != b"0", False
+
 
 def start(request, settings, namespace):
     """Fork the program that `request` describes.
@@ -56,7 +85,7 @@ def start(request, settings, namespace):
     Args:
         request: what the host sent (see `serve.py`), with `stdin` as a file descriptor.
         settings: of the sandbox: home, limits, filter, environment.
-        namespace: file descriptor of the agent's PID namespace; needed for `fresh`.
+        namespace: file descriptor of the agent's PID namespace, where the sandbox can make others.
     """
     return fork(_run, request, settings, namespace)
 
@@ -66,17 +95,17 @@ def fork(function, request, settings, namespace):
 
     Args:
         function: what it does then.
-        request: of it, only `fresh`, `result`, `stdin`, `pair` (of a terminal) and `report` are looked at.
+        request: of it, only `fresh`, `result`, `stdin`, `pair` (of a terminal), `report` and `line` are used.
         settings: as for `start`.
         namespace: as for `start`.
     """
-    fresh = request["fresh"]
+    own_namespace = settings["mount_space"]
     pair = request.get("pair")
     outputs = [pair] if pair else [os.pipe() for _ in range(3 if request["result"] else 2)]
-    status = os.pipe() if fresh else ()
+    status = os.pipe() if own_namespace else ()
     pid = -1
     try:
-        if fresh:
+        if own_namespace:
             kernel.unshare(kernel.CLONE_NEWPID)
         pid = os.fork()
     except OSError:
@@ -84,7 +113,7 @@ def fork(function, request, settings, namespace):
             os.close(descriptor)
         raise
     finally:
-        if fresh and pid != 0:  # the agent's further children are for its own namespace again
+        if own_namespace and pid != 0:  # the agent's further children are for its own namespace again
             kernel.setns(namespace, kernel.CLONE_NEWPID)
     if pid == 0:
         writes = [write for _, write in outputs]
@@ -114,31 +143,15 @@ def _child(function, request, settings, outputs, status):
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     if settings["image"] and request["fresh"]:
         layers.go_back(settings)
-    high = [_above_the_standard_ones(each) for each in (request["stdin"], *outputs)]
-    line = request.get("line")
-    if line is not None:
-        line = _above_the_standard_ones(line)
-    report = status[1] if status else request.get("report")
-    if report is not None:
-        os.dup2(_above_the_standard_ones(report), _STATUS, not status)
-    if line is not None:
-        os.dup2(line, LINE)
-    for new, old in enumerate(high):
-        os.dup2(old, new)
-    os.closerange(len(high), _STATUS)
-    if report is None:
-        os.closerange(_STATUS, LINE)
-    os.closerange(LINE + (line is not None), _MAX_DESCRIPTORS)
-    if request["fresh"]:
-        kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
-        kernel.raise_loopback()  # of its own: closed connections and counters would tell the next program of this one
-        if settings["image"]:
-            layers.make(settings)
-        else:
-            kernel.private_proc()
-            limits = settings["limits"]
-            kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
-        pid = os.fork()
+    _place_descriptors(request, outputs, status)
+    if status:
+        _make_namespaces(request, settings)
+        try:
+            pid = os.fork()
+        except BlockingIOError:
+            if not request["fresh"]:  # a fresh program is alone: that it cannot start is not a program's doing
+                os.write(_STATUS, _NO_PROCESS)
+            raise
         if pid:
             _serve_as_init(pid, settings)
         os.close(_STATUS)
@@ -150,9 +163,42 @@ def _child(function, request, settings, outputs, status):
     function(request, settings)
 
 
+def _place_descriptors(request, outputs, status):
+    """Give the descriptors of a program and of its init their numbers, and close all others."""
+    wanted = dict(enumerate((request["stdin"], *outputs)))
+    for number, descriptor in (
+        (_REPORT, request.get("report")),
+        (LINE, request.get("line")),
+        (_STATUS, status[1] if status else None),
+    ):
+        if descriptor is not None:
+            wanted[number] = descriptor
+    high = [(number, _above_the_standard_ones(descriptor)) for number, descriptor in wanted.items()]
+    os.closerange(0, _STATUS + 1)
+    for number, descriptor in high:
+        os.dup2(descriptor, number)
+    os.closerange(_STATUS + 1, _MAX_DESCRIPTORS)
+
+
+def _make_namespaces(request, settings):
+    """In the first process of a new PID namespace: the other namespaces of its program."""
+    if not request["fresh"]:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.private_proc()
+        return
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
+    kernel.raise_loopback()  # of its own: closed connections and counters would tell the next program of this one
+    if settings["image"]:
+        layers.make(settings)
+    else:
+        kernel.private_proc()
+        limits = settings["limits"]
+        kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
+
+
 def _above_the_standard_ones(descriptor):
     """A duplicate that no descriptor of a program will overwrite."""
-    while descriptor <= LINE:
+    while descriptor <= _STATUS:
         descriptor = os.dup(descriptor)
     return descriptor
 
@@ -160,7 +206,6 @@ def _above_the_standard_ones(descriptor):
 def _serve_as_init(program, settings):
     """Reap until the program ends; report how, and whether its disk was full. Ends with this process."""
     os.closerange(0, _STATUS)
-    os.closerange(LINE, LINE + 1)
     while True:
         pid, code = os.waitpid(-1, 0)
         if pid == program:
@@ -243,7 +288,7 @@ def _restrict(settings):
     if settings["own_group"]:
         os.nice(10)  # whatever it starts, the agent beside it gets to act when its time is over
     if settings["bound_processes"]:
-        bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + 4
+        bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + 8  # see `host/spawner.py`
     if settings["bound_address_space"]:
         bounds[resource.RLIMIT_AS] = limits["memory_bytes"] + (1 << 30)
     _bound(bounds)

@@ -127,10 +127,7 @@ class Run:
             self.note(limit)
         self.wall_s = self.cpu_s = 1e9
         self.killed = True
-        if self.started.status is not None:
-            os.kill(self.started.pid, 9)
-        else:
-            usage.kill_tree(self.started.pid)
+        self.agent.ending.end(self.started)
 
     def feed(self, data):
         """Standard input; empty at its end. What the program does not read yet is kept."""
@@ -198,17 +195,18 @@ class Run:
         """Its process is gone: read what is left and report."""
         self._close_input()
         self.unread = None
-        if self.started.status is not None:
-            report = os.read(self.started.status, 64).split()
-            os.close(self.started.status)
-            if report:
-                status, self.full = int(report[0]), report[1] != b"0"
-            elif not self.killed:
-                for descriptor in list(self.open):
-                    self.agent.forget(descriptor)
-                self.agent.fail(self.channel, "the namespaces of a program could not be made")
-                return
-        else:
+        own_namespace = self.started.status is not None
+        reported, self.full, refused = self.started.read_end(status)
+        if refused:
+            self.note("processes")
+        if reported is not None:
+            status = reported
+        elif not self.killed:
+            for descriptor in list(self.open):
+                self.agent.forget(descriptor)
+            self.agent.fail(self.channel, "the namespaces of a program could not be made")
+            return
+        if not own_namespace:
             self.full = programs.disk_full(self.agent.settings)
         for descriptor in list(self.open):
             while self.read(descriptor):

@@ -17,7 +17,8 @@
 
 One thread; one loop over poll(). Invariants: every "run" and "line" is answered by exactly one x; output is passed on
 before the x of its program; a program's time runs from its fork; nothing that a program does can block the loop, for
-the agent waits for nothing but poll() and for the host to read. When the host closes fd 0, everything ends.
+the agent waits for nothing but poll() and for the host to read; a program is started only after those that were to end
+before have ended, with all their processes. When the host closes fd 0, everything ends.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ import os
 import select
 
 from roll.sandbox.agent import kernel, layers, locks, programs, spare, usage
+from roll.sandbox.agent.ending import END_S, NEVER, Ending
 from roll.sandbox.agent.run import Run, clock
 from roll.sandbox.agent.shell import Shell
 
 _READ_BYTES = 1 << 16
-_NEVER = float("inf")
 
 
 class Agent:
@@ -59,9 +60,10 @@ class Agent:
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings = {}
         self.namespace = self.counter = -1
-        self.next_look = _NEVER
+        self.next_look = NEVER
         """When to look at the locks that programs hold."""
         self.childless = True
+        self.ending = Ending()
 
     def configure(self, settings):
         """What the host sent first: prepare the sandbox."""
@@ -112,12 +114,12 @@ class Agent:
             self.spare = None
 
     def prepare(self):
-        """Have a spare child, if nothing else is to be done and none of another's programs could meet it."""
+        """Fork a spare child for the kind of program that ran last, if nothing else is to be done."""
         idle = self.spare is None and not self.runs and not self.shells
-        if not self.spares or not idle or self.ran is False or self.poll.poll(0):
+        if not self.spares or not idle or self.poll.poll(0):
             return
         try:
-            self.spare = spare.Spare(self.ran is not None, self.settings, self.namespace)
+            self.spare = spare.Spare(bool(self.ran), self.settings, self.namespace)
         except OSError:
             return  # whoever starts the next program is told
 
@@ -129,7 +131,7 @@ class Agent:
             now = clock()
             busy = [*self.runs.values(), *self.shells.values()]
             self.plan_look(now, busy)
-            wait = min([now + 3600, self.next_look, *(each.deadline() for each in busy)]) - now
+            wait = min(now + 3600, self.next_look, self.ending.deadline(), *(each.deadline() for each in busy)) - now
             for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
                 if descriptor == self.incoming:
                     if not self.hear():
@@ -142,21 +144,23 @@ class Agent:
             now = clock()
             if now >= self.next_look:
                 self.look_at_locks()
+            if now >= self.ending.deadline():
+                self.ending.check(now, idle=not self.runs and not self.shells)
             for each in [*self.runs.values(), *self.shells.values()]:
                 if now >= each.deadline():
                     each.check(now)
 
     def plan_look(self, now, busy):
-        """While anything of a program's runs, also what it left where it may leave something."""
-        runs = self.settings["isolated"] and (busy or (self.ran is False and not self.childless))
-        if not runs:
-            self.next_look = _NEVER
-        elif self.next_look == _NEVER:
+        """Plan a look while a program runs, and while it may have left processes: without a PID namespace."""
+        left = self.ran is False and not self.childless and not self.settings["mount_space"]
+        if not (self.settings["isolated"] and (busy or left)):
+            self.next_look = NEVER
+        elif self.next_look == NEVER:
             self.next_look = now + locks.LOOK_S
 
     def look_at_locks(self):
         """End whoever holds too many."""
-        self.next_look = _NEVER
+        self.next_look = NEVER
         owners = locks.hoarders()
         for pid in owners:
             try:
@@ -178,13 +182,15 @@ class Agent:
         return bool(data)
 
     def handle_messages(self):
-        """All complete frames."""
+        """Handle all complete frames, in their order."""
         start = 0
         while len(self.buffer) - start >= 4:
             end = start + 4 + int.from_bytes(self.buffer[start : start + 4], "little")
             if len(self.buffer) < end:
                 break
             message = marshal.loads(memoryview(self.buffer)[start + 4 : end])
+            if self.ending and message[0] in ("run", "shell"):
+                break  # what is being ended may be all that can run at once
             start = end
             getattr(self, "on_" + message[0])(*message[1:])
         if start:
@@ -282,6 +288,7 @@ class Agent:
             self.childless = False
             if pid == 0:
                 return
+            self.ending.reaped(pid)
             if self.spare is not None and self.spare.started.pid == pid:
                 self.drop_spare(reaped=True)
                 self.spares = False  # something keeps them from waiting: programs will say what
@@ -289,6 +296,7 @@ class Agent:
                 for channel, each in list(group.items()):
                     if each.started.pid == pid:
                         del group[channel]
+                        self.ending.clean_up(each.started)
                         each.ended(status, used)
 
     def watch(self, descriptors, owner, events=select.POLLIN):
@@ -353,5 +361,5 @@ def main():
         agent.serve()
     finally:
         if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.Become):
-            usage.kill_tree(os.getpid(), spare=(os.getpid(),))
+            usage.end_all(lambda: usage.below(os.getpid()), END_S)
     os._exit(0)

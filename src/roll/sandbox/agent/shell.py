@@ -5,8 +5,11 @@
     bash's output ──► pipes, read while a command runs; what background jobs print meanwhile waits in the pipe
 
 bash is interactive (without a terminal), so that SIGINT aborts a command and keeps the session. A command over its
-time loses its processes: every child of bash that appeared since it began is killed, bash interrupted; a bash that
-ignores this for a second is killed, and the session has ended.
+time loses its processes: every child of bash, and every orphan, that appeared since it began is killed, and bash is
+interrupted; a bash that ignores this for a second is killed, and the session has ended.
+
+A session has a PID namespace of its own, as every program has (`programs.py`). Its background jobs, daemons included,
+outlive its commands and end with the session, however that ends.
 """
 
 from __future__ import annotations
@@ -23,6 +26,8 @@ _PREPARE = (
 )
 _RETRY_S = 0.05
 _GRACE_S = 1.0
+_SWEEP_S = 0.1
+"""How long the loop may be held up by ending what an interrupted command has left."""
 
 
 class Shell:
@@ -47,13 +52,15 @@ class Shell:
             "report": status_write,
         }
         try:
-            self.started = programs.start(program, agent.settings, -1)
+            self.started = programs.start(program, agent.settings, agent.namespace)
         except OSError:
             for descriptor in (self.status, self.lines, lines_read, status_write):
                 os.close(descriptor)
             raise
         os.close(lines_read)
         os.close(status_write)
+        self.bash = self.started.pid if self.started.status is None else None
+        """Its pid; None: it is the child of an init, and not known before it has reported for the first time."""
         self.partial = b""
         self.limits = []
         self.began = 0.0
@@ -70,7 +77,8 @@ class Shell:
         self.kill_at = None
         self.output_left = request["output_bytes"]
         self.limits = []
-        self.before = usage.children(self.started.pid)
+        self.before = {(pid, entry[5]) for pid, entry in usage.processes().items()}
+        """Every process that was there, with the time of its start, for numbers are used again."""
         self.agent.watch(self.started.streams, self)
 
     def run(self, request):
@@ -88,7 +96,7 @@ class Shell:
                 view = view[os.write(self.lines, view) :]
             except BlockingIOError:
                 if time.monotonic() > self.began + _GRACE_S:
-                    os.kill(self.started.pid, 9)
+                    self.close()
                     return
                 time.sleep(0.001)
             except BrokenPipeError:
@@ -105,19 +113,30 @@ class Shell:
         now = time.monotonic()
         if self.kill_at is None:
             self.kill_at = now + _GRACE_S
-        if now >= self.kill_at:
-            usage.kill_tree(self.started.pid)
+        if now >= self.kill_at or self.bash is None:
+            self.close()
             self.stop_at = now + 3600
             return
         # First the interrupt, then the kills: a bash that sees its command end, but no interrupt yet, goes on.
-        os.kill(self.started.pid, _signal.SIGINT)
-        for child in usage.children(self.started.pid) - self.before:
-            usage.kill_tree(child, stop=False)  # bash would take a stopped job as done, and go on
+        usage.send(_signal.SIGINT, [self.bash])
+        usage.send(9, self._of_the_command())  # not stopped before: bash would take a stopped job as done, and go on
         self.stop_at = now + _RETRY_S
 
+    def _of_the_command(self):
+        """List the children of bash, and the orphans of its session, that appeared since the command began."""
+        found = usage.processes()
+        own_namespace = self.started.status is not None
+        adopter = self.started.pid if own_namespace else os.getpid()
+        roots = []
+        for pid, entry in found.items():
+            orphan = entry[0] == adopter and pid != self.bash and (own_namespace or entry[6] == self.bash)
+            if (orphan or entry[0] == self.bash) and (pid, entry[5]) not in self.before:
+                roots.append(pid)
+        return usage.alive(roots, found)
+
     def close(self):
-        """End the shell and what it started."""
-        usage.kill_tree(self.started.pid)
+        """End the shell and all that it started."""
+        self.agent.ending.end(self.started)
 
     def read(self, descriptor):
         """Output, or the exit code of the command."""
@@ -143,6 +162,10 @@ class Shell:
         return True
 
     def _finish(self, code, closed=False):
+        if self.bash is None and not closed:
+            self.bash = min(usage.below(self.started.pid), default=None)  # the only one: it has run no command yet
+        if self.kill_at is not None and not closed:
+            usage.end_all(self._of_the_command, _SWEEP_S)
         for descriptor in self.started.streams:
             if descriptor in self.agent.owners:
                 while self.read(descriptor) and self.output_left > 0:
@@ -154,6 +177,10 @@ class Shell:
 
     def ended(self, status, used):
         """bash itself has ended: `exit`, or killed."""
+        reported, _, refused = self.started.read_end(status)
+        if refused:
+            self.limits.append("processes")
+        status = status if reported is None else reported
         number = status & 0x7F
         self._finish(128 + number if number else status >> 8, closed=True)
         self.agent.ignore([self.status])

@@ -3,9 +3,9 @@
     agent: Spare() ── fork ──► init ── fork ──► child: restricted, unwound, imports nothing more, waits
            launch(request) ── request in a file in memory, standard input's descriptor by socket ──► becomes the program
 
-Invariants: a spare is there only while no program of another can see it: before the first program of a sandbox, or in
-namespaces of its own; it holds nothing that a fork at the same moment would not; it serves one program; when the agent
-lets go of the socket, it ends.
+Invariants: a spare has a PID namespace of its own, so no other program can see it; it is there only while nothing
+runs; it holds nothing that a fork at the same moment would not; it serves one program; when the agent closes the
+socket, it ends.
 """
 
 from __future__ import annotations

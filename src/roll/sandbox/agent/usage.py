@@ -1,8 +1,9 @@
-"""What processes use, from /proc."""
+"""What processes there are and what they use, from /proc; and their end, where no namespace ends them together."""
 
 from __future__ import annotations
 
 import os
+import time
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -13,7 +14,12 @@ _OWN_COUNTERS = ("cpu.stat", "cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage
 
 
 def processes():
-    """By pid: parent, seconds of CPU with those of ended children, resident bytes, threads, own seconds, its start."""
+    """List the processes that /proc shows.
+
+    Returns:
+        by pid: parent, seconds of CPU with those of ended children, resident bytes, threads, own seconds of CPU, time
+        of the start, session, whether it has ended (a zombie).
+    """
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -26,7 +32,9 @@ def processes():
         fields = text[text.rindex(b")") + 2 :].split()
         cpu = sum(map(int, fields[11:15])) / _TICKS
         own = sum(map(int, fields[11:13])) / _TICKS
-        found[int(name)] = (int(fields[1]), cpu, int(fields[21]) * _PAGE, int(fields[17]), own, fields[19])
+        memory, threads = int(fields[21]) * _PAGE, int(fields[17])
+        ended = fields[0] in (b"Z", b"X") and threads < 2  # with more, only the first thread has ended
+        found[int(name)] = (int(fields[1]), cpu, memory, threads, own, fields[19], int(fields[3]), ended)
     return found
 
 
@@ -108,20 +116,60 @@ def memory_of(root):
     return total
 
 
-def children(pid):
-    """Pids of its children."""
-    return {child for child, entry in processes().items() if entry[0] == pid}
+def of_program(root):
+    """List the pids of a program without a PID namespace of its own: its tree, and orphans that kept its session.
+
+    Only descendants of this process are listed, so that a number that was given away again does no harm.
+    """
+    found = processes()
+    roots = [root, *(pid for pid, entry in found.items() if entry[6] == root)]
+    return alive(roots, found) & alive([os.getpid()], found)
 
 
-def kill_tree(root, spare=(), stop=True):
-    """SIGKILL for `root` and its descendants; stopped first (SIGSTOP), so that none can start another meanwhile."""
-    for signal in (19, 9) if stop else (9,):
-        for pid in tree(root):
-            if pid not in spare:
-                try:
-                    os.kill(pid, signal)
-                except OSError:
-                    continue
+def below(root):
+    """List the pids of the descendants of a process."""
+    return alive([root], processes()) - {root}
+
+
+def alive(roots, found):
+    """List `roots` and their descendants, as `found` by `processes`, but for zombies."""
+    return {pid for each in roots for pid in tree(each, found) if not found[pid][7]}
+
+
+def send(signal, pids):
+    """Send a signal to those that are still there."""
+    for pid in pids:
+        try:
+            os.kill(pid, signal)
+        except OSError:
+            continue
+
+
+def end_all(find, most_s):
+    """SIGKILL for what `find` lists, again and again until it lists nothing.
+
+    All are stopped (SIGSTOP) before any is killed, so that none starts another meanwhile: the number of processes that
+    can run at once bounds the number of rounds. A process that forks and ends faster than it is found can escape; only
+    a PID namespace holds that one.
+
+    Args:
+        find: returns the pids that are to end, without zombies.
+        most_s: how long to try.
+
+    Returns:
+        whether none is left.
+    """
+    give_up = time.monotonic() + most_s
+    while True:
+        stopped = set()
+        while (further := find() - stopped) and time.monotonic() < give_up:
+            send(19, further)
+            stopped |= further
+        if not stopped:
+            return not further
+        send(9, stopped)
+        if time.monotonic() >= give_up:
+            return False
 
 
 _COUNTERS = {

@@ -32,7 +32,8 @@ from roll.sandbox.host.slots import Slot, Zygote
 
 _OVERHEAD_BYTES = 32 * 2**20
 """Memory of bwrap and the agent, on top of what the sandbox may use."""
-_OVERHEAD_PROCESSES = 4
+_OVERHEAD_PROCESSES = 8
+"""The slot's or bwrap's own, the agent, and the inits of the first programs, or a child that waits with its init."""
 _MESSAGE_BYTES = 1 << 17
 _SLOT_USERS = 1 << 16
 _STANDING_SLOTS = 4

@@ -80,7 +80,7 @@ class Executions:
         elif op == "look":
             self._spawn(self._looked(message))
         elif op == "close" and found is None and name in self._sessions:
-            self._spawn(self._sessions.pop(name).close())
+            self._sessions.pop(name).end()
         elif found is not None:
             self._apply(name, found, message)
 
@@ -148,7 +148,7 @@ class Executions:
                 del self._known[name]
                 self.tell(self._opened(name))
                 if any(each["op"] == "close" for each in execution.waiting):
-                    await self._sessions.pop(name, session).close()
+                    self._sessions.pop(name, session).end()
                 return
             session = self._sessions.get(message["shell"])
             if session is None:
