@@ -226,21 +226,31 @@ def simulate(
 
 
 @roll.command()
-@_file
+@click.argument("source", metavar="FILE|MODEL", shell_complete=files)
+@click.option("--device", "device_name", metavar="NAME", help="Device to plan for: h100, h200, a100, ..., cpu.")
+@click.option("--devices", "num_devices", type=int, metavar="N", help="Number of devices, for all roles together.")
 @_overrides
-def plan(file: str, overrides: tuple[str, ...]) -> None:
-    """Plan a run: find the fastest way to divide the devices. FILE is one for `roll simulate`.
+def plan(source: str, device_name: str | None, num_devices: int | None, overrides: tuple[str, ...]) -> None:
+    """Plan a run: find the fastest way to divide the devices.
+
+    FILE is a run's configuration or a workload for `roll simulate`; MODEL is a config.json, a model directory, a hub id
+    (owner/name; only its config.json is needed) or a known name, dense or a mixture of experts.
 
     Prints the fastest plan that fits in memory: how wide each engine is, which devices train and which generate, the
-    async ratio, the memory of each role, the expected step time and what limits it. Says so if asynchrony does not
-    help.
+    async ratio, expert parallelism, the memory of each role, the expected step time and what limits it. Says so if
+    asynchrony does not help, and which numbers were measured and which are assumed.
     """
-    from roll.config.simulation import load_simulation
     from roll.simulation.plan_report import render_plan
+    from roll.simulation.plan_sources import read_plan_source
     from roll.simulation.planner import make_plan
+    from roll.simulation.training_plan import render_training_plan
 
-    found = make_plan(load_simulation(file, overrides), progress=lambda line: click.echo(line, err=True))
-    click.echo(render_plan(found))
+    found = read_plan_source(source, overrides, device_name=device_name, num_devices=num_devices)
+    if found.examples_per_step is not None:
+        click.echo(render_training_plan(found))
+        return
+    best = make_plan(found.config, lambda line: click.echo(line, err=True), found.trainer)
+    click.echo(render_plan(best, found.constants))
 
 
 @roll.command()

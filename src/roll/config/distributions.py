@@ -25,6 +25,7 @@ __all__ = [
     "Quantile",
     "QuantilesDistribution",
     "UniformDistribution",
+    "mean_of",
 ]
 
 Quantile: TypeAlias = Callable[[float], float]
@@ -213,3 +214,9 @@ DistributionConfig: TypeAlias = Annotated[
     Field(discriminator="type"),
 ]
 """A random quantity."""
+
+
+def mean_of(distribution: DistributionConfig, highest: float = math.inf, num_points: int = 1000) -> float:
+    """Return the mean of min(X, highest), by the midpoint rule over the quantile function."""
+    quantile = distribution.quantile()
+    return math.fsum(min(quantile((i + 0.5) / num_points), highest) for i in range(num_points)) / num_points

@@ -127,6 +127,12 @@ class SimulatedTrainingConfig(Section):
         None, "Of a weight sync, in place of what weights and interconnect say.", unit="seconds", ge=0
     )
     quantization: Quantization = option("none", "As `inference.quantization` of a run: what a weight sync sends.")
+    share_prefix: bool = option(
+        False, "As `training.share_prefix` of a run: a group's prompt is computed once for all its rollouts."
+    )
+    expert_parallel: int = option(
+        1, "As `training.parallel.ep` of a run: ranks that divide the experts. `roll plan` chooses it.", ge=1
+    )
 
 
 class FailureConfig(Section):
@@ -158,7 +164,9 @@ class SimulationConfig(Section):
     num_seeds: int = option(1, "So many seeds are simulated, one after the other.", ge=1)
     num_steps: int = option(5, "Training steps.", ge=1)
     warmup_steps: int = option(0, "Steps at the beginning that do not count.", ge=0)
-    model: str = option(..., "A known model, or a YAML file that describes one.")
+    model: str = option(
+        ..., "A known model, a YAML file that describes one, a config.json, a model directory or a hub id."
+    )
     device: str = option(..., "A known device, or a YAML file that describes one.")
     placement: SimulatedPlacement = option(SimulatedPlacement(), "Devices of the roles.")
     engine: SimulatedEngineConfig = option(SimulatedEngineConfig(), "One engine.")
@@ -236,6 +244,14 @@ class SimulationConfig(Section):
         if name not in self.variants:
             raise ConfigError(f"'{self.name}' has no variant '{name}'. It has: {', '.join(self.variants) or 'none'}.")
         return self.changed(self.variants[name] or {}, f"variant {name}")
+
+    def with_overrides(self, overrides: Sequence[str]) -> SimulationConfig:
+        """Return this configuration with `key=value` overrides.
+
+        Raises:
+            ConfigError: an override is wrong.
+        """
+        return _validate(Document(name="", tree=self.model_dump(mode="json")), overrides) if overrides else self
 
     def changed(self, changes: Mapping[str, Any], name: str = "") -> SimulationConfig:
         """This configuration, without variants, with other values.

@@ -3,6 +3,7 @@
 from roll.models.attention_form import AttentionForm, Reach, attention_form, position_scale, reach_mask
 from roll.models.catalogue import CATALOGUE, CatalogueEntry
 from roll.models.checkpoint_names import as_in_checkpoint, changes_names
+from roll.models.config_only import cache_width, describe_config, find_config
 from roll.models.describe import (
     ModelDescription,
     check_experts,
@@ -30,6 +31,7 @@ __all__ = [
     "WeightFiles",
     "as_in_checkpoint",
     "attention_form",
+    "cache_width",
     "changes_names",
     "check_experts",
     "check_linear",
@@ -37,7 +39,9 @@ __all__ = [
     "chosen_experts",
     "context_length",
     "decoder_of",
+    "describe_config",
     "describe_model",
+    "find_config",
     "find_mixers",
     "find_model",
     "find_model_directory",

@@ -17,12 +17,14 @@ from roll.models.sizes import read_config, text_part
 
 __all__ = [
     "ModelDescription",
+    "WeightCounts",
     "check_experts",
     "check_files",
     "check_linear",
     "check_rotation",
     "context_length",
     "describe_model",
+    "make_description",
     "num_parameters",
     "rotation_length",
 ]
@@ -86,8 +88,8 @@ def describe_model(path: str | Path) -> ModelDescription:
     entry = CATALOGUE.get(str(path))
     directory = find_model(path)
     if directory is None and entry is not None:
-        return _description(entry.config, _Weights(entry.num_parameters, 0, 0, "bfloat16"), entry.name)
-    return _description(*check_files(directory or resolve_model(path)), str(path))
+        return make_description(entry.config, WeightCounts(entry.num_parameters, 0, 0, "bfloat16"), entry.name)
+    return make_description(*check_files(directory or resolve_model(path)), str(path))
 
 
 def num_parameters(path: str | Path) -> int:
@@ -177,7 +179,7 @@ def check_linear(directory: Path) -> None:
                     )
 
 
-class _Weights(NamedTuple):
+class WeightCounts(NamedTuple):
     """What a model's files hold."""
 
     number: int
@@ -193,7 +195,7 @@ class _Weights(NamedTuple):
     """Whether one is stored beside the embeddings."""
 
 
-def check_files(directory: Path) -> tuple[Mapping[str, Any], _Weights]:
+def check_files(directory: Path) -> tuple[Mapping[str, Any], WeightCounts]:
     """What a model's files say of it; a model that they cannot be of is not worth beginning to load.
 
     Raises:
@@ -215,7 +217,17 @@ def check_files(directory: Path) -> tuple[Mapping[str, Any], _Weights]:
     return config, weights
 
 
-def _description(config: Mapping[str, Any], weights: _Weights, name: str) -> ModelDescription:
+def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str) -> ModelDescription:
+    """Return the sizes of a model.
+
+    Args:
+        config: its config.json.
+        weights: counts of its weights.
+        name: of the model, for messages.
+
+    Raises:
+        ModelError: config.json lacks a size.
+    """
     text = text_part(config)
 
     def size(*keys: str) -> int:
@@ -289,7 +301,7 @@ def _whole(text: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _count(files: list[Path]) -> _Weights:
+def _count(files: list[Path]) -> WeightCounts:
     """Elements in safetensors files; read from their headers."""
     from safetensors import SafetensorError, safe_open
 
@@ -316,4 +328,4 @@ def _count(files: list[Path]) -> _Weights:
         raise ModelError(f"'{files[0]}' holds no tensors.")
     common = by_dtype.most_common(1)[0][0]
     dtype = DTYPE_NAMES.get(common, common.lower())
-    return _Weights(by_dtype.total(), num_tensors, of_experts, dtype, norms, has_gates, has_projection)
+    return WeightCounts(by_dtype.total(), num_tensors, of_experts, dtype, norms, has_gates, has_projection)

@@ -3,7 +3,7 @@
 One engine step decodes one token of every running request, and may prefill some prompt tokens beside that:
 
     step = overhead + decoding requests x host time + tokens x communication
-           + max(reading the weights once, tokens x FLOPs per token)
+           + max(reading the weights once, tokens x FLOPs per token)      (of experts, those that some token chose)
            + context tokens of decoding requests x reading their keys and values
            + (query, key) pairs of prefilled tokens x attention FLOPs
 
@@ -28,7 +28,18 @@ from dataclasses import dataclass
 from roll.errors import ConfigError
 from roll.simulation.hardware import Device, Model
 
-__all__ = ["EngineCosts", "engine_costs", "interpolate", "kv_capacity_tokens", "sync_s", "train_s"]
+__all__ = [
+    "DEVICES_PER_MACHINE",
+    "EngineCosts",
+    "engine_costs",
+    "interpolate",
+    "kv_capacity_tokens",
+    "sync_s",
+    "train_s",
+]
+
+DEVICES_PER_MACHINE = 8
+"""Devices that `link_bandwidth` connects; more of them communicate over the network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,7 +49,11 @@ class EngineCosts:
     overhead_s: float = 0.0
     """Of every step: launches, scheduling, latency of collectives."""
     weights_s: float = 0.0
-    """Reading all weights once."""
+    """Reading once all weights that every token goes through; without `experts_s`, all weights."""
+    experts_s: float = 0.0
+    """Reading once all experts among which a router chooses."""
+    chosen_share: float = 1.0
+    """Share of a layer's experts that one token goes through."""
     token_s: float = 0.0
     """Arithmetic of all linear layers, per token in the step."""
     communication_s: float = 0.0
@@ -74,7 +89,9 @@ class EngineCosts:
             attention = context_tokens * self.context_s + pairs * self.pair_s
             return max(0.0, interpolate(self.curve, num_decoding + num_prefilling)) + further + attention
         tokens = num_decoding + num_prefilled
-        linear = max(self.weights_s, tokens * self.token_s) + tokens * self.communication_s
+        # Tokens choose experts independently here, so each is read with probability 1 - (1 - share)^tokens.
+        weights_s = self.weights_s + self.experts_s * (1 - (1 - self.chosen_share) ** tokens)
+        linear = max(weights_s, tokens * self.token_s) + tokens * self.communication_s
         host = self.overhead_s + num_decoding * self.request_s
         return host + linear + context_tokens * self.context_s + pairs * self.pair_s
 
@@ -111,9 +128,12 @@ def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCo
             pair_s=pair_s,
             curve=measured.curve,
         )
+    expert_bytes = model.expert_parameters * model.element_bytes
     return EngineCosts(
         overhead_s=device.step_overhead_s + latency,
-        weights_s=model.active_bytes / bandwidth,
+        weights_s=(model.active_bytes - model.chosen_share * expert_bytes) / bandwidth,
+        experts_s=expert_bytes / bandwidth,
+        chosen_share=model.chosen_share,
         token_s=2 * model.active_parameters / flops,
         communication_s=per_token,
         request_s=device.request_overhead_s,
@@ -127,8 +147,9 @@ def _collectives(model: Model, device: Device, tensor_parallel: int) -> tuple[fl
     if tensor_parallel == 1:
         return 0.0, 0.0
     number = 2 * model.num_layers
+    bandwidth = device.link_bandwidth if tensor_parallel <= DEVICES_PER_MACHINE else device.network_bandwidth
     moved = 2 * (tensor_parallel - 1) / tensor_parallel * model.hidden_size * model.element_bytes
-    return number * device.collective_latency_s, number * moved / device.link_bandwidth
+    return number * device.collective_latency_s, number * moved / bandwidth
 
 
 def kv_capacity_tokens(model: Model, device: Device, tensor_parallel: int, memory_share: float) -> int:

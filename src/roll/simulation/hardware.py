@@ -13,11 +13,13 @@ from roll.config.base import Section, option
 from roll.config.document import Document, read
 from roll.config.problems import describe, message
 from roll.errors import ConfigError
+from roll.models import CATALOGUE, ModelDescription, cache_width, describe_config, describe_model, find_config
 from roll.registry import looked_from, nearest
 
 __all__ = ["Device", "Measured", "Model", "device", "known", "model"]
 
 _HERE = Path(__file__).parent
+MODEL_SOURCES = ", a config.json, a model directory or a hub id (owner/name)"
 
 
 class Measured(Section, strict=False):
@@ -63,6 +65,7 @@ class Device(Section):
     collective_latency_s: float = option(..., "Of one small all-reduce within a machine.", unit="seconds", ge=0)
     sync_overhead_s: float = option(..., "Of every weight sync, whatever its size.", unit="seconds", ge=0)
     measured: Measured | None = option(None, "In place of the roofline, for one model and width.")
+    sources: dict[str, str] = option({}, "Where each of these numbers comes from, by its key; `roll plan` prints it.")
 
 
 class Model(Section):
@@ -83,36 +86,38 @@ class Model(Section):
     num_kv_heads: int = option(..., "Of keys and values.", gt=0)
     head_dim: int = option(..., "Width of a head.", gt=0)
     element_bytes: int = option(2, "Of a weight.", unit="bytes", gt=0)
+    num_experts: int = option(0, "Experts of a layer, among which a router chooses; 0 for a dense model.", ge=0)
+    experts_per_token: int = option(0, "Experts that the router chooses for each token.", ge=0)
+    expert_parameters: int = option(0, "Weights of all these experts, over all layers.", ge=0)
+    cache_width: int | None = option(
+        None,
+        "Numbers that an engine keeps of a token, over all layers; by default keys and values of every head in every "
+        "layer. Fewer with multi-head latent attention or with linear attention.",
+        gt=0,
+    )
+    has_own_projection: bool = option(True, "Whether the vocabulary projection has weights apart from the embeddings.")
 
     @model_validator(mode="before")
     @classmethod
     def _all_are_active(cls, values: Any) -> Any:
         return {"active_parameters": values["parameters"]} | values if "parameters" in values else values
 
+    @model_validator(mode="after")
+    def _experts_agree(self) -> Model:
+        given = (self.num_experts > 0, self.experts_per_token > 0, self.expert_parameters > 0)
+        if any(given) and not all(given):
+            raise ValueError("num_experts, experts_per_token and expert_parameters must be set together")
+        if self.experts_per_token > self.num_experts or self.expert_parameters > self.parameters:
+            raise ValueError(
+                f"experts_per_token {self.experts_per_token} must be at most num_experts {self.num_experts}, and "
+                f"expert_parameters {self.expert_parameters} at most parameters {self.parameters:g}"
+            )
+        return self
+
     @property
     def num_parameters(self) -> int:
         """All parameters, by the name that `roll.config.estimate.ModelSizes` gives them."""
         return round(self.parameters)
-
-    @property
-    def experts_per_token(self) -> int:
-        """Copies of a hidden vector that experts are given: left out of the plans."""
-        return 0
-
-    @property
-    def num_experts(self) -> int:
-        """As `experts_per_token`."""
-        return 0
-
-    @property
-    def expert_parameters(self) -> int:
-        """Those that ranks would divide with `ep`: left out of the plans."""
-        return 0
-
-    @property
-    def has_own_projection(self) -> bool:
-        """As models have that are large enough for a plan."""
-        return True
 
     @property
     def norm_width(self) -> int:
@@ -143,12 +148,19 @@ class Model(Section):
 
     @property
     def active_bytes(self) -> float:
-        """Weights that a decoding step reads (of experts: those of one token, so a lower bound for small batches)."""
+        """Weights that a decoding step of one token reads."""
         return self.active_parameters * self.element_bytes
+
+    @property
+    def chosen_share(self) -> float:
+        """Share of a layer's experts that one token goes through; 1 for a dense model."""
+        return self.experts_per_token / self.num_experts if self.num_experts else 1.0
 
     @property
     def kv_bytes_per_token(self) -> float:
         """Keys and values of one token over all layers."""
+        if self.cache_width is not None:
+            return self.cache_width * self.element_bytes
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
 
     @property
@@ -170,8 +182,54 @@ def device(name: str) -> Device:
 
 
 def model(name: str) -> Model:
-    """A model by name, or the one that a YAML file describes; see `device`."""
-    return _find(Model, "model", name, "models.yaml")
+    """Return the sizes of a model.
+
+    Args:
+        name: a known name, a YAML file that describes a model, a config.json, a model directory, or a hub id.
+
+    Raises:
+        ConfigError: as `device`.
+        ModelError: the config.json cannot be found or read.
+    """
+    path = Path(name).expanduser()
+    file = path / "config.json" if path.is_dir() else path
+    return _read_model(name, file.stat().st_mtime_ns if file.is_file() else 0)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_model(name: str, changed_at: int) -> Model:
+    """Return the sizes of a model; kept until its file changes, since a plan asks for them once for each candidate."""
+    if name in known("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
+        return _find(Model, "model", name, "models.yaml")
+    if "/" not in name and name not in CATALOGUE and not Path(name).exists():
+        return _find(Model, "model", name, "models.yaml")  # raises, with the names that are known
+    if name in CATALOGUE:
+        return _of_description(name, describe_model(name), None)
+    directory = find_config(name)
+    has_weights = any(directory.glob("*.safetensors"))
+    found = describe_model(directory) if has_weights else describe_config(directory, name)
+    return _of_description(name, found, cache_width(directory, found))
+
+
+def _of_description(name: str, found: ModelDescription, width: int | None) -> Model:
+    chosen = found.experts_per_token / found.num_experts if found.expert_parameters else 1.0
+    return Model(
+        name=name,
+        parameters=found.num_parameters,
+        active_parameters=found.num_parameters - (1 - chosen) * found.expert_parameters,
+        num_layers=found.num_layers,
+        hidden_size=found.hidden_size,
+        intermediate_size=found.intermediate_size,
+        vocab_size=found.vocab_size,
+        num_heads=found.num_heads,
+        num_kv_heads=found.num_kv_heads,
+        head_dim=found.head_dim,
+        num_experts=found.num_experts if found.expert_parameters else 0,
+        experts_per_token=found.experts_per_token if found.expert_parameters else 0,
+        expert_parameters=found.expert_parameters,
+        cache_width=width,
+        has_own_projection=found.has_own_projection,
+    )
 
 
 @functools.cache
@@ -192,7 +250,7 @@ def _find(kind: type[T], what: str, name: str, file: str) -> T:
     else:
         raise ConfigError(
             f"unknown {what} '{name}'.{nearest(name, list(shipped))} Known: {', '.join(shipped)}; or name a YAML file "
-            f"with the same keys."
+            f"with the same keys{MODEL_SOURCES if what == 'model' else ''}."
         )
     try:
         return kind.model_validate(document.tree)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from roll.preflight.rendering import aligned
+from roll.simulation.experts import ExpertParallel
+from roll.simulation.plan_sources import Constant
 from roll.simulation.planner import Candidate, Plan
 
-__all__ = ["render_plan"]
+__all__ = ["render_constants", "render_experts", "render_plan"]
 
 
-def render_plan(plan: Plan) -> str:
-    """Recommendation, memory by role, and everything that was tried."""
+def render_plan(plan: Plan, constants: Sequence[Constant] = ()) -> str:
+    """Return a plan as text: recommendation, memory by role, everything that was tried, and what it depends on."""
     best, config = plan.best, plan.best.config
-    place, scheduling = config.placement, config.rollout.scheduling
+    place = config.placement
     lines = [
         f"{plan.config.name}: {config.model} on {place.num_devices} x {config.device}, "
         f"{config.rollout.prompts_per_step} prompts x {config.rollout.group_size}, up to "
@@ -27,12 +31,34 @@ def render_plan(plan: Plan) -> str:
         *_memory(plan),
         "",
         "In the run's file",
-        *_settings(place.generation, place.training, config.engine.tensor_parallel, scheduling.async_ratio),
+        *_settings(plan),
+        *render_experts(plan.experts),
         "",
         "Tried",
         *_table(plan.candidates),
     ]
+    if constants:
+        lines += ["", *render_constants(constants)]
     return "\n".join(lines)
+
+
+def render_experts(experts: Sequence[ExpertParallel], most: int = 6) -> list[str]:
+    """Return the comparison of the sizes of `training.parallel.ep`; nothing for a dense model."""
+    if not experts:
+        return []
+    rows = [("ep", "traffic of an update", "memory of a rank", "")]
+    for choice in experts[:most]:
+        size = f"{choice.memory_bytes / 1e9:.1f} GB"
+        rows.append((str(choice.size), f"{choice.traffic_s:.3g} s", size, "" if choice.fits else "does not fit"))
+    return ["", "Expert parallel, best first", *(f"  {line}" for line in aligned(rows))]
+
+
+def render_constants(constants: Sequence[Constant]) -> list[str]:
+    """Return what a plan depends on, and which of it was measured and which is assumed."""
+    rows = [("name", "value", "origin"), *((c.name, c.value, c.origin) for c in constants)]
+    counted = {kind: sum(c.origin.startswith(kind) for c in constants) for kind in ("measured", "published", "assumed")}
+    summary = ", ".join(f"{count} {kind}" for kind, count in counted.items())
+    return [f"Constants ({summary})", *(f"  {line}" for line in aligned(rows))]
 
 
 def _asynchrony(plan: Plan) -> list[str]:
@@ -63,16 +89,20 @@ def _memory(plan: Plan) -> list[str]:
     return lines
 
 
-def _settings(generation: int, training: int, width: int, ratio: float) -> list[str]:
+def _settings(plan: Plan) -> list[str]:
+    config = plan.best.config
+    generation, training = config.placement.generation, config.placement.training
     train = f"0-{generation - 1}" if not training else f"{generation}-{generation + training - 1}"
+    ep = config.training.expert_parallel
+    mapping = f'{{actor_infer: "0-{generation - 1}", actor_train: "{train}"}}'
+    cluster = ["  cluster:", "    type: ray", f"    device_mapping: {mapping}"]
     return [
         "  inference:",
-        f"    tensor_parallel: {width}",
+        f"    tensor_parallel: {config.engine.tensor_parallel}",
+        *(["  training:", f"    parallel: {{ep: {ep}}}"] if plan.experts else []),
         "  rollout:",
-        f"    scheduling: {{async_ratio: {ratio:g}}}",
-        "  cluster:",
-        "    type: ray",
-        f'    device_mapping: {{actor_infer: "0-{generation - 1}", actor_train: "{train}"}}',
+        f"    scheduling: {{async_ratio: {config.rollout.scheduling.async_ratio:g}}}",
+        *([] if config.placement.num_devices == 1 else cluster),
     ]
 
 

@@ -25,17 +25,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from roll.config.estimate import RoleMemory
-from roll.config.parallel import ParallelConfig
-from roll.config.passing import activation_bytes_per_token, gathered_bytes
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
-from roll.simulation.costs import kv_capacity_tokens
+from roll.simulation.experts import ExpertParallel, choose_expert_parallel
 from roll.simulation.hardware import Device, Model, device, model
+from roll.simulation.memory import TrainerSettings, find_misfit, memory_of
 from roll.simulation.run import SimulatedRun, engine_settings, simulate
 
-__all__ = ["Candidate", "Plan", "make_plan", "memory_of"]
+__all__ = ["Candidate", "Plan", "make_plan"]
 
 WIDTHS = (1, 2, 4, 8)
+WIDER = (16, 32)
+"""Widths over several machines, tried only where no engine of one machine holds the model."""
 RATIOS = (1.0, 2.0, 4.0)
 SYNC_STEPS = 2
 ASYNC_WARMUP = 2
@@ -51,10 +52,6 @@ SURE = 0.95
 """Of the time that training is expected to take on other devices, what is certain: its tokens differ a little."""
 WORTH = 1.05
 """A gain below this is not worth the staleness."""
-STATE_BYTES = 12
-"""Of a trained parameter beside its weight: gradient and two moments in float32."""
-TRAINER_SHARE = 0.9
-"""Of a device's memory that a trainer may plan with."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,44 +116,26 @@ class Plan:
     """Most that asynchrony could gain, by P2: with the synchronous plan's costs."""
     why_not: str
     """Why asynchrony does not help; empty where it does."""
+    experts: tuple[ExpertParallel, ...] = ()
+    """For a mixture of experts, the sizes of `training.parallel.ep` that were compared for `best`."""
 
 
-def memory_of(config: SimulationConfig, made_of: Model, on: Device) -> list[RoleMemory]:
-    """Memory of a trainer's rank and of an engine's device, in bytes.
+def make_plan(
+    config: SimulationConfig,
+    progress: Callable[[str], None] = lambda line: None,
+    trainer: TrainerSettings | None = None,
+) -> Plan:
+    """Search for the fastest plan of a workload on its devices (all that `placement` names).
 
-    A trainer is sharded over all its devices, recomputes activations, and takes one longest sample at a time, as on an
-    accelerator.
-    """
-    ranks, width = config.placement.num_training, config.engine.tensor_parallel
-    longest = config.rollout.max_new_tokens + 1024
-    parameters, element = made_of.num_parameters, made_of.element_bytes
-    own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the format of the computation
-    train = {
-        "weights": parameters * (4 + own_copy) // ranks,
-        "optimiser": parameters * STATE_BYTES // ranks,
-        "activations": longest * sum(activation_bytes_per_token(made_of, element, checkpointing=True)),
-        **gathered_bytes(ParallelConfig(), made_of, ranks, element, learns=True, on_accelerator=True),
-    }
-    capacity = config.engine.kv_capacity
-    if capacity is None:
-        capacity = max(0, kv_capacity_tokens(made_of, on, width, config.engine.memory_share))
-    engine = {
-        "weights": parameters * element // width,
-        "keys and values": int(capacity * made_of.kv_bytes_per_token / width),
-    }
-    return [
-        RoleMemory(role="actor_train", count=ranks, parts=train),
-        RoleMemory(role="actor_infer", count=config.placement.generation, parts=engine),
-    ]
-
-
-def make_plan(config: SimulationConfig, progress: Callable[[str], None] = lambda line: None) -> Plan:
-    """Look for the fastest plan of a workload on its devices (all that `placement` names).
+    Args:
+        config: the workload.
+        progress: called with a line for every candidate that was simulated.
+        trainer: how the run trains, for its memory; by default all weights with AdamW and activation checkpointing.
 
     Raises:
         ConfigError: the model cannot be trained, or cannot generate, on these devices at all.
     """
-    search = _Search(config, progress)
+    search = _Search(config, progress, trainer)
     synchronous = search.synchronous()
     ahead = search.asynchronous(synchronous) if synchronous else search.asynchronous(None)
     synchronous = search.whole(synchronous) if synchronous else None
@@ -173,15 +152,19 @@ def make_plan(config: SimulationConfig, progress: Callable[[str], None] = lambda
         best=best,
         synchronous=reference,
         candidates=tuple(search.candidates),
-        memory=tuple(memory_of(best.config, search.model, search.device)),
+        memory=tuple(memory_of(best.config, search.model, search.device, trainer)),
+        experts=search.experts(best.config),
         gain_bound=search.gain_bound(reference),
         why_not="" if helps else search.why_not(reference, best_ahead),
     )
 
 
 class _Search:
-    def __init__(self, config: SimulationConfig, progress: Callable[[str], None]) -> None:
+    def __init__(
+        self, config: SimulationConfig, progress: Callable[[str], None], trainer: TrainerSettings | None
+    ) -> None:
         self.config = config
+        self._trainer = trainer
         self.model, self.device = model(config.model), device(config.device)
         self.total = config.placement.num_devices
         self.candidates: list[Candidate] = []
@@ -193,10 +176,12 @@ class _Search:
 
     def synchronous(self) -> Candidate | None:
         """All devices generate, then train; the best width of engines."""
-        found = []
-        for width in WIDTHS:
+        found: list[Candidate | None] = []
+        place = {"placement.generation": self.total, "placement.training": 0}
+        for width in (*WIDTHS, *WIDER):
+            if width in WIDER and any(found):
+                break
             if self.total % width == 0:
-                place = {"placement.generation": self.total, "placement.training": 0}
                 found.append(self._try(f"synchronous, TP {width}", width, place, SYNC_STEPS, 0, {"async_ratio": 0.0}))
         return min((c for c in found if c is not None), key=lambda c: c.step_s, default=None)
 
@@ -206,7 +191,7 @@ class _Search:
         width = synchronous.config.engine.tensor_parallel if synchronous else 0
         found: list[Candidate] = []
         at_ratio: dict[float, float] = {}
-        for tried_width in sorted({width, max(1, width // 2)}, reverse=True) if width else WIDTHS:
+        for tried_width in sorted({width, max(1, width // 2)}, reverse=True) if width else (*WIDTHS, *WIDER):
             before: Candidate | None = None
             for ratio in RATIOS:
                 start = round((self._best_share(synchronous, ratio) if synchronous else 0.5) * self.total)
@@ -277,7 +262,9 @@ class _Search:
         changes = {f"rollout.scheduling.{key}": value for key, value in scheduling.items()}
         sizes = {"engine.tensor_parallel": width, "num_steps": steps, "warmup_steps": warmup, "num_seeds": 1}
         config = self.config.changed({**place, **sizes, **changes}, name)
-        why = self._misfit(config)
+        if self.model.num_experts:
+            config = config.changed({"training.expert_parallel": self.experts(config)[0].size}, name)
+        why = find_misfit(config, self.model, self.device, self._trainer)
         if why:
             self._too_big.append(f"{name}: {why}")
             return None
@@ -315,22 +302,9 @@ class _Search:
         self.candidates[self.candidates.index(candidate)] = confirmed
         return confirmed
 
-    def _misfit(self, config: SimulationConfig) -> str:
-        """Why it does not fit; empty where it does."""
-        train, _ = memory_of(config, self.model, self.device)
-        if train.bytes_each > TRAINER_SHARE * self.device.memory_bytes:
-            return (
-                f"a trainer's rank needs {train.bytes_each / 1e9:.0f} GB of {self.device.name}'s "
-                f"{self.device.memory_bytes / 1e9:.0f} GB"
-            )
-        engine = config.engine
-        capacity = engine.kv_capacity
-        if capacity is None:
-            capacity = kv_capacity_tokens(self.model, self.device, engine.tensor_parallel, engine.memory_share)
-        needed = config.rollout.max_new_tokens + 1024
-        if capacity < needed:
-            return f"an engine's cache holds {max(0, capacity):,} tokens, and one answer may need {needed:,}"
-        return ""
+    def experts(self, config: SimulationConfig) -> tuple[ExpertParallel, ...]:
+        """Return the sizes of `ep` for this division of the devices, the best one first."""
+        return choose_expert_parallel(config, self.model, self.device, self._trainer)
 
     # ---- what theory says
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Collection, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
@@ -17,6 +18,7 @@ from roll.rollout.loops import Generate, Renderer, joined, next_turn
 from roll.simulation.batch import BatchTotals
 from roll.simulation.costs import train_s
 from roll.simulation.engine import AnswerTokens, EngineSettings, SimulatedEngine
+from roll.simulation.experts import expert_traffic_s
 from roll.simulation.hardware import Device, Model
 from roll.simulation.workload import Workload, observation
 from roll.types import Generation, GenerationRequest, IntArray, Message, PromptDraw, RewardResult, Rollout, WeightUpdate
@@ -175,10 +177,20 @@ class SimulatedTrainer:
         if not total:
             return 0.0
         mean = sum(length * length for length in lengths) / total
-        passes = self._training.passes
-        return self._training.overhead_s + train_s(
-            self._model, self._device, self._num_devices, total, mean, passes=passes
-        )
+        training, ranks = self._training, self._num_devices
+        seconds = train_s(self._model, self._device, ranks, total, mean, passes=training.passes)
+        if self._model.num_experts:
+            # Collectives run beside the arithmetic, so the longer of the two decides.
+            traffic_s = expert_traffic_s(
+                self._model,
+                self._device,
+                ranks=ranks,
+                ep=training.expert_parallel,
+                tokens_per_rank=total / ranks,
+                micro_batches=max(1, math.ceil(total / ranks / max(lengths))),
+            )
+            seconds = max(seconds, traffic_s)
+        return training.overhead_s + seconds
 
 
 class EnvironmentTurns:

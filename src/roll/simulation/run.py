@@ -239,7 +239,12 @@ async def _step(world: _World, step: int) -> None:
         batch = await world.controller.next_batch()
     moments.append(loop.time())
     trained = [group for group in batch.groups if group.draw.draw_id not in batch.left_out]
-    lengths = [len(g.draw.token_ids) + len(r.token_ids) for g in trained for r in g.scored]
+    shared = world.config.training.share_prefix
+    lengths = [
+        len(rollout.token_ids) + (len(group.draw.token_ids) if not index or not shared else 0)
+        for group in trained
+        for index, rollout in enumerate(group.scored)
+    ]
     with recorder.phase("train"):
         await asyncio.sleep(world.trainer.duration_s(step, lengths) + world.further_overhead_s)
     moments.append(loop.time())

@@ -11,8 +11,9 @@ from unit.simulation.run_helpers import steady
 from roll.errors import ConfigError
 from roll.simulation import planner
 from roll.simulation.hardware import device, model
+from roll.simulation.memory import memory_of
 from roll.simulation.plan_report import render_plan
-from roll.simulation.planner import make_plan, memory_of
+from roll.simulation.planner import make_plan
 from roll.simulation.run import simulate
 
 SMALL = {
@@ -66,7 +67,7 @@ def test_memory_by_hand() -> None:
     config = steady(SMALL | {"engine": {"tensor_parallel": 2, "kv_capacity": 100_000}})
     train, engine = memory_of(config, model("qwen3-8b"), device("h800"))
     assert train.parts["weights"] == 8_190_000_000 * 4 // 8
-    assert train.parts["optimiser"] == 8_190_000_000 * 12 // 8
+    assert train.parts["optimizer"] == 8_190_000_000 * 12 // 8
     # of the vocabulary's matrix the gradient, and that in float32: more than the 10 bytes a weight of one of 36 layers
     assert train.parts["gathered weights"] == (2 + 4) * 151_936 * 4096
     assert engine.parts["weights"] == 8_190_000_000

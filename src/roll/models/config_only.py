@@ -1,0 +1,128 @@
+"""Sizes of a model of which only config.json is at hand: it is built on the meta device, so no weight is needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ModelError, short
+from roll.models.catalogue import CATALOGUE
+from roll.models.describe import DTYPE_NAMES, ModelDescription, WeightCounts, make_description
+from roll.models.quiet import quiet_transformers
+from roll.models.resolve import find_model_directory
+from roll.models.sizes import read_config, text_part
+from roll.registry import looked_from, nearest
+
+__all__ = ["cache_width", "describe_config", "find_config"]
+
+
+def find_config(name: str) -> Path:
+    """Return the directory that holds the config.json of a model; only that file is downloaded.
+
+    Args:
+        name: a config.json, a model directory, a run or checkpoint, or a hub id (owner/name), which is looked for in
+            the hub's cache on this machine first.
+
+    Raises:
+        ModelError: there is no such model, or the hub cannot be reached.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".json":
+        return _link_as_config(path)
+    if path.is_dir():
+        directory = find_model_directory(path) or path
+        if (directory / "config.json").is_file():
+            return directory
+        raise ModelError(f"'{name}' has no config.json: give a config.json, a model directory or a hub id.")
+    if name.startswith((".", "/", "~")) or name.count("/") != 1:
+        raise ModelError(
+            f"model '{name}' is not known, not on this machine, and not a hub id (owner/name){looked_from(name)}."
+            f"{nearest(path.name.lower(), list(CATALOGUE))}"
+        )
+    return _fetch_config(name)
+
+
+def describe_config(directory: Path, name: str) -> ModelDescription:
+    """Return the sizes of the model that a config.json describes, whose weights need not exist.
+
+    Args:
+        directory: where the config.json is.
+        name: of the model, for messages.
+
+    Raises:
+        ModelError: config.json has a size that no model has, or transformers cannot build this kind of model.
+    """
+    config = read_config(directory)
+    return make_description(config, _count_parameters(directory, config, name), name)
+
+
+def cache_width(directory: Path, description: ModelDescription) -> int:
+    """Return the numbers that an inference engine keeps of a token for attention, over all layers.
+
+    Multi-head latent attention keeps one compressed vector and the rotated part of the key (DeepSeek-V2, arXiv
+    2405.04434, section 2.1); layers of linear attention keep none. Sliding windows count as full attention.
+    """
+    text = text_part(read_config(directory))
+    kinds = text.get("layer_types")
+    layers = description.num_layers
+    if isinstance(kinds, list) and len(kinds) == layers:
+        layers = sum("linear" not in str(kind) and "mamba" not in str(kind) for kind in kinds) or layers
+    latent, rotated = text.get("kv_lora_rank"), text.get("qk_rope_head_dim")
+    if isinstance(latent, int) and isinstance(rotated, int):
+        return layers * (latent + rotated)
+    return 2 * layers * description.num_kv_heads * description.head_dim
+
+
+def _fetch_config(name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(hf_hub_download(name, "config.json")).parent
+    except (HFValidationError, OSError, ValueError) as error:
+        first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ModelError(
+            f"the config.json of '{name}' is not in the hub's cache and could not be fetched ({first_line}): copy the "
+            "model's config.json here and give its path."
+        ) from None
+
+
+def _link_as_config(file: Path) -> Path:
+    """Return a directory whose config.json is this file, which may have another name."""
+    if file.name == "config.json":
+        return file.parent
+    import atexit
+    import shutil
+    import tempfile
+
+    directory = Path(tempfile.mkdtemp(prefix="roll-config-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    (directory / "config.json").symlink_to(file.resolve())
+    return directory
+
+
+def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> WeightCounts:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        with quiet_transformers(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
+    except Exception as error:  # transformers raises whatever a foreign configuration makes its code raise
+        kind = config.get("model_type", "without a model_type")
+        raise ModelError(
+            f"transformers cannot build a causal language model from the config.json of '{name}' ({short(kind)}): "
+            f"{short(str(error))}"
+        ) from None
+    parameters = dict(model.named_parameters())  # tied weights once
+    norms = {n.split(".")[-2]: p.numel() for n, p in parameters.items() if ".layers.0." in n and "norm.weight" in n}
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    return WeightCounts(
+        number=sum(p.numel() for p in parameters.values()),
+        num_tensors=len(parameters),
+        of_experts=sum(p.numel() for n, p in parameters.items() if ".experts." in n),
+        dtype=DTYPE_NAMES.get(str(dtype), str(dtype)),
+        norms=norms,
+        has_gates=any("gate_proj" in n or "gate_up_proj" in n for n in parameters),
+        has_projection=any(n.endswith("lm_head.weight") for n in parameters),
+    )

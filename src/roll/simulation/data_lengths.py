@@ -1,0 +1,54 @@
+"""Lengths of a run's prompts or examples in tokens, measured on its own data where data and tokenizer are at hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roll.config.generating import GeneratingConfig, PromptedConfig
+from roll.config.supervised import SupervisedConfig
+from roll.data import build_data
+from roll.data.examples import ExampleKind, build_examples
+from roll.errors import UserError
+from roll.models import CATALOGUE, load_tokenizer, resolve_model
+
+__all__ = ["measure_examples", "measure_prompts"]
+
+NUM_MEASURED = 64
+
+
+def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
+    """Return the lengths of the first prompts of a run; none where its data or the tokenizer cannot be read here.
+
+    Args:
+        config: the run.
+        model: with the tokenizer; it is not downloaded.
+    """
+    if not isinstance(config, PromptedConfig) or not _is_here(model):
+        return []
+    try:
+        data = build_data(config.data, load_tokenizer(resolve_model(model)), config.seed)
+        return [float(len(draw.token_ids)) for draw in data.train.draw(NUM_MEASURED)]
+    except UserError:
+        return []  # `roll check` says what is wrong with the data; a plan only needs their lengths
+
+
+def measure_examples(config: SupervisedConfig, model: str) -> list[float]:
+    """Return the tokens that each of the first examples of a run trains or sees; see `measure_prompts`."""
+    if not _is_here(model):
+        return []
+    kinds: tuple[ExampleKind, ...] = ("supervised",)
+    if config.pipeline in ("preference", "reward_model"):
+        kinds = ("pair", "labelled", "scored")
+    for kind in kinds:
+        try:
+            tokenizer = load_tokenizer(resolve_model(model))
+            examples = build_examples(config.data, kind, tokenizer, config.seed, config.training.max_example_tokens)
+            drawn = [examples.samples(draw) for draw in examples.train.draw(NUM_MEASURED)]
+        except UserError:
+            continue
+        return [float(sum(len(s.token_ids) for s in found)) for found in drawn if not isinstance(found, str)]
+    return []
+
+
+def _is_here(model: str) -> bool:
+    return model in CATALOGUE or Path(model).is_dir()

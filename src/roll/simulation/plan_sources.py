@@ -1,0 +1,343 @@
+"""Sources of `roll plan`: a workload, a run's configuration, or a model alone. What a source leaves open is assumed.
+
+    workload YAML ───────────────────────────────► SimulationConfig
+    run YAML ─ model, rollout, training, devices ─► SimulationConfig + assumed lengths and latencies
+    config.json, directory, hub id, known name ───► SimulationConfig + an assumed workload
+
+Every number that a plan depends on is listed as a `Constant`, with its origin: given, measured, published or assumed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from roll.config.document import read
+from roll.config.generating import GeneratingConfig
+from roll.config.load import load_config
+from roll.config.run import RunConfig
+from roll.config.simulation import SimulationConfig, load_simulation
+from roll.config.supervised import SupervisedConfig
+from roll.errors import ConfigError, ModelError
+from roll.preflight.machine import inspect_machine
+from roll.registry import looked_from
+from roll.simulation.data_lengths import measure_examples, measure_prompts
+from roll.simulation.experts import choose_expert_parallel
+from roll.simulation.hardware import Device, Model, device, known, model
+from roll.simulation.memory import TrainerSettings, find_misfit
+
+__all__ = ["Constant", "PlanSource", "read_plan_source"]
+
+DEFAULT_DEVICE = "h100"
+PROMPT_TOKENS = 512.0
+ENVIRONMENT_S = 0.1
+EXAMPLE_TOKENS = 512
+MOST_DEVICES = 4096
+ASSUMED_WORKLOAD = {"prompts_per_step": 128, "group_size": 8, "max_new_tokens": 8192}
+_DEVICE_FIELDS = (
+    ("flops", "FLOP/s"),
+    ("memory_bandwidth", "B/s"),
+    ("memory_bytes", "B"),
+    ("link_bandwidth", "B/s"),
+    ("network_bandwidth", "B/s"),
+    ("compute_efficiency", "of the peak"),
+    ("bandwidth_efficiency", "of the peak"),
+    ("training_efficiency", "of the peak"),
+    ("step_overhead_s", "s"),
+    ("request_overhead_s", "s"),
+    ("collective_latency_s", "s"),
+    ("sync_overhead_s", "s"),
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """A number that a plan depends on."""
+
+    name: str
+    value: str
+    origin: str
+    """`given`, `measured`, `published` or `assumed`, and from where."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlanSource:
+    """Something to plan."""
+
+    config: SimulationConfig
+    constants: tuple[Constant, ...]
+    trainer: TrainerSettings | None = None
+    """How the run trains, where the source is a run."""
+    examples_per_step: int | None = None
+    """Examples that a step trains, for a run that learns from given examples: nothing is generated then."""
+
+
+def read_plan_source(
+    source: str, overrides: Sequence[str] = (), *, device_name: str | None = None, num_devices: int | None = None
+) -> PlanSource:
+    """Read what is to be planned.
+
+    Args:
+        source: a workload's or a run's YAML file, a known model, a config.json, a model directory, or a hub id.
+        overrides: `key=value`, of the file; of a workload where the source is a model.
+        device_name: in place of the device that the source names or this machine has.
+        num_devices: in place of the number of devices that the source names; all roles share them.
+
+    Raises:
+        ConfigError: the file is neither a workload nor a run, or a device or a key is unknown.
+        ModelError: the model's config.json cannot be found or read.
+    """
+    if num_devices is not None and not 1 <= num_devices <= MOST_DEVICES:
+        raise ConfigError(f"--devices must be between 1 and {MOST_DEVICES:,}, got {num_devices}.")
+    if Path(source).suffix in {".yaml", ".yml"} and source not in known("models.yaml"):
+        tree = read(source).tree
+        if "device" in tree and "data" not in tree:
+            return _from_workload(source, overrides, device_name, num_devices)
+        if "num_layers" not in tree:
+            return _from_run(load_config(source, overrides), Path(source), device_name, num_devices)
+    return _from_model(source, overrides, device_name, num_devices)
+
+
+def _from_workload(
+    source: str, overrides: Sequence[str], device_name: str | None, num_devices: int | None
+) -> PlanSource:
+    changes = [*overrides]
+    changes += [f"device={device_name}"] if device_name else []
+    changes += [f"placement={{generation: {num_devices}, training: 0}}"] if num_devices else []
+    config = load_simulation(source, changes)
+    constants = (
+        Constant(name="model", value=config.model, origin=f"given: {source}; {_model_origin(config.model)}"),
+        Constant(name="lengths, latencies, batch", value="as in the file", origin=f"given: {source}"),
+        *_device_constants(device(config.device)),
+    )
+    return PlanSource(config=config, constants=constants)
+
+
+def _from_run(config: RunConfig, file: Path, device_name: str | None, num_devices: int | None) -> PlanSource:
+    name, constants = _model_of_run(config, file)
+    on, origin = (device_name, "given: --device") if device_name else _device_here()
+    devices = num_devices or len({d for role in config.roles.values() for d in role.devices})
+    constants += [
+        Constant(name="device", value=f"{devices} x {on}", origin=origin if num_devices is None else "given: --devices")
+    ]
+    trainer = TrainerSettings(model=config.model, training=_training_of(config))
+    base: dict[str, Any] = {"name": config.name, "model": name, "device": on, "placement": {"generation": devices}}
+    if isinstance(config, GeneratingConfig):
+        workload, assumed = _generation_of(config, name)
+        found = SimulationConfig.model_validate(base | workload)
+        return PlanSource(
+            config=found, trainer=trainer, constants=(*constants, *assumed, *_device_constants(device(on)))
+        )
+    if not isinstance(config, SupervisedConfig):
+        raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not know.")
+    lengths = measure_examples(config, name)
+    assumed_length = min(config.training.max_example_tokens or EXAMPLE_TOKENS, EXAMPLE_TOKENS)
+    tokens = {"type": "empirical", "values": lengths} if lengths else _fixed(assumed_length)
+    longest = round(max(lengths, default=assumed_length))
+    rollout = {"prompts_per_step": config.training.examples_per_step, "group_size": 1, "max_new_tokens": longest}
+    training = {"passes": 3.0 + trainer.training.activation_checkpointing, "overhead_s": 0.1}
+    workload = {"rollout": rollout, "training": training, "prompt_tokens": _fixed(0), "answer_tokens": tokens}
+    found = SimulationConfig.model_validate(base | workload)
+    value = f"mean {sum(lengths) / len(lengths):.0f}" if lengths else f"{assumed_length}"
+    origin = f"measured: {len(lengths)} examples of the data" if lengths else "assumed"
+    assumed = [Constant(name="tokens of an example", value=value, origin=origin)]
+    return PlanSource(
+        config=found,
+        trainer=trainer,
+        constants=(*constants, *assumed, *_device_constants(device(on))),
+        examples_per_step=config.training.examples_per_step,
+    )
+
+
+def _from_model(source: str, overrides: Sequence[str], device_name: str | None, num_devices: int | None) -> PlanSource:
+    made_of, on = model(source), device(device_name or DEFAULT_DEVICE)
+    tree: dict[str, Any] = {
+        "name": "plan",
+        "model": source,
+        "device": device_name or DEFAULT_DEVICE,
+        "placement": {"generation": num_devices or 1},
+        "rollout": ASSUMED_WORKLOAD,
+        "prompt_tokens": _fixed(PROMPT_TOKENS),
+        "answer_tokens": _assumed_answers(ASSUMED_WORKLOAD["max_new_tokens"]),
+    }
+    config = SimulationConfig.model_validate(tree).with_overrides(overrides)
+    origin = "given: --devices"
+    if num_devices is None:
+        config, origin = _smallest_placement(config, made_of, on), "assumed: the smallest power of two that fits"
+    constants = (
+        Constant(name="model", value=_sizes(made_of), origin=_model_origin(source)),
+        Constant(name="device", value=f"{config.placement.num_devices} x {on.name}", origin=origin),
+        Constant(name="rollouts of a step", value=_batch(config), origin=_workload_origin(overrides)),
+        _prompt_constant([]),
+        _answer_constant(config, "set answer_tokens, as in a workload for `roll simulate`"),
+        *_device_constants(on),
+    )
+    return PlanSource(config=config, constants=constants)
+
+
+def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str, Any], list[Constant]]:
+    """Return the workload of a run that generates, and what is assumed of it."""
+    rollout, turns = config.rollout, max(entry.turns for entry in config.data)
+    lengths = measure_prompts(config, model_name)
+    tree: dict[str, Any] = {
+        "rollout": rollout.model_dump(mode="json", exclude={"loop", "agent", "episodes"}),
+        "engine": {"tensor_parallel": 1, "max_num_seqs": config.inference.max_num_seqs, "prefix_block": 16},
+        "prompt_tokens": {"type": "empirical", "values": lengths} if lengths else _fixed(PROMPT_TOKENS),
+        "answer_tokens": _assumed_answers(rollout.max_new_tokens),
+        "training": {
+            "passes": _passes(config),
+            "quantization": config.inference.quantization,
+            "share_prefix": config.training.share_prefix,
+        },
+    }
+    tree["rollout"]["scheduling"]["async_ratio"] = 0.0  # the plan chooses it
+    tree["engine"]["max_batched_tokens"] = max(8192, 2 * config.inference.max_num_seqs)
+    if turns > 1:
+        tree["environment"] = {"num_turns": turns, "latency": _fixed(ENVIRONMENT_S)}
+    partial = SimulationConfig.model_validate({"name": "x", "model": "x", "device": "cpu", **tree})
+    constants = [
+        Constant(name="rollouts of a step", value=_batch(partial), origin="given: the run's rollout section"),
+        _prompt_constant(lengths),
+        _answer_constant(partial, "`roll simulate --calibrate RUN` measures them in a run"),
+    ]
+    if turns > 1:
+        assumed = Constant(name="an environment's turn", value=f"{ENVIRONMENT_S:g} s", origin="assumed")
+        constants = [*constants, assumed]
+    return tree, constants
+
+
+def _passes(config: GeneratingConfig) -> float:
+    """Return the forward passes' worth of arithmetic per token of a step: an update is 3, log-probs are 1 each."""
+    algorithm = getattr(config, "algorithm", None)
+    updates = getattr(algorithm, "updates", None) or getattr(config, "updates", None)
+    epochs, parts = (updates.num_epochs, updates.num_minibatches) if updates is not None else (1, 1)
+    log_probs = (epochs * parts > 1) + ("reference" in config.roles)
+    return (3.0 + config.training.activation_checkpointing) * epochs + log_probs
+
+
+def _training_of(config: RunConfig) -> Any:
+    if isinstance(config, GeneratingConfig | SupervisedConfig):
+        return config.training
+    raise ConfigError(f"the pipeline {config.pipeline} does not train, so there is nothing to plan.")
+
+
+def _model_of_run(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
+    """Return the model whose sizes a run has; where it starts from a run that is not trained yet, that run's model."""
+    path, chain = config.model.path, [config]
+    while _is_missing_run(path):
+        earlier = _run_that_writes(path, file.parent)
+        if earlier is None or earlier in chain:
+            raise ModelError(
+                f"model '{path}' does not exist{looked_from(path)}: train the run that writes it first, or name "
+                "a model of the same sizes with model=NAME."
+            )
+        chain.append(earlier)
+        path = earlier.model.path
+    origin = _model_origin(path)
+    if len(chain) > 1:
+        origin = f"assumed: '{config.model.path}' does not exist yet, and '{chain[-1].name}' begins with this model"
+    return path, [Constant(name="model", value=_sizes(model(path)), origin=origin)]
+
+
+def _is_missing_run(path: str) -> bool:
+    return path.startswith("runs/") and not Path(path).exists()
+
+
+def _run_that_writes(path: str, directory: Path) -> RunConfig | None:
+    """Return the configuration in a directory whose run directory is `path`."""
+    for file in sorted(directory.glob("*.yaml")):
+        try:
+            config = load_config(file)
+        except ConfigError:
+            continue
+        if config.run_dir == Path(path):
+            return config
+    return None
+
+
+def _workload_origin(overrides: Sequence[str]) -> str:
+    given = [text.partition("=")[0] for text in overrides if text.startswith("rollout.")]
+    return f"given: {', '.join(given)}" if given else "assumed: change it with rollout.group_size=16 and the like"
+
+
+def _smallest_placement(config: SimulationConfig, made_of: Model, on: Device) -> SimulationConfig:
+    count, why = 1, ""
+    while count <= MOST_DEVICES:
+        for width in (w for w in (1, 2, 4, 8, 16, 32) if count % w == 0):
+            tried = config.changed({"placement.generation": count, "engine.tensor_parallel": width})
+            experts = choose_expert_parallel(tried, made_of, on)
+            if experts:
+                tried = tried.changed({"training.expert_parallel": experts[0].size})
+            why = find_misfit(tried, made_of, on)
+            if not why:
+                return config.changed({"placement.generation": count})
+        count *= 2
+    raise ConfigError(f"{made_of.name} does not fit {MOST_DEVICES:,} x {on.name}: {why}.")
+
+
+def _device_here() -> tuple[str, str]:
+    """Return the device that a plan for this machine is for, and where that comes from."""
+    if not inspect_machine().has_accelerators:
+        return "cpu", "given: this machine has no accelerator; plan for others with --device h100 --devices 8"
+    return DEFAULT_DEVICE, "assumed: name the accelerator with --device"
+
+
+def _device_constants(on: Device) -> list[Constant]:
+    """Return the numbers of a device; one that its engine was calibrated on has measured step times."""
+    found = []
+    for field, unit in _DEVICE_FIELDS:
+        value = f"{getattr(on, field):.4g} {unit}"
+        origin = on.sources.get(field, f"given: the description of {on.name}")
+        found.append(Constant(name=f"{on.name}.{field}", value=value, origin=origin))
+    if on.measured is not None:
+        curve = f"{len(on.measured.curve)} points"
+        origin = "measured: roll simulate --calibrate"
+        found.append(Constant(name=f"{on.name}.measured", value=curve, origin=origin))
+    return found
+
+
+def _model_origin(name: str) -> str:
+    if name in known("models.yaml"):
+        return "published: the model's config.json"
+    if Path(name).suffix in {".yaml", ".yml"}:
+        return f"given: {name}"
+    return "given: the model's config.json, or the headers of its weight files"
+
+
+def _sizes(made_of: Model) -> str:
+    total = f"{made_of.parameters / 1e9:.3g} B parameters"
+    if not made_of.num_experts:
+        return f"{total}, {made_of.num_layers} layers"
+    return (
+        f"{total}, {made_of.active_parameters / 1e9:.3g} B active, {made_of.num_layers} layers, "
+        f"{made_of.experts_per_token} of {made_of.num_experts} experts per token"
+    )
+
+
+def _batch(config: SimulationConfig) -> str:
+    rollout = config.rollout
+    return f"{rollout.prompts_per_step} x {rollout.group_size}, up to {rollout.max_new_tokens:,} tokens"
+
+
+def _prompt_constant(lengths: Sequence[float]) -> Constant:
+    if not lengths:
+        return Constant(name="prompt length", value=f"{PROMPT_TOKENS:g} tokens", origin="assumed")
+    value = f"mean {sum(lengths) / len(lengths):.0f} tokens"
+    return Constant(name="prompt length", value=value, origin=f"measured: {len(lengths)} prompts of the data")
+
+
+def _answer_constant(config: SimulationConfig, remedy: str) -> Constant:
+    limit = config.rollout.max_new_tokens
+    value = f"median {max(1, limit // 8):,}, 1 in 1,000 at {limit:,} tokens"
+    return Constant(name="answer length", value=value, origin=f"assumed; {remedy}")
+
+
+def _assumed_answers(limit: int) -> dict[str, Any]:
+    """Return answer lengths with a long tail: their median is an eighth of the limit; one in a thousand reaches it."""
+    return {"type": "quantiles", "points": [[0.5, max(1, limit / 8)], [0.999, max(1, limit)]], "max": max(1, limit)}
+
+
+def _fixed(value: float) -> dict[str, Any]:
+    return {"type": "fixed", "value": float(value)}
