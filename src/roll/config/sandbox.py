@@ -38,8 +38,11 @@ class SandboxConfig(Section):
         ["bisect", "collections", "copy", "functools", "heapq", "itertools", "json", "math", "re", "string", "typing"],
         "Python modules that programs find imported already.",
     )
-    packages: list[str] = option(
-        [], "Installed Python packages that programs may import, besides the standard library.", examples=[["numpy"]]
+    packages: list[str] | None = option(
+        None,
+        "Installed Python packages that programs may import, besides the standard library; by default numpy, where "
+        "sandboxes have this machine's Python.",
+        examples=[["numpy", "sympy"]],
     )
 
     url: str | None = option(
@@ -61,6 +64,13 @@ class SandboxConfig(Section):
         unit="s",
         gt=0,
     )
+
+    @property
+    def program_packages(self) -> list[str]:
+        """Packages that programs may import: `packages`, or numpy where sandboxes are sure to have this Python."""
+        if self.packages is not None:
+            return self.packages
+        return ["numpy"] if self.runtime == "bubblewrap" and self.image is None and self.url is None else []
 
     @property
     def own_tools(self) -> bool:

@@ -44,12 +44,18 @@ class CodeReward(RewardSection):
     )
     wall_factor: float = option(
         20.0,
-        "Limit on a case's wall time, as a multiple of its limit on CPU time; stops programs that sleep. No correct "
-        "program fails unless the machine is overloaded by more than this factor.",
+        "Limit on a case's wall time, as a multiple of its limit on CPU time, and at least 10 s; stops programs that "
+        "sleep.",
         ge=1,
     )
+    max_wall_s: float = option(
+        60.0,
+        "Longest limit on the wall time of a case, or twice its limit on CPU time where that is longer.",
+        unit="s",
+        gt=0,
+    )
     time_limit_s: float = option(
-        1800.0, "Longest wall time of all cases of an answer; beyond it the answer counts as wrong.", unit="s", gt=0
+        180.0, "Longest wall time of all cases of an answer; beyond it the answer counts as wrong.", unit="s", gt=0
     )
     max_code_bytes: int = option(2**16, "Longest program; a longer one counts as wrong.", unit="bytes", ge=1)
     max_output_bytes: int = option(

@@ -22,6 +22,7 @@ from roll.rewards.code.tasks import CallCase, StdinCase
 from roll.rewards.code.verdicts import (
     MESSAGE_BYTES,
     OUTCOMES,
+    OVER_TIME,
     SKIPPED,
     CaseVerdict,
     blame,
@@ -55,6 +56,8 @@ class Batch(CandidateRun):
             return [await self._alone(case, limit_s)]
         verdicts: list[CaseVerdict] = []
         while len(verdicts) < len(cases):
+            if self.left_s == 0.0:
+                return verdicts + [OVER_TIME] * (len(cases) - len(verdicts))
             left = cases[len(verdicts) :]
             served = await self._served(left)
             built = claim(served.first)
@@ -81,7 +84,7 @@ class Batch(CandidateRun):
                 [pack(message) for message in messages],
                 self.bounds(limits_s),
                 setup_s=self.setup_bounds(),
-                total_s=self.config.time_limit_s,
+                total_s=self.left_s,
                 frames_per_case=2,
             )
 
@@ -107,7 +110,8 @@ class Batch(CandidateRun):
         limits = {**self.limits(cpu_s), "most_bytes": most_bytes}
         if isinstance(case, StdinCase):
             return {"kind": "stdin", "stdin": case.stdin, "args": list(case.args), **limits}
-        return {"kind": "call", "entry": case.entry, "args": case.args, "kwargs": case.kwargs, **limits}
+        how = {"entry": case.entry, "as_online_judge": case.as_online_judge}
+        return {"kind": "call", "args": case.args, "kwargs": case.kwargs, **how, **limits}
 
     async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
         """A single program needs nobody beside it in its sandbox: a third less work."""
@@ -117,7 +121,7 @@ class Batch(CandidateRun):
             argv=case.args,
             stdin=case.stdin.encode("utf-8", "surrogateescape"),
             cpu_s=cpu_s,
-            wall_s=min(self.limits(cpu_s)["wall_s"], self.config.time_limit_s),
+            wall_s=min(self.limits(cpu_s)["wall_s"], self.left_s),
             output_bytes=most_bytes + self.config.max_output_bytes,
         )
         result = await self.sandboxes.run(program)

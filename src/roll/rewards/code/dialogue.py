@@ -18,6 +18,7 @@ from roll.rewards.code.serving import Meter, listen, pass_on
 from roll.rewards.code.tasks import TestCase
 from roll.rewards.code.verdicts import (
     OUTCOMES,
+    OVER_TIME,
     SKIPPED,
     BrokenTestsError,
     CaseVerdict,
@@ -41,6 +42,8 @@ class Dialogue(CandidateRun):
 
     async def run(self, cases: Sequence[tuple[TestCase, float]]) -> list[CaseVerdict]:
         """All of them with one candidate's and one checker's sandbox."""
+        if self.left_s == 0.0:
+            return [OVER_TIME] * len(cases)
         limits_s = [cpu_s for _, cpu_s in cases]
         checks = [
             {"kind": case.kind, "source": case.source, "modules": list(case.modules), **self.limits(cpu_s)}
@@ -69,7 +72,7 @@ class Dialogue(CandidateRun):
             self.sandboxes.checker(checker_program, pytest=pytest) as checker,
             self.sandboxes.candidate(candidate_program) as candidate,
         ):
-            meter = Meter(candidate, self.bounds(limits_s), self.config.time_limit_s)
+            meter = Meter(candidate, self.bounds(limits_s), self.left_s)
             await meter.bound(*self.setup_bounds())
             candidate.write(pack(self.setup()))
             passing_on = asyncio.create_task(pass_on(candidate, checker))

@@ -1,26 +1,42 @@
 """The program in an answer's text. Looks at the text alone: nothing of it is parsed or run here.
 
-1. the last fenced block whose tag is the language, or else the last one without a tag (a fence that is never
-   closed ends with the text);
+1. of the fenced blocks that are tagged with the language, the last one that defines a name that the tests use (for
+   tests of input and output, the last one that reads its input); where none does, the same of blocks without a tag;
+   else the last tagged block, or the last one without a tag (a fence that is never closed ends with the text);
 2. no such block, but others: none;
 3. no fence at all (Python): from the first line that begins like a program, up to the first line of prose after it;
    the whole text where no line does, or in other languages.
+
+A block of an interactive session (`>>> f(1)`) is an example; it counts only where there is no other block, and then
+without its prompts.
 """
 
 from __future__ import annotations
 
 import re
+import textwrap
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
 __all__ = ["extract_code"]
 
 _TAGS = {
-    "python": {"python", "py", "python3", "py3", "python2", "ipython"},
+    "python": {"python", "py", "ipython", "python3", "py3", "python2", "python-3", "solution.py", "main.py", "pycon"},
     "bash": {"bash", "sh", "shell", "zsh"},
     "javascript": {"javascript", "js", "node", "mjs"},
-    "cpp": {"cpp", "c++", "cc", "cxx"},
+    "cpp": {"cpp", "c++", "cc", "cxx", "c++11", "c++14", "c++17", "c++20"},
 }
-_FENCE = re.compile(r"^[ \t]*+(`{3,}+|~{3,}+)[ \t]*+([\w+#.-]*+)[^\n`]*+$", re.MULTILINE)
+_NO_TAGS = {"", "code", "program", "solution", "tool_code"}
+_FENCE = re.compile(
+    r"^(?P<indent>[ \t]*+(?:>[ \t]?+){0,8}+(?:(?:[-*+]|\d{1,3}[.)])[ \t]++)?+)(?P<mark>`{3,}+|~{3,}+)[ \t]*+"
+    r"(?P<tag>[\w+#.-]*+)[^\n`]*+$",
+    re.MULTILINE,
+)
 """Possessive throughout: an answer of spaces or tildes alone is read in linear time."""
+_QUOTED = re.compile(r"[ \t]*+(?:>[ \t]?)?+")
+_VERSION = re.compile(r"(?<=python)[ \d.]+$|(?<=py)[\d.]+$")
+_SESSION = re.compile(r"[ \t]*>>>(?: |$)")
+_READS = re.compile(r"\binput\s{0,3}\(|\bstdin\b|\bopen\s{0,3}\(\s{0,3}0\b|/dev/stdin|\bfileinput\b")
 _BEGIN = re.compile(r"(?:async\s+def|def|class)\s+\w|import\s+\w|from\s+[\w.]+\s+import\b|@\w")
 _GOES_ON = re.compile(
     r"""(?:async|def|class|import|from|if|elif|else|for|while|with|try|except|finally|return|raise|assert|pass|del
@@ -33,49 +49,126 @@ _GOES_ON = re.compile(
 )
 
 
-def extract_code(text: str, language: str) -> str | None:
-    """The program, without fences; `None` where the answer has none.
+@dataclass(frozen=True, slots=True)
+class _Block:
+    tag: str
+    content: str
+
+    @property
+    def is_session(self) -> bool:
+        """Whether it shows an interactive session."""
+        return _SESSION.match(self.content.lstrip("\n")) is not None
+
+
+def extract_code(text: str, language: str, *, names: Collection[str] = (), reads_input: bool = False) -> str | None:
+    """Return the program, without fences and byte order marks; `None` where the answer has none.
 
     Args:
-        text: the model's answer.
+        text: The model's answer.
         language: `python`, `bash`, `javascript`, or `cpp`.
+        names: Names that the tests use of the program (Python); a block that defines one is preferred.
+        reads_input: Whether the program is given input; a block that reads it is preferred (Python).
     """
+    text = text.replace("\ufeff", "")
     blocks = _blocks(text)
     if not blocks:
         code = _bare_python(text) if language == "python" else text
         return code if code.strip() else None
-    for wanted in (_TAGS[language], {""}):
-        found = [content for tag, content in blocks if tag in wanted]
-        if found:
-            return found[-1] if found[-1].strip() else None
-    return None
+    tagged = [block for block in blocks if block.tag in _TAGS[language]]
+    untagged = [block for block in blocks if block.tag in _NO_TAGS]
+    found = _chosen([tagged, untagged], _preference(names, reads_input) if language == "python" else None)
+    return found if found and found.strip() else None
 
 
-def _blocks(text: str) -> list[tuple[str, str]]:
-    """Tag and content of every fenced block."""
-    found: list[tuple[str, str]] = []
+def _preference(names: Collection[str], reads_input: bool) -> Callable[[str], bool] | None:
+    """Return what tells the program from an example of its use; `None` where nothing does."""
+    if names:
+        either = "|".join(map(re.escape, sorted(names)))
+        defines = re.compile(
+            rf"^[ \t]*+(?:async[ \t]+)?(?:def|class)[ \t]+(?:{either})\b|^(?:{either})[ \t]*+(?::[^=\n]*+)?=(?!=)",
+            re.MULTILINE,
+        )
+        return lambda code: defines.search(code) is not None
+    return (lambda code: _READS.search(code) is not None) if reads_input else None
+
+
+def _chosen(kinds: list[list[_Block]], preferred: Callable[[str], bool] | None) -> str | None:
+    """Return the last block that is preferred, of the first kind that has one; else the last one of the first kind."""
+    programs = [[block.content for block in blocks if not block.is_session] for blocks in kinds]
+    if preferred is not None:
+        for contents in programs:
+            for content in reversed(contents):
+                if preferred(content):
+                    return content
+    sessions = [_without_prompts(block.content) for blocks in kinds for block in blocks if block.is_session]
+    return next((contents[-1] for contents in [*programs, sessions] if contents), None)
+
+
+def _without_prompts(content: str) -> str:
+    """Return what is typed in an interactive session."""
+    lines = [line.lstrip() for line in content.splitlines()]
+    return "".join(f"{line[4:]}\n" for line in lines if line[:4].rstrip() in (">>>", "..."))
+
+
+def _blocks(text: str) -> list[_Block]:
+    """Return every fenced block."""
+    found: list[_Block] = []
     fences = list(_FENCE.finditer(text))
     position = 0
     while position < len(fences):
         begin = fences[position]
-        mark = begin.group(1)
+        mark = begin["mark"]
         position += 1
-        end = len(text)
-        while position < len(fences):
+        end = None
+        while position < len(fences) and end is None:
             fence = fences[position]
             position += 1
-            if fence.group(1)[0] == mark[0] and len(fence.group(1)) >= len(mark) and not fence.group(2):
+            if fence["mark"][0] == mark[0] and len(fence["mark"]) >= len(mark) and not fence["tag"]:
                 end = fence.start()
-                break
-        found.append((begin.group(2).lower(), text[begin.end() + 1 : end]))
+        content = text[begin.end() + 1 : len(text) if end is None else end]
+        if end is None:
+            content = _until_glued_fence(content, mark)
+        tag = _VERSION.sub("", begin["tag"].lower())
+        found.append(_Block(tag, _unindented(content, begin["indent"])))
     return found
+
+
+def _until_glued_fence(content: str, mark: str) -> str:
+    """Return what stands before a closing fence that follows code on its line; all where there is none."""
+    end = re.search(rf"{re.escape(mark)}[ \t]*$", content, re.MULTILINE)
+    return content if end is None else content[: end.start()] + "\n"
+
+
+def _unindented(content: str, indent: str) -> str:
+    """Return a block's content without the indentation, list marker or quotation marks of its fence."""
+    if ">" in indent:
+        depth = indent.count(">")
+        lines = content.splitlines(keepends=True)
+        for _ in range(depth):
+            lines = [_QUOTED.sub("", line, count=1) if line.lstrip().startswith(">") else line for line in lines]
+        content = "".join(lines)
+    width = len(indent.expandtabs(4))
+    first = next((line for line in content.splitlines() if line.strip()), "")
+    if ">" not in indent and width <= len(first.expandtabs(4)) - len(first.expandtabs(4).lstrip()):
+        content = "".join(_without_columns(line, width) for line in content.splitlines(keepends=True))
+    return textwrap.dedent(content) if content.lstrip("\n")[:1] in (" ", "\t") else content
+
+
+def _without_columns(line: str, width: int) -> str:
+    """Return a line without at most so many columns of white space at its beginning."""
+    column = 0
+    for position, character in enumerate(line):
+        if column >= width or character not in " \t":
+            return line[position:]
+        column += 1 if character == " " else 4 - column % 4
+    return line[-1:] if line.endswith("\n") else ""
 
 
 def _bare_python(text: str) -> str:
     lines = text.splitlines()
     first = next((i for i, line in enumerate(lines) if _BEGIN.match(line)), None)
     if first is None:
-        return text
+        return _without_prompts(text) if _SESSION.match(text.lstrip()) else text
     kept: list[str] = []
     for line in lines[first:]:
         if line[:1].strip() and not _GOES_ON.match(line):

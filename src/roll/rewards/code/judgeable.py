@@ -25,7 +25,7 @@ def importable(config: SandboxConfig) -> frozenset[str] | None:
     """
     if config.runtime != "bubblewrap":
         return None
-    mounts = package_mounts([*config.packages, "pytest"], "")
+    mounts = package_mounts([*config.program_packages, "pytest"], "")
     return frozenset(mount.target.strip("/").removesuffix(".py") for mount in mounts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,13 +25,25 @@ MOST_OUTPUT_BYTES = 2**26
 class CandidateRun:
     """One answer to one task."""
 
-    def __init__(self, sandboxes: CodeSandboxes, task: Task, code: str, config: CodeReward) -> None:
+    def __init__(self, sandboxes: CodeSandboxes, task: Task, code: str, config: CodeReward, ends: float) -> None:
+        """Make it ready to run.
+
+        Args:
+            ends: The time of the running loop's clock at which the time for all cases of the answer is over.
+        """
         self.sandboxes, self.task, self.code, self.config = sandboxes, task, code, config
+        self._ends = ends
         self.max_timeouts = 1 if config.credit == "all" else 2
 
     def limits(self, cpu_s: float) -> dict[str, float]:
         """Of one case."""
-        return {"cpu_s": cpu_s, "wall_s": max(SHORTEST_WALL_S, self.config.wall_factor * cpu_s)}
+        longest = max(self.config.max_wall_s, 2.0 * cpu_s)
+        return {"cpu_s": cpu_s, "wall_s": max(SHORTEST_WALL_S, min(self.config.wall_factor * cpu_s, longest))}
+
+    @property
+    def left_s(self) -> float:
+        """Wall time that is left for all cases of the answer."""
+        return max(0.0, self._ends - asyncio.get_running_loop().time())
 
     def bounds(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
         """CPU and wall time of each case, as the sandbox keeps them."""
@@ -68,6 +81,6 @@ class CandidateRun:
             interactive=True,
             result=True,
             cpu_s=sum(all_s),
-            wall_s=min(sum(self.limits(each)["wall_s"] for each in all_s), self.config.time_limit_s),
+            wall_s=min(sum(self.limits(each)["wall_s"] for each in all_s), self.left_s),
             output_bytes=min(output_bytes, MOST_OUTPUT_BYTES) + messages,
         )

@@ -35,8 +35,8 @@ class CodeSandboxes:
         self.config = config
         max_parallel = config.max_parallel or os.cpu_count() or 1
         warm = max_parallel if config.warm is None else config.warm
-        self._candidate = self._spec("candidate", ("inside.candidate",), config.packages)
-        self._checker = self._spec("checker", ("inside.checker",), config.packages)
+        self._candidate = self._spec("candidate", ("inside.candidate",), config.program_packages)
+        self._checker = self._spec("checker", ("inside.checker",), config.program_packages)
         self._manager = configured_manager(config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
         self.places = asyncio.Semaphore(max_parallel)
         """Inside one of them, an answer may run."""
@@ -96,5 +96,5 @@ class CodeSandboxes:
 
     @functools.cached_property
     def _checker_with_pytest(self) -> SandboxSpec:
-        spec = self._spec("checker", ("inside.checker",), [*self.config.packages, "pytest"])
+        spec = self._spec("checker", ("inside.checker",), [*self.config.program_packages, "pytest"])
         return replace(spec, preload=(*spec.preload, "pytest"))

@@ -13,66 +13,31 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from roll.config.rewards.code import LANGUAGES
-from roll.errors import DataError, short
+from roll.errors import short
 from roll.registry import nearest
+from roll.rewards.code.cases import (
+    CallCase,
+    Case,
+    MalformedTestsError,
+    StdinCase,
+    TestCase,
+    check_expression,
+    no_others,
+    of_kind,
+    value_of,
+)
 from roll.rewards.code.inside import wire
-from roll.rewards.code.literals import python_literal
+from roll.rewards.code.names import names_of
+from roll.rewards.code.pairs import is_pair, is_pairs, pair_case, pair_cases
 
 __all__ = ["CallCase", "Case", "MalformedTestsError", "StdinCase", "Task", "TestCase", "parse_task"]
 
 MAX_CASES = 1000
 MAX_BYTES = 16 * 2**20
 """Of all cases of one task."""
-
-
-class MalformedTestsError(DataError):
-    """The tests of a task cannot be used."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StdinCase:
-    """The program is run with this input and must print that output."""
-
-    stdin: str
-    stdout: str
-    args: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CallCase:
-    """A function is called and must return that value, or raise that exception."""
-
-    entry: str
-    """An expression in the candidate's code: `add`, `Solution().add`."""
-    args: Any
-    """As a tree of `wire`."""
-    kwargs: Any
-    returns: Any = None
-    raises: str | None = None
-    match: Literal["equal", "json", "exact"] = "equal"
-    """How the value is compared: see `same_value`."""
-
-    @property
-    def expected(self) -> bytes:
-        """The expected value as the candidate's would come, where that is the same."""
-        return json.dumps(wire.encode(self.returns), separators=(",", ":")).encode()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TestCase:
-    """Python source that tests the candidate by itself."""
-
-    __test__ = False  # not a test of pytest's
-    kind: Literal["assert", "check", "pytest"]
-    source: str
-    modules: tuple[str, ...] = ()
-    """Names under which a pytest file imports the candidate."""
-
-
-Case: TypeAlias = StdinCase | CallCase | TestCase
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +48,13 @@ class Task:
     entry: str | None
     setup: str
     cases: tuple[Case, ...]
+    names: frozenset[str] = frozenset()
+    """Names that the tests use of the answer, as far as they are known."""
+
+    @property
+    def reads_input(self) -> bool:
+        """Whether a program is given something to read."""
+        return any(isinstance(case, StdinCase) and case.stdin.strip() for case in self.cases)
 
 
 def parse_task(
@@ -101,16 +73,18 @@ def parse_task(
         MalformedTestsError: says which case, what is wrong, and what would be right.
     """
     tests = _from_json(tests)
-    if isinstance(tests, Mapping) and "cases" in tests:
-        known = {"cases", "entry_point", "language", "setup"}
-        _no_others(tests, known, "the tests")
-        language, entry = tests.get("language", language), tests.get("entry_point", entry)
-        setup, tests = tests.get("setup", setup), tests["cases"]
-    language = _of_kind(language, str, "language")
+    key = next((key for key in ("cases", "test_cases") if isinstance(tests, Mapping) and key in tests), None)
+    if key:
+        known = {key, "entry_point", "fn_name", "language", "setup"}
+        no_others(tests, known, "the tests")
+        language = tests.get("language") or language
+        entry = tests.get("entry_point") or tests.get("fn_name") or entry
+        setup, tests = tests.get("setup") or setup, _from_json(tests[key])
+    language = of_kind(language, str, "language")
     if language not in LANGUAGES:
         raise MalformedTestsError(f"the language is '{language}'.{nearest(language, list(LANGUAGES))}")
-    entry = _of_kind(entry, str, "entry_point") or None if entry is not None else None
-    setup = "" if setup is None else _of_kind(setup, str, "setup")
+    entry = of_kind(entry, str, "entry_point") or None if entry is not None else None
+    setup = "" if setup is None else of_kind(setup, str, "setup")
     _compiled(setup, "setup")
     reader = _Reader(entry, setup, tuple(modules))
     cases = tuple(reader.cases(tests))
@@ -123,7 +97,8 @@ def parse_task(
         raise MalformedTestsError(f"the cases have {size:,} bytes, at most {MAX_BYTES:,} are run: leave some out.")
     if language != "python" and (setup or not all(isinstance(case, StdinCase) for case in cases)):
         raise MalformedTestsError(f"answers in {language} are tested by input and output: give `stdin` and `stdout`.")
-    return Task(language=language, entry=entry, setup=setup, cases=cases)
+    names = names_of(cases, entry, setup) if language == "python" else frozenset[str]()
+    return Task(language=language, entry=entry, setup=setup, cases=cases, names=names)
 
 
 class _Reader:
@@ -139,8 +114,8 @@ class _Reader:
         """All of a row."""
         if isinstance(tests, str):
             return self._of_source(tests, "the tests")
-        if isinstance(tests, Mapping) and "inputs" in tests:
-            return self._of_pairs(tests)
+        if isinstance(tests, Mapping) and is_pairs(tests):
+            return pair_cases(tests)
         if isinstance(tests, Mapping):
             return self._of_entry(tests, "the case")
         if not isinstance(tests, list | tuple):
@@ -162,40 +137,42 @@ class _Reader:
         keys = set(case)
         for key in ("assert", "check", "pytest"):
             if key in keys:
-                _no_others(case, {key, "modules"} if key == "pytest" else {key}, where)
-                return self._of_source(_of_kind(case[key], str, f"{where}: {key}"), where, key)
+                no_others(case, {key, "modules"} if key == "pytest" else {key}, where)
+                return self._of_source(of_kind(case[key], str, f"{where}: {key}"), where, key)
         if "stdout" in keys:
-            _no_others(case, {"stdin", "stdout", "args"}, where)
-            args = _of_kind(case.get("args", []), list, f"{where}: args")
-            stdin, stdout = (_of_kind(case.get(key, ""), str, f"{where}: {key}") for key in ("stdin", "stdout"))
+            no_others(case, {"stdin", "stdout", "args"}, where)
+            args = of_kind(case.get("args", []), list, f"{where}: args")
+            stdin, stdout = (of_kind(case.get(key, ""), str, f"{where}: {key}") for key in ("stdin", "stdout"))
             if any("\0" in str(item) for item in args):
                 raise MalformedTestsError(f"{where}: args has a zero byte, which no program can be given.")
             return [StdinCase(stdin=stdin, stdout=stdout, args=tuple(map(str, args)))]
         if keys & {"returns", "raises"}:
             return [self._of_call(case, where)]
+        if is_pair(case):
+            return [pair_case(case, self._entry, where)]
         raise MalformedTestsError(
             f"{where} has the keys {sorted(map(str, keys))}: give `stdout` (with `stdin`), `returns` or `raises` (with "
-            "`args`), `assert`, `check`, or `pytest`."
+            "`args`), `input` and `output`, `assert`, `check`, or `pytest`."
         )
 
     def _of_call(self, case: Mapping[str, Any], where: str) -> CallCase:
-        _no_others(case, {"call", "args", "kwargs", "returns", "raises"}, where)
+        no_others(case, {"call", "args", "kwargs", "returns", "raises"}, where)
         if case.get("returns") is not None and "raises" in case:
             raise MalformedTestsError(f"{where} has both `returns` and `raises`: keep one.")
-        args, _ = _value(case.get("args", []), f"{where}: args")
+        args, _ = value_of(case.get("args", []), f"{where}: args")
         if not isinstance(args, list | tuple):
             raise MalformedTestsError(f"{where}: args is {short(args)}: give a list with one entry per argument.")
-        kwargs, _ = _value(case.get("kwargs", {}), f"{where}: kwargs")
+        kwargs, _ = value_of(case.get("kwargs", {}), f"{where}: kwargs")
         if not isinstance(kwargs, dict) or not all(isinstance(name, str) for name in kwargs):
             raise MalformedTestsError(f"{where}: kwargs is {short(kwargs)}: give an object of names and values.")
-        returns, is_json = _value(case.get("returns"), f"{where}: returns")
+        returns, is_json = value_of(case.get("returns"), f"{where}: returns")
         raises = case.get("raises")
         return CallCase(
             entry=self._entry_of(case, where),
             args=wire.encode(tuple(args)),
             kwargs=wire.encode(kwargs),
             returns=returns,
-            raises=None if raises is None else _of_kind(raises, str, f"{where}: raises"),
+            raises=None if raises is None else of_kind(raises, str, f"{where}: raises"),
             match="json" if is_json else "exact",
         )
 
@@ -203,27 +180,8 @@ class _Reader:
         entry = case.get("call", self._entry)
         if entry is None:
             raise MalformedTestsError(f"{where} calls a function, but none is named: give `call`, or an entry point.")
-        _expression(_of_kind(entry, str, f"{where}: call"), f"{where}: call")
+        check_expression(of_kind(entry, str, f"{where}: call"), f"{where}: call")
         return entry
-
-    def _of_pairs(self, tests: Mapping[str, Any]) -> list[Case]:
-        """`inputs` and `outputs`, as in APPS and TACO; with `fn_name`, arguments and results of a function."""
-        _no_others(tests, {"inputs", "outputs", "fn_name"}, "the tests")
-        inputs = _of_kind(tests["inputs"], list, "inputs")
-        outputs = _of_kind(tests.get("outputs"), list, "outputs")
-        if len(inputs) != len(outputs):
-            raise MalformedTestsError(f"there are {len(inputs)} inputs and {len(outputs)} outputs: give one per input.")
-        name = tests.get("fn_name")
-        found: list[Case] = []
-        for index, (given, wanted) in enumerate(zip(inputs, outputs, strict=True)):
-            where = f"case {index}"
-            if name:
-                found.append(self._of_call({"call": name, "args": given, "returns": wanted}, where))
-                continue
-            texts = ["\n".join(map(str, each)) if isinstance(each, list) else each for each in (given, wanted)]
-            stdin, stdout = (_of_kind(text, str, f"{where}: input and output") for text in texts)
-            found.append(StdinCase(stdin=stdin, stdout=stdout))
-        return found
 
     def _of_source(self, source: str, where: str, kind: str = "") -> list[Case]:
         """Python source: a `check(candidate)`, a file of pytest's, or statements with asserts, each of them a case."""
@@ -288,30 +246,6 @@ class _Reader:
         return CallCase(entry=name, args=trees[0], kwargs=trees[1], returns=returns)
 
 
-def _value(value: Any, where: str) -> tuple[Any, bool]:
-    """Plain data, or `{"python": text}` with a literal, for what JSON cannot say; whether it came as JSON."""
-    if isinstance(value, Mapping) and set(value) == {"python"}:
-        try:
-            literal = python_literal(_of_kind(value["python"], str, where))
-            wire.encode(literal)
-        except (ValueError, TypeError, SyntaxError, ArithmeticError, MemoryError, RecursionError):
-            raise MalformedTestsError(f"{where}: {short(value['python'])} is no Python literal.") from None
-        return literal, False
-    plain = _plain(value)
-    try:
-        wire.encode(plain)
-    except (wire.NotPlainError, RecursionError) as error:
-        raise MalformedTestsError(f"{where}: {error}: give plain data.") from None
-    return plain, True
-
-
-def _plain(value: Any) -> Any:
-    """Rows of Parquet files hold arrays and their numbers."""
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    return dict(value) if isinstance(value, Mapping) else value
-
-
 def _from_json(value: Any) -> Any:
     if hasattr(value, "tolist"):
         value = value.tolist()
@@ -330,27 +264,6 @@ def _compiled(source: str, where: str) -> ast.Module:
         return ast.parse(source)
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise MalformedTestsError(f"{where}: not Python ({error}): {source.strip()[:80]!r}.") from None
-
-
-def _expression(source: str, where: str) -> None:
-    try:
-        ast.parse(source, mode="eval")
-    except (SyntaxError, ValueError, MemoryError, RecursionError):
-        raise MalformedTestsError(f"{where}: {short(source)} is no expression such as `add` or `A().add`.") from None
-
-
-def _no_others(case: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Columns that a table fills with nulls where a row lacks them do not count."""
-    for key in case:
-        if key not in known and case[key] is not None:
-            raise MalformedTestsError(f"{where}: unknown key '{key}'.{nearest(str(key), sorted(known))}")
-
-
-def _of_kind(value: Any, kind: Any, where: str) -> Any:
-    value = _plain(value)
-    if not isinstance(value, kind):
-        raise MalformedTestsError(f"{where} is {short(value)}: give a {'text' if kind is str else 'list'}.")
-    return value
 
 
 def _size(case: Case) -> int:

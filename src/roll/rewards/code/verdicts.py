@@ -17,6 +17,7 @@ __all__ = [
     "GRACE_CPU_S",
     "MESSAGE_BYTES",
     "OUTCOMES",
+    "OVER_TIME",
     "SKIPPED",
     "BrokenTestsError",
     "CaseVerdict",
@@ -58,6 +59,8 @@ class CaseVerdict:
 
 
 SKIPPED = CaseVerdict(verdict="skipped", passed=0.0)
+OVER_TIME = CaseVerdict(verdict="timeout", passed=0.0)
+"""Of a case that was not begun, as the time for all of them was over."""
 
 
 def claim(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:

@@ -9,6 +9,7 @@ there.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 
@@ -52,7 +53,7 @@ class CodeVerifier:
             task = self.task(rollout.prompt)
         except MalformedTestsError as error:
             raise MalformedPromptError(uid, f"its tests cannot be used: {error}") from error
-        code = extract_code(rollout.text, task.language)
+        code = extract_code(rollout.text, task.language, names=task.names, reads_input=task.reads_input)
         if code is None:
             return self._judgement([], task, "no code")
         if len(code.encode("utf-8", "surrogatepass")) > self._config.max_code_bytes:
@@ -124,16 +125,17 @@ async def run_cases(
         RewardInfraError: one of our own programs crashed.
         BrokenTestsError: see there.
     """
+    ends = asyncio.get_running_loop().time() + config.time_limit_s
     verdicts = [SKIPPED] * len(task.cases)
     numbered = list(enumerate(task.cases))
     plain = [(i, case) for i, case in numbered if not isinstance(case, TestCase)]
     tests = [(i, case) for i, case in numbered if isinstance(case, TestCase)]
     if plain:
-        found = await Batch(sandboxes, task, code, config).run([(case, limits_s[i]) for i, case in plain])
+        found = await Batch(sandboxes, task, code, config, ends).run([(case, limits_s[i]) for i, case in plain])
         for (i, _), verdict in zip(plain, found, strict=True):
             verdicts[i] = verdict
     if tests and not (config.credit == "all" and any(verdicts[i].passed < 1 for i, _ in plain)):
-        found = await Dialogue(sandboxes, task, code, config).run([(case, limits_s[i]) for i, case in tests])
+        found = await Dialogue(sandboxes, task, code, config, ends).run([(case, limits_s[i]) for i, case in tests])
         for (i, _), verdict in zip(tests, found, strict=True):
             verdicts[i] = verdict
     return verdicts

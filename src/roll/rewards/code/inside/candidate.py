@@ -190,8 +190,11 @@ def _call(case, code):
     """Load the code and call its function once."""
     try:
         variables = interpreter.namespace("solution")
+        as_online_judge = case.get("as_online_judge", False)
+        if as_online_judge:
+            exec(interpreter.JUDGE_IMPORTS, variables)
         exec(code, variables)
-        function = eval(case["entry"], variables)
+        function = interpreter.entry_of(case["entry"], variables, as_online_judge)
         args, kwargs = wire.decode(case["args"]), wire.decode(case["kwargs"])
         value = finished(function(*args, **kwargs))
     except Exception as error:

@@ -63,10 +63,14 @@ def same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: str =
         tree: the candidate's value, as `wire.encode` wrote it or as somebody made it up.
         expected: plain data.
         tolerance: see `same_output`; for floating-point and complex numbers.
-        match: `equal`: as `==` says; `json`: lists stand for any sequence, for JSON knows no others; `exact`: numbers,
-            sequences and sets are also of the same type.
+        match: `equal`: as `==` says; `json`: lists stand for any sequence and the texts of keys for whole numbers, as
+            JSON knows no others; `wrapped`: as `json`, or the only item of a list (APPS); `exact`: numbers, sequences
+            and sets are also of the same type.
     """
     try:
+        if match == "wrapped":
+            only = expected if isinstance(expected, list) and len(expected) == 1 else ()
+            return any(_same(tree, value, tolerance, "json") for value in (expected, *only))
         return _same(tree, expected, tolerance, match)
     except (wire.WireError, ArithmeticError, ValueError, TypeError, RecursionError):  # made up so as to break `==`
         return False
@@ -127,6 +131,8 @@ def _same_mapping(tag: str, items: list[Any], expected: dict[Any, Any], toleranc
         return False
     keys = _keys(items[::2])
     values = dict(zip(keys, items[1::2], strict=True))
+    if match == "json" and all(isinstance(key, str) for key in expected):
+        values = {str(key) if type(key) is int else key: value for key, value in values.items()}
     if match == "exact" and _typed(keys) != _typed(expected):
         return False
     return all(key in values and _same(values[key], value, tolerance, match) for key, value in expected.items())

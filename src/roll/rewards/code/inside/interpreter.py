@@ -8,6 +8,19 @@ import sys
 import traceback
 
 FILE = "solution.py"
+JUDGE_IMPORTS = """
+from typing import *
+import bisect, collections, copy, functools, heapq, itertools, math, operator, random, re, string, sys
+from bisect import bisect, bisect_left, bisect_right, insort
+from collections import ChainMap, Counter, OrderedDict, defaultdict, deque, namedtuple
+from copy import copy, deepcopy
+from functools import cache, cmp_to_key, lru_cache, partial, reduce
+from heapq import *
+from itertools import *
+from math import ceil, comb, cos, exp, fabs, factorial, floor, gcd, inf, isqrt, lcm, log, log2, log10, pi
+from math import sin, sqrt, tan
+"""
+"""What online judges import before a function that they call (LeetCode, and the testers of APPS and LiveCodeBench)."""
 
 
 def namespace(name):
@@ -65,3 +78,36 @@ def _status(value):
         return value & 0xFF
     sys.stderr.write(str(value) + "\n")
     return 1
+
+
+def entry_of(name, variables, as_online_judge):
+    """Return the function that a case calls.
+
+    Args:
+        name: An expression; empty for the only function that the code defines.
+        variables: Of the module, after its code has run.
+        as_online_judge: Whether `f` may also be a method of a class `Solution`, and `Solution().f` a plain function.
+    """
+    solution = variables.get("Solution")
+    if not name:
+        return _only_function(solution, variables)
+    method = name.removeprefix("Solution().")
+    if not as_online_judge or name in variables or not method.isidentifier():
+        return eval(name, variables)
+    if isinstance(solution, type) and hasattr(solution, method):
+        return getattr(solution(), method)
+    return eval(method if solution is None else name, variables)
+
+
+def _only_function(solution, variables):
+    """Return the only public method of a class `Solution`, or else the only public function that the code defines."""
+    owner = vars(solution) if isinstance(solution, type) else variables
+    names = [name for name, value in owner.items() if name[:1] != "_" and _is_of_code(value)]
+    if len(names) != 1:
+        raise NameError(f"the tests name no function, and the answer defines {len(names)}")
+    return getattr(solution(), names[0]) if isinstance(solution, type) else variables[names[0]]
+
+
+def _is_of_code(value):
+    function = getattr(value, "__func__", value)
+    return getattr(getattr(function, "__code__", None), "co_filename", "") == FILE
