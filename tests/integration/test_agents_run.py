@@ -79,7 +79,7 @@ def test_forks_sub_agents_and_compacted_histories_are_trained_after_what_the_eng
     tmp_path: Path, roomy_model: Path
 ) -> None:
     (tmp_path / "forks.py").write_text(FORKS)
-    check(trained(tmp_path, roomy_model, {"function": f"{tmp_path / 'forks.py'}:agent"}))
+    check(trained(tmp_path, roomy_model, {"function": f"{tmp_path / 'forks.py'}:agent", "train": "all"}))
     branches = recorded(tmp_path, "branches")
     assert branches and all(len(each) == 4 for each in branches)  # two forks, the helper, what was compacted
 

@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from roll.agents.complaints import with_refusals
 from roll.agents.programs import AgentTask, Program, open_program
 from roll.agents.session import Session
-from roll.agents.tree import as_rollout
+from roll.agents.tree import Call, as_rollout, main_chain
 from roll.data import ChatRenderer
 from roll.errors import InfraError, RollError
 from roll.rollout.loops import Generate, Renderer
@@ -84,16 +85,40 @@ class AgentLoop:
         answer, problem = await self._run(session, task)
         if session.failed.done():
             await session.failed  # raises
-        cut_off = bool(session.calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise at that
+        calls = self._trained(session.calls)
+        cut_off = bool(calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise at that
         scored = bool(session.exhausted) or cut_off or config.when_it_fails == "score"
         if problem is not None and not scored:
             if isinstance(problem, RollError):
                 raise problem
-            raise InfraError(f"the agent failed: {problem}") from problem
-        if not session.calls:
-            raise InfraError(f"the agent ended without one answer of the model{f': {problem}' if problem else ''}")
-        text = renderer.decode(session.calls[-1].token_ids) if answer is None else answer
-        return as_rollout(draw, index, session.calls, text=text, cut_off=bool(session.exhausted or problem))
+            raise InfraError(f"the agent failed: {with_refusals(str(problem), session.refused)}")
+        if not calls:
+            said = with_refusals(str(problem or "it ended without an error"), session.refused)
+            raise InfraError(f"the agent ended without one answer of the model: {said}")
+        text = renderer.decode(calls[-1].token_ids) if answer is None else answer
+        return as_rollout(draw, index, calls, text=text, cut_off=bool(session.exhausted or problem))
+
+    def _trained(self, calls: Sequence[Call]) -> Sequence[Call]:
+        """The calls that are trained, after a note where they are not all."""
+        if self._config.train == "all" or not calls:
+            return calls
+        chain = [calls[place] for place in main_chain(calls)]
+        if len(chain) < len(calls):
+            kept, written = (sum(len(call.token_ids) for call in each) for each in (chain, calls))
+            said = (
+                f"an agent asked {len(calls) - len(chain)} times beside its longest conversation of {len(chain)} "
+                "answers (titles, summaries, sub-agents, or a history that it wrote anew): those answers are not "
+                "trained"
+            )
+            if 2 * kept < written:
+                self._server.notes.add(
+                    "most are left out",
+                    f"{said}, which is most of what the model wrote. Set rollout.agent.train to `all` if they belong "
+                    "to the task.",
+                )
+            else:
+                self._server.notes.add("some are left out", f"{said} (rollout.agent.train: main_chain).")
+        return chain
 
     async def _run(self, session: Session, task: AgentTask) -> tuple[str | None, Exception | None]:
         """What the agent answered, and what went wrong with it."""

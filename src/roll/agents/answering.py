@@ -78,6 +78,9 @@ async def converse(
             f'rollout.agent.demands to `tell` to have the model told in words ("{demand[:80]}"), or leave {field} out.'
         )
         raise Refusal(400, "unsupported_parameter", message, field=field)
+    for field, demand in conversation.demands:
+        said = f"agents send {field}, which cannot be enforced: the model is told of it in words"
+        session.notes.add(f"demand {field}", f"{said} ('{demand[:80]}').")
     context = contexts.of_conversation(conversation)
     offered = [*conversation.tools, *conversation.deferred_tools]
     answers = await session.ask(context, n=n, max_tokens=max_tokens, stop=stop, tools=offered)

@@ -7,12 +7,14 @@ import inspect
 import os
 import signal
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from roll.agents.complaints import complaint
+from roll.agents.workspace import answer_in, check_workspace, command_from, files_of, open_directory, read_answer
 from roll.errors import ConfigError, InfraError, raised_at
 from roll.registry import load_function
 from roll.types import Message
@@ -28,7 +30,6 @@ MOST_OUTPUT = 2**20
 """Bytes of a program's output that are read; more of it is passed over."""
 LAST_OUTPUT_S = 1.0
 """To read the rest of a program's output once it has ended."""
-LONGEST_COMPLAINT = 400
 _SOCKET = "/run/roll/endpoint"
 """In a sandbox. A mount of the directory would be a copy of its names, and nobody listens at a copy of a socket."""
 _PLACE = "http://127.0.0.1:{}"
@@ -83,27 +84,30 @@ async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path
         SandboxUnavailableError: this machine has no sandboxes.
     """
     if config.function is not None:
-        yield _coroutine(config.function)
+        yield _coroutine(config.function, config.answer_pattern)
     elif not config.sandbox:
-        yield _Process(config.command or [], config.environment)
+        yield _Process(config)
     else:
         assert socket is not None, "sandboxes reach the endpoint by a socket"
         files = {name: _content(name, path) for name, path in config.files.items()}
         async with _manager(sandbox, socket, config.limits.time_s) as (manager, spec):
-            yield _Sandboxed(config.command or [], config.environment, files, manager, spec, str(socket))
+            yield _Sandboxed(config, files, manager, spec, str(socket))
 
 
 def check_agent(config: AgentConfig | None) -> None:
-    """Look at a user's own function before anything is started for it.
+    """Look at an agent before anything is started for it.
 
     Raises:
-        ConfigError: it cannot be imported, or is no coroutine.
+        ConfigError: its function cannot be imported or is no coroutine; its program or its directory is missing.
     """
-    if config is not None and config.function is not None:
-        _coroutine(config.function)
+    if config is None:
+        return
+    if config.function is not None:
+        _coroutine(config.function, config.answer_pattern)
+    check_workspace(config)
 
 
-def _coroutine(path: str) -> Program:
+def _coroutine(path: str, answer_pattern: str | None) -> Program:
     function = load_function(path, "agent")
     if not inspect.iscoroutinefunction(function):
         raise ConfigError(
@@ -118,7 +122,7 @@ def _coroutine(path: str) -> Program:
             raise
         except Exception as error:
             raise AgentFailed(f"{type(error).__name__}: {error} ({raised_at(error)})") from error
-        return answer if isinstance(answer, str) else None
+        return answer_in(answer, answer_pattern) if isinstance(answer, str) else None
 
     return run
 
@@ -147,20 +151,34 @@ def _variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
 class _Process:
     """A program as a process group of its own, which ends with it."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        self._command, self._environment = command, environment
+    def __init__(self, config: AgentConfig) -> None:
+        self._config = config
+        self._command = command_from(config.command or [], config.directory)
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
-        variables = _variables(task, base_url.removesuffix("/v1"), api_key)
-        said, complaint = _Output(), _Output()
+        config = self._config
+        variables = {**_variables(task, base_url.removesuffix("/v1"), api_key), **config.environment}
+        async with open_directory(config.directory, task.metadata) as directory:
+            code, said, complained = await self._run(task.text.encode(errors="replace"), variables, directory)
+            if code:
+                raise AgentFailed(complaint(code, said, complained))
+            answer = said.decode(errors="replace")
+            if config.answer_file is not None:
+                answer = read_answer((directory or Path()) / config.answer_file, MOST_OUTPUT)
+        return answer_in(answer, config.answer_pattern)
+
+    async def _run(self, task: bytes, variables: Mapping[str, str], directory: Path | None) -> tuple[int, bytes, bytes]:
+        """Its exit code, and the beginning of what it said."""
+        said, complained = _Output(), _Output()
         with tempfile.TemporaryFile() as given:
-            given.write(task.text.encode())
+            given.write(task)
             given.seek(0)
-            async with said.open() as stdout, complaint.open() as stderr:
+            async with said.open() as stdout, complained.open() as stderr:
                 try:
                     process = await asyncio.create_subprocess_exec(
                         *self._command,
-                        env={**os.environ, **variables, **self._environment},
+                        env={**os.environ, **variables},
+                        cwd=directory,
                         stdin=given,
                         stdout=stdout,
                         stderr=stderr,
@@ -175,9 +193,7 @@ class _Process:
                     with suppress(ProcessLookupError):  # also what it started and left behind
                         os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
-        if code:
-            raise AgentFailed(_complaint(code, complaint.kept))
-        return said.kept.decode(errors="replace")
+        return code, said.kept, complained.kept
 
 
 class _Output(asyncio.Protocol):
@@ -209,11 +225,6 @@ class _Output(asyncio.Protocol):
         """Nobody writes any more."""
         if not self._ended.done():
             self._ended.set_result(None)
-
-
-def _complaint(code: int | None, stderr: bytes) -> str:
-    said = stderr.decode(errors="replace").strip()[-LONGEST_COMPLAINT:]
-    return f"exit code {code}" + (f": {said}" if said else "")
 
 
 @asynccontextmanager
@@ -250,15 +261,9 @@ class _Sandboxed:
     """A program where nothing is but its files, and a way to the endpoint."""
 
     def __init__(
-        self,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        files: Mapping[str, bytes],
-        manager: SandboxManager,
-        spec: SandboxSpec,
-        socket: str,
+        self, config: AgentConfig, files: Mapping[str, bytes], manager: SandboxManager, spec: SandboxSpec, socket: str
     ) -> None:
-        self._command, self._environment, self._files = command, environment, files
+        self._config, self._command, self._files = config, config.command or [], files
         self._manager, self._spec = manager, spec
         self._socket = spec.mounts[0].target if spec.mounts else socket
         self._launcher = (Path(__file__).parent / "inside" / "launch.py").read_text(encoding="utf-8")
@@ -266,21 +271,26 @@ class _Sandboxed:
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
         from roll.sandbox import Command, SandboxError
 
+        config = self._config
         variables = {
             f"ROLL_PLACE_{name}" if _PLACE in value else name: value
             for name, value in _variables(task, _PLACE, api_key).items()
         }
+        answer_file = config.answer_file or ""
+        files = await asyncio.to_thread(files_of, config.directory, task.metadata)
         program = Command(
-            argv=("python3", "-I", "-c", self._launcher, self._socket, *self._command),
-            stdin=task.text.encode(),
-            files=self._files,
-            env={**variables, **self._environment},
+            argv=("python3", "-I", "-c", self._launcher, self._socket, answer_file, *self._command),
+            stdin=task.text.encode(errors="replace"),
+            files={**files, **self._files},
+            env={**variables, **config.environment},
+            result=bool(answer_file),
         )
         try:
             result = await self._manager.execute(program, spec=self._spec)
         except SandboxError as error:
             raise InfraError(f"the agent's sandbox broke: {error}") from error
         if not result.ok:
-            how = result.outcome if result.exit_code is None else result.exit_code
-            raise AgentFailed(f"{how}: {result.stderr.decode(errors='replace').strip()[-LONGEST_COMPLAINT:]}")
-        return result.stdout.decode(errors="replace")
+            how = str(result.outcome) if result.exit_code is None else result.exit_code
+            raise AgentFailed(complaint(how, result.stdout, result.stderr))
+        answer = result.result[:MOST_OUTPUT] if answer_file else result.stdout
+        return answer_in(answer.decode(errors="replace"), config.answer_pattern)

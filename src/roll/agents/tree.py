@@ -25,7 +25,7 @@ import xxhash
 from roll.data.expert_choices import experts_by_context
 from roll.types import Branch, FinishReason, FloatArray, IntArray, PromptDraw, Rollout, Turn
 
-__all__ = ["Call", "as_rollout", "chains"]
+__all__ = ["Call", "as_rollout", "chains", "main_chain"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -79,6 +79,18 @@ def chains(calls: Sequence[Call]) -> list[list[int]]:
         chain = found.pop(follows[place]) if place in follows else []
         found[place] = [*chain, place]  # by their last call: a chain that goes on moves behind those that do not
     return list(found.values())
+
+
+def main_chain(calls: Sequence[Call]) -> list[int]:
+    """Return the places of the calls in the longest chain, in the order in which they ended.
+
+    Titles, summaries and other requests beside an agent's own conversation are chains of few calls. The longest chain
+    has the most calls; of several such, the most tokens, contexts included; of several such, it ended last.
+
+    Args:
+        calls: in the order in which they ended, at least one.
+    """
+    return max(chains(calls), key=lambda chain: (len(chain), len(calls[chain[-1]].whole), chain[-1]))
 
 
 def _longest(

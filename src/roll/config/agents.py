@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import PurePosixPath
 from typing import Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from roll.config.base import FUNCTION, Section, option
+from roll.config.rewards.base import check_pattern
 
 __all__ = ["AgentConfig", "AgentLimits"]
 
@@ -33,10 +35,38 @@ class AgentConfig(Section):
     )
     command: list[str] | None = option(
         None,
-        "A program and its arguments, in place of `function`: the task is in its standard input, the address and key "
-        "in its environment (`OPENAI_BASE_URL`, `OPENAI_API_KEY` and Anthropic's). What it prints is its answer.",
+        "A program and its arguments, in place of `function`. Its standard input has the task as plain text, and its "
+        "environment the address and key (`OPENAI_BASE_URL`, `OPENAI_API_KEY` and Anthropic's). What it prints is its "
+        "answer.",
         examples=[["python", "my_agent.py"]],
         min_length=1,
+    )
+    directory: str | None = option(
+        None,
+        "Where `command` works. `null`: in the run's own working directory, which all rollouts share. `fresh`: in an "
+        "empty directory of each rollout's own. A path: in a copy of that directory for each rollout; `{column}` "
+        "stands for the prompt's column. These directories are removed when the rollout ends.",
+        examples=["fresh", "tasks/{task_id}"],
+        min_length=1,
+    )
+    answer_file: str | None = option(
+        None,
+        "File that holds the answer when `command` has ended, in place of what it prints: a path in its directory. "
+        "Where there is no such file, the answer is empty.",
+        examples=["answer.txt"],
+        min_length=1,
+    )
+    answer_pattern: str | None = option(
+        None,
+        "Regular expression whose last match in what the agent printed, returned or wrote is the answer: its first "
+        "group, if it has one. Where nothing matches, the answer is empty.",
+        examples=["ANSWER: (.*)"],
+    )
+    train: Literal["main_chain", "all"] = option(
+        "main_chain",
+        "What is trained of a rollout. `main_chain`: the longest conversation alone, by its number of answers, and not "
+        "requests beside it (titles, summaries, sub-agents). `all`: every answer of the model. Choose `all` for agents "
+        "that write their history anew with every request.",
     )
     sandbox: bool = option(
         False, "Run `command` in a sandbox (section `sandbox`), where it reaches the model and nothing else."
@@ -52,10 +82,10 @@ class AgentConfig(Section):
         "auto", "How the model writes calls of tools; `auto` goes by its chat template."
     )
     demands: Literal["refuse", "tell"] = option(
-        "refuse",
+        "tell",
         "What becomes of a request that demands a form of its answer (`tool_choice: required` or one function, "
-        "`response_format`): it is refused with what to do, or the model is told of it in words. Nothing enforces "
-        "it, since what is trained must be the policy's own distribution.",
+        "`response_format`): the model is told of it in words, or the request is refused with what to do. Nothing "
+        "enforces it, since what is trained must be the policy's own distribution.",
     )
     when_it_fails: Literal["reissue", "score"] = option(
         "reissue",
@@ -64,12 +94,32 @@ class AgentConfig(Section):
         "`max_new_tokens`, it is always scored.",
     )
 
+    @field_validator("answer_pattern")
+    @classmethod
+    def _compiles(cls, value: str | None) -> str | None:
+        return None if value is None else check_pattern(value)
+
+    @field_validator("answer_file")
+    @classmethod
+    def _inside(cls, value: str | None) -> str | None:
+        if value is not None and (PurePosixPath(value).is_absolute() or ".." in PurePosixPath(value).parts):
+            raise ValueError(f"{value!r} must be a path inside of the agent's directory")
+        return value
+
     @model_validator(mode="after")
     def _one_program(self) -> AgentConfig:
         if (self.function is None) == (self.command is None):
             raise ValueError("an agent is either a function or a command: give one of the two")
-        if self.command is None and (self.sandbox or self.files or self.environment):
-            raise ValueError("sandbox, files and environment are for a command: a function runs in this process")
+        of_commands = {
+            "sandbox": self.sandbox,
+            "files": self.files,
+            "environment": self.environment,
+            "directory": self.directory,
+            "answer_file": self.answer_file,
+        }
+        given = [name for name, value in of_commands.items() if value]
+        if self.command is None and given:
+            raise ValueError(f"{' and '.join(given)} can be set for a command alone: a function runs in this process")
         if self.files and not self.sandbox:
             raise ValueError("files are for a command in a sandbox: set sandbox to true, or remove files")
         return self

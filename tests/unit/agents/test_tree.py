@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 import numpy as np
 from hypothesis import given
 
-from roll.agents.tree import Call, as_rollout, chains
+from roll.agents.tree import Call, as_rollout, chains, main_chain
 from roll.types import FinishReason, Prompt, PromptDraw, Rollout
 
 
@@ -82,6 +82,14 @@ def test_several_answers_to_one_context_are_chains_that_are_told_apart_by_their_
 def test_an_answer_that_was_changed_is_context_and_not_trained() -> None:
     rollout = rollout_of(call([1, 2], [10, 11]), call([1, 2, 10, 99, 7], [12]))
     assert [(b.start, b.context.tolist()) for b in rollout.branches] == [(2, [1, 2, 10, 99, 7])]
+
+
+def test_main_chain_is_the_one_of_most_answers_then_of_most_tokens_then_the_last() -> None:
+    title, main, on = call([9] * 50, [1] * 50), call([1, 2], [10]), call([1, 2, 10, 7], [11])
+    assert main_chain([title, main, on]) == [1, 2]
+    assert main_chain([main, on, title]) == [0, 1]
+    assert main_chain([main, title]) == [1]
+    assert main_chain([call([1], [2]), call([3], [4])]) == [1]
 
 
 @st.composite

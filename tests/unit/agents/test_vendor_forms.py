@@ -16,6 +16,7 @@ from worlds.chat_templates import TEMPLATES, Template
 
 from roll.agents import Session, as_rollout
 from roll.agents.server import AgentServer
+from roll.config.agents import AgentConfig
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
 
@@ -317,6 +318,18 @@ async def test_chat_tools_of_one_text_and_of_the_vendor(tiny_model: Path, stream
         old = [{"name": "look", "parameters": {}}]
         status, said = await here.try_post("/chat/completions", messages=asked, functions=old)
         assert status == 400 and "send tools" in said["error"]["message"]
+
+
+async def test_a_demand_that_is_told_in_words_is_noted_once(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    asked = [{"role": "user", "content": "a"}]
+    with caplog.at_level(logging.WARNING):
+        async with world(tiny_model, "b", "c") as here:
+            here.session.tells_demands = AgentConfig(command=["a"]).demands == "tell"
+            for _ in range(2):
+                await here.post("/chat/completions", messages=asked, tool_choice="required")
+            assert "Answer with a call of one of the functions." in here.seen()
+    [note] = [record.message for record in caplog.records]
+    assert note.startswith("agents send tool_choice, which cannot be enforced: the model is told of it in words")
 
 
 async def test_the_models_list_says_how_long_a_context_is(tiny_model: Path) -> None:

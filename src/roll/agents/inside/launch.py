@@ -2,7 +2,8 @@
 
     agent ──TCP, the sandbox's own loopback──► this ──Unix socket of the host──► endpoint
 
-Arguments: the socket, then the program with its arguments. `{}` in a variable `ROLL_PLACE_*` becomes the port, and the
+Arguments: the socket, the file whose text the program leaves as its answer (empty: none), then the program with its
+arguments. The answer goes to file descriptor 3. `{}` in a variable `ROLL_PLACE_*` becomes the port, and the
 variable loses this beginning.
 """
 
@@ -12,6 +13,7 @@ import sys
 
 PLACED = "ROLL_PLACE_"
 PIECE = 65536
+MOST_ANSWER = 2**20
 
 
 async def carry(reader, writer):
@@ -26,7 +28,7 @@ async def carry(reader, writer):
         writer.close()
 
 
-async def main(socket, *command):
+async def main(socket, answer_file, *command):
     """Serve until the program ends; its exit code."""
 
     async def connected(reader, writer):
@@ -51,7 +53,19 @@ async def main(socket, *command):
     except OSError as error:
         print(f"{command[0]}: {error.strerror}", file=sys.stderr)
         return 127
-    return await program.wait()
+    code = await program.wait()
+    if answer_file:
+        tell(answer_file)
+    return code
+
+
+def tell(path):
+    """Pass the answer on; where there is no such file, none."""
+    try:
+        with open(path, "rb") as file, os.fdopen(3, "wb") as result:
+            result.write(file.read(MOST_ANSWER))
+    except OSError:
+        pass
 
 
 if __name__ == "__main__":
