@@ -61,6 +61,9 @@ _USER = ["--uid", "1000", "--gid", "1000"]
 _FOR_IMAGES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
 _AGENT = ["-SsPB", "-c", AGENT_READER]
 _PYTHON = [str(interpreter()), *_AGENT]
+_CLOSED = "the bubblewrap runtime was not started, or is closed"
+_HANG_UP_S = 1.0
+"""How long the last output of a sandbox that has ended may still be on its way."""
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
@@ -93,6 +96,13 @@ class BubblewrapRuntime:
         """Find bwrap, start the spawner, and try a sandbox."""
         if self._spawner is not None:
             return
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
         self._bwrap = shutil.which("bwrap") or ""
         if not self._bwrap:
             raise SandboxUnavailableError(f"sandboxes need bubblewrap, and 'bwrap' is not in PATH. {INSTALL}")
@@ -118,7 +128,6 @@ class BubblewrapRuntime:
         try:
             await self._try()
         except SandboxError as error:
-            await self.close()
             raise SandboxUnavailableError(
                 f"bubblewrap is installed but does not start a sandbox here: {error}. It needs unprivileged user "
                 "namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0; on Ubuntu 24.04 "
@@ -128,19 +137,27 @@ class BubblewrapRuntime:
 
     async def _start_spawner(self) -> SpawnerClient:
         """With a zygote, where that may be."""
-        assert self._complaints is not None
         spawner = await SpawnerClient.start()
-        if self._zygote and spawner.facts["root"]:
-            code = os.memfd_create("roll-zygote")
-            try:
-                os.write(code, zygote_bytecode())
-                await spawner.zygote(_PYTHON, self._complaints.fileno(), code)
-            except SandboxError as error:
-                _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
-                self._zygote = False
-            finally:
-                os.close(code)
+        try:
+            if self._zygote and spawner.facts["root"]:
+                await self._start_zygote(spawner)
+        except BaseException:
+            await spawner.close()
+            raise
         return spawner
+
+    async def _start_zygote(self, spawner: SpawnerClient) -> None:
+        code = os.memfd_create("roll-zygote")
+        try:
+            os.write(code, zygote_bytecode())
+            await spawner.zygote(_PYTHON, self._complaints_descriptor(), code)
+        except SandboxError as error:
+            if spawner.lost:
+                raise
+            _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+            self._zygote = False
+        finally:
+            os.close(code)
 
     async def _try(self) -> None:
         """Start a sandbox; where a fork of the zygote cannot become one, bwrap may still be allowed to."""
@@ -169,8 +186,8 @@ class BubblewrapRuntime:
 
     async def _launch(self, spec: SandboxSpec, image: Image | None) -> Sandbox:
         spawner = self._spawner
-        if spawner is None or self._complaints is None:
-            raise SandboxError("the bubblewrap runtime was not started, or is closed")
+        if spawner is None:
+            raise SandboxError(_CLOSED)
         if spawner.lost:
             spawner = await self._again(spawner)
         merged = self._overlays is False
@@ -191,10 +208,13 @@ class BubblewrapRuntime:
             filter=self._filter,
             **self._bounds,
         )
+        loop = asyncio.get_running_loop()
         child.ended.add_done_callback(lambda _: self._roots.give_back(root))
         connection = AgentConnection(lambda: self._why_lost(spec))
+        # An agent ends when its line does: one that outlived the processes above it would be left otherwise.
+        child.ended.add_done_callback(lambda _: loop.call_later(_HANG_UP_S, connection.close))
         try:
-            await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=child.socket)
+            await loop.create_unix_connection(lambda: connection, sock=child.socket)
         except BaseException:
             child.socket.close()
             child.kill()
@@ -225,7 +245,6 @@ class BubblewrapRuntime:
 
     async def _spawn(self, spawner: SpawnerClient, spec: SandboxSpec, root: Root, image: Image | None) -> Child:
         """Its outermost process, with the agent that is told the rest."""
-        assert self._complaints is not None
         tree = root.tree if self._zygote and root.tree and image is None else None
         arguments: list[str] = []
         if tree is None:
@@ -233,7 +252,7 @@ class BubblewrapRuntime:
             python = [*agent_command(), *_AGENT] if image else _PYTHON
             arguments = [self._bwrap, *_NAMESPACES, *user, *root.arguments, "--", *python]
         limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
-        return await spawner.spawn(tree, arguments, root.layers, limits, self._complaints.fileno(), self._code)
+        return await spawner.spawn(tree, arguments, root.layers, limits, self._complaints_descriptor(), self._code)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
         """The same with an image's digest in place of its name, which may mean another image tomorrow.
@@ -249,15 +268,32 @@ class BubblewrapRuntime:
             if self._spawner is lost:
                 _log.warning("the process that starts sandboxes was killed: starting another")
                 await lost.close()
-                self._spawner = await self._start_spawner()
+                try:
+                    spawner = await self._start_spawner()
+                except SandboxUnavailableError as error:  # it was available: the program may be run again later
+                    raise SandboxError(str(error)) from error
+                if self._spawner is lost:
+                    self._spawner = spawner
+                else:  # the runtime was closed meanwhile
+                    await spawner.close()
         if self._spawner is None:
-            raise SandboxError("the bubblewrap runtime is closed")
+            raise SandboxError(_CLOSED)
         return self._spawner
+
+    def _complaints_descriptor(self) -> int:
+        """File descriptor for what processes of sandboxes complain about.
+
+        Raises:
+            SandboxError: the runtime was closed.
+        """
+        if self._complaints is None:
+            raise SandboxError(_CLOSED)
+        return self._complaints.fileno()
 
     def _why_lost(self, spec: SandboxSpec) -> str:
         """What bwrap and agents complained about last."""
         complaint = ""
-        if self._complaints is not None and not self._complaints.closed:
+        if self._complaints is not None:
             size = os.fstat(self._complaints.fileno()).st_size
             complaint = os.pread(self._complaints.fileno(), 400, max(0, size - 400)).decode(errors="replace").strip()
         return "the sandbox ended unexpectedly" + (f" (last message: {complaint})" if complaint else "")
@@ -265,11 +301,15 @@ class BubblewrapRuntime:
     async def close(self) -> None:
         """End every sandbox."""
         spawner, self._spawner = self._spawner, None
-        if spawner is not None:
-            await spawner.close()
-        if self._code >= 0:
-            os.close(self._code)
-            self._code = -1
-        if self._complaints is not None:
-            self._complaints.close()
-        self._roots.clear()
+        async with self._building:  # a spawner that is being started just now is ended by its starter
+            if spawner is not None:
+                await spawner.close()
+            if self._spawner is not None:
+                return  # started again meanwhile
+            if self._code >= 0:
+                os.close(self._code)
+                self._code = -1
+            if self._complaints is not None:
+                self._complaints.close()
+                self._complaints = None
+            self._roots.clear()

@@ -83,6 +83,7 @@ class Roots:
         return root
 
     async def _build(self, spawner: SpawnerClient, plan: Plan) -> Root:
+        spawner.check()
         if not spawner.facts["root"]:
             files = Path(tempfile.mkdtemp(prefix=f"roll-sandbox-files-{os.getpid()}-"))
             return Root(bwrap_arguments(plan, files), files=files)

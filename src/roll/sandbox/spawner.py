@@ -18,10 +18,12 @@ from roll.sandbox.system_plan import Plan
 
 __all__ = ["Child", "SpawnerClient"]
 
-START_S = 30.0
+START_S = 60.0
+"""How long a spawner may take to answer; it takes 0.1 s where the machine has no other work."""
 END_S = 10.0
 _MESSAGE_BYTES = 1 << 17
 _GONE = "the process that starts sandboxes is gone"
+_NO_START = "the process that starts sandboxes does not start"
 
 
 @dataclass(kw_only=True)
@@ -68,26 +70,33 @@ class SpawnerClient:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (ours, theirs):
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MESSAGE_BYTES)
-        # Its socket becomes file descriptor 3: the shell-free way is a line of Python before the program.
-        code = f"import os\nif {theirs.fileno()} != 3: os.dup2({theirs.fileno()}, 3); os.close({theirs.fileno()})\n"
-        arguments = [sys.executable, "-I", "-S", "-B", "-c", code + spawner_source()]
-        process = await asyncio.to_thread(
-            subprocess.Popen,
-            arguments,
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=None,
-            env={"LC_ALL": "C.UTF-8"},
-            start_new_session=True,
-        )
-        theirs.close()
-        client = cls(process, ours)
+        starting = asyncio.ensure_future(asyncio.to_thread(_start_process, theirs))
+        try:
+            with theirs:
+                # A cancelled caller waits as well: the thread cannot be stopped, and what it starts must be ended.
+                await asyncio.wait([asyncio.shield(starting)])
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await cls(starting.result(), ours).close()
+            ours.close()
+            raise
+        try:
+            client = cls(starting.result(), ours)
+        except OSError as error:
+            ours.close()
+            raise SandboxUnavailableError(f"{_NO_START}: {error}") from error
         try:
             await asyncio.wait_for(client._ready, START_S)
-        except (SandboxError, TimeoutError) as error:
+        except BaseException as error:
             await client.close()
-            raise SandboxUnavailableError(f"the process that starts sandboxes does not start: {error}") from error
+            if isinstance(error, TimeoutError):
+                why = f"no answer within {START_S:g} s (is this machine under heavy load?)"
+            elif isinstance(error, SandboxError):
+                why = f"it ended at once {_how(client._process.returncode)}; what it wrote is on standard error"
+            else:
+                raise
+            raise SandboxUnavailableError(f"{_NO_START}: {why}") from error
         return client
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
@@ -137,16 +146,20 @@ class SpawnerClient:
         """The spawner is gone, and with it every sandbox."""
         self.lost = True
         self._loop.remove_reader(self._control.fileno())
-        if not self._ready.done():
-            self._ready.set_exception(SandboxError("it ended at once"))
-        for future in (self._zygote, *self._images.values()):
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        """Tell everyone who waits for an answer that there will be none."""
+        for future in (self._ready, self._zygote, *self._images.values()):
             if future is not None and not future.done():
                 future.set_exception(SandboxError(_GONE))
+                future.exception()  # there may be no caller left who waits
         self._images.clear()
         for identity in list(self._children):
             self._on_ended(identity, -1, _GONE)
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise SandboxError where it is gone or was closed."""
         if self.lost:
             raise SandboxError(_GONE)
 
@@ -156,14 +169,14 @@ class SpawnerClient:
         Raises:
             SandboxError: it does not start.
         """
-        self._check()
+        self.check()
         self._zygote = self._loop.create_future()
         self.send(("zygote", arguments), [complaints, code])
         await self._zygote
 
     async def image(self, name: str, plan: Plan) -> str:
         """Have a file system built; where it is."""
-        self._check()
+        self.check()
         self._images[name] = future = self._loop.create_future()
         self.send(("image", name, plan))
         return await future
@@ -190,7 +203,7 @@ class SpawnerClient:
         Raises:
             SandboxError: it cannot.
         """
-        self._check()
+        self.check()
         ours, theirs = socket.socketpair()
         self._next += 1
         child = Child(
@@ -213,6 +226,7 @@ class SpawnerClient:
 
     async def close(self) -> None:
         """End it, with every sandbox."""
+        self.lost = True  # nothing more can be asked of it
         with contextlib.suppress(OSError, ValueError):
             self._loop.remove_reader(self._control.fileno())
         self._control.close()
@@ -221,8 +235,28 @@ class SpawnerClient:
         except subprocess.TimeoutExpired:
             self._process.kill()
             await asyncio.to_thread(self._process.wait)
-        for identity in list(self._children):
-            self._on_ended(identity, -1, "closed")
+        self._fail_all()
+
+
+def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
+    """Start a spawner with `control` as its line to the manager."""
+    # The socket becomes file descriptor 3: the shell-free way is a line of Python before the program.
+    number = control.fileno()
+    code = f"import os\nif {number} != 3: os.dup2({number}, 3); os.close({number})\n"
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", "-c", code + spawner_source()],
+        pass_fds=[number],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None,
+        env={"LC_ALL": "C.UTF-8"},
+        start_new_session=True,
+    )
+
+
+def _how(code: int | None) -> str:
+    """How a process ended, in words."""
+    return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 
 def _answer(future: asyncio.Future[Any], value: Any, error: str) -> None:

@@ -183,28 +183,31 @@ def _all_processes() -> list[Path]:
     return [each for each in Path("/proc").iterdir() if each.name.isdigit()]
 
 
-def command_lines(user: int) -> set[bytes]:
-    """Command lines of the processes of a user of the host."""
-    return {_read(process, "cmdline") for process in _all_processes() if _user(process) == user}
+def _user_namespace(process: Path) -> str:
+    """Its name, which every process of a sandbox has and no other; empty where this user may not know."""
+    try:
+        return str((process / "ns" / "user").readlink())
+    except OSError:
+        return ""
 
 
-def _user(process: Path) -> int | None:
-    words = _read(process, "status").partition(b"\nUid:\t")[2].split()
-    return int(words[0]) if words else None
+def command_lines(namespace: str) -> set[bytes]:
+    """Command lines of the processes of a user namespace."""
+    return {_read(process, "cmdline") for process in _all_processes() if _user_namespace(process) == namespace}
 
 
-def processes_left(marker: str, user: int | None, known: set[bytes]) -> list[str]:
-    """Processes that have the marker in their environment, or are a sandbox user's and have no known command line.
+def processes_left(marker: str, namespace: str | None, known: set[bytes]) -> list[str]:
+    """Processes that have the marker in their environment, or are the sandbox's and have no known command line.
 
     Args:
         marker: in the environment that the program was given.
-        user: of the host, which only this sandbox has; None: there is none.
+        namespace: of the sandbox's user; None: that of another process may not be asked.
         known: command lines of the sandbox's own processes.
     """
     found = []
     for process in _all_processes():
         marked = marker.encode() in _read(process, "environ")
-        own = user is not None and _user(process) == user and _read(process, "cmdline") not in known
-        if marked or own:
+        own = namespace is not None and _user_namespace(process) == namespace
+        if marked or (own and _read(process, "cmdline") not in known and _read(process, "stat")):
             found.append(f"{process.name} {_read(process, 'cmdline')!r:.60} {_read(process, 'stat')!r:.60}")
     return found

@@ -27,17 +27,17 @@ ROUNDS = int(os.environ.get("ROLL_BOMB_ROUNDS", "1"))
 PLACES = ("warm", "kept", "session")
 
 
-async def _user(sandbox: Sandbox) -> int | None:
-    """The host's number of the sandbox's user, where no other process of the host has it."""
+async def _namespace(sandbox: Sandbox) -> str | None:
+    """The sandbox's user namespace, where this user may ask for that of every process."""
     if os.geteuid() != 0:
         return None
-    said = await sandbox.execute(PythonCode(source="print(open('/proc/self/uid_map').read().split()[1])"))
-    return int(said.stdout)
+    said = await sandbox.execute(PythonCode(source="import os; print(os.readlink('/proc/self/ns/user'))"))
+    return said.stdout.decode().strip()
 
 
-async def _gone(bomb: Bomb, marker: str, user: int | None, known: set[bytes]) -> None:
+async def _gone(bomb: Bomb, marker: str, namespace: str | None, known: set[bytes]) -> None:
     began = time.monotonic()
-    while left := processes_left(marker, user, known):
+    while left := processes_left(marker, namespace, known):
         assert time.monotonic() - began < GONE_S, (bomb.name, left)
         await asyncio.sleep(0.01)
 
@@ -49,21 +49,21 @@ async def _warm(manager: SandboxManager, bomb: Bomb) -> None:
     assert (await manager.execute(PythonCode(source="print(1)"), spec=SPEC)).stdout == b"1\n"
 
 
-async def _kept(sandbox: Sandbox, bomb: Bomb, user: int | None, known: set[bytes]) -> None:
+async def _kept(sandbox: Sandbox, bomb: Bomb, namespace: str | None, known: set[bytes]) -> None:
     marker = uuid.uuid4().hex
     program = Command(argv=("bash", "-c", bomb.text), env={"MARKER": marker}, wall_s=BOMB_S)
     await sandbox.execute(program)
-    await _gone(bomb, marker, user, known)
+    await _gone(bomb, marker, namespace, known)
     after = await sandbox.execute(Command(argv=("bash", "-c", "echo $(echo 1)")))
     assert (after.outcome, after.stdout) == (Outcome.EXITED, b"1\n"), (bomb.name, after)
 
 
-async def _session(sandbox: Sandbox, bomb: Bomb, user: int | None, known: set[bytes]) -> None:
+async def _session(sandbox: Sandbox, bomb: Bomb, namespace: str | None, known: set[bytes]) -> None:
     marker = uuid.uuid4().hex
     shell = await sandbox.session(env={"MARKER": marker})
     await shell.run(bomb.text, wall_s=BOMB_S)
     await shell.close()
-    await _gone(bomb, marker, user, known)
+    await _gone(bomb, marker, namespace, known)
     shell = await sandbox.session()
     after = await shell.run("echo $(echo 1)")
     await shell.close()
@@ -76,10 +76,10 @@ async def _explode(manager: SandboxManager, place: str, bombs: list[Bomb]) -> No
             await _warm(manager, bomb)
         return
     async with await manager.create(SPEC) as sandbox:
-        user = await _user(sandbox)
-        known = set() if user is None else command_lines(user)
+        namespace = await _namespace(sandbox)
+        known = set() if namespace is None else command_lines(namespace)
         for bomb in bombs:
-            await (_kept if place == "kept" else _session)(sandbox, bomb, user, known)
+            await (_kept if place == "kept" else _session)(sandbox, bomb, namespace, known)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -415,7 +415,7 @@ async def test_a_runtime_that_closes_removes_its_own_files_and_not_those_of_anot
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spawner: Any = SimpleNamespace(facts={"root": False})
+    spawner: Any = SimpleNamespace(facts={"root": False}, check=lambda: None)
     runtimes = [BubblewrapRuntime() for _ in range(2)]
     for runtime in runtimes:
         await runtime._roots.take(spawner, SandboxSpec(), None, merged=False)

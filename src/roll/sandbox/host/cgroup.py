@@ -15,6 +15,8 @@ _CPU = "cpuacct"
 """Counts CPU time with version 1, where it is mounted; with version 2 every group does."""
 _PREFIX = "roll-sandbox-"
 _REMOVE_S = 5.0
+_SWEEP_S = 0.5
+"""How long the removal of all that killed spawners left may hold up the start of another one."""
 _NETWORK_SHARE = 8
 """Of the memory, that network buffers may take with version 1, which counts them apart."""
 
@@ -84,8 +86,9 @@ class Groups:
     def __init__(self):
         self.roots = []
         self.by_controller = {}
-        for name, base in _bases().items():
-            _sweep(base)
+        bases = _bases()
+        _sweep(bases.values())
+        for name, base in bases.items():
             root = os.path.join(base, _PREFIX + str(os.getpid()))
             if root not in self.roots:
                 try:
@@ -160,6 +163,21 @@ class Group:
         for directory in set(self.directories.values()):
             _write(directory + "/cgroup.procs", 0)
 
+    def members(self):
+        """List the pids of the processes in it, as this process sees them; ended ones are not listed."""
+        try:
+            return [int(word) for word in _read(self.directories["pids"] + "/cgroup.procs").split()]
+        except OSError:
+            return []  # it was removed
+
+    def kill(self):
+        """Kill everything in it at once; whether the kernel can (version 2, from Linux 5.14)."""
+        path = self.directories["pids"] + "/cgroup.kill"
+        if not os.path.exists(path):
+            return False
+        _write(path, 1)
+        return True
+
     def cpu_counter(self):
         """The file that counts the CPU time of all that was ever in it; empty where nothing does."""
         if self.version == 2:
@@ -182,9 +200,9 @@ def _try_write(path, value):
         return  # no swap accounting here
 
 
-def _remove(directory):
-    """rmdir: the kernel lets go of ended processes a moment after they ended."""
-    give_up = time.monotonic() + _REMOVE_S
+def _remove(directory, give_up=None):
+    """Remove a group; until `give_up` try again, for the kernel lets go of ended processes a moment after their end."""
+    give_up = time.monotonic() + _REMOVE_S if give_up is None else give_up
     while True:
         try:
             os.rmdir(directory)
@@ -197,12 +215,21 @@ def _remove(directory):
             time.sleep(0.005)
 
 
-def _sweep(base):
-    """Remove what spawners left that were killed."""
-    for name in os.listdir(base):
-        number = name[len(_PREFIX) :]
-        if name.startswith(_PREFIX) and number.isdigit() and not os.path.exists("/proc/" + number):
-            for entry in os.listdir(os.path.join(base, name)):
-                if os.path.isdir(os.path.join(base, name, entry)):
-                    _remove(os.path.join(base, name, entry))
-            _remove(os.path.join(base, name))
+def _sweep(bases):
+    """Remove what spawners left that were killed. What is still in use then is left for the next spawner."""
+    give_up = time.monotonic() + _SWEEP_S
+    for base in set(bases):
+        for name in os.listdir(base):
+            number = name[len(_PREFIX) :]
+            if name.startswith(_PREFIX) and number.isdigit() and not os.path.exists("/proc/" + number):
+                _remove_tree(os.path.join(base, name), give_up)
+
+
+def _remove_tree(directory, give_up):
+    try:
+        for entry in os.listdir(directory):
+            if os.path.isdir(os.path.join(directory, entry)):
+                _remove(os.path.join(directory, entry), give_up)
+    except FileNotFoundError:
+        return  # another spawner was faster
+    _remove(directory, give_up)

@@ -1,8 +1,8 @@
 """Places for sandboxes, seen from the spawner: a user and a control group each, and who starts sandboxes there.
 
 A sandbox is started by the slot's own process (`zygote.py`), or by bwrap, forked and executed here. Invariants: a slot
-is used by at most one sandbox at a time; it is free again only after all processes of its sandbox are reaped; a slot
-whose process was killed is never used again, for nobody then tells when its sandbox is gone.
+is used by at most one sandbox at a time; it is free again only after all processes of its sandbox are reaped and its
+control group is empty; a slot whose process was killed, or whose group does not become empty, is never used again.
 """
 
 from __future__ import annotations
@@ -92,11 +92,17 @@ class Slot:
         self.line: socket.socket = None  # pyrefly: ignore[bad-assignment]  (there is one wherever it is used)
         self.pid = 0
         self.identity = None
+        self.end = (0, "", True)
+        """Of a sandbox that has ended: its status, what went wrong, and whether the slot can be used again."""
+        self.own_pid = 0
+        """Of its process, which is in the control group as well; 0 while it has not said so."""
+        self.give_up = 0.0
+        """Until when the sandbox must have ended, and the group must be empty, once that was asked for."""
 
     def open(self, zygote):
         """Have a process made for it; the line to it."""
         groups = [directory + "/cgroup.procs" for directory in self.directories()]
-        self.line = zygote.slot(groups, self.user)
+        self.line, self.own_pid = zygote.slot(groups, self.user), 0
         return self.line
 
     def directories(self):
@@ -136,8 +142,22 @@ class Slot:
             os.setresuid(self.user, self.user, self.user)
         execute(descriptors, arguments)
 
+    def left(self):
+        """Kill what is left in the control group of a sandbox that has ended; what that was."""
+        if self.group is None or (self.line is not None and not self.own_pid):
+            return []
+        left = [pid for pid in self.group.members() if self.line is None or pid != self.own_pid]
+        for pid in left:
+            try:
+                os.kill(pid, 9)
+            except OSError:
+                continue
+        return left
+
     def kill(self):
         """End the sandbox: with the agent, its first process, ends everything in it."""
+        if self.pid and self.line is None and self.group is not None and self.group.kill():
+            return
         if not self.pid:
             try:
                 self.line.send(marshal.dumps(("kill",)))

@@ -14,7 +14,8 @@ Messages (marshal):  ("image", name, plan) → ("image", name, directory or None
                      ("kill", id)
 First of all it says ("ready", facts).
 
-Invariants: those of `slots.py`; every "start" is answered by exactly one "ended"; a zygote that ends, ends the spawner.
+Invariants: those of `slots.py`; every "start" is answered by exactly one "ended", once nothing of the sandbox is left
+or it is given up; a zygote that ends, ends the spawner.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ _STANDING_SLOTS = 4
 _FREE_SLOTS = 64
 """Most that wait for a sandbox; further ones end with theirs."""
 _END_S = 5.0
+_EMPTY_S = 10.0
+"""How long a sandbox may take to end, and its control group to become empty. Its place is not used again otherwise."""
+_LOOK_MS = 5
 
 
 def _first_user():
@@ -63,6 +67,8 @@ class Spawner:
         self.num_slots, self.free = 0, []
         self.lines, self.running = {}, {}
         """Slots: by the file descriptor of their line; by the identity of what runs there."""
+        self.emptying, self.killed = [], []
+        """Slots whose sandbox has ended and whose group may not be empty yet; whose sandbox is to end."""
         self.wake = os.pipe()
         for end in self.wake:
             os.set_blocking(end, False)
@@ -78,7 +84,7 @@ class Spawner:
         """Until the manager closes its end."""
         self.say("ready", {"groups": self.groups.available, "cpu": self.groups.count_cpu, "root": self.is_root})
         while True:
-            for descriptor, _ in self.poll.poll():
+            for descriptor, _ in self.poll.poll(_LOOK_MS if self.emptying else 1000 if self.killed else None):
                 if descriptor == self.wake[0]:
                     os.read(descriptor, 4096)
                 elif descriptor in self.lines:
@@ -88,6 +94,7 @@ class Spawner:
                 elif descriptor == self.control.fileno() and not self.handle():
                     return
             self.reap()
+            self.look_after_ends()
 
     def say(self, *message):
         """To the manager, if it is still there."""
@@ -178,8 +185,12 @@ class Spawner:
 
     def on_kill(self, _, identity):
         """End a sandbox."""
-        if identity in self.running:
-            self.running[identity].kill()
+        slot = self.running.get(identity)
+        if slot is not None:
+            slot.kill()
+            if slot not in self.killed:
+                slot.give_up = time.monotonic() + _EMPTY_S
+                self.killed.append(slot)
 
     def hear(self, descriptor):
         """From a slot's process: nothing is left of its sandbox. Or nothing at all: it was killed."""
@@ -189,25 +200,51 @@ class Spawner:
         except OSError:
             data = b""
         if data:
-            self.ended(slot, *marshal.loads(data))
+            status, slot.own_pid = marshal.loads(data)
+            if status is not None:
+                self.ended(slot, status)
             return
         self.shut(slot)
         if slot in self.free:
             self.free.remove(slot)
-        if slot.identity is not None:
-            self.say("ended", slot.identity, -9, "the process that started the sandbox was killed")
-            del self.running[slot.identity]
+        if slot.identity in self.running:
+            self.ended(slot, -9, error="the process that started the sandbox was killed", usable=False)
 
-    def ended(self, slot, status):
-        """A sandbox is over: its slot is free for another."""
-        self.say("ended", slot.identity, status, "")
+    def ended(self, slot, status, *, error="", usable=True):
+        """A sandbox is over; what is left in its control group ends with it."""
         del self.running[slot.identity]
-        slot.identity, slot.pid = None, 0
-        if len(self.free) < _FREE_SLOTS:
-            self.free.append(slot)
-        else:
+        slot.pid, slot.end = 0, (status, error, usable)
+        slot.give_up = time.monotonic() + _EMPTY_S
+        self.emptying.append(slot)
+        self.look_after_ends()
+
+    def look_after_ends(self):
+        """Free the slots whose sandboxes have ended with all their processes; give up those in which that fails."""
+        now = time.monotonic()
+        for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.give_up]:
+            self.killed.remove(slot)
+            if slot.identity in self.running:
+                self.ended(slot, -9, error="its processes do not end", usable=False)
+        for slot in list(self.emptying):
+            left = slot.left()
+            if left and now < slot.give_up:
+                continue
+            self.emptying.remove(slot)
+            status, error, usable = slot.end
+            self.say("ended", slot.identity, status, error or ("its processes do not end" if left else ""))
+            slot.identity = None
+            if usable and not left:
+                self.set_free(slot)
+            else:
+                self.shut(slot)
+
+    def set_free(self, slot):
+        """Have a slot wait for another sandbox."""
+        if len(self.free) >= _FREE_SLOTS:
             self.shut(slot)
             self.free.insert(0, slot)
+        else:
+            self.free.append(slot)
 
     def shut(self, slot):
         """End its process."""
@@ -238,8 +275,9 @@ class Spawner:
         for descriptor in (self.control, self.wake[0], *([self.zygote.line] if self.zygote is not None else ())):
             self.poll.unregister(descriptor)
         give_up = time.monotonic() + _END_S
-        while self.running and time.monotonic() < give_up:
+        while (self.running or self.emptying) and time.monotonic() < give_up:
             self.reap()
+            self.look_after_ends()
             for descriptor, _ in self.poll.poll(1):
                 if descriptor in self.lines:
                     self.hear(descriptor)

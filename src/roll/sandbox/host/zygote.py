@@ -6,7 +6,7 @@
 To the zygote:  (control group files, user) with the slot's socket; a slot lives as long as that socket.
 To a slot:      ("start", tree) with the agent's line, the file for complaints and, if there is one, the count of its
                 CPU time; ("kill",) ends that sandbox
-From a slot:    (status,) when nothing is left of its sandbox
+From a slot:    (None, its own pid) when it is ready; (status, its own pid) when nothing is left of its sandbox
 
 A slot is a process of its own because entering a control group waits for the kernel for up to tens of milliseconds, and
 a fork of a member is a member. It starts one sandbox after another, and is to each what bwrap's outer process would be.
@@ -108,13 +108,14 @@ def _start_sandboxes(line):
     """In a slot, until the spawner closes its socket. In the first process of a sandbox: its tree."""
     poll = select.poll()
     poll.register(line, select.POLLIN)
+    line.send(marshal.dumps((None, os.getpid())))
     pid, watch = 0, -1
     while True:
         for descriptor, _ in poll.poll():
             if descriptor == watch:
                 poll.unregister(watch)
                 os.close(watch)
-                line.send(marshal.dumps((os.waitpid(pid, 0)[1],)))
+                line.send(marshal.dumps((os.waitpid(pid, 0)[1], os.getpid())))
                 pid, watch = 0, -1
                 continue
             message, descriptors = receive(line)
@@ -123,7 +124,7 @@ def _start_sandboxes(line):
                     pid = kernel.clone(_NAMESPACES)
                 except OSError as error:
                     os.write(descriptors[1], ("roll sandbox: " + str(error) + "\n").encode())
-                    line.send(marshal.dumps((_FAILED << 8,)))
+                    line.send(marshal.dumps((_FAILED << 8, os.getpid())))
                 else:
                     if pid == 0:
                         line.detach()
