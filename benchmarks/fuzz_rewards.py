@@ -178,7 +178,7 @@ def verifiers(number: int) -> dict[str, Callable[[str], object]]:
         "math": lambda text: score_math(text[-LONGEST_TEXT:], reference, extract, MATH_LIMIT_S),
         "choice": lambda text: score_choice(text[-LONGEST_TEXT:], "B", "ABCDE"),
         "short_answer": lambda text: compared(text[-LONGEST_TEXT:], ["7", "Tuesday", reference]),
-        "format": lambda text: form_problems(text, FORM, '{"type": "object"}'),
+        "format": lambda text: form_problems(text, text, FORM, '{"type": "object"}'),
         "instructions": lambda text: followed(text, INSTRUCTIONS, number % 5 == 0),
         "repetition": lambda text: repeated_share(np.frombuffer(text.encode("utf-16-le", "replace"), np.uint16), 4),
         "defused": defused,

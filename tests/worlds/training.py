@@ -49,6 +49,9 @@ LAGS: tuple[tuple[float, ...], ...] = ((0.0,), (0.0, 0.01, 0.3), (0.0, 0.3, 2.0)
 
 
 class Numbers:
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return str(len(token_ids))
 

@@ -81,6 +81,9 @@ class Characters:
     def spelt(self, token_ids: IntArray) -> str:
         return "".join(map(chr, token_ids.tolist()))
 
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return self.harmless(self.spelt(token_ids))
 

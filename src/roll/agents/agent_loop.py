@@ -15,6 +15,7 @@ import logging
 import tempfile
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -95,8 +96,12 @@ class AgentLoop:
         if not calls:
             said = with_refusals(str(problem or "it ended without an error"), session.refused)
             raise InfraError(f"the agent ended without one answer of the model: {said}")
-        text = renderer.decode(calls[-1].token_ids) if answer is None else answer
-        return as_rollout(draw, index, calls, text=text, cut_off=bool(session.exhausted or problem))
+        cut_off = bool(session.exhausted or problem)
+        if answer is not None:
+            return as_rollout(draw, index, calls, text=answer, cut_off=cut_off)
+        last = calls[-1]
+        found = as_rollout(draw, index, calls, text=renderer.decode(last.token_ids), cut_off=cut_off)
+        return replace(found, final_text=renderer.final_text(last.token_ids, last.context))
 
     def _trained(self, calls: Sequence[Call]) -> Sequence[Call]:
         """The calls that are trained, after a note where they are not all."""

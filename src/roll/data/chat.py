@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roll.data.decoding import Decoder, backend
 from roll.data.harmless import boundaries, parted
+from roll.data.reasoning import ReasoningFormat
 from roll.data.templates import PROBE, TODAY, ChatTemplate, Tool, refusals
 from roll.data.turns import Render, SpecialTokens, ends_only_last, find_turns, thinking_modes, tokenized
 from roll.errors import DataError
@@ -35,7 +37,8 @@ class ChatRenderer:
         self._template = ChatTemplate(tokenizer)
         self.has_template = bool(self._template.source)
         self._special = SpecialTokens(tokenizer)
-        self._backend = _backend(tokenizer)
+        self._backend = backend(tokenizer)
+        self._decoder = Decoder(tokenizer, self._special, self._template.source)
 
     def render(
         self,
@@ -128,7 +131,7 @@ class ChatRenderer:
 
     def spelt(self, token_ids: IntArray) -> str:
         """The text, special tokens included, as the model wrote it."""
-        return self._decoded(token_ids, skip_special=False)
+        return self._decoder.spelt(token_ids)
 
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         """[N] ids of a piece of text; before the `first` one stands what the tokenizer puts before texts."""
@@ -311,25 +314,14 @@ class ChatRenderer:
         return np.asarray(full[ends[-1] + 1 :], dtype=np.int32)
 
     def decode(self, token_ids: IntArray) -> str:
-        """The text, without special tokens, otherwise as the model wrote it."""
-        return self._decoded(token_ids, skip_special=True)
+        """Return the text, without special tokens except those that mark reasoning and calls of tools."""
+        return self._decoder.decode(token_ids)
 
-    def _decoded(self, token_ids: IntArray, *, skip_special: bool) -> str:
-        ids = token_ids.tolist()
-        if self._backend is not None:
-            return self._backend.decode(ids, skip_special_tokens=skip_special)
-        decoded = self._tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
-        return str(decoded)
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        """Return what an answer says after the model's reasoning; empty if that never ends: see `Decoder`."""
+        return self._decoder.final_text(token_ids, context)
 
-
-def _backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """What does the work behind a tokenizer, where that adds nothing to it but time; `None` elsewhere."""
-    from transformers import TokenizersBackend as Backend
-
-    kind = type(tokenizer)
-    if not isinstance(tokenizer, Backend) or kind._encode_plus is not Backend._encode_plus:
-        return None
-    if kind._decode is not Backend._decode:
-        return None
-    tokenizer("")  # from now on it cuts and fills nothing
-    return tokenizer.backend_tokenizer
+    @property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format of the model's reasoning, where its template or its tokenizer shows one."""
+        return self._decoder.reasoning

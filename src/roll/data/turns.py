@@ -40,8 +40,10 @@ class SpecialTokens:
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
-        names = {str(token) for token in added.values() if token.special} | set(tokenizer.all_special_tokens)
-        self._names = {name for name in names if name}
+        self.by_id = {int(i): str(token) for i, token in added.items() if token.special}
+        """How each is spelt, by id."""
+        self.by_id |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
+        self._names = {name for name in self.by_id.values() if name}
         self._lengths = sorted({len(name) for name in self._names}, reverse=True)
         # some tokenizers have thousands, which one expression for all would try at every `<`
         self._beginnings = re.compile("|".join({re.escape(name[:3]) for name in self._names}) or r"(?!)")

@@ -12,12 +12,13 @@ import asyncio
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from roll.config.rewards import RewardConfig
 from roll.errors import RewardInfraError, UnscorableError, UserError
 from roll.rewards.base import TIMEOUT, Judgement, Verifier
+from roll.rewards.reasoning import NO_ANSWER, scored_text
 from roll.sandbox.errors import SandboxAccessError
 from roll.types import RewardResult, Rollout
 
@@ -45,8 +46,8 @@ class Component:
     async def judge(self, rollout: Rollout) -> Judgement:
         """Ask the verifier.
 
-        A cut-off answer and one that takes too long to verify are the model's failure: value 0. Whatever else a
-        verifier raises is a failure of ours, of this one answer.
+        A cut-off answer, one that says nothing after the model's reasoning, and one that takes too long to verify are
+        the model's failure: value 0. Whatever else a verifier raises is a failure of ours, of this one answer.
 
         Raises:
             RewardInfraError: it failed; names the component and the prompt. `UnscorableError` where another attempt
@@ -56,6 +57,11 @@ class Component:
         failed = False if self.verifier.decides else None
         if self.config.require_finished and not rollout.finished:
             return Judgement(value=0.0, verdict=UNFINISHED, correct=failed)
+        if not self.config.scores_reasoning:
+            text = scored_text(rollout, self.config.reasoning)
+            if text is None or (not text.strip() and rollout.text.strip()):
+                return Judgement(value=0.0, verdict=NO_ANSWER, correct=failed)
+            rollout = rollout if text == rollout.text else replace(rollout, text=text)
         try:
             return _checked(await self.verifier.judge(rollout))
         except TimeoutError:

@@ -11,6 +11,7 @@ from roll.config.rewards import FormatReward
 from roll.errors import ConfigError
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
+from roll.rewards.reasoning import scored_text
 from roll.types import Rollout
 
 __all__ = ["form_problems", "format_verifier", "tag_problems"]
@@ -79,8 +80,15 @@ def _json_problem(text: str, schema: str) -> str:
     return f"JSON does not fit its schema at '{place.lstrip('.') or 'the top'}' ({error.validator})"
 
 
-def form_problems(text: str, config: FormatReward, schema: str | None) -> list[str]:
-    """For each requirement, what is wrong, or an empty text."""
+def form_problems(text: str, answer: str | None, config: FormatReward, schema: str | None) -> list[str]:
+    """Return for each requirement what is wrong, or an empty text.
+
+    Args:
+        text: the whole answer.
+        answer: what of it follows the model's reasoning; `None`: nothing.
+        config: the requirements.
+        schema: the JSON Schema, where there is one.
+    """
     problems: list[str] = []
     contents: dict[str, str] = {}
     if config.tags:
@@ -89,7 +97,7 @@ def form_problems(text: str, config: FormatReward, schema: str | None) -> list[s
     if config.pattern is not None:
         problems.append("" if re.fullmatch(config.pattern, text, re.DOTALL) else "does not match the pattern")
     if schema is not None:
-        inside = contents.get(config.json_tag) if config.json_tag else text
+        inside = contents.get(config.json_tag) if config.json_tag else answer
         problems.append("no JSON" if inside is None else _json_problem(inside, schema))
     return problems
 
@@ -107,7 +115,9 @@ def format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
 
     async def judge(rollout: Rollout) -> Judgement:
         text = rollout.text[:LONGEST_TEXT]
-        problems = await in_pool(pool, form_problems, text, config, schema, time_limit_s=config.time_limit_s)
+        answer = scored_text(rollout, config.reasoning)
+        answer = None if answer is None else answer[:LONGEST_TEXT]
+        problems = await in_pool(pool, form_problems, text, answer, config, schema, time_limit_s=config.time_limit_s)
         met = sum(not problem for problem in problems) / len(problems)
         verdict = next((problem for problem in problems if problem), "fine")
         return Judgement(value=met if config.partial else float(met == 1.0), verdict=verdict)

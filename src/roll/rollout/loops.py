@@ -35,6 +35,10 @@ class Renderer(Protocol):
         """The text of tokens, without special ones."""
         ...
 
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        """Return what an answer says after the model's reasoning; empty where that never ends."""
+        ...
+
     def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         """A conversation as the template writes it, up to where the next answer begins."""
         ...
@@ -123,6 +127,7 @@ def joined(
             logprobs.append(np.zeros(len(between[position]), np.float32))
             versions.append(np.full(len(between[position]), -1, np.int32))
     token_ids = _joined_array(tokens, np.int32)
+    text = renderer.decode(token_ids)
     found = Rollout(
         draw_id=draw.draw_id,
         index=index,
@@ -132,12 +137,41 @@ def joined(
         logprobs=_joined_array(logprobs, np.float32),
         policy_versions=_joined_array(versions, np.int32),
         finish_reason=generations[-1].finish_reason,
-        text=renderer.decode(token_ids),
+        text=text,
+        final_text=_final_text(draw.token_ids, tokens, branches, text, renderer),
         engine_id=generations[-1].engine_id,
         turns=turns,
         branches=branches,
     )
     return replace(found, experts=experts_by_context(found, experts))
+
+
+def _final_text(
+    prompt: IntArray, parts: Sequence[IntArray], branches: Sequence[Branch], text: str, renderer: Renderer
+) -> str:
+    """Return the rollout's text without the reasoning of its turns.
+
+    Args:
+        prompt: [P] before the first turn.
+        parts: tokens of the turns, in turn with those between them.
+        branches: where turns follow another context.
+        text: the whole.
+        renderer: tokens to text.
+    """
+    contexts = {branch.start: branch.context for branch in branches}
+    if len(parts) == 1:
+        final = renderer.final_text(parts[0], contexts.get(0, prompt))
+        return text if final == text else final
+    finals: list[str] = []
+    position, before, changed = 0, prompt, False
+    for number, part in enumerate(parts):
+        said = renderer.decode(part)
+        if number % 2 == 0:
+            final = renderer.final_text(part, contexts.get(position, before))
+            said, changed = final, changed or final != said
+        finals.append(said)
+        position, before = position + len(part), part if len(part) else before
+    return "".join(finals) if changed else text
 
 
 def _joined_array(parts: list[np.ndarray], dtype: type[np.generic]) -> np.ndarray:

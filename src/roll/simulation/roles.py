@@ -121,6 +121,9 @@ class SimulatedReward:
 class SimulatedRenderer:
     """Tokens that mean nothing; see `roll.rollout.loops.Renderer`."""
 
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return ""
 

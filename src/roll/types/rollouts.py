@@ -51,8 +51,7 @@ class Message(TypedDict):
     role: Literal["system", "user", "assistant", "tool"]
     content: str
     reasoning_content: NotRequired[str]
-    """Of an assistant's message: what it thought before. Templates have several names for it, which the renderer knows.
-    """
+    """Of an assistant's message: what it thought before; the renderer knows the names that templates have for it."""
     tool_calls: NotRequired[list[dict[str, Any]]]
     """Of an assistant's message, each `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}`."""
     tool_call_id: NotRequired[str]
@@ -337,7 +336,9 @@ class Rollout:
     """[T]"""
     finish_reason: FinishReason
     text: str
-    """`token_ids` decoded without special tokens; for verifiers and people, never for training."""
+    """`token_ids` decoded, for verifiers and people; of special tokens, it has those that mark reasoning and calls."""
+    final_text: str | None = None
+    """`text` without reasoning; empty where a thought never ends; `None`: not known, the marks in `text` decide."""
     status: RolloutStatus = RolloutStatus.COMPLETED
     cause: str = ""
     """Of an `infra_error`."""
@@ -353,8 +354,7 @@ class Rollout:
     counts: Mapping[str, int] = field(default_factory=dict)
     """What happened while it was made, and how often; each becomes a metric. What did not happen is left out."""
     experts: tuple[IntArray, ...] = ()
-    """What the engine's routers chose, as in `Generation`, for each of `contexts` and the tokens that follow it; empty
-    where it was not recorded."""
+    """As in `Generation`, for each of `contexts` and the tokens that follow it; empty where it was not recorded."""
     expert: bool = False
     """Not the policy's own: to be imitated. Its `logprobs` are 0."""
 

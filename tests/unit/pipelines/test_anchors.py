@@ -338,6 +338,9 @@ class Plain:
     def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
         return self.tokens(self.text(messages, tools))
 
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return "".join(chr(token) for token in token_ids if token)
 

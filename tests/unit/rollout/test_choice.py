@@ -84,6 +84,9 @@ class Engines:
 
 
 class Numbers:
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return ""
 

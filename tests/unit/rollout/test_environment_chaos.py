@@ -36,6 +36,9 @@ class Renderer:
     def tokens(self, text: str) -> IntArray:
         return np.array([ord(letter) for letter in text], np.int32)
 
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return "x" * len(token_ids)
 

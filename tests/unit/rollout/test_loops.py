@@ -26,6 +26,9 @@ from roll.types import (
 class Numbers:
     """Token 100 + n reads as `n`; an observation is one token 7."""
 
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return " ".join(str(token - 100) for token in token_ids if token >= 100)
 

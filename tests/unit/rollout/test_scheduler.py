@@ -102,6 +102,9 @@ class Engines:
 class Numbers:
     """Renders tokens as numbers."""
 
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return " ".join(map(str, token_ids))
 

@@ -166,6 +166,9 @@ class Judge:
 
 
 class Silent:
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        return self.decode(token_ids)
+
     def decode(self, token_ids: IntArray) -> str:
         return ""
 

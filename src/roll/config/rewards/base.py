@@ -9,7 +9,9 @@ from pydantic import field_validator
 
 from roll.config.base import Section, option
 
-__all__ = ["RewardSection", "check_pattern"]
+__all__ = ["AUTO", "KEEP", "RewardSection", "check_pattern", "reasoning_left_out"]
+
+AUTO, KEEP = "auto", "keep"
 
 
 class RewardSection(Section):
@@ -31,11 +33,30 @@ class RewardSection(Section):
         5.0, "Longest time for one answer; beyond it the answer counts as wrong.", unit="s", gt=0
     )
     require_finished: bool = option(True, "Score 0 where the answer was cut off before the model ended it.")
+    reasoning: str = option(
+        KEEP,
+        "Which part of an answer is scored. `auto`: what follows the model's reasoning, in the format of its chat "
+        "template; an answer that never ends its reasoning scores 0. `keep`: all of it. Anything else is a closing "
+        "tag: what follows the last one is scored.",
+        examples=["auto", "keep", "</reasoning>"],
+    )
 
     @field_validator("gate", mode="before", json_schema_input_type=float | bool | None)
     @classmethod
     def _switch(cls, value: Any) -> Any:
         return {True: 1.0, False: None}[value] if isinstance(value, bool) else value
+
+    @field_validator("reasoning")
+    @classmethod
+    def _is_a_tag(cls, value: str) -> str:
+        if value not in (AUTO, KEEP) and (not value.strip() or value.strip().isalnum()):
+            raise ValueError(f"'{value}' is not a closing tag: write auto, keep, or a tag such as </reasoning>")
+        return value
+
+    @property
+    def scores_reasoning(self) -> bool:
+        """Whether its verifier gets the whole answer, and leaves out reasoning itself where that is asked for."""
+        return self.reasoning == KEEP
 
     @property
     def needs_answer(self) -> bool:
@@ -51,6 +72,12 @@ class RewardSection(Section):
     def asks_own_judge(self) -> bool:
         """Whether it asks the run's own judge; its verifier is then made with that instead of a worker pool."""
         return False
+
+
+def reasoning_left_out() -> Any:
+    """Return the option `reasoning` of rewards that score what follows the reasoning by default."""
+    inherited = RewardSection.model_fields["reasoning"]
+    return option(AUTO, inherited.description or "", examples=inherited.examples)
 
 
 def check_pattern(pattern: str) -> str:

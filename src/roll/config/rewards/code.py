@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection
+from roll.config.rewards.base import RewardSection, reasoning_left_out
 
 __all__ = ["LANGUAGES", "CodeReward"]
 
@@ -18,6 +18,7 @@ class CodeReward(RewardSection):
     """Runs the answer's program in a sandbox, on the cases of its prompt: see docs/code-rewards.md."""
 
     type: Literal["code"] = option(..., "Kind of reward.")
+    reasoning: str = reasoning_left_out()
     language: Literal["python", "bash", "javascript", "cpp"] = option(
         "python", "Language of the answers, where the prompt's tests do not name one."
     )

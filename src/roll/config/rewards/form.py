@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection, check_pattern
+from roll.config.rewards.base import AUTO, RewardSection, check_pattern, reasoning_left_out
 
 __all__ = ["FormatReward", "InstructionsReward"]
 
@@ -16,6 +16,7 @@ class InstructionsReward(RewardSection):
     """Verifiable instructions, as the data set IFEval lists them in every row; each becomes a metric."""
 
     type: Literal["instructions"] = option(..., "Kind of reward.")
+    reasoning: str = reasoning_left_out()
     score: Literal["all", "share"] = option(
         "all", "1 where all instructions are followed, or the share of them that is."
     )
@@ -30,6 +31,12 @@ class FormatReward(RewardSection):
     """1 where the answer has the required form, else 0; decides nothing. With `gate: true`, all or nothing."""
 
     type: Literal["format"] = option(..., "Kind of reward.")
+    reasoning: str = option(
+        AUTO,
+        "Where the JSON is read: `auto`, in what follows the model's reasoning; `keep`, in the whole answer; or in "
+        "what follows the last of a closing tag. Tags and the pattern are those of the whole answer.",
+        examples=["auto", "keep", "</reasoning>"],
+    )
     tags: list[str] = option(
         [], "Tags that occur once each, closed, with content, in this order.", examples=[["think", "answer"]]
     )
@@ -43,6 +50,11 @@ class FormatReward(RewardSection):
     )
     json_tag: str | None = option(None, "The tag that holds the JSON.", examples=["answer"])
     partial: bool = option(False, "Give the share of requirements that are met, instead of 1 for all of them.")
+
+    @property
+    def scores_reasoning(self) -> bool:
+        """See the base class."""
+        return True
 
     @field_validator("tags")
     @classmethod

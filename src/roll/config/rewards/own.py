@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import PrivateAttr
 
 from roll.config.base import FUNCTION, option
-from roll.config.rewards.base import RewardSection
+from roll.config.rewards.base import RewardSection, reasoning_left_out
 
 __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 
@@ -48,6 +48,7 @@ class ReasoningGymReward(RewardSection):
     """The scorer that a reasoning-gym task brings along."""
 
     type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
+    reasoning: str = reasoning_left_out()
 
 
 class EnvironmentReward(RewardSection):

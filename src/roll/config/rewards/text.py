@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import field_validator, model_validator
 
 from roll.config.base import option
-from roll.config.rewards.base import RewardSection, check_pattern
+from roll.config.rewards.base import RewardSection, check_pattern, reasoning_left_out
 
 __all__ = [
     "ChoiceReward",
@@ -24,6 +24,7 @@ class MathReward(RewardSection):
     """1 where the final answer is mathematically equal to the reference, else 0."""
 
     type: Literal["math"] = option(..., "Kind of reward.")
+    reasoning: str = reasoning_left_out()
     extract: Literal["auto", "boxed", "last_number"] = option(
         "auto",
         "Which answer counts: `boxed`, the last number, or boxed/LaTeX first and the last number otherwise.",
@@ -39,6 +40,7 @@ class ExactReward(RewardSection):
     """1 where the answer's text equals the reference."""
 
     type: Literal["exact"] = option(..., "Kind of reward.")
+    reasoning: str = reasoning_left_out()
     ignore_case: bool = option(True, "Compare without regard to upper and lower case.")
     strip: bool = option(True, "Ignore white space around both.")
 
@@ -70,6 +72,7 @@ class ChoiceReward(RewardSection):
     """Multiple choice: 1 where the letter that the answer settles on is the reference's."""
 
     type: Literal["choice"] = option(..., "Kind of reward.")
+    reasoning: str = reasoning_left_out()
     letters: str = option("ABCDE", "Letters that may be chosen.", pattern=r"^[A-Z]{2,26}$")
 
     @property
@@ -85,6 +88,7 @@ class ShortAnswerReward(RewardSection):
     """
 
     type: Literal["short_answer"] = option(..., "Kind of reward.")
+    reasoning: str = reasoning_left_out()
     score: Literal["exact", "f1"] = option("f1", "1 for the same words alone, or the F1 score over words.")
     references_key: str | None = option(
         None,

@@ -1,0 +1,108 @@
+"""Turn tokens back to text: as the model wrote them, for people and verifiers, or what follows the reasoning."""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll.data.reasoning import ReasoningFormat, answer_of, begun_thought, reasoning_format
+from roll.data.turns import SpecialTokens
+from roll.types import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+__all__ = ["Decoder", "backend"]
+
+_CONTEXT_SEEN = 24
+"""Tokens before an answer in which a template may begin a thought."""
+_CALL_MARK = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
+_CALL_ENDS = ("<|call|>", "<|tool_response>")
+"""Tokens by which models end a message that calls tools."""
+
+
+class Decoder:
+    """Decodes the tokens of one model."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, special: SpecialTokens, template: str) -> None:
+        """Take what is known of the model.
+
+        Args:
+            tokenizer: the model's.
+            special: its special tokens.
+            template: the text of its chat template; empty where there is none.
+        """
+        self._tokenizer, self._special, self._template = tokenizer, special, template
+        self._backend = backend(tokenizer)
+
+    def spelt(self, token_ids: IntArray) -> str:
+        """Return the text with all special tokens, as the model wrote it."""
+        return self._decoded(token_ids, skip_special=False)
+
+    def decode(self, token_ids: IntArray) -> str:
+        """Return the text, without special tokens except those that mark reasoning and calls of tools.
+
+        What ends a message is left out in any case.
+        """
+        if not self._marks:
+            return self._decoded(token_ids, skip_special=True)
+        ids = token_ids[~np.isin(token_ids, self._unmarked)]
+        while len(ids) and int(ids[-1]) in self._ends:
+            ids = ids[:-1]
+        return self._decoded(ids, skip_special=False)
+
+    def final_text(self, token_ids: IntArray, context: IntArray) -> str:
+        """Return what an answer says after the model's reasoning, as `decode` shows it; empty if that never ends.
+
+        Args:
+            token_ids: [T] of the answer.
+            context: [C] that it follows: some templates begin a thought in the generation prompt.
+        """
+        begun = bool(begun_thought(self.spelt(context[-_CONTEXT_SEEN:]), self.reasoning))
+        return answer_of(self.decode(token_ids), self.reasoning, begun=begun) or ""
+
+    @cached_property
+    def reasoning(self) -> ReasoningFormat | None:
+        """The format of the model's reasoning, where its template or its tokenizer shows one."""
+        added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
+        return reasoning_format(self._template, {str(token) for token in added})
+
+    @cached_property
+    def _marks(self) -> dict[int, str]:
+        """Special tokens that mark reasoning and calls of tools, by id."""
+        shown = "".join(self.reasoning.all_marks) if self.reasoning else ""
+        return {i: name for i, name in self._special.by_id.items() if name in shown or _CALL_MARK.search(name)}
+
+    @cached_property
+    def _unmarked(self) -> IntArray:
+        """Ids of the other special tokens."""
+        return np.array(sorted(self._special.by_id.keys() - self._marks.keys()), np.int32)
+
+    @cached_property
+    def _ends(self) -> set[int]:
+        """Ids of those marks that end a message."""
+        ends = self.reasoning.answer_ends if self.reasoning else ()
+        return {i for i, name in self._marks.items() if name in ends or name in _CALL_ENDS}
+
+    def _decoded(self, token_ids: IntArray, *, skip_special: bool) -> str:
+        ids = token_ids.tolist()
+        if self._backend is not None:
+            return self._backend.decode(ids, skip_special_tokens=skip_special)
+        decoded = self._tokenizer.decode(ids, skip_special_tokens=skip_special, clean_up_tokenization_spaces=False)
+        return str(decoded)
+
+
+def backend(tokenizer: PreTrainedTokenizerBase) -> Any:
+    """Return what does the work behind a tokenizer, where that adds nothing to it but time; `None` elsewhere."""
+    from transformers import TokenizersBackend as Backend
+
+    kind = type(tokenizer)
+    if not isinstance(tokenizer, Backend) or kind._encode_plus is not Backend._encode_plus:
+        return None
+    if kind._decode is not Backend._decode:
+        return None
+    tokenizer("")  # from now on it cuts and fills nothing
+    return tokenizer.backend_tokenizer
