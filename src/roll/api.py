@@ -5,6 +5,7 @@ Each function also works where an event loop runs already, as in a notebook.
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -76,6 +77,9 @@ def resume(
 ) -> Summary:
     """Continue an interrupted run from its newest checkpoint.
 
+    Meanwhile the process works in the directory in which the run began, from which the relative paths of its
+    configuration start, those of `overrides` included. A run that has ended is left as it is.
+
     Args:
         run: the run directory.
         overrides: changes to its configuration, such as `training.num_steps=80`; later continuations keep them.
@@ -95,12 +99,15 @@ def resume(
     changes = as_override_list(overrides)
     callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
     directory = RunDirectory.open(run)
-    # a wrong override is refused before anything heavy is imported
-    config = with_given(load_run_config(directory.path, changes), data, held_out, reward)
-    prepare_environment()
-    from roll.pipelines import commands
+    home = directory.working_directory()
+    path = directory.path if home == Path.cwd() else directory.path.resolve()
+    with contextlib.chdir(home):
+        # a wrong override is refused before anything heavy is imported
+        config = with_given(load_run_config(path, changes), data, held_out, reward)
+        prepare_environment()
+        from roll.pipelines import commands
 
-    return commands.resume(directory.path, config, changes, callbacks)
+        return commands.resume(path, config, changes, callbacks)
 
 
 def replay(

@@ -21,15 +21,21 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
-__all__ = ["SPIN_COUNT", "prepare_environment", "temporary_environment"]
+from roll.errors import ConfigError
+from roll.proxies import reaching_this_machine
+
+__all__ = ["SPIN_COUNT", "prepare_environment", "socket_directory", "temporary_environment"]
 
 logger = logging.getLogger(__name__)
 
 SPIN_COUNT = "10000"
 """Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 100 microseconds."""
+LONGEST_SOCKET_PATH = 103
+"""Bytes; Linux takes 107, other systems 103."""
 _VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -41,13 +47,37 @@ _VARIABLES = {
 
 
 def prepare_environment() -> None:
-    """Set what is not set yet; inherited by every process that is started later."""
+    """Set what is not set yet; inherited by every process that is started later.
+
+    `NO_PROXY` gets this machine's addresses, for other libraries' clients and for programs that are started.
+    """
+    os.environ.update(reaching_this_machine())
     if "OMP_WAIT_POLICY" not in os.environ and "torch" in sys.modules:
         logger.warning("OMP_WAIT_POLICY=passive comes too late for this process: torch is imported")
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
     for name, value in _VARIABLES.items():
         os.environ.setdefault(name, value)
+
+
+def socket_directory(room: int) -> str:
+    """Return a directory for sockets: the one for temporary files, or `/tmp` where its path is too long for that.
+
+    Args:
+        room: bytes of the longest path below it.
+
+    Raises:
+        ConfigError: neither can be used.
+    """
+    directory = tempfile.gettempdir()
+    if len(os.fsencode(directory)) + 1 + room <= LONGEST_SOCKET_PATH:
+        return directory
+    if os.path.isdir("/tmp") and os.access("/tmp", os.W_OK | os.X_OK):
+        return "/tmp"
+    raise ConfigError(
+        f"the directory for temporary files, '{directory}', has a path of {len(os.fsencode(directory))} bytes: with "
+        f"sockets in it, paths may have {LONGEST_SOCKET_PATH}. Set TMPDIR to a shorter one."
+    )
 
 
 @contextmanager

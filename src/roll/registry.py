@@ -1,20 +1,17 @@
-"""Implementations by name, and functions by import path or file; modules are imported only when chosen."""
+"""Implementations by name; modules are imported only when chosen."""
 
 from __future__ import annotations
 
 import difflib
-import functools
 import importlib
-import importlib.util
 import os
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
-from roll.errors import ConfigError, raised_at
+from roll.errors import ConfigError
 
-__all__ = ["Registry", "import_object", "load_function", "looked_from", "nearest"]
+__all__ = ["Registry", "import_object", "looked_from", "nearest"]
 
 T = TypeVar("T")
 
@@ -48,49 +45,6 @@ def import_object(path: str) -> object:
     except AttributeError:
         hint = nearest(attribute, [name for name in vars(module) if not name.startswith("_")])
         raise ConfigError(f"import path '{path}': '{module_name}' has no '{attribute}'.{hint}") from None
-
-
-@functools.cache
-def load_function(path: str, kind: str) -> Callable[..., Any]:
-    """Import a user's function: `package.module:name`, or `path/to/file.py:name`.
-
-    Files and modules are looked for from the current directory on.
-
-    Args:
-        path: where it is.
-        kind: what it is, for messages: `reward function`.
-
-    Raises:
-        ConfigError: it cannot be imported, or is no function.
-    """
-    place, _, name = path.rpartition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        is_file = place.endswith(".py")
-        function = _from_file(Path(place).expanduser(), name, kind) if is_file else import_object(path)
-    except ConfigError:
-        raise
-    except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
-        place, what = raised_at(error), f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{kind} '{path}' cannot be imported ({place}): {what}") from error
-    if not callable(function):
-        raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function.")
-    return function
-
-
-def _from_file(file: Path, name: str, kind: str) -> object:
-    if not file.is_file():
-        raise ConfigError(f"{kind}: there is no file '{file}'{looked_from(file)}.")
-    spec = importlib.util.spec_from_file_location(f"roll_user_{file.stem}", file)
-    assert spec is not None and spec.loader is not None, "a .py file has a loader"
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses and pickles in it look their module up
-    spec.loader.exec_module(module)
-    if not hasattr(module, name):
-        known = [entry for entry, value in vars(module).items() if not entry.startswith("_") and callable(value)]
-        raise ConfigError(f"{kind}: '{file}' has no '{name}'.{nearest(name, known)}")
-    return getattr(module, name)
 
 
 class Registry(Generic[T]):

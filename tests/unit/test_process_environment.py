@@ -6,10 +6,13 @@ import logging
 import os
 import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
-from roll.process_environment import prepare_environment, temporary_environment
+from roll.errors import ConfigError
+from roll.process_environment import prepare_environment, socket_directory, temporary_environment
 
 NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "TOKENIZERS_PARALLELISM", "HF_HUB_DISABLE_PROGRESS_BARS")
 
@@ -50,3 +53,15 @@ def test_temporary_variables_go_and_those_from_before_come_back(monkeypatch: pyt
         assert os.environ["ROLL_TEST_KEPT"] == os.environ["ROLL_TEST_NEW"] == "inside"
         raise KeyError
     assert os.environ["ROLL_TEST_KEPT"] == "before" and "ROLL_TEST_NEW" not in os.environ
+
+
+def test_sockets_go_where_their_paths_are_short(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    assert socket_directory(room=103 - 1 - len(str(tmp_path))) == str(tmp_path)
+    long = tmp_path / ("d" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    assert socket_directory(room=10) == "/tmp"
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(ConfigError, match=r"a path of \d+ bytes.*Set TMPDIR to a shorter one"):
+        socket_directory(room=10)

@@ -25,6 +25,7 @@ from roll.agents.session import Session
 from roll.agents.tree import Call, as_rollout, main_chain
 from roll.data import ChatRenderer
 from roll.errors import InfraError, RollError
+from roll.process_environment import socket_directory
 from roll.rollout.loops import Generate, Renderer
 from roll.types import GenerationRequest, PromptDraw, Rollout
 
@@ -170,7 +171,8 @@ async def open_agents(config: AgentConfig, sandbox: SandboxConfig, *, max_contex
     async with AsyncExitStack() as stack:
         socket = None
         if config.sandbox:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-agents-")))
+            place = socket_directory(room=40)
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="roll-agents-", dir=place)))
             directory.chmod(0o755)
             socket = directory / "endpoint"
         server = await stack.enter_async_context(AgentServer(socket=socket))

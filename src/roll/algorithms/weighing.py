@@ -21,8 +21,8 @@ from roll.algorithms.rewards import is_whole, outcomes_of
 from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import ConfigError
-from roll.registry import load_function
 from roll.types import BoolArray, FloatArray, TrainingBatch, TrainingSample
+from roll.user_code import load_function
 
 __all__ = ["kl_token_rewards", "weigh"]
 

@@ -18,6 +18,7 @@ from roll.envs.registration import make
 from roll.envs.tools import with_tools
 from roll.envs.transcripts import Policy, Transcript, play_episode, random_policy
 from roll.errors import InfraError, UserError, raised_at
+from roll.proxies import client_session
 from roll.tracking.visible import printable
 from roll.types.rollouts import Message
 
@@ -214,7 +215,7 @@ async def _served(sampling: Sampling) -> AsyncIterator[Policy]:
     key = os.environ.get("OPENAI_API_KEY")
     headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    async with aiohttp.ClientSession(headers=headers, timeout=aiohttp.ClientTimeout(total=600)) as session:
+    async with client_session(url, headers=headers, timeout=aiohttp.ClientTimeout(total=600)) as session:
 
         async def answer(so_far: Transcript) -> str:
             body = {

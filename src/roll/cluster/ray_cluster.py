@@ -14,13 +14,17 @@ import contextlib
 import logging
 import os
 import signal
+import socket
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+import urllib.parse
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from typing import Any
 
 import ray
+from ray.job_config import JobConfig
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -36,6 +40,7 @@ from roll.cluster.ray_trainer import RayTrainerGroup
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.errors import InfraError, PlacementError
 from roll.inference import EngineSpec
+from roll.process_environment import socket_directory
 from roll.protocols import WorkerPool
 from roll.tracking import RunDirectory
 from roll.training import TrainerSpec
@@ -45,6 +50,9 @@ __all__ = ["RayCluster", "open_ray"]
 logger = logging.getLogger(__name__)
 
 PLACEMENT_TIMEOUT_S = 60.0
+CONNECT_TIMEOUT_S = 10.0
+CLIENT_PORT, HEAD_PORT = 10001, 6379
+"""Of a Ray cluster, where its address names none."""
 SLIVER = 0.001
 """Of a bundle, per actor: bundles reserve devices, actors only sit in them."""
 
@@ -85,6 +93,12 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
         "logging_level": logging.ERROR,
         "configure_logging": False,
     }
+    if not (config.address or "").startswith("ray://"):
+        quiet["job_config"] = _job_config()
+    if config.address:
+        _check_address(config.address)
+    elif (directory := socket_directory(room=75)) != tempfile.gettempdir():
+        quiet["_temp_dir"] = os.path.join(directory, "ray")
     try:
         with _own_sigterm():
             if config.address:
@@ -101,6 +115,43 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
         raise InfraError(
             f"Ray did not start on this machine: {error} Try again with less running beside it; Ray's own logs are in "
             "/tmp/ray/session_latest/logs."
+        ) from error
+
+
+class _NoPaths(list[str]):
+    """Where Ray adds the current directory, which its workers would search before Python's own modules.
+
+    A worker finds users' functions without it: `roll.user_code` searches that directory last.
+    """
+
+    def extend(self, values: Iterable[str], /) -> None:
+        """Keep none."""
+
+
+def _job_config() -> JobConfig:
+    config = JobConfig()
+    config._py_driver_sys_path = _NoPaths()
+    return config
+
+
+def _check_address(address: str) -> None:
+    """See that something listens at an address, which Ray would wait for during ten minutes, silently.
+
+    Raises:
+        PlacementError: nothing does.
+    """
+    scheme, separator, rest = address.rpartition("://")
+    if not separator and ":" not in address:  # `auto`, `local`
+        return
+    parts = urllib.parse.urlsplit(f"//{rest}")
+    try:
+        host, port = parts.hostname or "", parts.port or (CLIENT_PORT if scheme == "ray" else HEAD_PORT)
+        socket.create_connection((host, port), timeout=CONNECT_TIMEOUT_S).close()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise PlacementError(
+            f"no Ray cluster answers at cluster.address '{address}' ({reason}): start one with `ray start --head`, "
+            "correct the address, or leave it out for a cluster on this machine alone."
         ) from error
 
 

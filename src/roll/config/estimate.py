@@ -89,16 +89,33 @@ class DiskUse:
     checkpoint_bytes: int
     num_checkpoints: int
     """Kept at the end; one more exists while saving."""
+    num_certain: int
+    """That exist at once in any case: checkpoints that only the time or a signal asks for do not count."""
     rollout_bytes: int
     """All recorded rollouts, at most."""
     kept_bytes: int = 0
     """What other models said of the examples."""
+
+    def problem(self, free_bytes: int) -> str:
+        """Return why checkpoints do not fit into so much free space, and what to do; empty where they do."""
+        needed = self.num_certain * self.checkpoint_bytes
+        if needed <= free_bytes:
+            return ""
+        what = f"{self.num_certain} checkpoints of" if self.num_certain > 1 else "a checkpoint of"
+        return (
+            f"the disk has {_size(free_bytes)} free, and {what} {_size(self.checkpoint_bytes)} must fit: make room, "
+            "choose another output_dir, save less often (checkpoint), or train adapters (model.lora)."
+        )
 
     @property
     def peak_bytes(self) -> int:
         """At most, while the last checkpoint is being saved."""
         extra = 1 if self.num_checkpoints else 0
         return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes + self.kept_bytes
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB else f"{num_bytes / 2**20:.1f} MiB"
 
 
 def disk_use(
@@ -127,6 +144,7 @@ def disk_use(
         checkpoint_bytes=sizes.num_parameters * element_bytes(config.model.dtype)
         + round((4 + moment_bytes(config.model, training)) * trained),
         num_checkpoints=min(saves, checkpoint.keep_last) + (checkpoint.keep_best and saves > 1),
+        num_certain=min(saves, checkpoint.keep_last + 1),
         rollout_bytes=rollout_bytes,
         kept_bytes=kept_bytes,
     )

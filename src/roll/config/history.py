@@ -4,6 +4,7 @@
     config_history.yaml    a list, oldest first:  from_step: 401
                                                   overrides: [training.num_steps=1000]
                                                   changed: {training.num_steps: {from: 400, to: 1000}}
+    .origin.yaml           where the run began, and config.yaml as ROLL wrote it, to tell what a user changes in it
 
 Invariant: undoing the changes of every entry whose `from_step` is after N gives the configuration of step N. A run
 that was never changed has no history.
@@ -12,7 +13,9 @@ that was never changed has no history.
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -22,19 +25,25 @@ from roll.errors import ConfigError, RunDirectoryError
 __all__ = [
     "CONFIG",
     "HISTORY",
+    "ORIGIN",
     "Entry",
+    "Origin",
+    "as_override",
     "config_at",
     "continued",
     "differences",
     "dump_entries",
+    "edits",
     "either_way",
     "first_recorded",
     "read_history",
+    "read_origin",
     "value_at",
 ]
 
 CONFIG = "config.yaml"
 HISTORY = "config_history.yaml"
+ORIGIN = ".origin.yaml"
 
 Entry: TypeAlias = dict[str, Any]
 """`from_step`, `overrides` (as the user wrote them) and `changed` (dotted keys to `from` and `to`)."""
@@ -64,6 +73,53 @@ def read_history(run: Path) -> list[Entry]:
             f"'{path}' is not a history of settings: restore it, or remove it, and '{CONFIG}' counts for all steps."
         )
     return entries
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """What ROLL wrote of a run's configuration."""
+
+    directory: str
+    """The working directory in which the run began."""
+    config: dict[str, Any]
+    """What `config.yaml` held when ROLL wrote it last."""
+
+
+def read_origin(run: Path) -> Origin | None:
+    """Read where a run began; `None` for a run of an older version.
+
+    Raises:
+        RunDirectoryError: the file is not what ROLL writes.
+    """
+    path = run / ORIGIN
+    if not path.is_file():
+        return None
+    try:
+        tree, _ = parse(path.read_text(encoding="utf-8"), str(path))
+        if isinstance(tree["directory"], str) and isinstance(tree["config"], dict):
+            return Origin(directory=tree["directory"], config=tree["config"])
+        problem = "it has no directory and configuration"
+    except (OSError, UnicodeDecodeError, ConfigError, LookupError, TypeError) as error:
+        problem = str(error)
+    raise RunDirectoryError(f"'{path}' cannot be read ({problem}): restore it, or remove it.")
+
+
+def edits(run: Path) -> list[tuple[str, Any, Any]]:
+    """Return what differs between a run's `config.yaml` and what ROLL wrote there.
+
+    Returns:
+        Dotted keys with both values, `None` for one that is missing; none for a run of an older version.
+
+    Raises:
+        ConfigError, RunDirectoryError: one of them cannot be read.
+    """
+    origin = read_origin(run)
+    return [] if origin is None else list(differences(origin.config, read(run / CONFIG).tree, ""))
+
+
+def as_override(key: str, value: Any) -> str:
+    """Return a value of the configuration as the override that sets it."""
+    return f"{key}={json.dumps(value, ensure_ascii=False)}"
 
 
 def dump_entries(history: Sequence[Entry]) -> str:

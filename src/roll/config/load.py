@@ -6,7 +6,6 @@ file ──► Document (plain data + line numbers) ──► overrides ──�
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import reduce
 from pathlib import Path
@@ -16,7 +15,7 @@ from pydantic import ValidationError
 
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dotted, dump, read
-from roll.config.history import CONFIG
+from roll.config.history import CONFIG, as_override, read_origin
 from roll.config.overrides import apply_overrides
 from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.problems import at, describe, message, show
@@ -149,7 +148,7 @@ def as_override_list(overrides: Overrides) -> list[str]:
     """Overrides from a dictionary as `key=value` text."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
-    return [f"{key}={json.dumps(_plain(value), ensure_ascii=False)}" for key, value in overrides.items()]
+    return [as_override(key, _plain(value)) for key, value in overrides.items()]
 
 
 _KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "training.optimizer")
@@ -170,13 +169,22 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
     path = Path(run) / CONFIG
     if not path.is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
-    before = load_config(path)
     after = load_config(path, overrides)
+    before = _as_written(path)
     for key in _KEPT_ON_RESUME:
         old, new = _value(before, key), _value(after, key)
         if old != new:
             raise ConfigError(
                 f"'{key}' is {show(old)} in this run and cannot change to {show(new)} when it is resumed: start a new "
-                "run."
+                f"run{', or restore it in config.yaml' if not overrides else ''}."
             )
     return after
+
+
+def _as_written(path: Path) -> RunConfig:
+    """The configuration as ROLL wrote it last, whatever was edited since."""
+    origin = read_origin(path.parent)
+    try:
+        return load_config(path if origin is None else origin.config)
+    except ConfigError:  # of an older version, say: the user may have corrected the file for this one
+        return load_config(path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -47,6 +47,8 @@ class Data:
     train: PromptStream
     held_out: PromptSource
     """All of them, domains interleaved."""
+    held_out_fingerprints: Mapping[str, str]
+    """By domain; equal for equal prompts in equal order."""
     renderer: ChatRenderer
     max_prompt_tokens: int | None
     longest_prompt: int | None
@@ -98,6 +100,7 @@ def build_data(
     return Data(
         train=PromptStream(sources, renderer.render, seed, max_prompt_tokens=max_prompt_tokens),
         held_out=Interleaved(held_out),
+        held_out_fingerprints={s.domain: other.fingerprint for s, other in zip(sources, held_out, strict=True)},
         renderer=renderer,
         max_prompt_tokens=max_prompt_tokens,
         longest_prompt=_longest([*(s.items for s in sources), *held_out], renderer, max_prompt_tokens),

@@ -10,7 +10,7 @@ from roll.config.sources import PythonTable
 from roll.data.cells import Row
 from roll.data.rows import Table
 from roll.errors import DataError, UserError
-from roll.registry import load_function
+from roll.user_code import load_function
 
 __all__ = ["ObjectTable", "python_tables"]
 

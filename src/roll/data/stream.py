@@ -83,6 +83,10 @@ class WeightedStream(ABC, Generic[T, D]):
         items = self._sources[0].items
         return [items[i] for i in range(min(count, len(items)))]
 
+    def first_of_each(self) -> dict[str, T]:
+        """Return the first item of every source by its domain; draws nothing."""
+        return {source.domain: source.items[0] for source in self._sources}
+
     def draw(self, count: int, domain: str | None = None) -> list[D]:
         """The next `count` draws; of one domain, where it is given.
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from roll.envs.base import Started, Stepped
 from roll.envs.hosting import HostedEnv
 from roll.errors import DataError, InfraError
+from roll.proxies import proxy_for, through
 from roll.types import EnvironmentSettings
 
 if TYPE_CHECKING:
@@ -48,11 +49,12 @@ class HttpHost:
 
         assert self._session is not None
         try:
-            async with self._session.request(method, url, json=body) as response:
+            async with self._session.request(method, url, json=body, proxy=proxy_for(url)) as response:
                 said = await response.json(content_type=None)
                 status = response.status
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise InfraError(f"the server at {url} does not answer: {type(error).__name__}: {error}") from error
+            what = f"does not answer: {type(error).__name__}: {error}{through(url)}"
+            raise InfraError(f"the server at {url} {what}") from error
         if not isinstance(said, dict):
             raise InfraError(f"the server at {url} answers with no object")
         if status == 400:

@@ -17,7 +17,8 @@ from roll.envs.games.catalogue import GAMES
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError, UserError
-from roll.registry import import_object, load_function, nearest
+from roll.registry import import_object, nearest
+from roll.user_code import load_function
 
 __all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "is_own", "make", "make_vec", "register"]
 

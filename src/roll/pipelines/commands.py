@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.callbacks import Callbacks
+from roll.config.history import as_override, edits, value_at
 from roll.config.load import resolved
 from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, InfraError, UserError
@@ -29,8 +32,11 @@ from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.logs import logs_aside
 from roll.tracking.sinks import check_packages
+from roll.tracking.summary import summarise
 
 __all__ = ["evaluate", "resume", "train"]
+
+logger = logging.getLogger(__name__)
 
 
 def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
@@ -50,23 +56,78 @@ def resume(
 ) -> Summary:
     """Continue a run from its newest checkpoint, or from the beginning where it has none.
 
+    A run that has ended is left as it is. What a run without a checkpoint recorded is moved aside.
+
     Args:
         run_path: its directory.
         config: of the run, changed by `overrides`.
         overrides: as the user wrote them, for the run's history.
         callbacks: of the user.
+
+    Raises:
+        ConfigError: the run has taken all its steps, and changes would have no effect, or it has no checkpoint.
     """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
         path, pipeline = find_checkpoint(run.checkpoints_dir), PIPELINES.get(config.pipeline)
         saved = read_checkpoint(path, pipeline.state) if path else None
-        if saved is not None and (num_steps := pipeline.facts(config, saved.state).num_steps) < saved.state.step:
-            raise ConfigError(
-                f"the configuration ends the run with step {num_steps}, but '{run_path}' is at step "
-                f"{saved.state.step}: raise training.num_steps, and training.num_epochs where it has "
-                "epochs, or export the model as it is."
-            )
-        return run_to_end(_train(config, run, saved, overrides, callbacks))
+        edited = [as_override(key, value_at(resolved(config), key)) for key, _, _ in edits(run_path)]
+        num_steps = pipeline.facts(config, saved.state if saved else RunState()).num_steps
+        if _ended(run, saved, num_steps, [*edited, *overrides]):
+            return summarise(run.name, run.path, run.metrics_path)
+        notes = []
+        if edited:
+            notes.append(f"config.yaml is not as ROLL wrote it: the run goes on with {', '.join(edited)}")
+        if saved is None and (aside := run.set_aside()) is not None:
+            notes.append(f"there is no checkpoint, so the run begins again; what it recorded is kept in '{aside}'")
+        return run_to_end(_train(config, run, saved, [*edited, *overrides], callbacks, notes))
+
+
+def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, changes: Sequence[str]) -> bool:
+    """Return whether a run has taken all its steps, and say so.
+
+    Args:
+        run: its directory.
+        saved: its newest checkpoint.
+        num_steps: that it is to have.
+        changes: to its configuration, which would have no effect.
+
+    Raises:
+        ConfigError: it has taken more steps, its checkpoints are gone, or there are changes.
+    """
+    more = "raise training.num_steps, and training.num_epochs where it has epochs"
+    recorded = sum(row["kind"] == "train" for row in read_metrics(run.metrics_path))
+    step = recorded if saved is None else saved.state.step
+    if saved is not None and step > num_steps:
+        raise ConfigError(
+            f"the configuration ends the run with step {num_steps}, but '{run.path}' is at step {step}: {more}, or "
+            "export the model as it is."
+        )
+    if step < num_steps or not _is_summed_up(run, saved, step):
+        return False
+    if saved is None:
+        raise ConfigError(
+            f"'{run.path}' has ended with step {recorded}, and it has no checkpoint to go on from: start a new run."
+        )
+    what = (
+        f"'{run.path}' has ended: all its {num_steps} steps are trained. To go on, {more}, as in `roll resume "
+        f"{run.path} training.num_steps={2 * num_steps}`; `roll export {run.path} DIR` writes its model"
+    )
+    if changes:
+        raise ConfigError(f"{what}. These changes would have no effect: {', '.join(changes)}.")
+    logger.warning("%s. Nothing was started.", what)
+    return True
+
+
+def _is_summed_up(run: RunDirectory, saved: SavedRun[Any] | None, step: int) -> bool:
+    """Whether the run came to its end after this step, and wrote its figures."""
+    try:
+        summary = json.loads(run.summary_path.read_text(encoding="utf-8"))
+        if "ended" not in summary:  # an older version wrote it
+            return saved is not None and saved.state.evaluated_at == step
+        return bool(summary["ended"]) and int(summary["num_steps"]) >= step
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
 
 
 async def _train(
@@ -75,6 +136,7 @@ async def _train(
     saved: SavedRun[Any] | None,
     overrides: Sequence[str] = (),
     callbacks: Callbacks | None = None,
+    notes: Sequence[str] = (),
 ) -> Summary:
     step = saved.state.step if saved else 0
     pipeline = PIPELINES.get(config.pipeline)
@@ -82,6 +144,8 @@ async def _train(
     tracker = Tracker(run, config, **facts, resumed_at=step if saved else None, callbacks=callbacks)
     stop = StopRequest(tracker.note)
     with tracker, stop_on_signals(stop), engine_begun(config):
+        for note in notes:
+            tracker.note(note)
         try:
             async with AsyncExitStack() as stack:
                 session = Session(directory=run, tracker=tracker, stop=stop, saved=saved)

@@ -24,7 +24,6 @@ from roll.pipelines.learning.failures import Retries
 from roll.pipelines.preparation import Prepared, engine_specs
 from roll.pipelines.start_notes import StartNotes
 from roll.protocols import EngineGroup, InferenceEngine, Reward, WorkerPool
-from roll.registry import load_function
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
@@ -34,6 +33,7 @@ from roll.rollout.loops import RolloutLoop
 from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.wait_phases import WaitPhases
+from roll.user_code import load_function
 
 __all__ = ["Generation", "Roles", "episode_plan", "open_generation", "own_loop", "start_roles"]
 

@@ -53,12 +53,14 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
     """One optimiser step; where the first of a step fails before it moved a weight, the last boundary still stands."""
     is_first, run.mid_update = not run.mid_update, True
     try:
-        return await trainer.train_step(batch, loss)
+        result = await trainer.train_step(batch, loss)
     except (HalfUpdatedError, InfraError):
         raise
     except Exception:
         run.mid_update = not (is_first and trainer.num_ranks == 1)  # other ranks would wait for the failed one
         raise
+    run.has_trained |= result.stepped
+    return result
 
 
 async def train_policy(

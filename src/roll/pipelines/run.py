@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from roll.pipelines.checkpoint_files import S, SavedRun
 from roll.pipelines.checkpointer import Checkpointer
 from roll.pipelines.state import RunState
 from roll.pipelines.stop import Interrupted, StopRequest
+from roll.pipelines.unchanging import check_unchanged
 from roll.protocols import TrainerGroup
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory, Spans, Tracker
@@ -49,14 +50,28 @@ class Session:
     """With the pipeline's own kind of state: the checkpoint from which the run goes on; `None` for one that begins."""
 
 
-def beginning(saved: SavedRun[S] | None, stream: WeightedStream[Any, Any], kind: type[S] = RunState) -> S:
-    """Where a session begins, with a state of this kind, and its stream with it.
+def beginning(
+    saved: SavedRun[S] | None,
+    stream: WeightedStream[Any, Any],
+    kind: type[S] = RunState,
+    unchanging: Mapping[str, str] | None = None,
+) -> S:
+    """Return the state with which a session begins, and set its stream to it.
+
+    Args:
+        saved: the checkpoint that the session goes on from.
+        stream: of the training data.
+        kind: of the state.
+        unchanging: see `roll.pipelines.unchanging.fingerprints`; not compared where it is left out.
 
     Raises:
-        CheckpointError: the data are not those that the checkpoint was saved with.
+        CheckpointError: data or code are not those that the checkpoint was saved with.
     """
     state = saved.state if saved else kind(data=stream.state())
     stream.restore(state.data)
+    if unchanging is not None:
+        check_unchanged(state.unchanging, unchanging)
+        state.unchanging = dict(unchanging)
     return state
 
 
@@ -78,6 +93,8 @@ class Run(Generic[S]):
     """Step after which this session began."""
     mid_update: bool = False
     """Whether trainers may have moved on from the last boundary: until the next one, nothing true can be saved."""
+    has_trained: bool = False
+    """Whether a trainer has weights that no model directory has: of a checkpoint, or after an update."""
 
     @classmethod
     def of(
@@ -103,6 +120,7 @@ class Run(Generic[S]):
             tracker=tracker,
             stop=session.stop,
             began_at=state.step,
+            has_trained=session.saved is not None,
         )
 
     @property
@@ -117,6 +135,14 @@ class Run(Generic[S]):
             if wait:
                 await self.checkpointer.settle(wait=True)
             return path
+
+    async def save_at_the_end(self) -> None:
+        """Save, unless nothing was trained: the model that the run began with is there already."""
+        if self.has_trained:
+            await self.save()
+            return
+        await self.checkpointer.settle(wait=True)
+        logger.warning("nothing was trained, so no checkpoint is saved")
 
     async def save_boundary(self) -> Path:
         """Forget draws that were made since the last boundary, which will be made again, and save that."""
@@ -133,7 +159,7 @@ class Run(Generic[S]):
         """
         try:
             async with asyncio.timeout(LONGEST_LAST_SAVE_S):
-                if self.state.step == self.began_at or self.mid_update:
+                if self.state.step == self.began_at or self.mid_update or not self.has_trained:
                     await self.checkpointer.settle(wait=True)
                     return
                 await close()
@@ -164,8 +190,10 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
             with run.spans.step(run.state.step + 1):
                 alarms = await step()
                 await run.checkpointer.settle(wait=False)
-                if alarms or run.checkpointer.due(run.state):
-                    await run.save(wait=bool(alarms))
+                if alarms:
+                    await run.save_at_the_end()
+                elif run.checkpointer.due(run.state):
+                    await run.save(wait=False)
                 if alarms:
                     raise AlarmError("; ".join(alarms))
     finally:
@@ -188,7 +216,8 @@ async def whole_run(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothi
         yield
     except Interrupted:
         await close()
-        await run.save_boundary()
+        if run.has_trained:
+            await run.save_boundary()
         raise
     except AlarmError:
         raise
@@ -197,4 +226,4 @@ async def whole_run(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothi
         raise
     finally:
         await close()
-    await (run.save() if run.checkpoint.at_end else run.checkpointer.settle(wait=True))
+    await (run.save_at_the_end() if run.checkpoint.at_end else run.checkpointer.settle(wait=True))

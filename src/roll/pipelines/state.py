@@ -42,6 +42,8 @@ class RunState:
     """Step, after the first update, with the best evaluation score (the earliest of equals)."""
     alarms: dict[str, int] = field(default_factory=dict)
     """Steps in a row for each alarm."""
+    unchanging: dict[str, str] = field(default_factory=dict)
+    """Digests of held-out rows and of the user's code (`roll.pipelines.unchanging`)."""
 
     def note_score(self, step: int, score: float) -> None:
         """Remember an evaluation's score, of which more is better. The model before training is no candidate for the
@@ -75,6 +77,7 @@ class RunState:
             )
         if found == 4 and "accuracies" in value:
             value = {**value, "scores": value["accuracies"]}
+        value = {"unchanging": {}, **value}  # files of older versions have none
         lacks = [each.name for each in fields(cls) if each.name not in value]
         if lacks:
             raise CheckpointVersionError(

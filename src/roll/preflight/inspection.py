@@ -102,6 +102,8 @@ def look_at_disk(report: Report, config: RunConfig) -> None:
     elif run_dir.is_dir() and any(run_dir.iterdir()):
         raise RunDirectoryError(f"run directory '{run_dir}' is not empty: give this run another name (`name=…`).")
     report.free_disk_bytes = free_disk(Path(run_dir))
+    if report.disk is not None and (problem := report.disk.problem(report.free_disk_bytes)):
+        raise RunDirectoryError(f"run directory '{run_dir}': {problem}")
     if report.disk is not None and report.disk.peak_bytes > report.free_disk_bytes:
         report.notes.append(
             f"the run writes up to {report.disk.peak_bytes / 2**30:.1f} GiB and the disk has "

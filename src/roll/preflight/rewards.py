@@ -5,15 +5,18 @@ And of the tests of programs: which cannot be used, and which could no answer pa
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import AsyncExitStack
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import DataConfig
+from roll.config.rewards import JudgeReward, PythonReward, RewardConfig
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.data.build import load_source
-from roll.errors import ConfigError, InfraError
+from roll.errors import ConfigError, InfraError, UnscorableError
 from roll.preflight.report import RewardTrial
 from roll.rewards.base import answered
 from roll.rewards.code.judgeable import importable, why_not
@@ -23,7 +26,10 @@ from roll.rewards.code.verifier import CodeVerifier
 from roll.rewards.opening import open_reward_lists
 from roll.types import Prompt
 
-__all__ = ["notes_on_tests", "try_rewards"]
+__all__ = ["check_rewards", "notes_on_tests", "try_rewards"]
+
+LONGEST_TRIAL_S = 20.0
+"""Before a run: a reward that needs longer is no instant check."""
 
 
 async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> list[RewardTrial]:
@@ -58,6 +64,50 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
                 )
             )
     return trials
+
+
+async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> None:
+    """Try what a run's rewards need beside the library: functions of the user's own, sandboxes, and judges.
+
+    A reward that takes longer than `LONGEST_TRIAL_S` is left for the run.
+
+    Args:
+        sandbox: where programs run.
+        prompts: one of each domain, with the source that it comes from.
+
+    Raises:
+        ConfigError: a reward raises for every answer.
+        UserError: a reward cannot be opened.
+    """
+    tried = [(entry, prompt, parts) for entry, prompt in prompts if (parts := _that_may_fail(entry, prompt))]
+    if not tried:
+        return
+    with contextlib.suppress(TimeoutError):
+        async with AsyncExitStack() as stack, asyncio.timeout(LONGEST_TRIAL_S):
+            pool = LocalWorkerPool(1)
+            stack.push_async_callback(pool.close)
+            lists = {prompt.domain: parts for _, prompt, parts in tried}
+            rewards = await stack.enter_async_context(open_reward_lists(lists, sandbox, pool))
+            for entry, prompt, _ in tried:
+                failure: InfraError | None = None
+                for text in _answers(entry, prompt):
+                    try:
+                        await rewards[prompt.domain](answered(prompt, text))
+                        break
+                    except UnscorableError:  # of this prompt: the run leaves such ones out
+                        break
+                    except InfraError as error:
+                        failure = error
+                else:
+                    raise ConfigError(f"the reward of '{prompt.domain}' does not work: {failure}")
+
+
+def _that_may_fail(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
+    """The rewards of a source that depend on more than the library, as far as they can be tried without engines."""
+    if prompt.environment is not None:  # a game's reward comes from playing it
+        return []
+    kinds = (PythonReward, JudgeReward)
+    return [r for r in entry.reward if (isinstance(r, kinds) or r.needs_sandbox) and not r.asks_own_judge]
 
 
 def _answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:

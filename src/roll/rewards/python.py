@@ -17,16 +17,16 @@ from roll.config.data import DataConfig
 from roll.config.rewards import PythonReward
 from roll.errors import ConfigError, RewardInfraError, short
 from roll.protocols import WorkerPool
-from roll.registry import load_function
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.rewards.given_function import GivenFunction, function_of
 from roll.types import Rollout
+from roll.user_code import load_function
 
 __all__ = ["await_reward", "call_reward", "check_reward_functions", "load_reward", "python_verifier"]
 
 
 def load_reward(path: str | GivenFunction) -> Callable[..., Any]:
-    """Import the function, see `roll.registry.load_function`; one that was given as an object is unpacked."""
+    """Import the function, see `roll.user_code.load_function`; one that was given as an object is unpacked."""
     return path.load() if isinstance(path, GivenFunction) else load_function(path, "reward function")
 
 

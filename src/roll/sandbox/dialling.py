@@ -7,6 +7,7 @@ import ssl
 from urllib.parse import urlsplit
 
 from roll.errors import ConfigError
+from roll.proxies import through
 from roll.sandbox.errors import SandboxUnavailableError
 
 __all__ = ["checked_url", "no_answer", "token_header", "trusted"]
@@ -68,4 +69,4 @@ def no_answer(url: str, error: Exception) -> SandboxUnavailableError:
         reason, what = "it hung up", "its address may begin with https://"
     elif isinstance(inner, OSError) and inner.errno is not None:
         reason = os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
-    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}): {what}.")
+    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){through(url)}: {what}.")

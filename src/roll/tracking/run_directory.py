@@ -3,6 +3,7 @@
 runs/<name>/  config.yaml   config_history.yaml   metrics.jsonl   trace.json   summary.json   reward.png
               tokenizer.json   rollouts/step-000001.parquet   tensorboard/
               checkpoints/step-000020/…      logs/<role>-<rank>.log      recording/
+              .origin.yaml                   before-restart-1/…
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 _LOCK_NAME = ".lock"
 _DIRECTORIES = ("rollouts", "tensorboard", "checkpoints", "logs")
+_OF_STEPS = ("metrics.jsonl", "trace.json", "summary.json", "reward.png", "rollouts", "tensorboard", "recording")
+"""What the steps of a session write."""
 
 
 class RunDirectory:
@@ -68,6 +71,7 @@ class RunDirectory:
             written.
         """
         from roll.config.document import dump
+        from roll.config.history import ORIGIN
 
         run = cls(Path(path))
         with writing(run.path):
@@ -78,6 +82,7 @@ class RunDirectory:
                 run._refuse_existing()
                 run._make_directories()
                 atomic.write_text(run.config_path, dump(resolved_config))
+                atomic.write_text(run.path / ORIGIN, dump({"directory": os.getcwd(), "config": resolved_config}))
             except BaseException:
                 run.close()
                 raise
@@ -104,23 +109,70 @@ class RunDirectory:
     def adopt(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
         """Note that the run goes on after step `step` with this resolved configuration, which `overrides` made.
 
-        A crash between the writes leaves a history that is true of the configuration beside it, whichever that is.
+        A crash between the writes leaves a history that is true of the configuration that ROLL wrote last.
 
         Raises:
             RunDirectoryError: a file cannot be read or written.
         """
         from roll.config.document import dump, read
-        from roll.config.history import HISTORY, continued, dump_entries, either_way, read_history
+        from roll.config.history import HISTORY, ORIGIN, continued, dump_entries, either_way, read_history, read_origin
 
-        current, before = read(self.config_path).tree, read_history(self.path)
+        on_disk, origin, before = read(self.config_path).tree, read_origin(self.path), read_history(self.path)
+        current = on_disk if origin is None else origin.config
         history = continued(current, before, step, config, overrides)
         with writing(self.path):
             if config != current:
                 before = either_way(before, history, step)
                 atomic.write_text(self.path / HISTORY, dump_entries(before))
+            if config != on_disk:
                 atomic.write_text(self.config_path, dump(config))
+            if origin is not None and config != origin.config:
+                atomic.write_text(self.path / ORIGIN, dump({"directory": origin.directory, "config": config}))
             if history != before:
                 atomic.write_text(self.path / HISTORY, dump_entries(history))
+
+    def working_directory(self) -> Path:
+        """Return the directory that the relative paths of the run's configuration start from.
+
+        It is the current one where the configuration leads from there to this run. Otherwise it is the one above
+        `output_dir`, and where `output_dir` does not tell, the one in which the run began.
+        """
+        from roll.config.document import read
+        from roll.config.history import read_origin, value_at
+
+        here, own = Path.cwd(), self.path.resolve()
+        tree = read(self.config_path).tree
+        below = Path(str(value_at(tree, "output_dir") or "runs")).expanduser() / str(value_at(tree, "name") or "")
+        if not below.is_absolute():
+            if (here / below).resolve() == own:
+                return here
+            if ".." not in below.parts and own.parts[-len(below.parts) :] == below.parts:
+                return Path(*own.parts[: -len(below.parts)])
+        origin = read_origin(self.path)
+        began = None if origin is None else Path(origin.directory)
+        return began if began is not None and began.is_dir() else here
+
+    def set_aside(self) -> Path | None:
+        """Move what earlier steps wrote into a directory of its own, for a run that begins again.
+
+        Returns:
+            The directory; `None` where no step was recorded.
+
+        Raises:
+            RunDirectoryError: it cannot be moved.
+        """
+        if not self.metrics_path.exists():
+            return None
+        number = 1
+        while (target := self.path / f"before-restart-{number}").exists():
+            number += 1
+        with writing(target):
+            target.mkdir()
+            for name in _OF_STEPS:
+                if (self.path / name).exists():
+                    (self.path / name).rename(target / name)
+            self._make_directories()
+        return target
 
     def lock(self) -> None:
         """Be the only process that writes this run, until `close` or the end of this process.

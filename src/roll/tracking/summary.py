@@ -79,6 +79,8 @@ class Summary:
     """Of what was launched, rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
     """How often a tracker (TensorBoard, W&B, …) or a Parquet file could not be written."""
+    ended: bool = False
+    """Whether the run came to its end, rather than being stopped."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; numbers that are not finite become `None`."""
@@ -166,7 +168,7 @@ def summarise(
         infra_error_share=_mean(_column(steps, "rollout/infra_error_share")),
         timeouts=round(math.fsum(_column(steps, "reward/timeouts"))),
         timeout_share=_mean(_column(steps, "reward/timeout_share")),
-        **{name: _mean(_column(steps, f"choice/{name}")) for name in _CHOICE},
+        **{name: _mean(_column(steps, f"choice/{name}")) for name in _CHOICE},  # type: ignore[arg-type]
         tracker_failures=tracker_failures,
     )
 

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -263,7 +264,7 @@ class Tracker:
 
         for sink in self._sinks:
             sink.settle()
-        summary = self._summarise()
+        summary = replace(self._summarise(), ended=True)
         with writing(self.run.path):
             summary.write(self.run.summary_path)
             plot_run(self.run.plot_path, self.run.name, read_metrics(self.run.metrics_path))

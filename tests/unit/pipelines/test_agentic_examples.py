@@ -13,7 +13,7 @@ from roll.config.load import load_config
 from roll.data.environment import EpisodeList
 from roll.envs import make
 from roll.envs.tools import with_tools
-from roll.registry import load_function
+from roll.user_code import load_function
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

@@ -12,9 +12,10 @@ import pytest
 from roll.config.operations import CheckpointConfig
 from roll.errors import HalfUpdatedError, WorkerDiedError
 from roll.pipelines.learner import update
-from roll.pipelines.run import Run
+from roll.pipelines.run import Run, whole_run
 from roll.pipelines.state import RunState
-from roll.pipelines.stop import StopRequest
+from roll.pipelines.stop import Interrupted, StopRequest
+from roll.types import StepResult
 
 
 class Checkpointer:
@@ -32,7 +33,9 @@ class Checkpointer:
         """Nothing is written in the background."""
 
 
-def parts(step: int, began_at: int, *, mid_update: bool = False, failure: Exception | None = None) -> Run:
+def parts(
+    step: int, began_at: int, *, mid_update: bool = False, failure: Exception | None = None, has_trained: bool = True
+) -> Run:
     from roll.tracking import Spans
 
     return Run(
@@ -47,6 +50,7 @@ def parts(step: int, began_at: int, *, mid_update: bool = False, failure: Except
         stop=StopRequest(),
         began_at=began_at,
         mid_update=mid_update,
+        has_trained=has_trained,
     )
 
 
@@ -59,8 +63,28 @@ async def test_an_error_saves_the_last_boundary_where_it_still_stands() -> None:
         (parts(7, 0), [7]),
         (parts(7, 7), []),  # nothing was learnt since the session began
         (parts(7, 0, mid_update=True), []),  # weights have moved on
+        (parts(7, 0, has_trained=False), []),  # they are those of the model that the run began with
     ):
         await made.save_before_the_end(ValueError("boom"), nothing_runs)
+        assert made.checkpointer.saved == saved
+
+
+async def test_a_run_that_trained_nothing_saves_nothing_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    for has_trained, saved in ((False, []), (True, [7])):
+        made = parts(7, 0, has_trained=has_trained)
+        async with whole_run(made):
+            pass
+        assert made.checkpointer.saved == saved
+        assert ("nothing was trained, so no checkpoint is saved" in caplog.text) is not has_trained
+        caplog.clear()
+
+
+async def test_a_run_that_is_interrupted_before_it_trained_saves_nothing() -> None:
+    for has_trained, saved in ((False, []), (True, [7])):
+        made = parts(7, 0, has_trained=has_trained)
+        with pytest.raises(Interrupted):
+            async with whole_run(made):
+                raise Interrupted("SIGTERM")
         assert made.checkpointer.saved == saved
 
 
@@ -84,17 +108,19 @@ async def test_a_save_that_fails_too_hides_nothing(caplog: pytest.LogCaptureFixt
 async def test_the_boundary_stands_until_a_weight_may_have_moved(
     error: Exception | None, num_ranks: int, before: bool, after: bool
 ) -> None:
-    async def train_step(batch: Any, loss: Any) -> None:
+    async def train_step(batch: Any, loss: Any) -> StepResult:
         if error is not None:
             raise error
+        return StepResult(loss=0.0, num_tokens=1, num_loss_tokens=1, stepped=True)
 
-    made = parts(1, 0, mid_update=before)
+    made = parts(1, 0, mid_update=before, has_trained=False)
     trainer: Any = SimpleNamespace(train_step=train_step, num_ranks=num_ranks)
     try:
         await update(made, trainer, None, None)  # type: ignore[arg-type]
     except Exception as raised:
         assert raised is error
     assert made.mid_update is after
+    assert made.has_trained is (error is None)
 
 
 @pytest.mark.parametrize(

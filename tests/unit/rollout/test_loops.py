@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import pytest
 
-from roll.registry import load_function
 from roll.rollout.episode import loop_for, play
 from roll.rollout.loops import single_answer
 from roll.types import (
@@ -21,6 +20,7 @@ from roll.types import (
     Rollout,
     SamplingParams,
 )
+from roll.user_code import load_function
 
 
 class Numbers:

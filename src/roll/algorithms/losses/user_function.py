@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.errors import LossError, raised_at
-from roll.registry import load_function
 from roll.types import Needs
+from roll.user_code import load_function
 
 __all__ = ["UserLoss"]
 

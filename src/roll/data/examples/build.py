@@ -8,7 +8,7 @@ table ── structure of every row ──► examples ── with few of them: 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -46,6 +46,8 @@ class Examples:
     train: ExampleStream
     held_out: Items[Example]
     """All of them, domains interleaved."""
+    held_out_fingerprints: Mapping[str, str]
+    """By domain; equal for equal examples in equal order."""
     rendering: Rendering
     settings: dict[str, ExampleDataConfig]
     """By domain."""
@@ -130,6 +132,7 @@ def build_examples(
     return Examples(
         train=ExampleStream(sources, seed),
         held_out=Interleaved([entry.held_out for entry in loaded]),
+        held_out_fingerprints={entry.domain: entry.held_out.fingerprint for entry in loaded},
         rendering=rendering,
         settings={entry.domain: entry.config for entry in loaded},
         report=report,

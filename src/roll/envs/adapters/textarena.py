@@ -8,7 +8,8 @@ from typing import Any
 
 from roll.envs.adapters.packages import OwnRandomness, imported
 from roll.errors import ConfigError
-from roll.registry import load_function, nearest
+from roll.registry import nearest
+from roll.user_code import load_function
 
 __all__ = ["TextArenaEnv", "make"]
 

@@ -10,7 +10,8 @@ from roll.envs.tools.base import Tool, ToolSource
 from roll.envs.tools.environment import ToolEnv
 from roll.envs.tools.function import FunctionTool
 from roll.errors import ConfigError, UserError
-from roll.registry import Registry, load_function
+from roll.registry import Registry
+from roll.user_code import load_function
 
 __all__ = ["SANDBOXED", "TOOLS", "build_tools", "name_of", "with_tools"]
 

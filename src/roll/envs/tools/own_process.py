@@ -14,7 +14,7 @@ from roll.envs.tools.base import Tool, ToolError, ToolSource
 from roll.envs.tools.build import build_tools, name_of
 from roll.errors import InfraError
 from roll.protocols import KeptObject, WorkerPool
-from roll.registry import load_function
+from roll.user_code import load_function
 
 __all__ = ["OwnTools"]
 

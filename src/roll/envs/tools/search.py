@@ -15,6 +15,7 @@ import numpy as np
 
 from roll.envs.tools.base import ToolError
 from roll.errors import ConfigError, InfraError
+from roll.proxies import client_session, through
 
 __all__ = ["BM25", "FolderSearch", "HttpSearch", "Passage", "Search", "passages_of"]
 
@@ -174,7 +175,7 @@ class HttpSearch:
         question = {"queries": [_query(arguments)], "topk": self._num_results}
         try:
             async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=self._timeout_s)) as session,
+                client_session(self._url, timeout=aiohttp.ClientTimeout(total=self._timeout_s)) as session,
                 session.post(self._url, json=question) as response,
             ):
                 response.raise_for_status()
@@ -182,7 +183,8 @@ class HttpSearch:
             documents = [entry.get("document", entry) for entry in answer["result"][0]]
             found = [document["contents"].partition("\n") for document in documents[: self._num_results]]
         except (aiohttp.ClientError, TimeoutError) as error:
-            raise InfraError(f"search server {self._url}: {type(error).__name__}: {error}") from error
+            what = f"{type(error).__name__}: {error}{through(self._url)}"
+            raise InfraError(f"search server {self._url}: {what}") from error
         except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
             form = '{"result": [[{"document": {"contents": …}}]]}'
             raise InfraError(f"search server {self._url} does not answer {form}: {error!r}") from error

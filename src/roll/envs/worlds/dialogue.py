@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 
 from roll.envs.base import Stepped, then
 from roll.envs.worlds.world import FORMAT_ERROR, World
-from roll.registry import load_function
+from roll.user_code import load_function
 
 __all__ = ["SLOTS", "Booking", "User"]
 

@@ -15,7 +15,8 @@ from roll.envs.base import Started, Stepped, then
 from roll.envs.worlds.board_games import GAMES, Game
 from roll.envs.worlds.world import FORMAT_ERROR, World, final_answer
 from roll.errors import ConfigError
-from roll.registry import load_function, nearest
+from roll.registry import nearest
+from roll.user_code import load_function
 
 __all__ = ["Match", "Opponent", "TwoPlayer"]
 

@@ -6,7 +6,10 @@ What the user has set always wins.
 from __future__ import annotations
 
 import os
+import tempfile
 from importlib import metadata
+
+from roll.process_environment import socket_directory
 
 __all__ = ["is_cpu_build", "prepare_environment"]
 
@@ -39,3 +42,5 @@ def prepare_environment() -> None:
     """Set what vLLM needs, before it is imported; may be called again."""
     for name, value in (_EVERYWHERE | (_ON_CPU if is_cpu_build() else {})).items():
         os.environ.setdefault(name, value)
+    if (directory := socket_directory(room=60)) != tempfile.gettempdir():
+        os.environ.setdefault("VLLM_RPC_BASE_PATH", directory)

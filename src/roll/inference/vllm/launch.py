@@ -175,6 +175,8 @@ def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
     # A process that names itself (setproctitle) writes over its environment, by which `end_launch` knows it, unless:
     variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name, "SPT_NOENV": "1"}
+    # A file in the current directory must not stand in for a module that a spawned process imports.
+    variables["PYTHONSAFEPATH"] = "1"
     variables["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     if cpu:
         # Threads that spin while they wait halve the speed wherever cores are shared (measured: 300 tok/s beside other

@@ -12,8 +12,8 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.preference import PreferenceLossSection
 from roll.errors import ConfigError
 from roll.protocols import LossFn
-from roll.registry import load_function
 from roll.types import AttentionRange
+from roll.user_code import load_function
 
 __all__ = ["attention_range", "check_own_functions", "policy_loss", "preference_loss", "value_loss"]
 

@@ -19,6 +19,7 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import Roles, open_generation, start_roles
 from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
+from roll.pipelines.instant_checks import check_disk, check_own_rewards
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
@@ -29,6 +30,7 @@ from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
 from roll.pipelines.state import RunState
+from roll.pipelines.unchanging import fingerprints
 from roll.protocols import EngineGroup, TrainerGroup
 from roll.rollout import AsyncController, LLMProxy
 from roll.training import Schedule, TrainerSpec
@@ -80,7 +82,7 @@ async def open_online(
         UserError: it cannot be done; says why.
     """
     tracker, data = session.tracker, prepared.data
-    state = beginning(session.saved, data.train, state_type)
+    state = await _begin(config, session, prepared, placed, state_type)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
@@ -111,6 +113,21 @@ async def open_online(
         evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
         await _restore(run, learner, live, session.saved)
         yield OnlineLoop(online=online, live=live, evaluator=evaluator)
+
+
+async def _begin(
+    config: GeneratingConfig,
+    session: Session,
+    prepared: Prepared,
+    placed: Sequence[Placed],
+    state_type: type[LearningState],
+) -> LearningState:
+    """Where the session begins, once all is checked that can be known before a role starts."""
+    data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
+    state = beginning(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
+    check_disk(config, config.training, prepared.model_path, session, trainers)
+    await session.stop.unless(check_own_rewards(config.data, config.sandbox, data))
+    return state
 
 
 async def _start(

@@ -10,12 +10,14 @@ from functools import partial
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
 from roll.data.examples import ExampleKind
+from roll.pipelines.instant_checks import check_disk
 from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
 from roll.pipelines.state import RunState
 from roll.pipelines.supervised.answers import open_answers
 from roll.pipelines.supervised.course import Course
 from roll.pipelines.supervised.preparation import Prepared, planned_steps, policy_spec, prepare
+from roll.pipelines.unchanging import fingerprints
 from roll.running import in_thread
 from roll.training import TrainerSpec
 
@@ -46,7 +48,9 @@ async def open_course(
     tracker.note("reading the model's files and the examples")
     at = saved.state if saved else RunState()
     prepared = await in_thread(prepare, config, kind, at, score_at_end=score_at_end)
-    state = beginning(saved, prepared.examples.train)
+    unchanging = fingerprints(config, prepared.examples.held_out_fingerprints)
+    check_disk(config, prepared.training, prepared.model_path, session)
+    state = beginning(saved, prepared.examples.train, unchanging=unchanging)
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)

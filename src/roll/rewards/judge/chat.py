@@ -25,6 +25,7 @@ import aiohttp
 
 from roll.config.rewards import JudgeReward
 from roll.errors import ConfigError, RewardInfraError
+from roll.proxies import client_session, through
 from roll.types import Message
 
 __all__ = ["Chat", "EndpointChat"]
@@ -125,7 +126,7 @@ class EndpointChat:
     async def _post(self, body: dict[str, Any]) -> str | _Failure:
         """One request: its reply's text, or why it may be worth another."""
         if self._session is None:
-            self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+            self._session = client_session(str(self._config.url), connector=aiohttp.TCPConnector(limit=0))
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
         limit = aiohttp.ClientTimeout(total=self._config.time_limit_s)
         url = f"{self._config.url}/chat/completions"
@@ -136,7 +137,7 @@ class EndpointChat:
         except TimeoutError:
             return _Failure(f"no reply within {self._config.time_limit_s:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _Failure(f"{type(error).__name__}: {error}".strip(": "))
+            return _Failure(f"{type(error).__name__}: {error}".strip(": ") + through(url))
         if status == 200:
             return _text_of(raw)
         said = f"status {status}: {self._without_key(raw[:300].decode(errors='replace').strip())}"

@@ -24,6 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from roll.proxies import proxy_for
 from roll.sandbox.errors import (
     BadImageError,
     SandboxAccessError,
@@ -84,8 +85,7 @@ class RegistrySource:
         self._max_blob_bytes = max_blob_bytes
         self._pauses_s = pauses_s
         self._authorization = ""
-        proxies = [urllib.request.ProxyHandler({})] if _is_this_machine(self._host) else []
-        self._opener = urllib.request.build_opener(_Redirects(self._plain), *proxies)
+        self._opener = urllib.request.build_opener(_Redirects(self._plain), _Proxies())
         manifest = self._manifest(reference.version)
         if isinstance(manifest, dict) and "manifests" in manifest:
             manifest = self._manifest(str(choose_platform(manifest).get("digest")), exactly=True)
@@ -212,6 +212,20 @@ class RegistrySource:
             f"the registry {self._reference.registry} does not send '{self._reference}' "
             f"({status or type(error).__name__}: {str(why)[:200]}). Is it there? One without TLS needs `--insecure`."
         )
+
+
+class _Proxies(urllib.request.ProxyHandler):
+    """Takes the proxy of each address, also where a redirect leads elsewhere: see `roll.proxies`."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        """Set the proxy, where there is one; another handler opens the connection."""
+        proxy = proxy_for(req.full_url)
+        return None if proxy is None else self.proxy_open(req, proxy, req.type)
+
+    https_open = http_open
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from roll.errors import RollError
+from roll.proxies import client_session
 from roll.sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll.sandbox.errors import SandboxAccessError, SandboxUnavailableError
 from roll.sandbox.wire import failure_of
@@ -29,11 +30,11 @@ async def call(
     url, headers, context = checked_url(url), token_header(token), trusted(ca_file)
     try:
         async with (
-            aiohttp.ClientSession(
+            client_session(
+                url,
                 headers=headers,
                 connector=aiohttp.TCPConnector(ssl=context),
                 timeout=aiohttp.ClientTimeout(total=_LIMIT_S),
-                trust_env=False,
             ) as session,
             session.request(method, url + path, json=body) as answer,
         ):

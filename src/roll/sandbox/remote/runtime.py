@@ -10,6 +10,7 @@ import time
 import aiohttp
 
 from roll.errors import RollError
+from roll.proxies import client_session
 from roll.sandbox.agent_sandbox import Sandbox
 from roll.sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll.sandbox.errors import (
@@ -88,8 +89,8 @@ class RemoteRuntime:
         """
         if self._session is not None:
             return
-        self._session = aiohttp.ClientSession(
-            headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._trusted), trust_env=False
+        self._session = client_session(
+            self._url, headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._trusted)
         )
         try:
             socket = await self._dial()

@@ -16,6 +16,7 @@ import secrets
 
 import aiohttp
 
+from roll.proxies import client_session
 from roll.sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll.sandbox.errors import SandboxAccessError, SandboxUnavailableError
 from roll.sandbox.wire import Message, Outbox, beat_s, decode, encode, failure_of, report_said
@@ -102,7 +103,7 @@ class Joined:
     async def _keep(self) -> None:
         """Connection after connection."""
         connector = aiohttp.TCPConnector(ssl=self._trusted)
-        async with aiohttp.ClientSession(headers=self._headers, connector=connector) as session:
+        async with client_session(self._url, headers=self._headers, connector=connector) as session:
             attempt = 0
             while not self._left:
                 try:

@@ -1,0 +1,71 @@
+"""What is checked of a run before any of its roles starts: seconds, where the run itself would take minutes to fail."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from roll.config.data import DataConfig
+from roll.config.estimate import disk_use, num_trained
+from roll.config.run import RunConfig
+from roll.config.sandbox import SandboxConfig
+from roll.config.training import TrainingConfig
+from roll.data import Data
+from roll.errors import RunDirectoryError
+from roll.models import describe_model
+from roll.pipelines.run import Session
+from roll.preflight.rewards import check_rewards
+from roll.training import TrainerSpec
+
+__all__ = ["check_disk", "check_own_rewards"]
+
+logger = logging.getLogger(__name__)
+
+
+def check_disk(
+    config: RunConfig, training: TrainingConfig, model_path: Path, session: Session, others: Iterable[TrainerSpec] = ()
+) -> None:
+    """See that the checkpoints which the run writes in any case will fit on its disk.
+
+    Args:
+        config: of the run.
+        training: of it, with its number of steps.
+        model_path: of the policy.
+        session: whose directory is written to.
+        others: trainers beside the policy's, of which critics are saved.
+
+    Raises:
+        RunDirectoryError: they will not.
+    """
+    step = session.saved.state.step if session.saved else 0
+    critics = [describe_model(spec.model_path) for spec in others if spec.role == "critic"]
+    use = disk_use(
+        config,
+        training,
+        describe_model(model_path),
+        max(0, training.num_steps - step),
+        num_further=sum(num_trained(config.model, sizes) for sizes in critics),
+    )
+    path = session.directory.path
+    free = shutil.disk_usage(path).free
+    if problem := use.problem(free):
+        raise RunDirectoryError(f"run directory '{path}': {problem}")
+    if use.num_checkpoints * use.checkpoint_bytes > free:
+        logger.warning(
+            "checkpoints take up to %.1f GiB, and the disk of '%s' has %.1f GiB free",
+            use.num_checkpoints * use.checkpoint_bytes / 2**30,
+            path,
+            free / 2**30,
+        )
+
+
+async def check_own_rewards(data: Sequence[DataConfig], sandbox: SandboxConfig, read: Data) -> None:
+    """Try the rewards that may not work here, on one prompt of every source: see `check_rewards`.
+
+    Raises:
+        UserError: one does not work.
+    """
+    first = read.train.first_of_each()
+    await check_rewards(sandbox, [(entry, first[entry.domain or entry.source]) for entry in data])

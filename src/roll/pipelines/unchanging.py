@@ -1,0 +1,75 @@
+"""What must stay as it is while a run goes on, beside its training data: held-out rows, and the user's own code."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from roll.config.base import FUNCTION
+from roll.config.run import RunConfig
+from roll.config.sources import PythonTable
+from roll.errors import CheckpointError
+from roll.user_code import code_fingerprint
+
+__all__ = ["check_unchanged", "fingerprints"]
+
+
+def fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict[str, str]:
+    """Return digests by what they are of, in words.
+
+    Args:
+        config: of the run.
+        held_out: fingerprints of the held-out rows by domain.
+    """
+    found = {f"the held-out rows of '{domain}'": digest for domain, digest in held_out.items()}
+    found |= {f"the code of '{path}'": digest for path, digest in code_fingerprint(_functions(config)).items()}
+    for entry in getattr(config, "data", ()):
+        for reward in getattr(entry, "reward", ()):
+            given = getattr(reward, "given", None)
+            if given is not None and (digest := _of_object(given)):
+                found[f"the code of the reward '{getattr(given, '__name__', type(given).__name__)}'"] = digest
+    return found
+
+
+def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    """Compare what a checkpoint was saved with and what there is now; what only one of them has is not compared.
+
+    Raises:
+        CheckpointError: something changed.
+    """
+    changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
+    if changed:
+        raise CheckpointError(
+            f"{' and '.join(changed)} changed since the checkpoint, so that steps before and after it would not be "
+            "comparable. Resume with what the run began with, or start a new run from the checkpoint's model."
+        )
+
+
+def _functions(section: BaseModel) -> Iterator[str]:
+    """Every function that a configuration names, and environments by their file; sources are known by their rows."""
+    for name, field in type(section).model_fields.items():
+        value = getattr(section, name)
+        if isinstance(value, str):
+            named = any(getattr(limit, "pattern", None) == FUNCTION for limit in field.metadata)
+            if (named and not isinstance(section, PythonTable)) or (name == "environment" and ".py:" in value):
+                yield value
+            continue
+        entries = (
+            value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else [value]
+        )
+        for entry in entries:
+            if isinstance(entry, BaseModel):
+                yield from _functions(entry)
+
+
+def _of_object(function: Callable[..., Any]) -> str:
+    """The digest of the source of a function that was given as an object; empty where it has none."""
+    try:
+        source = inspect.getsource(inspect.unwrap(function))
+    except (OSError, TypeError, ValueError):
+        return ""
+    return hashlib.blake2b(source.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()

@@ -1,0 +1,189 @@
+"""Functions of the user's own: how they are imported, and what their source is.
+
+    rewards.py:score ──► the file itself ──► what it imports: the library's modules first, then files next to it
+
+The directory of a file, and the current one, stand at the end of `sys.path`: a user's `tokenizers.py` or `random.py`
+must not take the place of a module that a library imports. Where a file imports such a name, a warning says which
+module it gets.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib.util
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ConfigError, raised_at
+from roll.registry import import_object, looked_from, nearest
+
+__all__ = ["code_fingerprint", "load_function", "source_files"]
+
+logger = logging.getLogger(__name__)
+
+
+def load_function(path: str, kind: str) -> Callable[..., Any]:
+    """Import a user's function: `package.module:name`, or `path/to/file.py:name`.
+
+    Files and modules are looked for from the current directory on. A file may import others of its directory.
+
+    Args:
+        path: where it is.
+        kind: what it is, for messages: `reward function`.
+
+    Raises:
+        ConfigError: it cannot be imported, or is no function.
+    """
+    return _load(path, kind, os.getcwd())
+
+
+@functools.cache
+def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
+    place, _, name = path.rpartition(":")
+    file = Path(place).expanduser() if place.endswith(".py") else None
+    for each in (*([] if file is None else [str(file.resolve().parent)]), directory):
+        if each not in sys.path:
+            sys.path.append(each)
+    try:
+        function = import_object(path) if file is None else _from_file(file, name, kind)
+    except ConfigError as error:
+        _say_what_is_imported(path, directory)
+        raise error from error.__cause__
+    except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
+        _say_what_is_imported(path, directory)
+        place, what = raised_at(error), f"{type(error).__name__}: {error}"
+        raise ConfigError(f"{kind} '{path}' cannot be imported ({place}): {what}") from error
+    _say_what_is_imported(path, directory)
+    if not callable(function):
+        raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function.")
+    return function
+
+
+def _from_file(file: Path, name: str, kind: str) -> object:
+    if not file.is_file():
+        raise ConfigError(f"{kind}: there is no file '{file}'{looked_from(file)}.")
+    spec = importlib.util.spec_from_file_location(f"roll_user_{file.stem}", file)
+    assert spec is not None and spec.loader is not None, "a .py file has a loader"
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles in it look their module up
+    spec.loader.exec_module(module)
+    if not hasattr(module, name):
+        known = [entry for entry, value in vars(module).items() if not entry.startswith("_") and callable(value)]
+        raise ConfigError(f"{kind}: '{file}' has no '{name}'.{nearest(name, known)}")
+    return getattr(module, name)
+
+
+def _say_what_is_imported(path: str, directory: str) -> None:
+    """Warn where a name that the user's code imports is another module than the file next to it."""
+    for file in source_files(path, directory):
+        for name in sorted({name.partition(".")[0] for name in _imported(file)}):
+            here = _module_file(file.parent, name) or _module_file(Path(directory), name)
+            loaded = getattr(sys.modules.get(name), "__file__", None)
+            if here is None or here == file or (loaded is None and name not in sys.builtin_module_names):
+                continue
+            if loaded is None or Path(loaded).resolve() != here:
+                logger.warning(
+                    "'%s' imports '%s', which is %s and not '%s': modules of Python and of installed packages come "
+                    "first. Rename the file if it is meant.",
+                    file,
+                    name,
+                    f"'{loaded}'" if loaded else "built into Python",
+                    here,
+                )
+
+
+def source_files(path: str, directory: str | None = None) -> list[Path]:
+    """Return the files of a user's function: its own, and those of its directory that it imports, directly or not.
+
+    Args:
+        path: as for `load_function`.
+        directory: where modules are looked for; the current one by default.
+
+    Returns:
+        Absolute paths, in a fixed order; none where the function is of an installed package.
+    """
+    top = Path(directory or os.getcwd()).resolve()
+    place = path.rpartition(":")[0]
+    if place.endswith(".py"):
+        first = Path(place).expanduser()
+        waiting = [(top / first).resolve()]
+    else:
+        waiting = list(_local_modules(place, top, top))
+    found: dict[Path, None] = {}
+    while waiting:
+        file = waiting.pop(0)
+        if file in found or not file.is_file():
+            continue
+        found[file] = None
+        for name in _imported(file):
+            if name.partition(".")[0] in sys.stdlib_module_names:
+                continue
+            waiting += _local_modules(name, file.parent, top)
+    return list(found)
+
+
+def code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
+    """Return a digest for each function of the user's: of its source and of the local files that it imports.
+
+    Args:
+        paths: as for `load_function`.
+
+    Returns:
+        By path, hexadecimal digits; functions of installed packages have none.
+    """
+    found: dict[str, str] = {}
+    for path in paths:
+        digest = hashlib.blake2b(digest_size=8)
+        files = source_files(path)
+        for file in files:
+            content = file.read_bytes()
+            digest.update(f"{file.name} {len(content)}\n".encode() + content)
+        if files:
+            found[path] = digest.hexdigest()
+    return found
+
+
+def _local_modules(name: str, directory: Path, top: Path) -> Iterator[Path]:
+    """The files that are run to import a dotted name, where it is found in one of these directories."""
+    levels = len(name) - len(name.lstrip("."))
+    if levels:  # a relative import
+        for _ in range(levels - 1):
+            directory = directory.parent
+    parts = name.lstrip(".").split(".") if name.lstrip(".") else []
+    for place in dict.fromkeys((directory,) if levels else (directory, top)):
+        files = [place / "__init__.py"] if levels else []
+        for index in range(len(parts)):
+            if (file := _module_file(place, "/".join(parts[: index + 1]))) is not None:
+                files.append(file)
+        if any(file.is_file() for file in files):
+            yield from (file.resolve() for file in files if file.is_file())
+            return
+
+
+def _module_file(directory: Path, name: str) -> Path | None:
+    for file in (directory / name / "__init__.py", directory / f"{name}.py"):
+        if file.is_file():
+            return file.resolve()
+    return None
+
+
+def _imported(file: Path) -> list[str]:
+    """The dotted names that a file imports, wherever in it; relative ones begin with dots."""
+    try:
+        tree = ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return []  # whoever imports it says what is wrong
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = "." * node.level + (node.module or "")
+            names += [base, *(f"{base}{'' if base.endswith('.') or not base else '.'}{a.name}" for a in node.names)]
+    return list(dict.fromkeys(filter(None, names)))

@@ -1,0 +1,113 @@
+"""Users' own functions: how they are imported beside the library's modules, and what their source is."""
+
+from __future__ import annotations
+
+import logging
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roll.errors import ConfigError
+from roll.user_code import code_fingerprint, load_function, source_files
+
+
+@pytest.fixture(autouse=True)
+def _own_imports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test imports, and where it looked, is forgotten after it."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "modules", dict(sys.modules))
+
+
+def write(directory: Path, **files: str) -> Path:
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (directory / f"{name}.py").write_text(text)
+    return directory
+
+
+def test_user_code_imports_files_of_its_own_directory(tmp_path: Path) -> None:
+    write(tmp_path / "mine", rewards_a="from words_a import GOOD\ndef score(): return GOOD\n", words_a="GOOD = 7\n")
+    assert load_function(str(tmp_path / "mine" / "rewards_a.py") + ":score", "reward function")() == 7
+
+
+def test_user_code_imports_modules_of_the_current_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(
+        write(tmp_path, rewards_b="import words_b\ndef score(): return words_b.GOOD\n", words_b="GOOD = 8")
+    )
+    assert load_function("rewards_b:score", "reward function")() == 8
+
+
+def test_user_code_of_the_same_relative_path_is_loaded_anew_in_another_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in (1, 2):
+        monkeypatch.chdir(write(tmp_path / str(value), rewards_c=f"def score(): return {value}\n"))
+        assert load_function("rewards_c.py:score", "reward function")() == value
+
+
+@pytest.mark.parametrize("name", ["random", "tokenizers", "graphlib"])  # imported already, installed, not imported yet
+def test_user_code_never_shadows_a_module_of_python_or_of_a_package(tmp_path: Path, name: str) -> None:
+    """In a process of its own, which imports the module only after the user's function was loaded."""
+    write(tmp_path, **{name: "raise SystemExit('shadowed')\n"}, rewards="def score(): return 1\n")
+    program = (
+        "from roll.user_code import load_function\n"
+        f"load_function('rewards.py:score', 'reward function')\nimport {name}\nprint({name}.__file__)\n"
+    )
+    found = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60
+    )
+    assert str(tmp_path) not in found.stdout
+
+
+def test_user_code_is_told_which_module_a_name_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, rewards_d="import random\ndef score(): return random\n", random="")
+    with caplog.at_level(logging.WARNING):
+        assert load_function(f"{tmp_path}/rewards_d.py:score", "reward function")() is random
+    assert f"and not '{tmp_path / 'random.py'}'" in caplog.text and "Rename the file" in caplog.text
+
+
+def test_user_code_of_two_directories_with_neighbors_of_one_name_is_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for side in ("one", "two"):
+        write(tmp_path / side, rewards_e="import words_e\ndef score(): return 1\n", words_e="")
+        load_function(f"{tmp_path / side}/rewards_e.py:score", "reward function")
+    assert f"'{tmp_path}/one/words_e.py' and not '{tmp_path}/two/words_e.py'" in caplog.text
+
+
+def test_user_code_that_fails_names_its_line(tmp_path: Path) -> None:
+    write(tmp_path, rewards_f="import words_f\n", words_f="1 / 0\n")
+    with pytest.raises(ConfigError, match=r"words_f\.py:1\): ZeroDivisionError"):
+        load_function(f"{tmp_path}/rewards_f.py:score", "reward function")
+
+
+def test_code_fingerprint_follows_local_imports_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, rewards="import json, one\nfrom package import two\ndef score(): pass\n", one="import three\n")
+    write(tmp_path / "package", __init__="", two="from . import four\nfrom .five import a\n", four="", five="a = 1\n")
+    write(tmp_path, three="", json="", unrelated="")
+    names = {str(file.relative_to(tmp_path)) for file in source_files("rewards.py:score")}
+    package = {"package/__init__.py", "package/two.py", "package/four.py", "package/five.py"}
+    assert names == {"rewards.py", "one.py", "three.py"} | package
+
+    before = code_fingerprint(["rewards.py:score"])
+    assert before == code_fingerprint(["rewards.py:score"])
+    (tmp_path / "unrelated.py").write_text("changed")
+    assert code_fingerprint(["rewards.py:score"]) == before
+    for changed in ("rewards", "three", "package/five"):
+        file = tmp_path / f"{changed}.py"
+        content = file.read_text()
+        file.write_text(content + "changed = 1\n")
+        assert code_fingerprint(["rewards.py:score"]) != before
+        file.write_text(content)
+    assert code_fingerprint(["rewards.py:score"]) == before
+
+
+def test_code_fingerprint_survives_cycles_broken_files_and_installed_functions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(write(tmp_path, a="import b", b="import a\nimport c", c="this is no Python"))
+    assert set(code_fingerprint(["a.py:f", "a:f", "json:loads", "gone.py:f"])) == {"a.py:f", "a:f"}
