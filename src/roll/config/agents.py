@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import field_validator, model_validator
 
-from roll.config.base import FUNCTION, Section, option
+from roll.config.base import FUNCTION, Section, option, path_option
 from roll.config.rewards.base import check_pattern
 
 __all__ = ["AgentConfig", "AgentLimits"]
@@ -26,7 +26,7 @@ class AgentLimits(Section):
 class AgentConfig(Section):
     """An agent program that makes the rollouts: it gets an address and a key, and asks the policy like any model."""
 
-    function: str | None = option(
+    function: str | None = path_option(
         None,
         "Your coroutine `agent(task, base_url, api_key)`: `package.module:function`, or `path/to/file.py:function`. It "
         "may return its answer as text.",
@@ -41,7 +41,7 @@ class AgentConfig(Section):
         examples=[["python", "my_agent.py"]],
         min_length=1,
     )
-    directory: str | None = option(
+    directory: str | None = path_option(
         None,
         "Where `command` works. `null`: in the run's own working directory, which all rollouts share. `fresh`: in an "
         "empty directory of each rollout's own. A path: in a copy of that directory for each rollout; `{column}` "
@@ -71,7 +71,7 @@ class AgentConfig(Section):
     sandbox: bool = option(
         False, "Run `command` in a sandbox (section `sandbox`), where it reaches the model and nothing else."
     )
-    files: dict[str, str] = option(
+    files: dict[str, str] = path_option(
         {},
         "Files that a `command` in a sandbox finds in its directory: name to path.",
         examples=[{"agent.sh": "agent.sh"}],

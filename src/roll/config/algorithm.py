@@ -22,7 +22,7 @@ from roll.config.algorithm_parts import (
     UpdateConfig,
     WeightConfig,
 )
-from roll.config.base import FUNCTION, Section, option
+from roll.config.base import FUNCTION, Section, option, path_option
 from roll.config.presets import PresetName, expand
 
 __all__ = ["AlgorithmConfig"]
@@ -52,7 +52,7 @@ class AlgorithmConfig(Section):
     critic: CriticConfig = option(CriticConfig(), "Value models.")
     credit: CreditConfig = option(CreditConfig(), "Advantages weighted by attention.")
     imitation: ImitationConfig = option(ImitationConfig(), "Demonstrations, imitated beside the policy's rollouts.")
-    loss: str | None = option(
+    loss: str | None = path_option(
         None,
         "Your own loss in place of ratio, gate, KL, entropy and correction: `package.module:function` or "
         "`path/to/file.py:function`.",

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from roll.config.base import FUNCTION, Section, option
+from roll.config.base import FUNCTION, Section, option, path_option
 
 __all__ = [
     "AdvantageConfig",
@@ -75,7 +75,7 @@ class AdvantageConfig(Section):
         "none", "Finally take mean 0 and deviation 1 over all tokens, or all turns, of the batch."
     )
     clip: float | None = option(None, "Finally clip to ± this.", gt=0)
-    function: str | None = option(
+    function: str | None = path_option(
         None,
         "Your own estimator in place of all of the above: `package.module:function` or `path/to/file.py:function`.",
         examples=["examples/algorithms/median_baseline.py:advantages"],
@@ -339,7 +339,7 @@ class UpdateConfig(Section):
 class CriticConfig(Section):
     """The value model of `estimator: gae`; loaded only there."""
 
-    model: str | None = option(None, "Its backbone; by default the policy's initial model.")
+    model: str | None = path_option(None, "Its backbone; by default the policy's initial model.")
     num_critics: int = option(
         1, "Several learn from disjoint shares of every group's rollouts, and their mean counts (AsyPPO).", ge=1
     )

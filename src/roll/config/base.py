@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-__all__ = ["FUNCTION", "NAME", "PATTERN_WORDS", "Section", "option"]
+__all__ = ["FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expanded", "option", "path_option"]
+
+_VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
 
 FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
 """Pattern of a function that a key names: `package.module:function`, or `path/to/file.py:function`."""
@@ -34,6 +38,35 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+
+def expanded(value: Any) -> Any:
+    """Return a path with `~` and variables of the environment replaced: the one rule for every key that may be a path.
+
+    Args:
+        value: a path, a mapping to paths, or `None`; names that are no paths (of a hub, say) stay as they are, and so
+            does a file whose own name has such characters.
+
+    Raises:
+        ValueError: a variable is not set, or a user is not known here.
+    """
+    if isinstance(value, dict):
+        return {name: expanded(each) for name, each in value.items()}
+    if not isinstance(value, str) or not ("$" in value or value.startswith("~")):
+        return value
+    path = os.path.expanduser(os.path.expandvars(value))
+    unset = _VARIABLE.search(path)
+    if (unset is None and not path.startswith("~")) or os.path.exists(path.rpartition(":")[0] or path):
+        return path
+    what = f"the user '{path.partition('/')[0]}'" if unset is None else f"the variable {unset.group()}"
+    raise ValueError(f"{value!r} names {what}, which is not known here: write the path itself")
+
+
+def path_option(default: Any, meaning: str, **limits: Any) -> Any:
+    """Return a field as `option` does, for a key that may be a path: see `expanded`."""
+    field = option(default, meaning, **limits)
+    field.metadata.append(AfterValidator(expanded))
+    return field
 
 
 def option(default: Any, meaning: str, *, unit: str | None = None, **limits: Any) -> Any:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Tag, field_validator, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 from roll.config.episodes import HistoryConfig
 from roll.config.hosting import Hosting
 from roll.config.rewards import (
@@ -128,7 +128,7 @@ class EnvironmentData(Hosting, _Source):
     """
 
     source: Literal["environment"] = option("environment", "Name of the source.")
-    environment: str = option(
+    environment: str = path_option(
         ...,
         "Its id (`roll env list`), or where your class is: `package.module:Class`, or `path/to/file.py:Class`.",
         examples=["game:GuessTheNumber-v0-easy", "mazes.py:Maze"],

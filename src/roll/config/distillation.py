@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 from roll.config.run import RunConfig
 from roll.types import Divergence
 
@@ -19,7 +19,7 @@ DivergenceName: TypeAlias = Literal["reverse", "forward", "jsd"]
 class TeacherConfig(Section):
     """A model whose weights never change. It must write the tokens that the student writes."""
 
-    model: str = option(
+    model: str = path_option(
         ...,
         "A name from the catalogue, a Hugging Face directory, a hub id, or the directory of a run or of one of its "
         "checkpoints.",
@@ -153,7 +153,7 @@ class OfflineDistillationConfig(Section):
         1.0, "What the teacher counts; the rest to 1 is for the likelihood of the given answers (Hinton).", gt=0, le=1
     )
     num_top: int = option(32, "With `place` kept: how many of the teacher's likeliest tokens are kept.", ge=1)
-    directory: str | None = option(
+    directory: str | None = path_option(
         None,
         "With `place` kept: where they are kept, for several runs to share; by default `teacher` in the run directory.",
         min_length=1,

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 from roll.errors import ConfigError
 
 __all__ = [
@@ -129,7 +129,7 @@ class EmpiricalDistribution(Section):
 
     type: Literal["empirical"] = option("empirical", "The kind.")
     values: list[float] = option([], "The values.")
-    file: str | None = option(None, "A text file with one value on each line, in place of `values`.")
+    file: str | None = path_option(None, "A text file with one value on each line, in place of `values`.")
 
     @model_validator(mode="after")
     def _one_of(self) -> EmpiricalDistribution:

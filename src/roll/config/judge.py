@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from roll.config.base import option
+from roll.config.base import option, path_option
 from roll.config.cluster import ClusterConfig
 from roll.config.data import DataConfig
 from roll.config.inference import EngineOptions
@@ -23,7 +23,7 @@ class JudgeConfig(EngineOptions):
     `cluster.device_mapping.judge`.
     """
 
-    model: str = option(
+    model: str = path_option(
         "smollm2-135m-instruct", "A name from the catalogue, a Hugging Face directory, or a hub id.", min_length=1
     )
     dtype: Literal["bfloat16", "float32"] = option("bfloat16", "Number format of the computation.")

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 
 __all__ = ["LoRAConfig", "ModelConfig"]
 
@@ -31,7 +31,7 @@ class LoRAConfig(Section):
 class ModelConfig(Section):
     """`model: NAME` is short for `model: {path: NAME}`."""
 
-    path: str = option(
+    path: str = path_option(
         ...,
         "A name from the catalogue (`smollm2-135m-instruct`), a Hugging Face directory, or a hub id.",
         min_length=1,

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 from pydantic import model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 
 __all__ = ["METHODS", "Method", "MethodName", "PreferenceLossSection", "PreferenceSection"]
 
@@ -220,7 +220,7 @@ class PreferenceSection(PreferenceLossSection):
         "What says the reference's log-probs. `kept`: a model, once for each example, before the first step; the run "
         "directory keeps them. `adapters`: in every step the policy without its LoRA adapters; nothing is kept.",
     )
-    reference_model: str | None = option(
+    reference_model: str | None = path_option(
         None, "The reference, where it is not the model that training begins with.", min_length=1
     )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 
 __all__ = ["ReplayConfig"]
 
@@ -14,7 +14,7 @@ __all__ = ["ReplayConfig"]
 class ReplayConfig(Section):
     """What `roll replay` runs again, and how; see docs/replay.md."""
 
-    run: str = option(
+    run: str = path_option(
         ..., "Directory of the run, which was trained with `tracking.record_rollouts`.", examples=["runs/x"]
     )
     only: Literal["train", "rollout"] = option(
@@ -22,7 +22,7 @@ class ReplayConfig(Section):
         "`train`: the recorded batches are trained on, and no engine is started. `rollout`: the recorded prompts are "
         "answered and scored by the engines, and nothing is trained.",
     )
-    checkpoint: str | None = option(
+    checkpoint: str | None = path_option(
         None,
         "Checkpoint of the recorded run to start from, with the step after it. With `only: rollout`: any model, run or "
         "checkpoint, whose weights then answer. By default `model.path`.",

@@ -7,7 +7,7 @@ import os
 from pydantic import model_validator
 
 from roll.config.agents import AgentConfig
-from roll.config.base import FUNCTION, Section, option
+from roll.config.base import FUNCTION, Section, option, path_option
 from roll.config.episodes import EpisodesConfig
 from roll.config.scheduling import SchedulingConfig
 
@@ -48,7 +48,7 @@ class RolloutConfig(Section):
         "16 at most.",
         ge=1,
     )
-    loop: str | None = option(
+    loop: str | None = path_option(
         None,
         "Your own coroutine to make one rollout, in place of ROLL's: `package.module:function`, or "
         "`path/to/file.py:function`. It gets (draw, index, first, generate, renderer) and returns a `Rollout`.",

@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from pydantic import model_validator
 
 from roll.config.alarms import AlarmsConfig
-from roll.config.base import NAME, Section, option
+from roll.config.base import NAME, Section, option, path_option
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig
@@ -30,8 +30,8 @@ class RunConfig(Section):
         examples=["my-run"],
         pattern=NAME,
     )
-    output_dir: str = option("runs", "Directory that holds the run directories.", min_length=1)
-    seed: int = option(0, "Seed of everything that is random.", ge=0)
+    output_dir: str = path_option("runs", "Directory that holds the run directories.", min_length=1)
+    seed: int = option(0, "Seed of everything that is random.", ge=0, lt=2**64)
     model: ModelConfig = option(..., "The model to train.", examples=["smollm2-135m-instruct"])
     checkpoint: CheckpointConfig = option(CheckpointConfig(), "When checkpoints are saved, and which are kept.")
     cluster: ClusterConfig = option(ClusterConfig(), "Where roles run.")

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 
 __all__ = ["SandboxConfig"]
 
@@ -55,7 +55,7 @@ class SandboxConfig(Section):
         "Environment variable that holds the service's token; the token itself is never written down.",
         pattern=r"^[A-Za-z_][A-Za-z0-9_]*$",
     )
-    ca_file: str | None = option(
+    ca_file: str | None = path_option(
         None, "Certificates, in PEM, that the service's is checked with; by default the system's.", min_length=1
     )
     patience_s: float = option(

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import ValidationError, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, option, path_option
 from roll.config.distributions import DistributionConfig, FixedDistribution, UniformDistribution
 from roll.config.document import Document, read
 from roll.config.inference import Quantization
@@ -159,15 +159,15 @@ class SimulationConfig(Section):
     """A workload on some hardware, and variants of how it is scheduled."""
 
     name: str = option(..., "Of the simulation; its results go to `<output_dir>/<name>`.", pattern=r"^[\w.-]+$")
-    output_dir: str = option("runs/simulations", "Where results go.")
+    output_dir: str = path_option("runs/simulations", "Where results go.")
     seed: int = option(0, "The first seed.", ge=0)
     num_seeds: int = option(1, "So many seeds are simulated, one after the other.", ge=1)
     num_steps: int = option(5, "Training steps.", ge=1)
     warmup_steps: int = option(0, "Steps at the beginning that do not count.", ge=0)
-    model: str = option(
+    model: str = path_option(
         ..., "A known model, a YAML file that describes one, a config.json, a model directory or a hub id."
     )
-    device: str = option(..., "A known device, or a YAML file that describes one.")
+    device: str = path_option(..., "A known device, or a YAML file that describes one.")
     placement: SimulatedPlacement = option(SimulatedPlacement(), "Devices of the roles.")
     engine: SimulatedEngineConfig = option(SimulatedEngineConfig(), "One engine.")
     rollout: RolloutConfig = option(RolloutConfig(), "As in the file of a run.")

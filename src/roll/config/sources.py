@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import PrivateAttr, field_validator, model_validator
 
-from roll.config.base import FUNCTION, Section, option
+from roll.config.base import FUNCTION, Section, option, path_option
 
 __all__ = ["FileTable", "HuggingFaceTable", "PythonTable", "Share", "SumsTask", "named_apart"]
 
@@ -64,15 +64,15 @@ class FileTable(Section):
     """A JSONL or Parquet file."""
 
     source: Literal["file"] = option(..., "Name of the source.")
-    path: str = option(..., "The file, `.jsonl` or `.parquet`.", min_length=1, examples=["data/train.jsonl"])
-    held_out_path: str | None = option(None, "Another file for evaluation; then nothing is held out of `path`.")
+    path: str = path_option(..., "The file, `.jsonl` or `.parquet`.", min_length=1, examples=["data/train.jsonl"])
+    held_out_path: str | None = path_option(None, "Another file for evaluation; then nothing is held out of `path`.")
 
 
 class HuggingFaceTable(Section):
     """A Hugging Face dataset: a directory or a hub id, through `datasets`."""
 
     source: Literal["huggingface"] = option(..., "Name of the source.")
-    path: str = option(..., "A directory (of `save_to_disk`, or data files) or a hub id.", min_length=1)
+    path: str = path_option(..., "A directory (of `save_to_disk`, or data files) or a hub id.", min_length=1)
     name: str | None = option(None, "Configuration of the dataset, where it has several.")
     split: str = option("train", "Split for training.")
     held_out_split: str | None = option(None, "Split for evaluation; then nothing is held out of `split`.")
@@ -82,7 +82,7 @@ class PythonTable(Section):
     """Rows that Python makes: a function or class of yours, or the objects given to `roll.train(config, data=…)`."""
 
     source: Literal["python"] = option(..., "Name of the source.")
-    function: str | None = option(
+    function: str | None = path_option(
         None,
         "Where it is: `package.module:name`, or a file: `path/to/file.py:name`. Called with `options`, it gives rows: "
         "dictionaries, or texts, which are prompts without an answer, or plain texts to learn. Rows for evaluation "

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Tag, model_validator
 
-from roll.config.base import FUNCTION, Section, option
+from roll.config.base import FUNCTION, Section, option, path_option
 
 __all__ = [
     "CalculatorTool",
@@ -61,7 +61,7 @@ class SearchTool(_Tool):
     """BM25 over the `.txt` and `.md` files of a folder: `search`."""
 
     tool: Literal["search"] = option(..., "Name of the tool.")
-    folder: str = option(..., "The folder, with the folders in it.", min_length=1, examples=["notes"])
+    folder: str = path_option(..., "The folder, with the folders in it.", min_length=1, examples=["notes"])
     num_results: int = option(3, "Passages that a search gives.", ge=1)
     name: str = option("search", "What the model calls it.", pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")
 
@@ -96,7 +96,7 @@ class McpTool(_Tool):
 class OwnTool(_Tool):
     """A function or class of yours; it runs in a process of its own, one for each episode."""
 
-    tool: str = option(
+    tool: str = path_option(
         ...,
         "Where it is: `package.module:name`, or a file: `path/to/file.py:name`. A function's signature says which "
         "arguments it takes, and its docstring what it does; docs/tools.md says what a class has.",

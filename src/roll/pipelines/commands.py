@@ -65,7 +65,7 @@ def resume(
         callbacks: of the user.
 
     Raises:
-        ConfigError: the run has taken all its steps, and changes would have no effect, or it has no checkpoint.
+        ConfigError: the run has taken more steps than it is to have, or all of them, and it has no checkpoint.
     """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
@@ -90,10 +90,10 @@ def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, chang
         run: its directory.
         saved: its newest checkpoint.
         num_steps: that it is to have.
-        changes: to its configuration, which would have no effect.
+        changes: to its configuration, which have no effect on a run that has ended.
 
     Raises:
-        ConfigError: it has taken more steps, its checkpoints are gone, or there are changes.
+        ConfigError: it has taken more steps, or its checkpoints are gone.
     """
     more = "raise training.num_steps, and training.num_epochs where it has epochs"
     recorded = sum(row["kind"] == "train" for row in read_metrics(run.metrics_path))
@@ -113,9 +113,8 @@ def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, chang
         f"'{run.path}' has ended: all its {num_steps} steps are trained. To go on, {more}, as in `roll resume "
         f"{run.path} training.num_steps={2 * num_steps}`; `roll export {run.path} DIR` writes its model"
     )
-    if changes:
-        raise ConfigError(f"{what}. These changes would have no effect: {', '.join(changes)}.")
-    logger.warning("%s. Nothing was started.", what)
+    ignored = f" These changes have no effect: {', '.join(changes)}." if changes else ""
+    logger.warning("%s. Nothing was started.%s", what, ignored)
     return True
 
 

@@ -60,7 +60,7 @@ class TrainerRank(ABC):
         self.ranks = Ranks(spec, self.device)
         self.head_factor = (spec.value_head_learning_rate or self.schedule.peak) / self.schedule.peak
         """Of a policy's value head, on the learning rate."""
-        self._randomness = Randomness(spec.seed + self.ranks.stream, self.device)
+        self._randomness = Randomness((spec.seed + self.ranks.stream) % 2**64, self.device)
         self.num_steps = 0
         """Optimiser steps that moved the weights."""
         self.num_nonfinite = 0

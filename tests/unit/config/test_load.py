@@ -277,7 +277,7 @@ def test_all_problems_of_file_and_overrides_come_together(tmp_path):
     message = refusal(path, "seed=-1", "nmae=x")
     assert message.startswith("3 problems")
     assert f"({path}:8) must be a whole number >= 1, got 'many'" in message
-    assert "'seed' (override 'seed=-1') must be a whole number >= 0, got -1." in message
+    assert "'seed' (override 'seed=-1') must be a whole number >= 0 and < 18446744073709551616, got -1." in message
     assert "unknown key 'nmae' (override 'nmae=x'). Did you mean 'name'?" in message
 
 

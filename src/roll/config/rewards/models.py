@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import field_validator, model_validator
 
-from roll.config.base import option
+from roll.config.base import option, path_option
 from roll.config.rewards.base import RewardSection
 
 __all__ = ["JudgeReward", "RewardModelReward"]
@@ -81,7 +81,7 @@ class JudgeReward(RewardSection):
     )
     parse_attempts: int = option(3, "How often a judge is asked in all when its reply cannot be read.", ge=1)
     cache_size: int = option(20_000, "Replies kept in memory, by content; 0 asks again for equal answers.", ge=0)
-    cache_dir: str | None = option(None, "Directory that keeps replies across runs.", examples=["cache/judge"])
+    cache_dir: str | None = path_option(None, "Directory that keeps replies across runs.", examples=["cache/judge"])
     max_answer_chars: int = option(20_000, "Of longer answers, the judge sees only the last N characters.", ge=1)
 
     @field_validator("url")
@@ -135,7 +135,7 @@ class RewardModelReward(RewardSection):
     """A Hugging Face sequence-classification model scores prompt and answer; it runs in processes of its own."""
 
     type: Literal["reward_model"] = option(..., "Kind of reward.")
-    path: str = option(..., "A directory or a hub id.", min_length=1, examples=["my-reward-model"])
+    path: str = path_option(..., "A directory or a hub id.", min_length=1, examples=["my-reward-model"])
     output: Literal["raw", "sigmoid", "probability"] = option(
         "raw", "The logit; squeezed to 0 … 1; or, of several classes, the probability of `label`."
     )

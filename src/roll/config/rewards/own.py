@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import PrivateAttr
 
-from roll.config.base import FUNCTION, option
+from roll.config.base import FUNCTION, option, path_option
 from roll.config.rewards.base import RewardSection, reasoning_left_out
 
 __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
@@ -21,7 +21,7 @@ class PythonReward(RewardSection):
     """
 
     type: Literal["python"] = option(..., "Kind of reward.")
-    function: str | None = option(
+    function: str | None = path_option(
         None,
         "Where it is: `package.module:function`, or a file: `path/to/file.py:function`. `null` where it is given as an "
         "object: `roll.train(config, reward=function)`.",

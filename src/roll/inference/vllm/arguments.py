@@ -30,7 +30,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         "model": spec.model_path,
         "skip_tokenizer_init": True,  # tokens in, tokens out
         "dtype": spec.dtype,
-        "seed": spec.seed,
+        "seed": spec.seed % 2**32,  # of NumPy's first generator; requests have seeds of their own
         "max_model_len": max_model_len,
         "max_num_seqs": spec.max_num_seqs,
         "tensor_parallel_size": spec.tensor_parallel,
