@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from roll.config.algorithm import AlgorithmConfig
 from roll.config.presets import PRESET_NAMES, describe_preset, preset, preset_note, settings
 
 __all__ = ["page"]
@@ -55,8 +56,9 @@ These conventions hold in every formula below:
 - `old` is the trainer's policy before the update; `mu` (in keys: `rollout`) is the engine's, which sampled.
 - The correction for the difference between the two is on by default (`correction`: per token, truncated at 2), unless
   the ratio itself is taken against the engine. The difference is always logged, as `training/mismatch/…` and
-  `agreement/…`. With `rollout.top_p` or `top_k`, an engine's probabilities are of the tokens that it kept, so old / mu
-  is their share, below 1, at every token: products over an answer are refused, and `roll check` says what else changes.
+  `agreement/…`. It holds mismatch and staleness; see [below](#mismatch-and-staleness). With `rollout.top_p` or
+  `top_k`, an engine's probabilities are of the tokens that it kept, so old / mu is their share, below 1, at every
+  token: products over an answer are refused, and `roll check` says what else changes.
 
 See also [how the algorithms learn](benchmarks/algorithms.md) on the quickstart task, and
 [how methods with turns learn](benchmarks/multi_turn.md) over two turns.
@@ -80,6 +82,49 @@ turn if the estimator works on turns. A demonstration is in no group's baseline,
 no critic. KL penalties estimated from samples leave it out, because the policy did not sample it. A demonstration that
 earns nothing is left out altogether. `when: unsolved` uses it only if no rollout of the policy earned as much.
 `data/demonstrations` counts them.
+
+## Mismatch and staleness
+
+Three policies know the log-prob of a sampled token: `rollout`, the engine that sampled it; `behavior`, the trainer
+under the same policy version; and `old`, the trainer before this update. In an asynchronous run a rollout that weight
+syncs interrupted has tokens of several versions, and
+
+    log(old / rollout) = log(behavior / rollout) + log(old / behavior)
+         both          =        mismatch         +      staleness
+
+Mismatch is what engine and trainer compute differently from the same weights (kernels, dtypes, 8-bit weights,
+`top_p`, and keys and values that an engine kept from older weights). Staleness is what the policy has learned since.
+A factor of old / rollout corrects both at once, so that one threshold must serve two purposes (arXiv 2605.12070,
+"missing old logits"). What each setting corrects:
+
+| setting | corrects | needs snapshots |
+|---|---|---|
+| `correction.corrects: both` (default); every `level`, `upper`, mask and `veto` alike | both | no |
+| `correction.corrects: mismatch`, likewise | mismatch | yes |
+| `correction.corrects: staleness`, likewise | staleness | yes |
+| `ratio.against: old` (default) | neither: the ratio holds the updates of this step alone | no |
+| `ratio.against: behavior` | staleness, inside the clip | yes |
+| `ratio.against: rollout` | both, inside the clip or the gate's bounds | no |
+
+In the presets:
+
+{presets}
+
+The exact decoupled objective clips staleness and update together and corrects mismatch on its own:
+
+```yaml
+algorithm: {type: grpo, ratio: {against: behavior}, correction: {corrects: mismatch}}
+rollout: {scheduling: {async_ratio: 2}}
+```
+
+The trainer then copies its trained weights to main memory before each update, keeps the last ⌈`async_ratio`⌉ versions
+(with LoRA, their adapters alone), and scores each stale token with the version that sampled it. This costs
+⌈`async_ratio`⌉ copies of the weights, and one forward pass over its rollouts for each older version in a batch.
+`correction.snapshots: true` does the same for the metrics alone. `train_inference/mismatch/…` and
+`train_inference/staleness/…` measure the two apart; without snapshots, mismatch is measured on the tokens of the
+current version alone, and staleness not at all. A synchronous run has no stale tokens, so mismatch is both. The
+back-end must be `torch`. A resumed run starts its unfinished rollouts again, so it needs no older version; a replay
+begins without snapshots, and `train_inference/known_share` says how many tokens have none.
 
 ## A shared critic
 
@@ -144,7 +189,37 @@ def page() -> str:
         keys = ", ".join(f"`{text}`" for text in settings(preset(name))) or "nothing: it is the default"
         formula = "\n".join(line.removeprefix("    ") for line in formula.splitlines())
         lines += ["", f"## {name}", "", title, "", "```", formula, "```", "", body, "", f"Sets: {keys}."]
-    return "\n".join([*lines, "", _OWN])
+    return "\n".join([*lines, "", _OWN.replace("{presets}", _corrections())])
+
+
+def _corrections() -> str:
+    """Return a table of what each preset's ratio holds and its correction corrects."""
+    rows: dict[tuple[str, str], list[str]] = {}
+    for name in PRESET_NAMES:
+        algorithm = AlgorithmConfig.model_validate({"type": name})
+        rows.setdefault((_ratio_holds(algorithm), _corrected(algorithm)), []).append(f"`{name}`")
+    table = [f"| {', '.join(names)} | {ratio} | {corrected} |" for (ratio, corrected), names in rows.items()]
+    return "\n".join(["| preset | the ratio holds | the correction |", "|---|---|---|", *table])
+
+
+def _ratio_holds(algorithm: AlgorithmConfig) -> str:
+    if algorithm.gate.type == "log_prob":
+        return "nothing: there is none"
+    return {"old": "the updates of the step", "behavior": "staleness too", "rollout": "staleness and mismatch too"}[
+        algorithm.ratio.against
+    ]
+
+
+def _corrected(algorithm: AlgorithmConfig) -> str:
+    correction = algorithm.correction
+    acts = {
+        "truncated at": correction.upper,
+        "left out below": correction.mask_low,
+        "left out above": correction.mask_high,
+        "vetoed below": correction.veto,
+    }
+    said = ", ".join(f"{what} {bound:g}" for what, bound in acts.items() if bound is not None)
+    return f"{correction.corrects} ({correction.level}, {said})" if said else "none"
 
 
 if __name__ == "__main__":

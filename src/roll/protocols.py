@@ -161,6 +161,7 @@ class TrainBackend(Protocol):
         attention: AttentionRange | None = None,
         num_top: int | None = None,
         adapter: bool = True,
+        version: int | None = None,
     ) -> Mapping[Output, list[Any]]:
         """What the current weights say of a batch, in one pass without a gradient: for each output a list by sample.
 
@@ -171,9 +172,19 @@ class TrainBackend(Protocol):
             num_top: how many of the likeliest tokens, where `top_logprobs` is asked for.
             attention: distances that count, where `attention` is asked for; see `roll.algorithms.credit`.
             adapter: false leaves LoRA adapters out: the policy as it was before training.
+            version: compute with the weights that `keep_snapshot` copied under this policy version.
 
         Raises:
             UnsupportedError: the role's network does not give an output.
+            ValueError: no snapshot of `version` is kept.
+        """
+        ...
+
+    def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
+        """Copy the current trained weights to main memory as `version`, and let go of all that are not in `versions`.
+
+        Raises:
+            UnsupportedError: the back-end cannot.
         """
         ...
 
@@ -245,8 +256,15 @@ class TrainerGroup(ABC):
         attention: AttentionRange | None = None,
         num_top: int | None = None,
         adapter: bool = True,
+        version: int | None = None,
     ) -> Mapping[Output, list[Any]]:
-        return await self._call("forward", batch, outputs, attention=attention, num_top=num_top, adapter=adapter)
+        options: dict[str, Any] = {} if version is None else {"version": version}
+        return await self._call(
+            "forward", batch, outputs, attention=attention, num_top=num_top, adapter=adapter, **options
+        )
+
+    async def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
+        await self._call("keep_snapshot", version, tuple(versions))
 
     async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         return await self._call("measure", batch, loss)

@@ -1,10 +1,27 @@
-"""Correction for the difference between the engine that sampled and the trainer that learns.
+"""Corrections for tokens that another policy than the newest one sampled, or another program than the trainer.
 
-    factor w = old / rollout at some level, a constant;   weight = min(w, upper), or 1;   mask_low <= w <= mask_high
+Three policies know the log-prob of a sampled token:
 
-Both multiply a token's policy-gradient objective alone. A masked token stays in the counts that normalise the loss.
-Sources: truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl); sequence and geometric
-masks (IPA, arXiv 2512.24873 eq. 8; ROLL's `train_infer_correction`).
+    rollout    the engine's, under the policy version that sampled the token
+    behavior   the trainer's, under the same version: the "old logits" that arXiv 2605.12070 misses
+    old        the trainer's, under the policy before this update
+
+    log(old / rollout)  =  log(behavior / rollout)  +  log(old / behavior)
+         both           =        mismatch           +       staleness
+
+Mismatch is what engine and trainer compute differently from the same weights: kernels, dtypes, 8-bit weights, top_p,
+and keys and values that an engine kept of older weights. Staleness is what the policy has learned since the token was
+sampled. A rollout that was interrupted by weight syncs has tokens of several versions.
+
+    factor w = exp(log-ratio) at some level, a constant;   weight = min(w, upper), or 1;   mask_low <= w <= mask_high
+
+`corrects` names the log-ratio. `both` needs nothing further, and mixes the two wherever tokens are stale. The others
+need `behavior_logprobs`, which the trainer computes from snapshots of its weights; without stale tokens
+behavior is old.
+
+Weights and masks multiply a token's policy-gradient objective alone. A masked token stays in the counts that normalise
+the loss. Sources: truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl); sequence and
+geometric masks (IPA, arXiv 2512.24873 eq. 8; ROLL's `train_infer_correction`); the decomposition (arXiv 2605.12070).
 """
 
 from __future__ import annotations
@@ -18,24 +35,38 @@ from torch import Tensor
 from roll.algorithms.inputs import LossInputs
 from roll.algorithms.ratio import clamped, segment_means, segment_sums, segments
 
-__all__ = ["Correction", "CorrectionLevel", "mismatch"]
+__all__ = ["Correction", "CorrectionLevel", "Corrects", "off_policy"]
 
 CorrectionLevel: TypeAlias = Literal["token", "chunk", "sequence", "geometric"]
+Corrects: TypeAlias = Literal["both", "mismatch", "staleness"]
+
+_RATIOS: dict[Corrects, tuple[str, str]] = {
+    "both": ("old", "rollout"),
+    "mismatch": ("behavior", "rollout"),
+    "staleness": ("old", "behavior"),
+}
 
 
-def mismatch(inputs: LossInputs) -> Tensor:
-    """[N] log of old / rollout, clamped."""
-    return clamped(inputs.need("old_logprobs") - inputs.need("rollout_logprobs"))
+def off_policy(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
+    """Return the log-ratio [N] of old / rollout (`both`), behavior / rollout or old / behavior, clamped.
+
+    Raises:
+        ValueError: the batch does not have these log-probs.
+    """
+    above, below = _RATIOS[corrects]
+    return clamped(inputs.need(f"{above}_logprobs") - inputs.need(f"{below}_logprobs"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
     """See `roll.config.algorithm_parts.CorrectionConfig`.
 
-    Log-ratios are clamped to ± `LOG_RATIO_LIMIT`, of tokens and again of what they come to. `chunk` and `geometric` are
-    geometric means over a chunk's or sequence's tokens, `sequence` is the product.
+    Every level, mask and veto corrects what `corrects` names: by default mismatch and staleness together. Log-ratios
+    are clamped to ± `LOG_RATIO_LIMIT`, of tokens and again of what they come to. `chunk` and `geometric` are geometric
+    means over a chunk's or sequence's tokens, `sequence` is the product.
     """
 
+    corrects: Corrects = "both"
     level: CorrectionLevel = "token"
     upper: float | None = 2.0
     mask_low: float | None = None
@@ -49,7 +80,7 @@ class Correction:
 
     def factor(self, inputs: LossInputs) -> Tensor:
         """w of every token [N], without gradient."""
-        difference = mismatch(inputs).detach()
+        difference = off_policy(inputs, self.corrects).detach()
         if self.level == "token":
             return difference.exp()
         ids = segments(inputs, self.level)
@@ -71,7 +102,7 @@ class Correction:
         if self.mask_high is not None:
             weight = weight.masked_fill(factor > self.mask_high, 0.0)
         if self.veto is not None:
-            own = mismatch(inputs).detach().exp()
+            own = off_policy(inputs, self.corrects).detach().exp()
             vetoed = segment_sums((own < self.veto).to(own.dtype), inputs.sequence_ids) > 0
             weight = weight.masked_fill(vetoed[inputs.sequence_ids], 0.0)
         return weight

@@ -62,6 +62,9 @@ class LossInputs:
     """[N] float32, of the policy before the update; no gradient. `None` for a critic."""
     rollout_logprobs: Tensor | None = None
     """[N] float32, of the inference engine."""
+    behavior_logprobs: Tensor | None = None
+    """[N] float32, of the policy version that sampled each token, as the trainer computes it; no gradient. Equal to
+    `old_logprobs` where that is the policy before the update, or is not known. `None` for a critic."""
     advantages: Tensor | None = None
     """[N] float32."""
     chunk_ids: Tensor | None = None

@@ -14,7 +14,19 @@ from torch import Tensor
 from roll.algorithms.inputs import LossInputs
 from roll.algorithms.kl import LOG_RATIO_LIMIT
 
-__all__ = ["RatioLevel", "Reduction", "clamped", "log_ratio", "over_limit", "segment_means", "segment_sums"]
+__all__ = [
+    "RatioAgainst",
+    "RatioLevel",
+    "Reduction",
+    "clamped",
+    "log_ratio",
+    "over_limit",
+    "segment_means",
+    "segment_sums",
+]
+
+RatioAgainst: TypeAlias = Literal["old", "rollout", "behavior"]
+"""Whose log-prob the denominator is; see `roll.algorithms.correction`."""
 
 RatioLevel: TypeAlias = Literal["token", "chunk", "sequence", "sequence_token"]
 Reduction: TypeAlias = Literal["geometric", "product"]
@@ -36,12 +48,12 @@ def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
     return segment_sums(values, segment_ids) / segment_sums(torch.ones_like(values), segment_ids)
 
 
-def over_limit(inputs: LossInputs, *, against: Literal["old", "rollout"], token_limit: float) -> Tensor:
+def over_limit(inputs: LossInputs, *, against: RatioAgainst, token_limit: float) -> Tensor:
     """[N] bool, for the metrics: tokens whose log-ratio `log_ratio` cuts at `token_limit`."""
     return _difference(inputs, against).detach() * inputs.need("advantages").sign() > token_limit
 
 
-def _difference(inputs: LossInputs, against: Literal["old", "rollout"]) -> Tensor:
+def _difference(inputs: LossInputs, against: RatioAgainst) -> Tensor:
     return inputs.need("logprobs") - inputs.need(f"{against}_logprobs")
 
 
@@ -61,7 +73,7 @@ def log_ratio(
     *,
     level: RatioLevel = "token",
     reduce: Reduction = "geometric",
-    against: Literal["old", "rollout"] = "old",
+    against: RatioAgainst = "old",
     token_limit: float | None = None,
     bounded: bool = True,
 ) -> Tensor:

@@ -86,6 +86,14 @@ class AlgorithmConfig(Section):
         return self.kl.coefficient > 0
 
     @property
+    def uses_snapshots(self) -> bool:
+        """Whether tokens are scored under the policy version that sampled them."""
+        if self.loss is not None:
+            return self.correction.snapshots
+        used = self.ratio.against == "behavior" and self.gate.type != "log_prob"
+        return self.correction.snapshots or self.correction.corrects != "both" or used
+
+    @property
     def updates_per_step(self) -> int:
         """Optimiser steps for each batch."""
         return self.updates.num_minibatches * self.updates.num_epochs
@@ -114,6 +122,17 @@ class AlgorithmConfig(Section):
             return (
                 "ratio.against rollout has the engine's probabilities in the ratio already, so correction.upper would "
                 "correct for them twice: set correction.upper to null (masks still work)"
+            )
+        if (
+            self.ratio.against == "behavior"
+            and self.correction.upper is not None
+            and self.correction.corrects != "mismatch"
+            and self.loss is None
+        ):
+            return (
+                "ratio.against behavior has staleness in the ratio already, so correction.upper would correct for it "
+                f"twice with correction.corrects {self.correction.corrects}: set that to mismatch, or correction.upper "
+                "to null (masks still work)"
             )
         whole = advantage.estimator in ("outcome", "chunk", "anchor_state") and advantage.function is None
         if whole and "running" in (advantage.mean, advantage.std) and self.uses_reference and self.kl.place == "reward":

@@ -94,8 +94,11 @@ class RatioConfig(Section):
     reduce: Literal["geometric", "product"] = option(
         "geometric", "A chunk's or sequence's ratio: geometric mean of its tokens' ratios, or their product."
     )
-    against: Literal["old", "rollout"] = option(
-        "old", "Denominator: the policy before the update as the trainer computes it, or as the engine sampled it."
+    against: Literal["old", "rollout", "behavior"] = option(
+        "old",
+        "Denominator: `old`: the policy before the update as the trainer computes it, so that the ratio holds the "
+        "update alone. `behavior`: the policy version that sampled each token, as the trainer computes it: staleness "
+        "too (keeps snapshots, see `correction.snapshots`). `rollout`: the engine's: staleness and mismatch too.",
     )
     token_limit: float | None = option(
         None,
@@ -232,11 +235,26 @@ class EntropyConfig(Section):
 
 
 class CorrectionConfig(Section):
-    """For the difference between the engine's probabilities and the trainer's: w = old/rollout, as a constant factor.
+    """For tokens that the engine computed differently (mismatch) or an older policy sampled (staleness): a constant
+    factor w.
 
-    The factor is clipped at `upper`; where it leaves [mask_low, mask_high] the tokens are left out.
+    The factor is clipped at `upper`; where it leaves [mask_low, mask_high] the tokens are left out. Truncation, masks
+    and veto at every level correct what `corrects` names.
     """
 
+    corrects: Literal["both", "mismatch", "staleness"] = option(
+        "both",
+        "`both`: w = old/rollout, mismatch and staleness together. `mismatch`: w = behavior/rollout, engine against "
+        "trainer under the policy version that sampled the token. `staleness`: w = old/behavior, the trainer's policy "
+        "before the update against that version. The last two keep `snapshots`.",
+    )
+    snapshots: bool = option(
+        False,
+        "Keep the trained weights of the last ⌈async_ratio⌉ policy versions in main memory, and score stale tokens "
+        "under the version that sampled it: `train_inference/…` then measures mismatch and staleness apart, exactly. "
+        "Costs a forward pass over its rollouts for each older version in a batch. On with `corrects` mismatch or "
+        "staleness, and with ratio.against behavior.",
+    )
     level: Level = option(
         "token",
         "Of each token; `chunk`: geometric mean over a chunk's (turn's) tokens; `sequence`: product over a sequence's; "

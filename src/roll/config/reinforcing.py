@@ -28,7 +28,18 @@ class ReinforcingConfig(GeneratingConfig):
         problem = truncation_problem(self.algorithm, self.rollout)
         if problem:
             raise ValueError(problem)
+        if self.num_snapshots and self.training.backend != "torch":
+            raise ValueError(
+                f"training.backend {self.training.backend} keeps no snapshots of earlier policy versions, which "
+                "algorithm.correction.snapshots, correction.corrects mismatch or staleness, and ratio.against behavior "
+                "need with an async_ratio above 0: set training.backend to torch, or correction.corrects to both"
+            )
         return self
+
+    @property
+    def num_snapshots(self) -> int:
+        """Earlier policy versions whose weights the policy's trainer keeps in main memory."""
+        return self.rollout.scheduling.max_staleness if self.algorithm.uses_snapshots else 0
 
     def _check_groups(self) -> None:
         size, advantage, critic = self.rollout.group_size, self.algorithm.advantage, self.algorithm.critic

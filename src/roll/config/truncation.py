@@ -28,7 +28,10 @@ def truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> st
     setting, correction, ratio = _setting(rollout), algorithm.correction, algorithm.ratio
     if not setting or algorithm.loss is not None:
         return ""
-    corrects = any(bound is not None for bound in (correction.upper, correction.mask_low, correction.mask_high))
+    divides = correction.corrects != "staleness"  # old/behavior has no engine in it
+    corrects = divides and any(
+        bound is not None for bound in (correction.upper, correction.mask_low, correction.mask_high)
+    )
     products = []
     if correction.level == "sequence" and corrects:
         products.append(("algorithm.correction.level sequence", "algorithm.correction.level to token or geometric"))
@@ -47,7 +50,7 @@ def truncation_note(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
     """What a user should know who truncates; empty where nothing is divided by the engine's probabilities."""
     setting, correction = _setting(rollout), algorithm.correction
     bounds = (correction.upper, correction.mask_low, correction.mask_high, correction.veto)
-    corrects = any(bound is not None for bound in bounds)
+    corrects = correction.corrects != "staleness" and any(bound is not None for bound in bounds)
     if not setting or algorithm.loss is not None or not (corrects or _uses_ratio(algorithm)):
         return ""
     least = f"at least {rollout.top_p:g}" if rollout.top_p < 1 and not rollout.top_k else "below 1"

@@ -32,7 +32,8 @@ _MOST_OPEN = 100_000
 """Spans that have begun, and rollouts that have not ended; the oldest are given up."""
 _LONGEST_NAME = 200
 _LONGEST_ARGS = 4096
-_TRAINER = ("train", "train_critic", "forward_backward", "optimizer", "old_logprobs", "reference", "values")
+_FORWARD = ("old_logprobs", "reference", "values", "snapshots")
+_TRAINER = ("train", "train_critic", "forward_backward", "optimizer", *_FORWARD)
 _KINDS = dict.fromkeys(_TRAINER, "trainer") | {"reward": "reward", "environment": "environment"}
 
 

@@ -11,6 +11,7 @@ from roll.config.algorithm_parts import UpdateConfig
 from roll.errors import HalfUpdatedError, InfraError
 from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run
+from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import LossFn, Scorer, TrainerGroup
 from roll.types import Output, Outputs, StepResult, TrainingBatch
 
@@ -39,6 +40,8 @@ class Learner:
     """The policy as it was at first, where something compares with it."""
     teachers: tuple[Scorer, ...] = ()
     """Models that it is to come near to, where they are roles of their own."""
+    snapshots: PolicySnapshots | None = None
+    """Earlier versions of the policy, where tokens are scored under the version that sampled them."""
     replays_experts: bool = False
     """Whether updates use the experts that the policy chose before them."""
     replays_engine: bool = False

@@ -180,7 +180,7 @@ def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[dict[str, Any]]
         of_step = lengths.get(row["step"], [])
         if row["kind"] != "train" or not of_step:
             continue
-        parts = ("train", "old_logprobs", "reference", "values", "train_critic")
+        parts = ("train", "old_logprobs", "reference", "values", "snapshots", "train_critic")
         found.append(
             _Step(
                 train_s=sum(row.get(f"time/{part}_s") or 0.0 for part in parts),

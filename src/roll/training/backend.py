@@ -9,6 +9,8 @@ A reference has neither gradients nor an optimiser.
 from __future__ import annotations
 
 from collections.abc import Collection
+from contextlib import AbstractContextManager
+from functools import cached_property
 from pathlib import Path
 
 from torch import Tensor
@@ -22,12 +24,13 @@ from roll.training.loading import build_network
 from roll.training.main_memory import MainMemory
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
-from roll.training.parallel.gathering import gather_first
+from roll.training.parallel.gathering import gather_first, reshard
 from roll.training.passes import Passes
 from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.rank import TrainerRank
 from roll.training.recompute import slice_mlps
+from roll.training.snapshots import Snapshots
 from roll.training.spec import TrainerSpec
 from roll.training.stages import add_up_tied, check_cut, cut
 from roll.training.state import load_state, state_of, write_entries
@@ -121,6 +124,22 @@ class TorchBackend(TrainerRank):
         if wait or self._writer.is_done:
             self._writer.finish()
         return self._writer.is_done
+
+    def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
+        self._check_trained("keeps no snapshots")
+        reshard(self.network)
+        self._snapshots.keep(version, versions)
+
+    def _using(self, version: int) -> AbstractContextManager[None]:
+        reshard(self.network)
+        return self._snapshots.using(version)
+
+    @cached_property
+    def _snapshots(self) -> Snapshots:
+        """Of all that an update changes in the network; a value head says nothing of log-probs."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        biases = {f"router bias {i}": bias for i, bias in enumerate(self._biases)}
+        return Snapshots(trained | biases, self.precision.compute)
 
     def offload(self, states: Collection[StateKind]) -> None:
         self.placement.offload(states)

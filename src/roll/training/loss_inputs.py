@@ -45,10 +45,12 @@ def loss_inputs(
     chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
     expert = np.repeat([s.expert for s in samples], lengths)  # on the host, which knows how many: none waits for it
     units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
+    old = None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout)
     return LossInputs(
         unit_ids=torch.from_numpy(units).to(like.device),
         logprobs=chosen.logprobs,
-        old_logprobs=None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout),
+        old_logprobs=old,
+        behavior_logprobs=None if old is None else _behavior_logprobs(old, samples, layout),
         rollout_logprobs=_column("rollout_logprobs", batch, layout, like),
         advantages=_column("advantages", batch, layout, like),
         sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
@@ -217,3 +219,18 @@ def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: Packed
         part if s.old_logprobs is None else torch.from_numpy(s.old_logprobs[span.token_index]).to(part)
         for part, s, span in zip(parts, samples, layout.spans, strict=True)
     ])  # fmt: skip
+
+
+def _behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+    """Return those that samples bring, and `old` [N] where they bring none."""
+    if all(s.behavior_logprobs is None for s in samples):
+        return old
+    parts = []
+    for part, s, span in zip(
+        old.split([len(span.token_index) for span in layout.spans]), samples, layout.spans, strict=True
+    ):
+        if s.behavior_logprobs is not None:
+            own = torch.from_numpy(s.behavior_logprobs[span.token_index]).to(part)
+            part = torch.where(own.isnan(), part, own)
+        parts.append(part)
+    return torch.cat(parts)

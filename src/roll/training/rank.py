@@ -118,12 +118,21 @@ class TrainerRank(ABC):
         attention: AttentionRange | None = None,
         num_top: int | None = None,
         adapter: bool = True,
+        version: int | None = None,
     ) -> dict[Output, list[Any]]:
-        """What the current weights say of a batch, on every rank; see `Passes.forward`."""
-        with self._surroundings():
+        """What the current weights, or those of a snapshot, say of a batch, on every rank; see `Passes.forward`."""
+        with self._surroundings(), contextlib.nullcontext() if version is None else self._using(version):
             said = self._passes.forward(batch, outputs, attention=attention, num_top=num_top, adapter=adapter)
-        reshard(self.network)
+            reshard(self.network)
         return said
+
+    def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
+        """See `TrainBackend.keep_snapshot`."""
+        raise UnsupportedError(f"training.backend {self.spec.training.backend} keeps no snapshots: set it to torch")
+
+    def _using(self, version: int) -> contextlib.AbstractContextManager[None]:
+        """Compute with the weights of a snapshot inside the block."""
+        raise UnsupportedError(f"training.backend {self.spec.training.backend} keeps no snapshots: set it to torch")
 
     @abstractmethod
     def weights(self) -> WeightSource:

@@ -130,6 +130,9 @@ class TrainingSample:
     """The engine's; 0 outside `loss_mask`."""
     old_logprobs: FloatArray | None = None
     """The trainer's before the update; `None` means: equal to the current ones at the first update."""
+    behavior_logprobs: FloatArray | None = None
+    """The trainer's, under the policy version that sampled each token; NaN where that is the policy before the update,
+    or is not known. `None`: NaN everywhere."""
     ref_logprobs: FloatArray | None = None
     policy_versions: IntArray | None = None
     chunk_ids: IntArray | None = None
@@ -178,6 +181,7 @@ _ALIGNED = (
     "advantages",
     "rollout_logprobs",
     "old_logprobs",
+    "behavior_logprobs",
     "ref_logprobs",
     "policy_versions",
     "chunk_ids",

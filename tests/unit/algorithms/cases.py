@@ -215,6 +215,7 @@ def random_answers(seed: int, lengths: Sequence[int], noise: float = 0.3) -> lis
                 entropy=np.abs(rng.normal(size=length)).tolist(),
                 gets_bonus=(rng.integers(3, size=length) > 0).tolist(),
                 full_kl=np.abs(rng.normal(size=length)).tolist(),
+                behavior=(old + noise * np.random.default_rng([seed, number]).normal(size=length)).tolist(),
                 expert=number % 4 == 3,
             )
         )
@@ -243,6 +244,7 @@ def loss_inputs_of(answers: Sequence[paper.Answer], longest: int = LONGEST, expe
         entropy=column("entropy"),
         entropy_mask=column("gets_bonus").to(torch.bool),
         full_kl=column("full_kl"),
+        behavior_logprobs=column("behavior") if all(len(a.behavior) == len(a.new) for a in answers) else None,
         expert=torch.tensor(expert) if any(expert) and experts else None,
         sequence_ids=torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths, dtype=torch.int64)),
         sequence_lengths=torch.tensor(lengths, dtype=torch.float64),

@@ -118,6 +118,7 @@ def _inputs(
         entropy_mask=torch.cat([torch.from_numpy(b)[at] for b, at in zip(bonus, places, strict=True)]),
         old_logprobs=column("old_logprobs"),
         rollout_logprobs=column("rollout_logprobs"),
+        behavior_logprobs=column("behavior_logprobs") if samples[0].behavior_logprobs is not None else None,
         ref_logprobs=column("ref_logprobs"),
         advantages=column("advantages"),
         expert=torch.tensor([s.expert for s in samples]).repeat_interleave(lengths),
@@ -232,7 +233,10 @@ def loss_inputs_of_batch(
     for i in kept:
         s, own = batch.samples[i], logprobs[i]
         old = s.old_logprobs if s.old_logprobs is not None else own
-        samples.append(replace(s, old_logprobs=old, ref_logprobs=s.ref_logprobs if s.ref_logprobs is not None else own))
+        known = s.behavior_logprobs if s.behavior_logprobs is not None else np.full(len(s), np.nan, np.float32)
+        behavior = np.where(np.isnan(known), old, known)
+        ref = s.ref_logprobs if s.ref_logprobs is not None else own
+        samples.append(replace(s, old_logprobs=old, behavior_logprobs=behavior, ref_logprobs=ref))
     passed = [(torch.from_numpy(logprobs[i]).double(), torch.from_numpy(entropy[i]).double()) for i in kept]
     inputs = _inputs(batch, samples, passed, places)
 

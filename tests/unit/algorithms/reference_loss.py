@@ -31,6 +31,7 @@ class Answer:
     entropy: list[float] = field(default_factory=list)
     gets_bonus: list[bool] = field(default_factory=list)
     full_kl: list[float] = field(default_factory=list)
+    behavior: list[float] = field(default_factory=list)
     expert: bool = False
 
 
@@ -43,6 +44,7 @@ class Correction:
     low: float | None = None
     high: float | None = None
     veto: float | None = None
+    corrects: str = "both"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,7 @@ def soft(tau_positive: float, tau_negative: float) -> Objective:
 
 def log_ratio(answer: Answer, t: int, loss: Loss, new: list[float]) -> float:
     """Of token t at the loss's level, made of `new`."""
-    base = answer.old if loss.against == "old" else answer.rollout
+    base = getattr(answer, loss.against)
     if loss.ratio == "token":
         return limited(new[t] - base[t])
     total, count = 0.0, 0
@@ -144,14 +146,18 @@ def token_ratio(answer: Answer, t: int, loss: Loss) -> tuple[float, float]:
     """The ratio, and the same held."""
     held = math.exp(log_ratio(answer, t, loss, answer.held))
     if loss.ratio == "sequence_token":  # s_t = sg(s) pi_t / sg(pi_t), within the token's clamp
-        base = answer.old if loss.against == "old" else answer.rollout
+        base = getattr(answer, loss.against)
         moved = limited(answer.new[t] - base[t]) - limited(answer.held[t] - base[t])
         return held * math.exp(moved), held
     return math.exp(log_ratio(answer, t, loss, answer.new)), held
 
 
-def correction_factor(answer: Answer, t: int, level: str) -> float:
+def correction_factor(answer: Answer, t: int, level: str, corrects: str = "both") -> float:
     def difference(u: int) -> float:
+        if corrects == "mismatch":  # engine against trainer, both at the version that sampled
+            return limited(answer.behavior[u] - answer.rollout[u])
+        if corrects == "staleness":
+            return limited(answer.old[u] - answer.behavior[u])
         return limited(answer.old[u] - answer.rollout[u])
 
     if level == "token":
@@ -166,14 +172,14 @@ def correction_factor(answer: Answer, t: int, level: str) -> float:
 
 
 def correction_weight(answer: Answer, t: int, correction: Correction) -> float:
-    factor = correction_factor(answer, t, correction.level)
+    factor = correction_factor(answer, t, correction.level, correction.corrects)
     if correction.low is not None and factor < correction.low:
         return 0.0
     if correction.high is not None and factor > correction.high:
         return 0.0
     if correction.veto is not None:
         for u in range(len(answer.old)):
-            if correction_factor(answer, u, "token") < correction.veto:
+            if correction_factor(answer, u, "token", correction.corrects) < correction.veto:
                 return 0.0
     return 1.0 if correction.upper is None else min(factor, correction.upper)
 

@@ -33,6 +33,7 @@ from roll.pipelines.learning.updates import learn
 from roll.pipelines.rlvr.collecting import collect
 from roll.pipelines.rlvr.sampling import build_controller
 from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec
+from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import LossFn
 from roll.rollout import RolloutScheduler, SamplingPlan
 from roll.types import (
@@ -125,6 +126,8 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("kl.horizon", ""): (TARGET, 100),
     ("entropy.coefficient", ""): ({}, 0.1),
     ("entropy.drop_divergent", ""): ({**TWO_CRITICS, "entropy.coefficient": 0.1}, 0.5),
+    ("correction.corrects", ""): ({}, "mismatch"),
+    ("correction.snapshots", ""): ({}, True),
     ("correction.level", ""): ({}, "sequence"),
     ("correction.upper", ""): ({}, 1.01),
     ("correction.mask_low", ""): ({}, 0.9),
@@ -245,6 +248,8 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
         critics=tuple(Recorder("critic", i, log) for i in range(num_critics)),
         reference=Recorder("reference", 0, log) if config.algorithm.uses_reference else None,
     )
+    if config.algorithm.uses_snapshots:
+        learner = replace(learner, snapshots=PolicySnapshots(learner.policy, 1))
     asyncio.run(two_steps(config, session, learner, answers, ChatRenderer(load_tokenizer(str(model)))))
     return [*log, session.state.kl_coefficient]
 
@@ -269,6 +274,7 @@ async def two_steps(config: RLVRConfig, session: Any, learner: Any, answers: Ans
         await learn(session, learner, config.algorithm, collected.selection, config.rollout)
         session.state.moments = collected.selection.moments
         session.state.step += 1
+        session.state.policy_version += 1  # the second step's tokens are stale
         await controller.settle(0, {rollout.rollout_id for rollout in collected.selection.rollouts})
     await controller.close()
 
@@ -359,11 +365,17 @@ class Recorder:
         *,
         attention: AttentionRange | None = None,
         adapter: bool = True,
+        version: int | None = None,
     ) -> dict[Output, list[Any]]:
+        if version is not None:
+            self.log.append((self.role, "scores with version", version))
         said: dict[Output, list[Any]] = {"logprobs": self._logprobs(batch), "values": self._values(batch)}
         if attention is not None:
             said["attention"] = self._attention(batch, attention)
         return {name: said[name] for name in outputs}
+
+    async def keep_snapshot(self, version: int, versions: Sequence[int]) -> None:
+        self.log.append((self.role, "keeps", version, list(versions)))
 
     def _logprobs(self, batch: TrainingBatch) -> list[FloatArray]:
         shift = 0.3 if self.role == "reference" else 0.15 * self.updates

@@ -64,7 +64,7 @@ def test_gates(name: str, lengths: tuple[int, ...]) -> None:
     both(PolicyLoss(gate=gate, **OFF), paper.Loss(objective=objective, correction=PAPER_OFF), lengths, 1)
 
 
-@pytest.mark.parametrize("against", ["old", "rollout"])
+@pytest.mark.parametrize("against", ["old", "rollout", "behavior"])
 @pytest.mark.parametrize("reduce", ["geometric", "product"])
 @pytest.mark.parametrize("level", ["token", "chunk", "sequence", "sequence_token"])
 @pytest.mark.parametrize("name", GATES)
@@ -83,6 +83,7 @@ def test_a_limit_on_tokens_before_the_mean_is_taken(level: Any, seed: int) -> No
     both(loss, reference, (3, 1, 4, 2), seed)
 
 
+@pytest.mark.parametrize("corrects", ["both", "mismatch", "staleness"])
 @pytest.mark.parametrize("level", ["token", "chunk", "sequence", "geometric"])
 @pytest.mark.parametrize(
     "given",
@@ -95,16 +96,27 @@ def test_a_limit_on_tokens_before_the_mean_is_taken(level: Any, seed: int) -> No
     ],
     ids=str,
 )
-def test_corrections(level: Any, given: dict[str, float | None]) -> None:
+def test_corrections(level: Any, given: dict[str, Any], corrects: Any) -> None:
     named = {"mask_low": "low", "mask_high": "high"}
-    reference = paper.Correction(level=level, **{named.get(k, k): v for k, v in given.items()})  # type: ignore[arg-type]
+    reference = paper.Correction(level=level, corrects=corrects, **{named.get(k, k): v for k, v in given.items()})
+    correction = Correction(level=level, corrects=corrects, **given)
     for seed in range(4):
         answers = random_answers(seed, (3, 1, 4, 2, 6))
-        weights = Correction(level=level, **given).weights(loss_inputs_of(answers))  # type: ignore[arg-type]
+        weights = correction.weights(loss_inputs_of(answers))
         expected = [paper.correction_weight(a, t, reference) for a in answers for t in range(len(a.new))]
         np.testing.assert_allclose(weights.numpy(), expected, rtol=1e-12)
-    loss = PolicyLoss(correction=Correction(level=level, **given))  # type: ignore[arg-type]
+    loss = PolicyLoss(correction=correction)
     both(loss, paper.Loss(objective=paper.ppo(0.2, 0.2), correction=reference), (3, 1, 4, 2), 5)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_corrections_for_mismatch_and_for_staleness_multiply_to_the_one_for_both(seed: int) -> None:
+    inputs = loss_inputs_of(random_answers(seed, (3, 1, 4, 2, 6)))
+    both, mismatch, staleness = (
+        Correction(level="sequence", corrects=corrects, upper=None).factor(inputs)
+        for corrects in ("both", "mismatch", "staleness")
+    )
+    torch.testing.assert_close(mismatch * staleness, both, rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize("lengths", SHAPES, ids=str)

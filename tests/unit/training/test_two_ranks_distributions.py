@@ -50,6 +50,14 @@ def test_two_ranks_find_what_one_finds(directory: Path, model_path: Path, case: 
             np.testing.assert_allclose(own.fai, other.fai, **tolerance)
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_snapshots_of_two_ranks_say_the_bits_of_their_version(directory: Path, case: str) -> None:
+    kept = torch.load(directory / f"{case}-1.pt", weights_only=False)["kept"]
+    assert all(map(np.array_equal, kept["kept"], kept["before"]))
+    assert all(map(np.array_equal, kept["again"], kept["after"]))
+    assert not all(map(np.array_equal, kept["before"], kept["after"]))
+
+
 def test_adapters_that_were_off_when_fsdp_first_saw_them_are_trained(directory: Path, model_path: Path) -> None:
     found = torch.load(directory / "lora-0.pt", weights_only=False)
     alone = work("lora", model_path)

@@ -48,7 +48,19 @@ def work(case: str, model: Path, **ranks: Any) -> dict[str, Any]:
     found["then"] = backend.train_step(make_batch(3), CreditedLoss(loss=BOTH, range=RANGE))
     if case == "lora":
         found["still below"] = logprobs_of(backend, batch, adapter=False)
+    found["kept"] = by_snapshot(backend)
     return found
+
+
+def by_snapshot(backend: TorchBackend) -> dict[str, list[Any]]:
+    """Log-probs before an update, after it, by a snapshot from before it, and after it once more."""
+    batch = make_batch(2)
+    before = logprobs_of(backend, batch)
+    backend.keep_snapshot(0, [0])
+    backend.train_step(make_batch(4), PLAIN)
+    after = logprobs_of(backend, batch)
+    kept = backend.forward(batch, ["logprobs"], version=0)["logprobs"]
+    return {"before": before, "after": after, "kept": kept, "again": logprobs_of(backend, batch)}
 
 
 def run_rank(rank: int, directory: Path, model: Path) -> None:

@@ -16,17 +16,16 @@ divergences that are estimated from samples, since the policy did not sample the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
 from roll.algorithms.aggregate import Aggregation, token_weights
-from roll.algorithms.correction import Correction, mismatch
+from roll.algorithms.correction import Correction, off_policy
 from roll.algorithms.gates import Gate, MinClip
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.kl import KLEstimator, kl_per_token
-from roll.algorithms.ratio import RatioLevel, Reduction, clamped, log_ratio, over_limit
+from roll.algorithms.ratio import RatioAgainst, RatioLevel, Reduction, clamped, log_ratio, over_limit
 from roll.types import Needs
 
 __all__ = ["PolicyLoss"]
@@ -45,7 +44,7 @@ class PolicyLoss:
 
     ratio_level: RatioLevel = "token"
     ratio_reduce: Reduction = "geometric"
-    ratio_against: Literal["old", "rollout"] = "old"
+    ratio_against: RatioAgainst = "old"
     ratio_token_limit: float | None = None
     gate: Gate = _CLIP
     aggregation: Aggregation = "sequence_mean"
@@ -112,7 +111,7 @@ class PolicyLoss:
         advantages, ratio = inputs.need("advantages"), clamped(ratio_log).exp()
         logprobs = inputs.need("logprobs").detach()
         token_log_ratio = clamped(logprobs - inputs.need("old_logprobs"))
-        difference = mismatch(inputs)
+        difference = off_policy(inputs)
         clipped = self.gate.clipped(ratio, advantages)
         if self.ratio_token_limit is not None and self.ratio_level != "token":
             clipped |= over_limit(inputs, against=self.ratio_against, token_limit=self.ratio_token_limit)

@@ -75,7 +75,7 @@ def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> Lo
         ratio_token_limit=algorithm.ratio.token_limit,
         gate=_GATES[algorithm.gate.type](**algorithm.gate.model_dump(exclude={"type"})),
         aggregation=algorithm.aggregation,
-        correction=Correction(**algorithm.correction.model_dump()),
+        correction=Correction(**algorithm.correction.model_dump(exclude={"snapshots"})),
         kl_coefficient=coefficient if algorithm.kl.place == "loss" else 0.0,
         kl_estimator=algorithm.kl.estimator,
         entropy_coefficient=algorithm.entropy.coefficient,

@@ -26,6 +26,7 @@ from roll.pipelines.learning.engine_routing import engine_routing, own_routing, 
 from roll.pipelines.learning.losses import attention_range, policy_loss, value_loss
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
+from roll.pipelines.snapshots import train_inference
 from roll.types import FloatArray, Output, StepResult, TrainingBatch
 
 __all__ = ["Learned", "learn"]
@@ -70,13 +71,21 @@ async def learn(
     critics = (learner.policy,) if algorithm.shares_critic else learner.critics
     with run.spans.phase("values" if critics else "advantages"):
         values = [(await critic.forward(batch, ["values"]))["values"] for critic in critics]
+    version, snapshots = run.state.policy_version, learner.snapshots
+    if snapshots is not None:
+        with run.spans.phase("snapshots"):
+            columns["behavior_logprobs"] = await snapshots.logprobs(batch, version)
     batch = weigh(batch, selection, algorithm, values=values, token_rewards=penalties, **columns)
     learned = Learned(batch=batch)
     await _train_critics(run, learner, algorithm, learned, values)
     if run.state.step >= (algorithm.critic.warmup_steps if algorithm.uses_critic else 0):
+        if snapshots is not None:
+            with run.spans.phase("snapshots"):
+                await snapshots.keep(version)
         with run.spans.phase("train"):
             loss = policy_loss(algorithm, coefficient)
             learned.results += await train_policy(run, learner.policy, batch, loss, algorithm.updates)
+    learned.metrics |= train_inference(batch, learned.results, version)
     if learner.replays_engine:
         replayed = columns.get("old_logprobs") or (learned.results[0].logprobs if learned.results else ())
         learned.metrics |= engine_routing(batch, own, replayed)

@@ -73,8 +73,12 @@ def further_memory(
     held = config.trainer_holds_reference and config.model.lora is None
     element, parallel = element_bytes(config.model.dtype), config.training.parallel
     frozen = frozen_bytes(sizes, parallel, config.num_ranks, element)
+    memory = {"reference": frozen} if held else {}
+    if config.num_snapshots and not on_accelerator:  # snapshots are in main memory, with the current weights meanwhile
+        share = num_trained(config.model, sizes) * parallel.dp_replicate / config.num_ranks
+        memory["snapshots"] = round((config.num_snapshots + 1) * element * share)
     return Further(
-        held={"reference": frozen} if held else {},
+        held=memory,
         roles=roles,
         num_trained=critics * num_trained(config.model, critic_sizes or sizes),
     )

@@ -17,6 +17,7 @@ from roll.config.reinforcing import ReinforcingConfig
 from roll.errors import ModelError
 from roll.models import load_tokenizer, resolve_model
 from roll.pipelines.learner import Learner, WithoutAdapters
+from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import Scorer, TrainerGroup
 from roll.training import Schedule, TrainerSpec
 
@@ -40,6 +41,7 @@ def learner_of(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Le
         policy=policy,
         critics=tuple(others[:num_critics]),
         reference=reference_of(config, policy, others[num_critics:]),
+        snapshots=PolicySnapshots(policy, config.num_snapshots) if config.algorithm.uses_snapshots else None,
         replays_experts=config.training.router_replay == "old",
         replays_engine=config.training.router_replay == "engine",
     )

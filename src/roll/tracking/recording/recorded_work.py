@@ -89,5 +89,5 @@ class RecordedWork:
 
 def _training(times: Mapping[str, float]) -> float:
     """What a step did besides waiting, syncing, evaluating and writing, as far as it was measured."""
-    names = ("advantages", "old_logprobs", "reference", "values", "train_critic", "train")
+    names = ("advantages", "old_logprobs", "reference", "values", "snapshots", "train_critic", "train")
     return sum(times.get(name, 0.0) for name in names)

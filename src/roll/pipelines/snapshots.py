@@ -1,0 +1,137 @@
+"""Stale tokens scored under the policy version that sampled them, and what that says of mismatch and staleness.
+
+    before an update    keep the weights of version V; let go of those that no later batch can need
+    before learning     tokens of versions below V ─ forward passes of their snapshots ─► behavior_logprobs
+
+A batch at version V has tokens of versions V - ⌈async_ratio⌉ … V. Tokens of V itself need no pass of their own: the
+policy before the update is the one that sampled them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.protocols import TrainerGroup
+from roll.types import BoolArray, FloatArray, StepResult, TrainingBatch, TrainingSample
+
+__all__ = ["PolicySnapshots", "train_inference"]
+
+logger = logging.getLogger(__name__)
+Float64Array = NDArray[np.float64]
+
+
+class PolicySnapshots:
+    """The last versions of a policy, kept by its trainer.
+
+    Args:
+        policy: the trainer.
+        num: versions, besides the current one, that tokens of a batch may have.
+    """
+
+    def __init__(self, policy: TrainerGroup, num: int) -> None:
+        self._policy = policy
+        self._num = num
+        self.versions: tuple[int, ...] = ()
+        """Versions that are kept, ascending."""
+
+    async def keep(self, version: int) -> None:
+        """Keep the current weights as `version`, which the coming update makes stale."""
+        if self._num == 0:
+            return
+        wanted = tuple(v for v in sorted({*self.versions, version}) if version - self._num < v <= version)
+        await self._policy.keep_snapshot(version, wanted)
+        self.versions = wanted
+
+    async def logprobs(self, batch: TrainingBatch, version: int) -> list[FloatArray | None]:
+        """Return `TrainingSample.behavior_logprobs` of every sample of a batch.
+
+        Args:
+            batch: with the policy versions of its tokens.
+            version: of the current weights.
+        """
+        found: list[FloatArray | None] = [None] * len(batch.samples)
+        stale = [_stale(sample, version) for sample in batch.samples]
+        versions = {int(v) for s, old in zip(batch.samples, stale, strict=True) for v in np.unique(_versions(s)[old])}
+        missing = sorted(versions - set(self.versions))
+        if missing:
+            logger.warning(
+                "no snapshot of policy versions %s is kept (a resumed run or a replay begins without any): their "
+                "tokens count as if the current version %d had sampled them, see train_inference/known_share",
+                missing,
+                version,
+            )
+        for each in sorted(versions & set(self.versions)):
+            own = [old & (_versions(s) == each) for s, old in zip(batch.samples, stale, strict=True)]
+            places = [i for i, mask in enumerate(own) if mask.any()]
+            part = replace(batch, samples=tuple(batch.samples[i] for i in places))
+            said = (await self._policy.forward(part, ["logprobs"], version=each))["logprobs"]
+            for i, logprobs in zip(places, said, strict=True):
+                before = found[i]
+                column = np.full(len(own[i]), np.nan, np.float32) if before is None else before
+                column[own[i]] = logprobs[own[i]]
+                found[i] = column
+        return found
+
+
+def train_inference(batch: TrainingBatch, results: Sequence[StepResult], version: int) -> dict[str, float]:
+    """Return how far engine and trainer are apart (mismatch), and the policy from the version that sampled (staleness).
+
+    Both are over the policy's trained tokens whose log-prob under that version is known: those that the current version
+    sampled, and with snapshots those of older ones. Staleness is absent where older ones exist and none is known. The
+    divergences are `k3` estimates, of the sampling distribution from the other one, in nats per token.
+
+    Args:
+        batch: as it was trained.
+        results: of the policy's updates, whose log-probs are taken where samples have none from before them.
+        version: of the policy before the update.
+    """
+    given = [s.old_logprobs for s in batch.samples]
+    trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
+    rows: list[Float64Array] = []
+    for sample, old in zip(batch.samples, trainer, strict=bool(trainer)):
+        if old is None or sample.rollout_logprobs is None or sample.expert:
+            continue
+        stale, said = _stale(sample, version), sample.behavior_logprobs
+        known = ~stale if said is None else ~stale | ~np.isnan(said)
+        behavior = old if said is None else np.where(np.isnan(said), old, said)
+        columns = np.stack([behavior - sample.rollout_logprobs, old - behavior, stale, known], axis=1, dtype=np.float64)
+        rows.append(columns[sample.loss_mask])
+    together = np.concatenate(rows) if rows else np.zeros((0, 4))
+    if not len(together):
+        return {}
+    stale, known = together[:, 2] > 0, together[:, 3] > 0
+    found = {"stale_share": float(stale.mean()), "known_share": float(known.mean())}
+    if known.any():
+        found |= _figures("mismatch", together[known, 0])
+        if (stale & known).any() or not stale.any():
+            found |= _figures("staleness", together[known, 1])
+    return {f"train_inference/{name}": value for name, value in found.items()}
+
+
+def _figures(name: str, log_ratios: Float64Array) -> dict[str, float]:
+    limited = np.clip(log_ratios, -20.0, 20.0)
+    return {
+        f"{name}/log_ratio_mean": float(log_ratios.mean()),
+        f"{name}/log_ratio_mean_abs": float(np.abs(log_ratios).mean()),
+        f"{name}/log_ratio_max_abs": float(np.abs(log_ratios).max()),
+        f"{name}/kl": float((np.expm1(limited) - limited).mean()),
+    }
+
+
+def _versions(sample: TrainingSample) -> NDArray[Any]:
+    """Return the version of every token [L]; -1 where none sampled it."""
+    return np.full(len(sample), -1, np.int32) if sample.policy_versions is None else sample.policy_versions
+
+
+def _stale(sample: TrainingSample, version: int) -> BoolArray:
+    """Return which tokens [L] an older version than `version` sampled."""
+    if sample.expert:
+        return np.zeros(len(sample), np.bool_)
+    versions = _versions(sample)
+    return sample.loss_mask & (versions >= 0) & (versions < version)

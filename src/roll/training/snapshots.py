@@ -1,0 +1,79 @@
+"""Weights of earlier policy versions, in main memory, that a policy's trainer can compute with again.
+
+    keep(v)     trained weights of this rank ─ copy ─► main memory
+    using(v)    current weights ─► main memory;  version v ─► network  ─ forward passes ─►  current weights back
+
+A copy has the dtype that the network computes in, so a pass through version v gives the bits that it gave when v was
+current. Current weights come back bit for bit. With LoRA a copy has the adapters alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection, Iterator, Mapping
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+__all__ = ["Snapshots"]
+
+
+class Snapshots:
+    """Copies of one rank's trained weights by policy version.
+
+    Args:
+        tensors: the network's tensors that training changes: parameters in any dtype, DTensor shards among them.
+        dtype: that the network computes in.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:
+        self._tensors = dict(tensors)
+        self._dtype = dtype
+        self._kept: dict[int, dict[str, Tensor]] = {}
+
+    @property
+    def versions(self) -> tuple[int, ...]:
+        """Return the versions that are kept, in ascending order."""
+        return tuple(sorted(self._kept))
+
+    @torch.no_grad()
+    def keep(self, version: int, versions: Collection[int]) -> None:
+        """Copy the current weights as `version`, and let go of all that are not among `versions`."""
+        self._kept = {known: copy for known, copy in self._kept.items() if known in versions and known != version}
+        if version in versions:
+            self._kept[version] = {
+                name: _local(tensor).to("cpu", self._compute_dtype(tensor), copy=True)
+                for name, tensor in self._tensors.items()
+            }
+
+    @contextlib.contextmanager
+    def using(self, version: int) -> Iterator[None]:
+        """Compute with the weights of `version` inside the block.
+
+        Raises:
+            ValueError: this version is not kept.
+        """
+        if version not in self._kept:
+            raise ValueError(f"no snapshot of policy version {version} is kept, only of {list(self.versions)}")
+        current = {name: _local(tensor).to("cpu", copy=True) for name, tensor in self._tensors.items()}
+        try:
+            self._write(self._kept[version])
+            yield
+        finally:
+            self._write(current)
+
+    @torch.no_grad()
+    def _write(self, source: Mapping[str, Tensor]) -> None:
+        for name, tensor in self._tensors.items():
+            _local(tensor).copy_(source[name])
+
+    def _compute_dtype(self, tensor: Tensor) -> torch.dtype:
+        """Return the dtype of a copy: FSDP's shards are float32, and gathered in the dtype of the network."""
+        return self._dtype if isinstance(tensor, DTensor) else tensor.dtype
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """Return this rank's part of it, which shares memory."""
+    detached = tensor.detach()
+    return detached.to_local() if isinstance(detached, DTensor) else detached
