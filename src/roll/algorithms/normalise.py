@@ -34,6 +34,9 @@ Baseline: TypeAlias = Literal["none", "group", "batch", "running", "leave_one_ou
 EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
+ROUNDING = 1e-12
+"""A spread below this share of the rewards that it is made of is rounding, and counts as none."""
+
 WHITENING_EPSILON = 1e-8
 """Added to a variance, as the published implementations of PPO and REINFORCE++ do."""
 
@@ -98,8 +101,9 @@ def normalised(
 ) -> tuple[Float64Array, dict[str, Moments]]:
     """(reward - mean) / (std + epsilon) of every episode [n].
 
-    Where all values in scope are equal there is no spread to divide by, and the difference stays as it is (a group
-    minus its own mean is then exactly 0).
+    Where all values in scope are equal, but for rounding, there is no spread to divide by, and the difference stays as
+    it is (a group minus its own mean is then 0). What is left of a reward when those of turns are taken off is seldom
+    equal to the last bit.
 
     Args:
         episodes: all that were scored, before any filter: batch scopes count every one.
@@ -123,6 +127,7 @@ def normalised(
     domains = [episode.domain if per_domain else "" for episode in episodes]
     moments = dict(running or {})
     by_domain, by_group = places_by_key(domains), places_by_key([episode.group for episode in episodes])
+    sizes = np.array([_size(e, reward) for e, reward in zip(episodes, rewards, strict=True)], dtype=np.float64)
     for domain, index in by_domain.items():
         moments[domain] = moments.get(domain, Moments()).including(rewards[index])
     result = rewards.astype(np.float64, copy=True)
@@ -137,8 +142,14 @@ def normalised(
             result[index] -= _own_baseline(mean, [episodes[i] for i in index], own, group)
         if std != "none":
             spread = moments[domain].std if std == "running" else _spread(scopes[std])
-            result[index] /= spread + epsilon if spread else 1.0
+            size = sizes[index if std == "group" else by_domain[domain]].max()
+            result[index] /= spread + epsilon if spread > ROUNDING * size else 1.0
     return result, moments
+
+
+def _size(episode: Episode, reward: float) -> float:
+    """Return how large the numbers are that a reward was computed from, which its rounding is a share of."""
+    return abs(float(reward)) + sum(abs(turn) for turn in episode.turn_rewards)
 
 
 def standardised(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:

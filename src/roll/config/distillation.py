@@ -152,7 +152,12 @@ class OfflineDistillationConfig(Section):
     weight: float = option(
         1.0, "What the teacher counts; the rest to 1 is for the likelihood of the given answers (Hinton).", gt=0, le=1
     )
-    num_top: int = option(32, "With `place` kept: how many of the teacher's likeliest tokens are kept.", ge=1)
+    num_top: int = option(
+        32,
+        "With `place` kept: how many of the teacher's likeliest tokens are kept; 8 or more, since 1 or 2 saturate in "
+        "float32.",
+        ge=1,
+    )
     directory: str | None = path_option(
         None,
         "With `place` kept: where they are kept, for several runs to share; by default `teacher` in the run directory.",

@@ -8,9 +8,10 @@ kept, between top_p and 1 at every token, even where both compute the same; and 
 from __future__ import annotations
 
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.distillation import DistillationConfig
 from roll.config.rollout import RolloutConfig
 
-__all__ = ["truncation_note", "truncation_problem"]
+__all__ = ["distillation_truncation_note", "distillation_truncation_problem", "truncation_note", "truncation_problem"]
 
 
 def _setting(rollout: RolloutConfig) -> str:
@@ -58,4 +59,31 @@ def truncation_note(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
     return (
         f"{setting}: old/rollout is the probability of what the engine kept, {least} at every token, also where engine "
         f"and trainer agree; {what} weighs tokens by it, and mismatch/… and agreement/… show it."
+    )
+
+
+def distillation_truncation_problem(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
+    """Return why a teacher's rewards and truncated sampling cannot be used together; empty where they can.
+
+    The student's log-probs are the engine's there, and the teacher's are of all tokens: each advantage would be too low
+    by the logarithm of what the engine kept, so that a student equal to its teacher would still be moved.
+    """
+    setting = _setting(rollout)
+    if not setting or distillation.place != "reward":
+        return ""
+    return (
+        f"{setting}: the engine's log-probs are of the tokens that it kept, and the teacher's are of all, so with "
+        "distillation.place reward every advantage would be wrong by the log of the probability that was kept: set "
+        "rollout.top_p to 1 and rollout.top_k to 0, or distillation.place to loss"
+    )
+
+
+def distillation_truncation_note(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
+    """Return what a user should know whose rewards are learned from truncated samples; empty where they are not."""
+    setting = _setting(rollout)
+    if not setting or not distillation.reward_weight:
+        return ""
+    return (
+        f"{setting}: old/rollout is the probability of what the engine kept, below 1, also where engine and trainer "
+        "agree; the ratio that distillation.reward_weight is learned by weighs tokens by it."
     )

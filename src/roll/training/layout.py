@@ -17,7 +17,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.training.blocks import Block, Member
+from roll.training.blocks import Block, Member, shared_blocks
 from roll.types import IntArray
 
 __all__ = [
@@ -116,8 +116,8 @@ class PackedLayout:
     uses: Int64Array
     """[N] how many samples have this token, with all before it; 0 of padding."""
     experts: Int64Array | None = None
-    """[N, layers, k] which experts routers are to choose, -1: their own choice. A shared token's are those of the first
-    sample that has it."""
+    """[N, layers, k] which experts routers are to choose, -1: their own choice. Samples that share a token agree on
+    them; see `agreed_experts`."""
 
     @property
     def num_tokens(self) -> int:
@@ -244,6 +244,31 @@ def placed(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]
         entries = np.concatenate([entries[:shared], start + np.arange(own)])
         start += own
         yield member, shared, entries
+
+
+def agreed_experts(members: Sequence[Member]) -> list[Member]:
+    """Let the samples of a unit agree which experts are replayed for tokens that they share.
+
+    Rollouts of a prompt may come with different experts for its tokens, where engines computed it more than once. The
+    first sample that knows counts, in the order of `Member.key`: for all samples of the unit, whether they are packed
+    together or not, so that log-probs depend on no packing.
+    """
+    known = next((m.sample.experts for m in members if m.sample.experts is not None), None)
+    if known is None or len(members) == 1:
+        return list(members)
+    agreed: dict[int, Member] = {}
+    for block in shared_blocks(members):
+        own = {member.index: (member, entries) for member, _, entries in placed(block, 0)}
+        chosen = np.full((block.num_tokens, *known.shape[1:]), -1, known.dtype)
+        for member, entries in sorted(own.values(), key=lambda pair: pair[0].key):
+            experts = member.sample.experts
+            if experts is not None:
+                chosen[entries] = np.where(chosen[entries] < 0, experts[: len(entries)], chosen[entries])
+        for index, (member, entries) in own.items():
+            experts = np.full((len(member.sample), *known.shape[1:]), -1, known.dtype)
+            experts[: len(entries)] = chosen[entries]
+            agreed[index] = replace(member, sample=replace(member.sample, experts=experts))
+    return [agreed[member.index] for member in members]
 
 
 def _tree(block: Block, start: int) -> Tree:

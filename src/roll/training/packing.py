@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roll.training.blocks import Block, Member, alone, halves, shared_blocks, within_budget
+from roll.training.layout import agreed_experts
 from roll.types import TrainingSample
 
 __all__ = ["pack", "pack_by_teacher"]
@@ -56,7 +57,7 @@ def pack(
         By rank, its micro-batches; an empty tuple is a micro-batch without work (all ranks must take part
         equally often).
     """
-    units = _units(samples, every_token)
+    units = [agreed_experts(members) for members in _units(samples, every_token)]
     parcels: list[Parcel]
     if whole_units:
         parcels = [tuple(_blocks(members, share_prefix)) for members in units]

@@ -6,7 +6,8 @@ a teacher, and the log-probs of other tokens.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -160,7 +161,7 @@ class PolicyNetwork(nn.Module):
             if needs.full_kl and self.reference is not None:
                 states(self.reference, frozen)
             elif needs.full_kl:
-                with adapters_off(self.model, elsewhere=self.cut is not None):
+                with self._as_reference():
                     states(self.model, frozen)
         return Predictions(hidden=hidden)
 
@@ -179,8 +180,15 @@ class PolicyNetwork(nn.Module):
     def _project_reference(self, layout: PackedLayout) -> Projection:
         if self.reference is not None:
             return _project(self.reference, replace(layout, experts=None), share=self.share)
-        with adapters_off(self.model, elsewhere=self.cut is not None):
+        with self._as_reference():
             return _project(self.model, replace(layout, experts=None), share=self.share)
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[None]:
+        """Compute without adapters inside the block, and count nothing of it as the policy's."""
+        uncounted = nullcontext() if self.routing is None else self.routing.uncounted()
+        with adapters_off(self.model, elsewhere=self.cut is not None), uncounted:
+            yield
 
     @property
     def _head(self) -> Tensor:

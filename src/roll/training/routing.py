@@ -14,7 +14,8 @@ made of the counts depends on packing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,7 @@ class Routing:
         self._totals: np.ndarray | None = None
         self._plain = [(router, router.forward) for router in routers]
         self._current: Any = None
+        self._counts_choices = True
         self.clear()
         for layer in decoder_of(model).layers:
             layer.register_forward_pre_hook(self._remember, with_kwargs=True)
@@ -112,6 +114,15 @@ class Routing:
         self._chosen: list[Tensor | None] = [None] * self.num_layers
         self._counts: list[Tensor | None] = [None] * self.num_layers
         self._shares: list[Tensor | None] = [None] * self.num_layers
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count no choices inside the block: these passes are of another policy, such as the reference."""
+        self._counts_choices = False
+        try:
+            yield
+        finally:
+            self._counts_choices = True
 
     def metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
         """Of all ranks' `load`, how even the choice was, and what evens it out; see `load_metrics`.
@@ -220,7 +231,7 @@ class Routing:
 
     @torch.no_grad()
     def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:
-        if recomputing():  # it was counted when it ran first
+        if recomputing() or not self._counts_choices:  # it was counted when it ran first, or is not to be
             return
         self._chosen[i] = chosen
         uses = getattr(self._current, "uses", None)

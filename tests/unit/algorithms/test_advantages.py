@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from roll.algorithms.advantages import estimate
@@ -133,3 +135,33 @@ def test_the_last_chunk_has_the_whole_value_and_each_before_it_gamma_times_the_n
     episode = Episode(group=0, reward=2, num_tokens=6, turns=((0, 1), (2, 4), (5, 6)))
     (found,) = estimate([episode], np.array([2.0]), estimator="chunk", gamma=0.5).advantages
     assert found.tolist() == [0.5, 0, 1, 1, 0, 2]
+
+
+@pytest.mark.parametrize("std", ["group", "batch", "running"])
+@pytest.mark.parametrize("estimator", ["turn", "token", "gae", "outcome"])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e6])
+def test_advantages_without_a_mean_are_not_divided_by_the_rounding_of_equal_rewards(
+    estimator: Any, std: Any, scale: float
+) -> None:
+    """What is left of two rewards when those of their turns are taken off is 1 for both, but for the last bit."""
+    rewards = scale * np.array([1.0, np.nextafter(1.0, 2.0)])
+    turns, nothing = ((0, 1), (1, 2), (2, 3)), np.zeros(3, np.float32)
+    by_turn = [(0.1 * scale, 0.2 * scale, 0.0), (0.0, 0.0, 0.0)]
+    episodes = [
+        Episode(group=0, reward=reward, num_tokens=3, turns=turns, turn_rewards=own, values=nothing)
+        for reward, own in zip(rewards.tolist(), by_turn, strict=True)
+    ]
+    outcomes, _ = normalised(episodes, rewards, mean="none", std=std)
+    np.testing.assert_allclose(outcomes, rewards, rtol=1e-12)
+    found = estimate(episodes, outcomes, estimator=estimator, gae_lambda=1.0).advantages
+    last = [advantages[-1] for advantages in found]
+    np.testing.assert_allclose(last, rewards, rtol=1e-6)
+
+
+@given(st.floats(1e-9, 1e3), st.floats(-1e3, 1e3))
+def test_advantages_of_rewards_that_differ_by_more_than_rounding_are_divided(spread: float, around: float) -> None:
+    episodes = [Episode(group=0, reward=around + x, num_tokens=1) for x in (0.0, spread)]
+    rewards = np.array([e.reward for e in episodes])
+    assume(np.ptp(rewards) > 1e-11 * np.abs(rewards).max())
+    outcomes, _ = normalised(episodes, rewards, mean="none", std="group")
+    np.testing.assert_allclose(outcomes, rewards / (np.ptp(rewards) / math.sqrt(2) + 1e-6), rtol=1e-9)

@@ -96,6 +96,25 @@ def test_extremes_stay_finite(dtype: torch.dtype) -> None:
             assert torch.isfinite(own.grad).all()
 
 
+@pytest.mark.parametrize(("policy", "is_drawn_back"), [(-1e-6, True), (-2e-7, True), (-1e-7, False), (0.0, False)])
+def test_one_kept_token_saturates_in_float32_where_the_docstring_says(policy: float, is_drawn_back: bool) -> None:
+    """The teacher has 0.9. The gradient in log p is -q + q' p / (1 - p), without the latter where 1 - p < 1.2e-7."""
+    own = torch.tensor([[policy]], requires_grad=True)
+    teacher = torch.tensor([[math.log(0.9)]])
+    inputs = replace(inputs_of(random_pairs(4)), top_logprobs=own, teacher_top_logprobs=teacher)
+    one = replace(
+        inputs,
+        sequence_ids=torch.zeros(1, dtype=torch.int64),
+        sequence_lengths=torch.ones(1),
+        num_tokens=1.0,
+        logprobs=torch.zeros(1),
+    )
+    TopDistillationLoss()(one).loss.backward()
+    assert own.grad is not None
+    expected = -0.9 + (0.1 / -math.expm1(policy) if is_drawn_back else 0.0)
+    assert own.grad.item() == pytest.approx(expected, rel=1e-4)
+
+
 def test_losses_are_summed_with_their_weights_and_needs() -> None:
     inputs = with_tops(5)
     parts = DistillationLoss(), TopDistillationLoss(), LikelihoodLoss()

@@ -11,9 +11,16 @@ from pydantic import ValidationError
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import Section
+from roll.config.distillation import DistillationConfig
 from roll.config.load import dump_yaml, load_config
+from roll.config.pipelines.distill import DistillConfig
 from roll.config.presets import PRESET_NAMES, describe_preset, preset
-from roll.config.truncation import truncation_note
+from roll.config.rollout import RolloutConfig
+from roll.config.truncation import (
+    distillation_truncation_note,
+    distillation_truncation_problem,
+    truncation_note,
+)
 from roll.errors import ConfigError
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
@@ -223,6 +230,34 @@ def test_truncated_sampling_is_explained_where_it_enters_a_ratio(overrides: list
     config = load_config(QUICKSTART, overrides)
     note = truncation_note(config.algorithm, config.rollout)
     assert words in note and bool(note) == bool(words)
+
+
+@pytest.mark.parametrize(
+    ("rollout", "distillation", "refused", "noted"),
+    [
+        ({"top_p": 0.9}, {"place": "reward"}, True, False),
+        ({"top_k": 5}, {"place": "reward", "reward_weight": 1.0}, True, True),
+        ({"top_k": 5}, {"place": "loss"}, False, False),
+        ({"top_p": 0.9, "top_k": 5}, {"place": "loss", "reward_weight": 1.0}, False, True),
+        ({}, {"place": "reward", "reward_weight": 1.0}, False, False),
+    ],
+    ids=str,
+)
+def test_truncated_sampling_is_refused_where_a_teacher_is_a_reward(
+    rollout: dict[str, Any], distillation: dict[str, Any], refused: bool, noted: bool
+) -> None:
+    given = {
+        "pipeline": "distill", "name": "x", "model": "m", "teacher": "t", "distillation": distillation,
+        "data": [{"source": "arithmetic", "reward": "math"}], "rollout": rollout, "training": {"num_steps": 1},
+    }  # fmt: skip
+    if refused:
+        with pytest.raises(ValidationError, match=r"every advantage would be wrong .* set rollout\.top_p to 1"):
+            DistillConfig.model_validate(given)
+    else:
+        DistillConfig.model_validate(given)
+    settings = DistillationConfig.model_validate(distillation), RolloutConfig.model_validate(rollout)
+    assert bool(distillation_truncation_problem(*settings)) == refused
+    assert bool(distillation_truncation_note(*settings)) == noted
 
 
 def test_numbers_that_are_none_are_refused() -> None:

@@ -17,10 +17,13 @@ import pytest
 import torch
 from families import FAMILIES, write_model
 from test_architectures import FLOAT64, InFull, WeightedLogprobs, make_trees, separate_logprobs
-from training_helpers import grads_of, make_spec, relative_error
+from training_helpers import grads_of, make_batch, make_spec, relative_error
 
+from roll.algorithms.correction import Correction
+from roll.algorithms.losses import PolicyLoss
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.algorithm_parts import UpdateConfig
+from roll.config.model import LoRAConfig
 from roll.errors import ModelError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.pipelines.learner import Learner
@@ -99,6 +102,58 @@ def test_replayed_experts_are_used_token_by_token_through_shared_prefixes(
     torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
     assert relative_error(packed, grads_of(other)) <= 1e-3
     assert not torch.allclose(together, torch.cat(own.seen).sort().values, atol=1e-2)
+
+
+@pytest.mark.usefixtures("deep_sharing")
+@pytest.mark.parametrize("known", ["all", "some", "few_samples"])
+def test_replayed_experts_on_which_a_group_disagrees_depend_on_no_packing(
+    tiny_model: Path, tmp_path: Path, known: str
+) -> None:
+    """Every sample has its own random experts, also for tokens that it shares: the first that knows counts for all."""
+    path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
+    packings: list[dict[str, Any]] = [
+        {},
+        {"max_tokens_per_micro_batch": 20},
+        {"max_tokens_per_micro_batch": 60},
+        {"share_prefix": False},
+    ]
+    backends = [TorchBackend(make_spec(path, **packing), precision=FLOAT64) for packing in packings]
+    batch, rng = make_trees(), np.random.default_rng(1)
+    size = backends[0].network.routing.num_layers, backends[0].network.routing.num_chosen
+    experts: list[Any] = []
+    for i, sample in enumerate(batch.samples):
+        own = rng.permuted(np.tile(np.arange(4), (len(sample), size[0], 1)), axis=-1)[..., : size[1]].astype(np.int16)
+        if known == "some":
+            own[rng.random(len(sample)) < 0.4] = -1
+        experts.append(None if known == "few_samples" and i % 2 else own)
+    given = replaying(batch, experts)
+    said = [np.concatenate(b.forward(given, ["logprobs"])["logprobs"]) for b in backends]
+    for other in said[1:]:
+        np.testing.assert_allclose(other, said[0], rtol=0, atol=1e-6)
+    plain = np.concatenate(backends[0].forward(batch, ["logprobs"])["logprobs"])
+    assert np.abs(plain - said[0]).max() > 1e-2
+    turned = replace(given, samples=given.samples[::-1])  # nor on the order of the batch
+    back = backends[0].forward(turned, ["logprobs"])["logprobs"][::-1]
+    np.testing.assert_allclose(np.concatenate(back), said[0], rtol=0, atol=1e-6)
+
+
+def test_load_figures_of_a_policy_with_adapters_do_not_count_its_reference(tiny_model: Path, tmp_path: Path) -> None:
+    """With the exact divergence, the policy without adapters goes through the same routers."""
+    path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
+    spec = make_spec(path, learning_rate=0.1, lora=LoRAConfig(rank=4), router_aux_loss=0.1)
+    backend = TorchBackend(spec)
+    batch = make_batch()
+    for _ in range(3):  # the routers of policy and reference get other inputs
+        backend.train_step(batch, PolicyLoss(correction=Correction(upper=None)))
+    plain = backend.measure(batch, PolicyLoss())
+    penalty = PolicyLoss(kl_coefficient=0.1, kl_estimator="full")
+    found = backend.measure(batch, penalty)
+    assert found.metrics["policy/kl_reference"] > 1e-3
+    names = [name for name in plain.metrics if name.startswith("experts/")]
+    assert len(names) >= 6
+    for name in names:
+        assert found.metrics[name] == plain.metrics[name], name
+    assert backend.train_step(batch, penalty).metrics["experts/aux_loss"] == plain.metrics["experts/aux_loss"]
 
 
 @pytest.mark.usefixtures("deep_sharing")

@@ -49,7 +49,8 @@ class TopDistillationLoss:
     """The mean of KL(teacher || policy) over the k likeliest tokens of a teacher, as they were stored.
 
     All other tokens count as one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; it is never above the
-    exact divergence.
+    exact divergence. In float32, a p' or q' below 1.2e-7 counts as that, and has no gradient: with one or two tokens, a
+    policy that is surer of them than this is no longer drawn back to a less sure teacher.
     """
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"

@@ -10,6 +10,7 @@ from roll.config.base import option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
 from roll.config.distillation import DistillationConfig, Taught
 from roll.config.online import OnlineConfig
+from roll.config.truncation import distillation_truncation_problem
 
 __all__ = ["CONFIG", "DistillConfig"]
 
@@ -59,6 +60,9 @@ class DistillConfig(Taught, OnlineConfig):
                 f"{needed} teachers in engines need {needed * width} devices, {width} each, but there are {found}: set "
                 "cluster.device_mapping.teacher"
             )
+        problem = distillation_truncation_problem(self.distillation, self.rollout)
+        if problem:
+            raise ValueError(problem)
         if self.distillation.reward_weight and self.rollout.group_size == 1:
             raise ValueError(
                 f"distillation.reward_weight {self.distillation.reward_weight:g} compares the rewards of a group, but "

@@ -7,6 +7,7 @@ from pathlib import Path
 from roll.config.estimate import RoleMemory, engine_bytes, frozen_bytes
 from roll.config.passing import ModelSizes, element_bytes
 from roll.config.pipelines.distill import DistillConfig
+from roll.config.truncation import distillation_truncation_note
 from roll.models import ModelDescription, find_model
 from roll.pipelines.checkpoint_files import find_model_directory
 from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
@@ -35,10 +36,13 @@ def inspect(config: DistillConfig) -> Report:
     def further(report: Report, config: DistillConfig, batch: BatchArithmetic) -> Further:
         return _memory(report, config, batch, found)
 
+    def look_at_truncation(report: Report, config: DistillConfig) -> None:
+        note = distillation_truncation_note(config.distillation, config.rollout)
+        report.notes += [note] if note else []
+
     settings = config.distillation
-    return inspect_run(
-        config, f"{settings.divergence} divergence as a {settings.place}", look_at_teachers, further=further
-    )
+    method = f"{settings.divergence} divergence as a {settings.place}"
+    return inspect_run(config, method, look_at_teachers, look_at_truncation, further=further)
 
 
 def _memory(report: Report, config: DistillConfig, batch: BatchArithmetic, teachers: list[ModelDescription]) -> Further:
