@@ -172,21 +172,15 @@ class TrainBackend(Protocol):
             num_top: how many of the likeliest tokens, where `top_logprobs` is asked for.
             attention: distances that count, where `attention` is asked for; see `roll.algorithms.credit`.
             adapter: false leaves LoRA adapters out: the policy as it was before training.
-            version: compute with the weights that `keep_snapshot` copied under this policy version.
+            version: compute with the weights of this snapshot; a ValueError where there is none.
 
         Raises:
             UnsupportedError: the role's network does not give an output.
-            ValueError: no snapshot of `version` is kept.
         """
         ...
 
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
-        """Copy the current trained weights to main memory as `version`, and let go of all that are not in `versions`.
-
-        Raises:
-            UnsupportedError: the back-end cannot.
-        """
-        ...
+        """Copy the trained weights to main memory as `version`; let go of all that are not in `versions`."""
 
     def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """What a loss and its metrics are under the current weights; changes nothing."""
@@ -258,10 +252,8 @@ class TrainerGroup(ABC):
         adapter: bool = True,
         version: int | None = None,
     ) -> Mapping[Output, list[Any]]:
-        options: dict[str, Any] = {} if version is None else {"version": version}
-        return await self._call(
-            "forward", batch, outputs, attention=attention, num_top=num_top, adapter=adapter, **options
-        )
+        own = {} if version is None else {"version": version}
+        return await self._call("forward", batch, outputs, attention=attention, num_top=num_top, adapter=adapter, **own)
 
     async def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         await self._call("keep_snapshot", version, tuple(versions))

@@ -59,7 +59,7 @@ def off_policy(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """See `roll.config.algorithm_parts.CorrectionConfig`.
+    """See `roll.config.correction.CorrectionConfig`.
 
     Every level, mask and veto corrects what `corrects` names: by default mismatch and staleness together. Log-ratios
     are clamped to ± `LOG_RATIO_LIMIT`, of tokens and again of what they come to. `chunk` and `geometric` are geometric

@@ -8,7 +8,6 @@ from pydantic import model_validator
 
 from roll.config.algorithm_parts import (
     AdvantageConfig,
-    CorrectionConfig,
     CreditConfig,
     CriticConfig,
     EntropyConfig,
@@ -23,6 +22,7 @@ from roll.config.algorithm_parts import (
     WeightConfig,
 )
 from roll.config.base import FUNCTION, Section, option, path_option
+from roll.config.correction import CorrectionConfig
 from roll.config.presets import PresetName, expand
 
 __all__ = ["AlgorithmConfig"]

@@ -40,9 +40,8 @@ def loss_inputs(
     spans = layout.spans
     samples = [batch.samples[span.index] for span in spans]
     firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
-    order = torch.from_numpy(np.concatenate([span.prediction_index for span in spans])).to(like.device)
     lengths = np.array([len(span.token_index) for span in spans])
-    chosen = Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
+    chosen = _in_order_of_tokens(predicted, layout, like.device)
     expert = np.repeat([s.expert for s in samples], lengths)  # on the host, which knows how many: none waits for it
     units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
     old = None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout)
@@ -79,6 +78,12 @@ def loss_inputs(
         teacher_top_logprobs=None if chosen.top_logprobs is None else _teacher_top(batch, layout, like),
         top_logprobs=chosen.top_logprobs,
     )
+
+
+def _in_order_of_tokens(predicted: Predictions, layout: PackedLayout, device: torch.device) -> Predictions:
+    """Return predictions [N], one for each loss token, sequence after sequence."""
+    order = torch.from_numpy(np.concatenate([span.prediction_index for span in layout.spans])).to(device)
+    return Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
 
 
 def _by_sequence_first(layout: PackedLayout, batch: TrainingBatch) -> tuple[PackedLayout, Int64Array]:
