@@ -8,6 +8,8 @@ from roll.rewards.mathematics.plain_number import NUMBER, number_of, same_number
 from roll.rewards.mathematics.units import unit_of
 
 __all__ = [
+    "answer_in_tag",
+    "is_sentence",
     "last_boxed",
     "last_boxes",
     "last_formula",
@@ -15,6 +17,8 @@ __all__ = [
     "last_line",
     "last_number",
     "last_tagged",
+    "marked_answer",
+    "reference_answer",
     "stated_answer",
     "whole_number",
 ]
@@ -40,6 +44,8 @@ _WORD = re.compile(r"[a-zA-Z]+")
 _TEXT_COMMAND = re.compile(r"\\(?:text|textrm|mathrm|mbox)(?![a-zA-Z])")
 _TAKING_BACK = {"but", "not", "no", "instead", "rather", "wait", "actually", "so", "then", "therefore", "thus", "hence"}
 _TAKING_BACK |= {"which", "answer", "since", "because", "wrong", "correct", "check", "final", "finally", "is", "first"}
+_SENTENCE = re.compile(r"(?<![\\a-zA-Z])(?:is|are|the|so)(?![a-zA-Z])|\n", re.IGNORECASE)
+_MARKED = re.compile(r"#{4}[ \t]*+(\S.*)")
 _STATED = "final answer is"
 LONGEST_STATED = 400
 LONGEST_BETWEEN = 70
@@ -111,6 +117,34 @@ def stated_answer(text: str) -> str | None:
         return None
     stated = text[begin + len(_STATED) : end].replace('\\"', " ").lstrip(": ").strip()
     return stated.rstrip(".").strip('$*" ') or None
+
+
+def answer_in_tag(text: str) -> str | None:
+    """Return what stands in the last `<answer>…</answer>`; `None` without one, or where a box comes after it."""
+    tagged = last_tagged(text)
+    if tagged is None or not tagged.strip():
+        return None
+    return None if _BOX.search(text, text.lower().rfind("</answer>")) else tagged.strip()
+
+
+def marked_answer(text: str) -> str | None:
+    """Return what stands behind `####` in the last line, as GSM8K writes answers."""
+    line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    match = _MARKED.fullmatch(line.strip())
+    return match[1] if match else None
+
+
+def is_sentence(text: str) -> bool:
+    """Return whether a text has a box, or words of a sentence, around its answer, so that this must be looked for."""
+    return any(pattern.search(text) for pattern in (_SENTENCE, _BOX)) or bool(_WORDS.search(_without_text(text)))
+
+
+def reference_answer(reference: str) -> str:
+    r"""Return the answer that a reference holds: in its last `\boxed{…}` (as in MATH's column `solution`), in
+    `<answer>…</answer>`, or behind `####` (GSM8K); else the reference itself.
+    """
+    found = (last_boxes(reference, several=False), answer_in_tag(reference), marked_answer(reference))
+    return next((answer for answer in found if answer is not None), reference)
 
 
 def last_formulas(text: str) -> str | None:

@@ -18,12 +18,16 @@ from roll.config.rewards import MathReward
 from roll.protocols import WorkerPool
 from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
 from roll.rewards.final_answer import (
+    answer_in_tag,
+    is_sentence,
     last_boxed,
     last_boxes,
     last_formula,
     last_formulas,
     last_line,
     last_number,
+    marked_answer,
+    reference_answer,
     stated_answer,
     whole_number,
 )
@@ -32,6 +36,7 @@ from roll.rewards.mathematics.compare import same_answer
 from roll.rewards.mathematics.notation import cleaned
 from roll.rewards.mathematics.plain_number import PlainNumber, number_of, same_number
 from roll.rewards.mathematics.restated import restates
+from roll.rewards.mathematics.same_text import gives_text, normalized_text, unwrapped_text
 from roll.rewards.mathematics.shape import TooDeepError, is_list
 from roll.types import Rollout
 
@@ -42,9 +47,9 @@ LONGEST_ANSWER = 1_000
 ALARM_AT = 0.8
 """Share of the time limit after which a comparison is interrupted from within, before the pool kills the worker."""
 
-_TEXT = re.compile(r"\\(?:text|textbf|textrm|mathrm|mbox)\s*\{([^{}]*)\}")
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
 _EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
+_BLANKS = re.compile(r"\s{2,}+")
 _PROSE = re.compile(r"[^\W\d_][^\\=<>^{}$]*")
 _NAMES = re.compile(r"\b(?:sqrt|pi|sin|cos|tan|log|ln|exp|infty|infinity)\b", re.IGNORECASE)
 _JOINED = re.compile(r"\b(?:or|and)\b", re.IGNORECASE)
@@ -83,19 +88,23 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
 
 
 def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
+    reference = reference_answer(reference)
     right_number = number_of(reference)
     answer = _final_answer(text, extract, reference, right_number)
     if answer is None or not answer.strip():
         return False, "no answer"
+    answer = _BLANKS.sub(" ", answer.strip())
+    if normalized_text(answer) == normalized_text(reference) != "":
+        return True, "correct"
+    if extract == "auto" and _says(text, reference):
+        return True, "correct"
     if len(answer) > LONGEST_ANSWER:
         return False, "wrong"
-    if answer.strip() == reference.strip():
-        return True, "correct"
     if right_number is None and _DECIMAL_COMMA.fullmatch(reference.strip()) and _same_plain(answer, reference):
         return True, "correct"
     right = _in_words(answer, reference) if right_number is None else _in_numbers(answer, right_number)
     if right is None:
-        if symbolic.looks_explosive(answer):
+        if any(map(symbolic.looks_explosive, (answer, cleaned(answer)))):
             return False, "too large"
         right = same_answer(answer, reference)
     return right, "correct" if right else "wrong"
@@ -107,8 +116,11 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
     with_unit = right_number is not None and right_number.unit is not None
     if extract == "last_number":
         return last_number(text, with_unit=with_unit)
+    tagged = answer_in_tag(text)
+    if tagged is not None and tagged != text:
+        return _final_answer(tagged, extract, reference, right_number) if is_sentence(tagged) else tagged
     several = right_number is None and is_list(cleaned(reference))
-    boxed = stated_answer(text) or last_boxes(text, several=several)
+    boxed = stated_answer(text) or last_boxes(text, several=several) or marked_answer(text)
     if boxed is not None:
         return boxed
     if right_number is not None:
@@ -117,6 +129,13 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
         return last_formulas(text) or last_line(text, whole=True)
     whole = bool(_EQUATION.search(reference))
     return last_formula(text, whole=whole) or last_line(text, whole=whole)
+
+
+def _says(text: str, reference: str) -> bool:
+    """Whether an answer without a box, in its tag where it has one, is the reference's own text."""
+    if stated_answer(text) or last_boxed(text) is not None:
+        return False
+    return gives_text(answer_in_tag(text) or text, reference)
 
 
 def _in_words(answer: str, reference: str) -> bool | None:
@@ -135,7 +154,7 @@ def _in_words(answer: str, reference: str) -> bool | None:
 
 def _bare(text: str) -> str:
     r"""Text answers without `\text{…}`, outer brackets, and case."""
-    return _TEXT.sub(r"\1", text).replace("$", "").strip().strip("().* ").casefold()
+    return unwrapped_text(text).replace("$", "").strip().strip("().* ").casefold()
 
 
 def _is_prose(bare: str) -> bool:

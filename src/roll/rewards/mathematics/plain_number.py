@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-from roll.rewards.mathematics.units import Unit, is_statement, same_unit_factor, unit_of
+from roll.rewards.mathematics.units import Unit, is_statement, leading_unit, same_unit_factor, unit_of
 
 __all__ = ["NUMBER", "VULGAR_FRACTIONS", "PlainNumber", "has_finite_decimals", "number_of", "same_number", "tidy"]
 
@@ -25,6 +25,10 @@ _FRACTION = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{
 _UNIT = re.compile(
     r"\\(?:text|textrm|textbf|mathrm|mbox|operatorname)\s*\{[^{}]*\}|[^\W\d_]+|\s+|[°²³./]|\\[,;:! ]|~"
     r"|\^\s*(?:\{\s*\\?(?:[23]|circ|prime)\s*\}|[23]|\\circ)|\\(?:degree|circ)\b"
+)
+_CURRENCY = re.compile(
+    r"\\(?:text|textrm|textbf|mathrm|mbox)\s*+\{\s*+"
+    r"(?:[€£¥₹]|(?:USD|US|EUR|GBP|CAD|AUD|HK|Rs|INR|CNY|RMB|JPY)\b\.?)?+\s*+\}"
 )
 _WRAPPED = re.compile(
     r"\\(?:text|textbf|mathbf|mathrm|mbox|displaystyle)\s*\{([^{}]*)\}|\((.*)\)|\{(.*)\}|\*\*(.*)\*\*", re.DOTALL
@@ -82,7 +86,8 @@ def number_of(text: str) -> PlainNumber | None:
     """The number that the text is, apart from a currency sign, a percent sign, or a unit; `None` for anything else."""
     if len(text) > LONGEST:
         return None
-    rest = _unwrapped(tidy(text).replace("$", " ").strip().rstrip(".\\").strip())
+    rest = _CURRENCY.sub(" ", tidy(text).replace("$", " "))
+    rest = _unwrapped(rest.strip().rstrip(".\\").strip())
     sign = 1
     if found := re.match(r"[€£¥\s]*([-+])?[€£¥\s]*", rest):
         sign = -1 if found.group(1) == "-" else 1
@@ -103,7 +108,7 @@ def number_of(text: str) -> PlainNumber | None:
         return None
     is_decimal = match["top"] and not match["bottom"] and not match["power"] and scale == 1
     decimals = match["top"].partition(".")[2] if is_decimal else ""
-    unit = unit_of(rest) if rest else None
+    unit = leading_unit(rest) if rest else None
     value *= sign * scale
     return PlainNumber(value=value, percent=bool(percent), num_decimals=len(decimals), unit=unit, scale=scale)
 

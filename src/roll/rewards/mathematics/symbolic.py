@@ -35,15 +35,24 @@ SMALL = 4
 """A power whose exponent is a power of numbers above this is computed by nobody."""
 FEWEST_DECIMALS = 4
 """Of a decimal that stands for a value without finite decimals."""
+MOST_SIGNS = 12
+"""Signs in a row."""
+MOST_BARS = 24
+MOST_INTEGRALS = 6
+"""Integrals, sums, products and limits together."""
+LONGEST = 4_000
+"""Characters, once the text is cleaned (`½` is 11 of them)."""
 NUM_POINTS = 3
 _REPEAT_S = 0.05
 
-_POWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?\s*-?(\d+)")
-_FACTORIAL = re.compile(r"(\d+)\s*\)?\s*!")
+_POWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?(\d++)")
+_FACTORIAL = re.compile(r"(?<!\d)(\d++)[\s)]*+!")
 _LONG = re.compile(rf"\d{{{LONGEST_NUMBER},}}")
-_TOWER = re.compile(r"(?:\^|\*\*)\s*\{?\s*\(?\s*-?\d+\s*[)}]?\s*(?:\^|\*\*)")
-_LONG_TOWER = re.compile(r"(?:\^\s*\{?\s*[a-zA-Z0-9]\s*){5}")
-_LARGE_ARGUMENT = re.compile(r"\\(?:d|t)?binom\s*\{\s*(\d+)|\\exp\s*\(?\s*\\exp|\\Gamma\s*\(?\s*(\d{4,})")
+_TOWER = re.compile(r"(?:\^|\*\*)[\s{(]*+-?\d++[\s)}]*+(?:\^|\*\*)")
+_LONG_TOWER = re.compile(r"(?:[\^_][\s{]*+[a-zA-Z0-9][\s}]*+){5}")
+_LARGE_ARGUMENT = re.compile(r"\\[dt]?binom[\s{]*+(\d++)|\\exp[\s(]*+\\exp|\\Gamma[\s(]*+(\d{4,}+)")
+_SIGNS = re.compile(rf"(?:(?:[-+±]|\\pm|\\mp)\s*+){{{MOST_SIGNS},}}")
+_INTEGRAL = re.compile(r"\\(?:i{0,2}int|oint|sum|prod|lim)(?![a-zA-Z])")
 _COMPLEX = re.compile(r"(?<![a-zA-Z\\])i(?![a-zA-Z])|(?<=[\d}])i|\\i(?![a-zA-Z])")
 _FUNCTIONS = re.compile(
     r"\\(?:sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|pi|min|lim|in|Phi|phi|psi|xi|chi)(?![a-zA-Z])"
@@ -51,12 +60,19 @@ _FUNCTIONS = re.compile(
 
 
 def looks_explosive(text: str) -> bool:
-    """Whether a formula nests deeper, or holds larger powers, factorials or numbers, than any sensible answer does."""
+    """Whether a formula nests deeper, is longer, or holds more or larger things, than any sensible answer does.
+
+    Every pattern is possessive, so the time is linear in the length.
+    """
     depth = deepest = 0
     for character in text:
         depth += (character in "({[") - (character in ")}]")
         deepest = max(deepest, depth)
-    if deepest > DEEPEST or _LONG.search(text) or _LONG_TOWER.search(text):
+    if deepest > DEEPEST or len(text) > LONGEST or text.count("|") > MOST_BARS:
+        return True
+    if any(pattern.search(text) for pattern in (_LONG, _LONG_TOWER, _SIGNS)):
+        return True
+    if len(_INTEGRAL.findall(text)) > MOST_INTEGRALS:
         return True
     if any(len(digits) > 4 or int(digits) > LARGEST_POWER for digits in _POWER.findall(text)):
         return True

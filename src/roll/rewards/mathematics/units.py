@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-__all__ = ["Unit", "is_statement", "same_unit_factor", "split_percent", "split_unit", "unit_of"]
+__all__ = ["Unit", "is_statement", "leading_unit", "same_unit_factor", "split_percent", "split_unit", "unit_of"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,17 +63,22 @@ _STATEMENT = re.compile(
     re.IGNORECASE,
 )
 """Words that make what stands behind a number more than the name of a thing."""
+_OTHER_NUMBER = re.compile(r"(?<![a-zA-Z\d^])(?<!\^\{)\d")
+"""A number that is no power of a unit (`5 cm \\text{7 m}`)."""
 _CHANGES_IT = re.compile(
     r"(?:[\s,;:!~\\]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*(?:squared|cubed|half|factorial)\b(?!\s*[a-zA-Z])",
     re.IGNORECASE,
 )
 """Words that make it another number where they stand right behind it (`7 squared`, but not `7 cm squared`)."""
+_WORD = re.compile(r"\S+")
+MOST_UNIT_WORDS = 4
+"""Words of a unit (`square meters per second`)."""
 _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 
 
 def is_statement(text: str) -> bool:
     r"""Whether what stands behind a number says something of it (`\text{ is wrong}`), instead of what is counted."""
-    return _STATEMENT.search(text) is not None or _CHANGES_IT.match(text) is not None
+    return any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER)) or _CHANGES_IT.match(text) is not None
 
 
 def unit_of(text: str) -> Unit | None:
@@ -108,6 +113,19 @@ def unit_of(text: str) -> Unit | None:
     return Unit(tuple(sorted(powers.items())), factor) if powers else None
 
 
+def leading_unit(text: str) -> Unit | None:
+    r"""Return the unit that a text behind a number is, or begins with (`cm of rope`, `square meters of carpet`).
+
+    `in` alone is a word there (`5 in total`), and an inch only where nothing follows it.
+    """
+    whole = unit_of(text)
+    if whole is not None:
+        return whole
+    words = _WORD.findall(_LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)))[:MOST_UNIT_WORDS]
+    found = (unit_of(" ".join(words[:count])) for count in range(len(words), 0, -1))
+    return None if words[:1] == ["in"] else next((unit for unit in found if unit is not None), None)
+
+
 def split_unit(text: str) -> tuple[str, Unit | None]:
     r"""A formula without what stands behind it as text or known unit (`6\sqrt{3} cm^2`), and that unit, if known.
 
@@ -125,7 +143,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
         trailing = text[begin:end]
         if not trailing or not text[:begin].strip() or is_statement(trailing):
             continue
-        unit = unit_of(trailing)
+        unit = leading_unit(trailing)
         if unit is not None or kinds == ("text",):
             return text[:begin].strip(), unit
     return text, None

@@ -1,0 +1,46 @@
+r"""Answers that are the reference's own text, whatever it means: `12:30 PM`, `Alice is taller`, `\pm 2`.
+
+Layout does not count (`$…$`, `\text{…}`, bold around it, spaces, a full stop at the end, case). A text without any
+letter, digit or command is the same as nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["gives_text", "normalized_text", "unwrapped_text"]
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*+\{([^{}]*)\}")
+_LAYOUT = re.compile(r"(?<!\\)\\[()\[\],;:! ]|\\(?:displaystyle|quad|qquad|left|right)(?![a-zA-Z])|[$~]")
+_BLANKS = re.compile(r"\s++")
+_INTRODUCTION = re.compile(
+    r"^(?:[^\n]{0,120}?\banswers?\b|\s*+(?:so|thus|therefore|hence|result|solution|then)\b)[\s*_:=,]*+"
+    r"(?:(?:is|are|will be|would be)\b[\s*_:=,]*+)?+",
+    re.IGNORECASE,
+)
+LONGEST_LINE = 2_000
+"""Characters of a line that may introduce an answer."""
+
+
+def unwrapped_text(text: str) -> str:
+    r"""Return a text without `\text{…}` and the like around its words."""
+    return _TEXT.sub(r"\1", text)
+
+
+def normalized_text(text: str) -> str:
+    """Return a text without layout, with single spaces and in lower case; empty where it says nothing."""
+    plain = _LAYOUT.sub(" ", unwrapped_text(text).replace("\\$", "$"))
+    plain = _BLANKS.sub(" ", plain).strip("*_` ").rstrip(".").strip("*_` ").casefold()
+    return plain if re.search(r"\w|\\[a-z]|[^\x00-\x7f]", plain) else ""
+
+
+def gives_text(text: str, reference: str) -> bool:
+    """Return whether a text, its last line, or what its last line introduces ("the answer is …") is the reference's."""
+    wanted = normalized_text(reference)
+    if not wanted:
+        return False
+    line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
+    candidates = [text, line]
+    if len(line) <= LONGEST_LINE:
+        candidates.append(_INTRODUCTION.sub("", line, count=1))
+    return any(normalized_text(candidate) == wanted for candidate in candidates)
