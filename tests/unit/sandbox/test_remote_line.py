@@ -22,6 +22,7 @@ from roll.sandbox import (
 from roll.sandbox.wire import Message, decode, encode, failure_said
 
 HANG_UP = None
+OF_REQUEST = "the id of what is answered"
 NO_WORKER = {"op": "failed", **failure_said(SandboxUnavailableError("no worker is connected"))}
 UNKNOWN = {"op": "failed", **failure_said(UnknownSandboxError("there is no such sandbox"))}
 CREATED = {"op": "created", "traits": {"home": "/home", "isolated": True, "mount_space": True}}
@@ -45,6 +46,8 @@ class Script:
             answer = next(self.answers, GONE)
             if answer is HANG_UP:
                 break
+            if answer.get("id") == OF_REQUEST:
+                answer = {**answer, "id": message["id"]}
             await socket.send_bytes(encode({"sandbox": message["sandbox"], **answer}))
         await socket.close()
         return socket
@@ -67,6 +70,21 @@ async def test_a_service_that_is_back_may_wait_for_its_workers(script: Any) -> N
     service.answers = iter([HANG_UP, NO_WORKER, CREATED])
     await asyncio.wait_for(sandboxes.create(), 30)
     assert service.asked == ["create"] * 4
+
+
+async def test_sessions_that_are_closed_while_the_line_is_broken_are_closed_over_the_next(script: Any) -> None:
+    """Before anything else is asked of the sandbox, whose processes the session may hold."""
+    service, sandboxes = script
+    opened = {"op": "end", "end": {"code": 0}, "pieces": 0, "id": OF_REQUEST}
+    service.answers = iter([CREATED, opened, HANG_UP, CREATED])
+    sandbox = await sandboxes.create()
+    shell = await sandbox.session()
+    await shell.close()  # the service hangs up without having done anything about it
+    running = asyncio.create_task(sandbox.execute(PythonCode(source="print(1)")))
+    while service.asked[-1] != "run":
+        await asyncio.sleep(0.01)
+    assert service.asked == ["create", "shell", "close", "attach", "close", "run"]
+    running.cancel()
 
 
 async def test_a_program_whose_sandbox_ended_while_the_line_was_broken_is_lost(script: Any) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import uuid
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -21,16 +22,15 @@ from roll.sandbox.agent_sandbox import Job, Sandbox
 from roll.sandbox.connection import AgentJob
 from roll.sandbox.counters import Counters
 from roll.sandbox.errors import SandboxError, SandboxLostError, SandboxUnavailableError, UnknownSandboxError
+from roll.sandbox.remote.sent import Sent
 from roll.sandbox.types import Program, SandboxSpec, Usage
 from roll.sandbox.wire import Message, failure_of, program_said, spec_said
 
 __all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
 
 _ANSWER_S = 10.0
-_KEPT_BYTES = 2**24
-"""Of input of one running program: one that was sent more cannot be found again over another connection."""
-
-
+_KEPT_CLOSES = 256
+"""Ends of sessions that are sent again over another connection: nothing says that one has arrived."""
 _FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
 
 
@@ -89,28 +89,6 @@ class RemoteSandbox(Sandbox):
             connection.next_name = None
 
 
-class _Sent:
-    """What a running program was sent, to be sent again."""
-
-    def __init__(self, job: AgentJob) -> None:
-        self.job = job
-        self.messages: list[Message] = []
-        self.have = 0
-        self.answered = 0
-        self.asked_at = -1
-        """With how many pieces the rest was asked for again."""
-        self.kept_bytes: int | None = 0
-        """`None`: too much to keep."""
-
-    def keep(self, message: Message) -> None:
-        """Also this."""
-        size = len(message.get("data", b""))
-        if self.kept_bytes is not None:
-            self.kept_bytes = self.kept_bytes + size if self.kept_bytes + size <= _KEPT_BYTES else None
-        if self.kept_bytes is not None:
-            self.messages.append(message)
-
-
 class RemoteConnection:
     """What `connection.Connection` asks for, of one sandbox."""
 
@@ -122,7 +100,8 @@ class RemoteConnection:
         self.lost = False
         self.why: RollError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._sent: dict[str, _Sent] = {}
+        self._sent: dict[str, Sent] = {}
+        self._closes: deque[Message] = deque(maxlen=_KEPT_CLOSES)
         self._counts: dict[str, int] = {}
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
@@ -151,7 +130,7 @@ class RemoteConnection:
         if self.lost:
             job.finish(None, self.why)
             return job
-        sent = self._sent[name] = _Sent(job)
+        sent = self._sent[name] = Sent(job)
         message = {**message, "sandbox": self.name, "id": name}
         try:
             self._line.send(message)
@@ -171,6 +150,8 @@ class RemoteConnection:
         said = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
         if name in self._sent:
             self._sent[name].keep(said)
+        if op == "close":
+            self._closes.append(said)
         self._line.send(said)
 
     def receive(self, message: Message) -> None:
@@ -198,7 +179,7 @@ class RemoteConnection:
         else:
             self._finish(name, None, failure_of(message))
 
-    def _ask_again(self, name: str, sent: _Sent) -> None:
+    def _ask_again(self, name: str, sent: Sent) -> None:
         """For output that a worker said while it had no line."""
         if not sent.messages:
             self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
@@ -211,7 +192,9 @@ class RemoteConnection:
         self._sent.pop(name).job.finish(end, error)
 
     def send_again(self) -> None:
-        """All that runs, over a new connection."""
+        """All that runs, over a new connection; sessions that were closed first, for they may hold all processes."""
+        for said in self._closes:
+            self._line.send(said)
         for name, sent in list(self._sent.items()):
             if sent.kept_bytes is None:
                 self._finish(name, None, SandboxLostError("the line broke while a program with much input ran"))
