@@ -4,7 +4,7 @@
     requirements/extras/NAME.json  package.json of npm packages  -> .venv-extras/NAME/node_modules/.bin
 
 An environment may have both files. It is built once, and again when a file changes. One that cannot be built is named
-with the reason, and its tests are skipped.
+with the reason, and its tests are skipped. A line `# python: 3.12` in NAME.txt asks for another Python than ROLL's own.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -81,11 +82,21 @@ def _commands(files: list[Path], target: Path) -> list[list[str]]:
             continue
         uv = shutil.which("uv") or str(Path(sys.prefix) / "bin" / "uv")
         install = [uv, "--no-progress", "pip", "install", "--python", str(target / "bin" / "python")]
-        commands.append([uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, str(target)])
+        commands.append([uv, "venv", "--quiet", "--allow-existing", "--python", _python(file), str(target)])
         if any(line.startswith("torch==") for line in file.read_text(encoding="utf-8").splitlines()):
             commands.append([*install, *_torch()])
         commands.append([*install, "-r", str(file)])
     return commands
+
+
+def _python(file: Path) -> str:
+    """Return the interpreter for a list of packages: ROLL's own, unless a line of the list asks for another version."""
+    asked = re.search(r"^# python: (3\.\d+)$", file.read_text(encoding="utf-8"), re.MULTILINE)
+    if asked is None or asked[1] == f"{sys.version_info.major}.{sys.version_info.minor}":
+        return sys.executable
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    installed = sorted(pyenv.glob(f"{asked[1]}.*/bin/python{asked[1]}"))
+    return str(installed[-1]) if installed else shutil.which(f"python{asked[1]}") or f"python{asked[1]}"
 
 
 def _torch() -> list[str]:

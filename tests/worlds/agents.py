@@ -13,9 +13,9 @@ from roll.agents import Session
 from roll.agents.server import AgentServer
 from roll.config.agents import AgentLimits
 from roll.data import ChatRenderer
-from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, SamplingParams
+from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, SamplingParams
 
-__all__ = ["Speaker", "draw_of", "opened", "request_of"]
+__all__ = ["Speaker", "draw_of", "opened", "request_of", "samples", "seen"]
 
 END = 2
 """`<|im_end|>` of the tiny model."""
@@ -86,3 +86,23 @@ async def opened(
         )
         server.sessions.add(session)
         yield server, session
+
+
+def samples(rollout: Rollout) -> list[tuple[list[int], list[int], list[float]]]:
+    """Of every turn: what came before it in its sample, its tokens and their log-probs."""
+    begins = [(branch.start, branch.context) for branch in rollout.branches]
+    if not begins or begins[0][0] > 0:
+        begins.insert(0, (0, rollout.prompt_token_ids))
+    found = []
+    for turn in rollout.turns:
+        begin, context = max((pair for pair in begins if pair[0] <= turn.start), key=lambda pair: pair[0])
+        before = np.concatenate([context, rollout.token_ids[begin : turn.start]])
+        span = slice(turn.start, turn.end)
+        found.append((before.tolist(), rollout.token_ids[span].tolist(), rollout.logprobs[span].tolist()))
+    return found
+
+
+def seen(speaker: Speaker) -> list[tuple[list[int], list[int], list[float]]]:
+    """The same, as the engine saw it."""
+    pairs = zip(speaker.requests, speaker.generations, strict=True)
+    return [(r.token_ids.tolist(), g.token_ids.tolist(), g.logprobs.tolist()) for r, g in pairs]

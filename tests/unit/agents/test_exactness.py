@@ -9,15 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import numpy as np
 import pytest
-from worlds.agents import Speaker, draw_of, opened
+from worlds.agents import Speaker, draw_of, opened, samples, seen
 from worlds.chat_templates import TEMPLATES, Template
 
 from roll.agents import Session, as_rollout
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
-from roll.types import Rollout
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "look", "arguments": {"at":  "%s"}}</tool_call>'
@@ -129,26 +127,6 @@ def follow(message: dict[str, Any], chance: random.Random) -> list[dict[str, Any
     if calls:
         return [{"role": "tool", "tool_call_id": call["id"], "content": f"{chance.random()}"} for call in calls]
     return [{"role": "user", "content": chance.choice(["Go on.", " and  then?\n", "é" * 3])}]
-
-
-def samples(rollout: Rollout) -> list[tuple[list[int], list[int], list[float]]]:
-    """Of every turn: what came before it in its sample, its tokens and their log-probs."""
-    begins = [(branch.start, branch.context) for branch in rollout.branches]
-    if not begins or begins[0][0] > 0:
-        begins.insert(0, (0, rollout.prompt_token_ids))
-    found = []
-    for turn in rollout.turns:
-        begin, context = max((pair for pair in begins if pair[0] <= turn.start), key=lambda pair: pair[0])
-        before = np.concatenate([context, rollout.token_ids[begin : turn.start]])
-        span = slice(turn.start, turn.end)
-        found.append((before.tolist(), rollout.token_ids[span].tolist(), rollout.logprobs[span].tolist()))
-    return found
-
-
-def seen(speaker: Speaker) -> list[tuple[list[int], list[int], list[float]]]:
-    """The same, as the engine saw it."""
-    pairs = zip(speaker.requests, speaker.generations, strict=True)
-    return [(r.token_ids.tolist(), g.token_ids.tolist(), g.logprobs.tolist()) for r, g in pairs]
 
 
 @pytest.mark.parametrize("name", sorted(ALL))

@@ -56,6 +56,19 @@ def test_extras_of_python_install_pytorch_as_setup_did(tmp_path: Path, monkeypat
     assert rest[-2:] == ["-r", str(file)]
 
 
+def test_extras_may_ask_for_another_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", "")
+    python = tmp_path / "versions" / "3.99.1" / "bin" / "python3.99"
+    (file := tmp_path / "some.txt").write_text("# a list\n# python: 3.99\nsafetensors==0.8.0\n")
+    assert extras._python(file) == "python3.99"  # which uv reports as missing
+    python.parent.mkdir(parents=True)
+    python.touch()
+    assert extras._python(file) == str(python)
+    file.write_text("# a list\nsafetensors==0.8.0\n")
+    assert extras._python(file) == extras.sys.executable
+
+
 def test_extras_unknown_to_the_command_are_refused():
     done = subprocess.run(
         [extras.sys.executable, extras.__file__, "nothing"], capture_output=True, text=True, check=False
