@@ -52,7 +52,7 @@ class Characters:
         forgets: the template drops thinking from all answers but the last.
     """
 
-    has_template, drops_tools = True, False
+    has_template, drops_tools, reasoning = True, False, None
     template = "tools <tool_call>"
 
     def __init__(self, *, forgets: bool) -> None:

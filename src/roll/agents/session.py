@@ -24,6 +24,8 @@ from roll.agents.refusals import Refusal
 from roll.agents.tool_calls import ToolCall, ToolFormat, format_of, read_calls
 from roll.agents.tree import Call
 from roll.data import ChatRenderer
+from roll.data.decoding import CONTEXT_SEEN
+from roll.data.reasoning import begun_thought, split_reasoning
 from roll.rollout.loops import Generate, next_turn
 from roll.types import Generation, GenerationRequest, IntArray, Message
 
@@ -35,7 +37,6 @@ __all__ = ["Answer", "Session", "Sessions"]
 NUM_ENDED = 10_000
 """Sessions that are remembered after their end, so that their agents hear what is wrong."""
 MOST_REFUSED = 8
-_THINK, _THOUGHT = "<think>", "</think>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,14 +204,24 @@ class Session:
         self.calls.append(call)
         self._num_tokens += len(ids)
         calls: tuple[ToolCall, ...] = ()
-        thought = ""
-        if not raw:
-            thought, text = _apart(text)
+        thought = beside = ""
         if tools:
-            spelt = text if stopped_by is not None else _apart(self.renderer.spelt(shown))[1]
-            beside, calls = read_calls(spelt, self.tool_format, tools)
-            text = beside if calls else text
+            whole = text if stopped_by is not None else self.renderer.spelt(shown)
+            behind = whole if self.tool_format == "harmony" else self._apart(whole, context)[1]
+            beside, calls = read_calls(behind or "", self.tool_format, tools)
+        if not raw:
+            thought, answer = self._apart(text, context)
+            # An answer that never ends its reasoning is given as it is: the agent sees what became of it.
+            thought, text = ("", text) if answer is None and not calls else (thought, answer or "")
+        text = beside if calls else text
         return Answer(call=call, text=text, reasoning=thought, tool_calls=calls, stopped_by=stopped_by)
+
+    def _apart(self, text: str, context: IntArray) -> tuple[str, str | None]:
+        """Return the reasoning in an answer, and what follows it; `None` where the reasoning never ends."""
+        form = self.renderer.reasoning
+        begun = begun_thought(self.renderer.spelt(context[-CONTEXT_SEEN:]), form)
+        thought, answer = split_reasoning(text, form, begun=bool(begun))
+        return thought, None if answer is None else answer.lstrip("\n") if thought else answer
 
     def num_tokens_of(self, token_ids: IntArray, num_characters: int) -> int:
         """How many of the tokens it takes to say so many characters; half a character says none."""
@@ -296,14 +307,6 @@ class Session:
         self._closed = True
         for task in list(self._running):
             task.cancel()
-
-
-def _apart(text: str) -> tuple[str, str]:
-    """Reasoning, and what comes after it; a text without its end is no reasoning yet told from an answer."""
-    thought, end, rest = text.partition(_THOUGHT)
-    if not end:
-        return "", text
-    return thought.removeprefix(_THINK).strip(), rest.lstrip("\n")
 
 
 class Sessions:

@@ -11,14 +11,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+from roll.data.reasoning import CHANNELS, answer_of
 from roll.envs.tools.calls import FORMS
+from roll.envs.tools.calls.gemma import END as GEMMA_END
+from roll.envs.tools.calls.gemma import MARK as GEMMA_CALL
+from roll.envs.tools.calls.glm import ARGUMENT
+from roll.envs.tools.calls.harmony import CHANNEL
 from roll.types import Message
 
 __all__ = ["ToolCall", "ToolFormat", "format_of", "plainly", "read_calls"]
 
-ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "plain", "none"]
-_FORMS = {"hermes": "hermes", "plain": "hermes", "llama3": "llama", "mistral": "mistral"}
-"""What `roll.envs.tools` calls them."""
+ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
+_FORMS = {"plain": "hermes", "llama3": "llama"}
+"""What `roll.envs.tools` calls those that have another name there."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
@@ -54,11 +59,17 @@ class _Offered:
 
 
 def format_of(template: str) -> ToolFormat:
-    """The format that a chat template teaches; `plain` where it takes no tools."""
+    """Return the format that a chat template teaches; `plain` where it takes no tools."""
     if "tools" not in template:
         return "plain"
     if _MISTRAL in template:
         return "mistral"
+    if CHANNEL in template:
+        return "harmony"
+    if GEMMA_CALL in template:
+        return "gemma4"
+    if _OPEN in template and ARGUMENT in template:
+        return "glm"
     if _OPEN in template:
         return "hermes"
     return "llama3" if '"parameters"' in template else "hermes"
@@ -76,7 +87,7 @@ def read_calls(
     """
     if tool_format == "none":
         return text, ()
-    found = FORMS[_FORMS[tool_format]].parse(text, {tool.name: tool for tool in map(_offered, tools)})
+    found = FORMS[_FORMS.get(tool_format, tool_format)].parse(text, {tool.name: tool for tool in map(_offered, tools)})
     if found.problems or not found.calls or not all(_is_json(call.arguments) for call in found.calls):
         return text, ()
     calls = tuple(ToolCall(name=call.name, arguments=call.arguments) for call in found.calls)
@@ -95,6 +106,11 @@ def _beside(text: str, tool_format: ToolFormat) -> str:
         return text.partition(_PYTHON_TAG)[0] if _PYTHON_TAG in text else ""
     if tool_format == "mistral":
         return text.partition(_MISTRAL)[0] if _MISTRAL in text else ""
+    if tool_format == "harmony":
+        return answer_of(text, CHANNELS) or ""
+    if tool_format == "gemma4":
+        head, *parts = text.split(GEMMA_CALL)
+        return "".join([head, *(part.partition(GEMMA_END)[2] for part in parts)])
     head, *parts = text.split(_OPEN)
     return "".join([head, *(part.partition(_CLOSE)[2] for part in parts)])
 

@@ -78,7 +78,7 @@ class AgentConfig(Section):
     )
     environment: dict[str, str] = option({}, "Further variables for `command`.")
     limits: AgentLimits = option(AgentLimits(), "Its budget.")
-    tool_format: Literal["auto", "hermes", "llama3", "mistral", "plain", "none"] = option(
+    tool_format: Literal["auto", "hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"] = option(
         "auto", "How the model writes calls of tools; `auto` goes by its chat template."
     )
     demands: Literal["refuse", "tell"] = option(

@@ -15,9 +15,9 @@ from roll.types import IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["Decoder", "backend"]
+__all__ = ["CONTEXT_SEEN", "Decoder", "backend"]
 
-_CONTEXT_SEEN = 24
+CONTEXT_SEEN = 24
 """Tokens before an answer in which a template may begin a thought."""
 _CALL_MARK = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
 _CALL_ENDS = ("<|call|>", "<|tool_response>")
@@ -61,7 +61,7 @@ class Decoder:
             token_ids: [T] of the answer.
             context: [C] that it follows: some templates begin a thought in the generation prompt.
         """
-        begun = bool(begun_thought(self.spelt(context[-_CONTEXT_SEEN:]), self.reasoning))
+        begun = bool(begun_thought(self.spelt(context[-CONTEXT_SEEN:]), self.reasoning))
         return answer_of(self.decode(token_ids), self.reasoning, begun=begun) or ""
 
     @cached_property

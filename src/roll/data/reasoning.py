@@ -28,6 +28,8 @@ class ReasoningFormat:
     """Texts that end the reasoning: the answer follows the last of them."""
     answer_ends: tuple[str, ...] = ()
     """Texts that end the answer."""
+    messages: re.Pattern[str] | None = None
+    """Finds the messages of the reasoning, where it is made of messages."""
     bare: tuple[str, str] = ("", "")
     """How a text begins, and what ends its reasoning, where its special tokens are lost."""
 
@@ -45,7 +47,7 @@ class ReasoningFormat:
             thought, _, answer = text.rpartition(self.bare[1])
             return thought.removeprefix(self.bare[0]), answer
         if closed[0] < 0 and begun:
-            return text, None
+            return self._inside(text), None
         thought, answer = (text[: closed[0]], text[closed[1] :]) if closed[0] >= 0 else ("", text)
         again = min((place for begin in self.begins if (place := answer.find(begin)) >= 0), default=None)
         if again is not None:
@@ -66,7 +68,9 @@ class ReasoningFormat:
         return (*self.begins, *self.ends, *self.answer_ends)
 
     def _inside(self, thought: str) -> str:
-        """Return a thought without the mark that begins it."""
+        """Return a thought without the marks around it."""
+        if self.messages is not None:
+            return "\n".join(self.messages.findall(thought)).strip()
         thought = thought.lstrip()
         for begin in self.begins:
             thought = thought.removeprefix(begin)
@@ -81,13 +85,14 @@ CHANNELS = ReasoningFormat(
     begins=("<|channel|>analysis", "<|channel|>commentary"),
     ends=("<|channel|>final<|message|>",),
     answer_ends=("<|end|>", "<|return|>", "<|start|>"),
+    messages=re.compile(r"<\|channel\|>analysis<\|message\|>(.*?)(?:<\|end\|>|<\|start\|>|\Z)", re.DOTALL),
     bare=("analysis", "assistantfinal"),
 )
 """Harmony: gpt-oss."""
 _THINK = _tags("think")
 _KNOWN = (
     CHANNELS,
-    ReasoningFormat(begins=("<|channel>",), ends=("<channel|>",)),  # Gemma 4
+    ReasoningFormat(begins=("<|channel>thought", "<|channel>"), ends=("<channel|>",)),  # Gemma 4
     ReasoningFormat(  # Muse Glimmer
         begins=(" to=self<|message|>",),
         ends=(" to=user<|message|>",),

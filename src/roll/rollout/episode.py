@@ -20,6 +20,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from roll.data.reasoning import answer_of
 from roll.envs.base import Started
 from roll.envs.hosting import EnvHosts
 from roll.errors import DataError
@@ -120,7 +121,7 @@ async def play(
             if answer.finish_reason != "stop":
                 episode.note_turn(answer, state=state)
                 break
-            observation, reward, ended, cut_off, info = await env.step(renderer.decode(answer.token_ids))
+            observation, reward, ended, cut_off, info = await env.step(_action(answer, dialogue, renderer))
             episode.note_turn(answer, reward=reward, state=state)
             over = ended or cut_off or turn == draw.prompt.turns
             if over or not await episode.hear(_replies(observation, info, renderer), info.get("tool_calls") or ()):
@@ -128,6 +129,13 @@ async def play(
     if anchor is not None and not episode.begun:
         raise not_there(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
     return episode.rollout(index)
+
+
+def _action(answer: Generation, dialogue: Dialogue, renderer: Renderer) -> str:
+    """Return what the model wrote; a thought that the prompt began, and that never ends, with the mark of a thought."""
+    said = renderer.decode(answer.token_ids)
+    unmarked = not renderer.final_text(answer.token_ids, dialogue.context) and answer_of(said)
+    return f"<think>\n{said}" if unmarked else said
 
 
 def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import given
 from roll.agents.tool_calls import ToolFormat, format_of, plainly, read_calls
 from roll.types import Message
 
-FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "plain", "none"]
+FORMATS: list[ToolFormat] = ["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
 
 
 def called(text: str, tool_format: ToolFormat) -> tuple[str, list[tuple[str, object]]]:
@@ -61,6 +63,25 @@ def test_mistral_marks_calls_in_two_ways() -> None:
     )
 
 
+def test_gpt_oss_calls_are_messages_of_their_own() -> None:
+    call = '<|channel|>commentary to=functions.a <|constrain|>json<|message|>{"x": 1}'
+    assert called(call, "harmony") == ("", [("a", {"x": 1})])
+    thought = "<|channel|>analysis<|message|>to=functions.b<|end|><|start|>assistant"
+    assert called(thought + call, "harmony") == ("", [("a", {"x": 1})])
+    answer = "<|channel|>final<|message|>Done."
+    assert called(answer, "harmony") == (answer, [])
+
+
+def test_glm_calls_have_a_tag_for_each_argument() -> None:
+    call = "<tool_call>a\n<arg_key>x</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
+    assert called(f"So.\n{call}\n{call}", "glm") == ("So.", [("a", {"x": "1"}), ("a", {"x": "1"})])
+
+
+def test_gemma_calls_have_arguments_without_quotes() -> None:
+    call = '<|tool_call>call:a{x:1,y:<|"|>b<|"|>}<tool_call|>'
+    assert called(f"So. {call}", "gemma4") == ("So.", [("a", {"x": 1, "y": "b"})])
+
+
 @pytest.mark.parametrize(
     "arguments", ["[1]", '"text"', "1", '{"a": 1e999}', '{"a": NaN}', '{"a": ' + "9" * 5000 + "}", "[" * 5000]
 )
@@ -73,7 +94,20 @@ def test_arguments_that_are_no_json_object_make_no_call(arguments: str, tool_for
 
 @pytest.mark.parametrize(
     "piece",
-    ["<tool_call>", "<tool_call></tool_call>", '<tool_call>{"name": "a"}</tool_call>', "[TOOL_CALLS]", "{", "[ARGS]"],
+    [
+        "<|channel|>",
+        "<|message|>",
+        "<|tool_call>",
+        "<|tool_call>call:a{",
+        "<arg_key>",
+        "<tool_call>a<arg_key>",
+        "<tool_call>",
+        "<tool_call></tool_call>",
+        '<tool_call>{"name": "a"}</tool_call>',
+        "[TOOL_CALLS]",
+        "{",
+        "[ARGS]",
+    ],
 )
 @pytest.mark.parametrize("tool_format", FORMATS)
 def test_hostile_repetition_takes_no_longer_than_reading_it(piece: str, tool_format: ToolFormat) -> None:
@@ -96,6 +130,33 @@ def test_formats_are_known_by_what_a_template_teaches() -> None:
     assert format_of("{% if tools %}<tool_call>{% endif %}") == "hermes"
     assert format_of("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
     assert format_of("""{% if tools %}{"name": x, "parameters": y}{% endif %}""") == "llama3"
+
+
+@pytest.mark.parametrize(
+    ("template", "tool_format"),
+    [
+        ("gptoss", "harmony"),
+        ("gptoss_training", "harmony"),
+        ("glm4moe", "glm"),
+        ("glm4moe_training", "glm"),
+        ("gemma4", "gemma4"),
+        ("gemma4_v5", "gemma4"),
+        ("qwen2_5", "hermes"),
+        ("qwen3", "hermes"),
+        ("qwen3_5_think", "hermes"),
+        ("nemotron_3_nano", "hermes"),
+        ("llama3_1", "llama3"),
+        ("phi3", "plain"),
+        ("gemma3", "plain"),
+    ],
+)
+def test_formats_of_published_templates_are_known(template: str, tool_format: str) -> None:
+    """The texts are read from the installed TRL."""
+    package = find_spec("trl")
+    if package is None or package.origin is None:
+        pytest.skip("TRL, which set-up installs, keeps models' chat templates")
+    directory = Path(package.origin).parent / "chat_templates"
+    assert format_of((directory / f"{template}.jinja").read_text(encoding="utf-8")) == tool_format
 
 
 def test_a_template_without_tools_is_told_of_them_in_words() -> None:

@@ -77,6 +77,7 @@ class ToolEnv:
         env: any environment.
         tools: tools, and where tools come from; all of different names.
         form: how calls are written: see `FORMS`.
+        reads_reasoning: whether calls inside of the model's reasoning count.
         max_tool_uses: of one episode, malformed calls included.
         rewards: of calls.
         explain: whether the first observation says which tools there are, and how to call them. Without, say it in the
@@ -91,6 +92,7 @@ class ToolEnv:
         tools: Sequence[Tool | ToolSource],
         *,
         form: str = "auto",
+        reads_reasoning: bool = False,
         max_tool_uses: int = 10,
         rewards: ToolRewards | Mapping[str, float] | None = None,
         explain: bool = True,
@@ -101,7 +103,8 @@ class ToolEnv:
             raise ValueError(f"max_tool_uses is not negative, got {max_tool_uses}")
         self.env = env
         self._tools = tuple(tools)
-        self._form_name, self._form = form, form_named(form)
+        self._form_name, self._form = form, form_named(form, reads_reasoning=reads_reasoning)
+        self._reads_reasoning = reads_reasoning
         self._max_tool_uses = max_tool_uses
         self._rewards = rewards if isinstance(rewards, ToolRewards) else ToolRewards(**(rewards or {}))
         self._explain = explain
@@ -131,6 +134,7 @@ class ToolEnv:
     def spawn(self, same_state: bool = False, **options: Any) -> ToolEnv:
         """Another of the same, which shares the tools; `options` are the environment's."""
         arguments = {"form": self._form_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
+        arguments |= {"reads_reasoning": self._reads_reasoning}
         env = self.env.spawn(same_state=same_state, **options)
         other = ToolEnv(env, self._tools, explain=self._explain, **arguments, **self._limits)  # type: ignore[arg-type]
         if same_state:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
+from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from roll.envs.tools import FORMS, ToolCall, ToolResult
-from roll.envs.tools.calls import MOST_CALLS
+from roll.envs.tools.calls import MOST_CALLS, form_named
 from roll.envs.tools.json_text import MalformedJsonError, read_json
 
 
@@ -89,6 +92,61 @@ def calls_in(form: str, text: str) -> list[tuple[str, dict[str, object]]]:
         ("mistral", 'search{"query": "x"}', [("search", {"query": "x"})]),
         ("mistral", '[{"name": "today", "arguments": {}}]', [("today", {})]),
         ("mistral", "[1, 2]", []),
+        (
+            "glm",
+            "<tool_call>search\n<arg_key>query</arg_key>\n<arg_value>a</tool_call>b</arg_value>\n<arg_key>top</arg_key>\n"
+            "<arg_value>3</arg_value>\n</tool_call>",
+            [("search", {"query": "a</tool_call>b", "top": 3})],
+        ),
+        ("glm", "So:\n<tool_call>today\n</tool_call>\n<tool_call>today</tool_call>", [("today", {}), ("today", {})]),
+        (
+            "glm",
+            "<tool_call>search<arg_key>query</arg_key><arg_value>x</arg_value>",
+            [("search", {"query": "x"})],
+        ),
+        (
+            "glm",
+            "<tool_call>search<arg_key>query</arg_key><arg_value>7</arg_value></tool_call>",
+            [("search", {"query": "7"})],
+        ),
+        (
+            "gemma4",
+            '<|tool_call>call:search{query:<|"|>a, {b}: c<|"|>,top:3}<tool_call|>',
+            [("search", {"query": "a, {b}: c", "top": 3})],
+        ),
+        ("gemma4", "<|tool_call>call:today{}<tool_call|><|tool_call>call:today{}", [("today", {}), ("today", {})]),
+        (
+            "gemma4",
+            '<|tool_call>call:other{a:[1,<|"|>x<|"|>,{b:true}],c:{<|"|>d e<|"|>:null,f:-1.5e3},g:word}<tool_call|>',
+            [("other", {"a": [1, "x", {"b": True}], "c": {"d e": None, "f": -1500.0}, "g": "word"})],
+        ),
+        ("gemma4", "<|tool_call>call:search{query:7}<tool_call|>", [("search", {"query": "7"})]),
+        (
+            "harmony",
+            '<|channel|>commentary to=functions.search <|constrain|>json<|message|>{"query": "x"}<|call|>',
+            [("search", {"query": "x"})],
+        ),
+        (
+            "harmony",
+            ' to=functions.search<|channel|>commentary json<|message|>{"query": "x"}',
+            [("search", {"query": "x"})],
+        ),
+        (
+            "harmony",
+            "<|channel|>analysis<|message|>I call to=functions.search now.<|end|><|start|>assistant<|channel|>"
+            "commentary to=functions.today <|constrain|>json<|message|>{}<|call|>",
+            [("today", {})],
+        ),
+        (
+            "harmony",
+            "<|channel|>analysis to=python code<|message|>print(1)<|call|>",
+            [("python", {"code": "print(1)"})],
+        ),
+        (
+            "harmony",
+            'analysisHm.assistantcommentary to=functions.search json{"query": "x"}',
+            [("search", {"query": "x"})],
+        ),
     ],
 )
 def test_a_form_reads_what_its_models_write(form: str, text: str, expected: list[object]) -> None:
@@ -113,6 +171,20 @@ def test_a_form_reads_what_its_models_write(form: str, text: str, expected: list
         ("llama", '<|python_tag|>search.call(query="x"'),
         ("mistral", "[TOOL_CALLS] hello"),
         ("mistral", '[TOOL_CALLS]search[ARGS]{"query": '),
+        ("glm", "<tool_call>search<arg_key>query</arg_key><arg_value>x</tool_call>"),
+        ("glm", "<tool_call>search<arg_key>query</tool_call>"),
+        ("glm", "<tool_call>search<arg_key>query</arg_key>x</tool_call>"),
+        ("glm", "<tool_call>search<arg_key>query</arg_key><arg_value>x</arg_value> so </tool_call>"),
+        ("gemma4", "<|tool_call>search{}<tool_call|>"),
+        ("gemma4", '<|tool_call>call:search{query:<|"|>x}<tool_call|>'),
+        ("gemma4", "<|tool_call>call:search{query:}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:search{query}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:search{query:1 top:2}<tool_call|>"),
+        ("gemma4", "<|tool_call>call:search{a:" + "[" * 5000),
+        ("gemma4", '<|tool_call>call:search{a:<|"|>\ud800<|"|>}<tool_call|>'),
+        ("harmony", "<|channel|>commentary to=functions.search<|message|>{'query': 1}<|call|>"),
+        ("harmony", "<|channel|>commentary to=functions.search<|message|>[1]<|call|>"),
+        ("harmony", '<|channel|>commentary to=functions.search<|message|>{"a": 1} {"b": 2}<|call|>'),
     ],
 )
 def test_a_malformed_call_becomes_one_sentence(form: str, text: str) -> None:
@@ -134,12 +206,67 @@ NAMES = st.sampled_from(["search", "other_tool"])
 CALLS = st.lists(st.builds(ToolCall, name=NAMES, arguments=ARGUMENTS), min_size=1, max_size=4)
 
 
-@pytest.mark.parametrize("form", ["json", "hermes", "llama", "mistral"])
+@pytest.mark.parametrize("form", ["json", "hermes", "llama", "mistral", "harmony", "gemma4"])
 @settings(max_examples=25)
 @given(calls=CALLS)
 def test_what_a_form_writes_it_reads_as_the_same_calls(form: str, calls: list[ToolCall]) -> None:
     found = FORMS[form].parse(FORMS[form].render(calls), TOOLS)
     assert [(call.name, dict(call.arguments)) for call in found.calls] == [(c.name, dict(c.arguments)) for c in calls]
+
+
+def test_glm_writes_texts_bare_and_reads_them_by_the_tools_schema() -> None:
+    calls = [
+        ToolCall(name="search", arguments={"query": '{"a": 1}\n</tool_call>', "top": 2}),
+        ToolCall(name="today", arguments={}),
+    ]
+    assert list(FORMS["glm"].parse(FORMS["glm"].render(calls), TOOLS).calls) == calls
+
+
+def test_gemma_reads_arguments_of_a_thousand_keys() -> None:
+    body = ",".join(f"k{i}:{i}" for i in range(1000))
+    [(_, arguments)] = calls_in("gemma4", f"<|tool_call>call:other{{{body}}}<tool_call|>")
+    assert arguments == {f"k{i}": i for i in range(1000)}
+
+
+@pytest.mark.parametrize(
+    ("template", "form"), [("gptoss", "harmony"), ("glm4moe", "glm"), ("gemma4", "gemma4"), ("qwen3", "hermes")]
+)
+def test_calls_are_read_as_models_templates_write_them(template: str, form: str) -> None:
+    """The texts of the templates are read from the installed TRL."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    package = find_spec("trl")
+    if package is None or package.origin is None:
+        pytest.skip("TRL, which set-up installs, keeps models' chat templates")
+    source = (Path(package.origin).parent / "chat_templates" / f"{template}.jinja").read_text(encoding="utf-8")
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    arguments = {"query": "where is\n'Paris'?", "top": 3}
+    call = {"id": "1", "type": "function", "function": {"name": "search", "arguments": arguments}}
+    said = {"role": "assistant", "content": "", "tool_calls": [call]}
+    text = environment.from_string(source).render(
+        messages=[{"role": "user", "content": "?"}, said], bos_token="", strftime_now=lambda _: "", tools=None
+    )
+    for name in (form, "auto", "template"):
+        assert calls_in(name, text) == [("search", arguments)]
+
+
+THINKING = ["<think>{}</think>", "{}</think>", "[THINK]{}[/THINK]", "<|channel>thought\n{}<channel|>"]
+
+
+@pytest.mark.parametrize("form", [name for name in FORMS if name != "harmony"])
+def test_calls_inside_of_reasoning_are_not_made(form: str) -> None:
+    thought, made = (FORMS[form].render([ToolCall(name=name, arguments={})]) for name in ("today", "search"))
+    for thinking in THINKING:
+        assert [name for name, _ in calls_in(form, thinking.format(thought) + made)] == ["search"]
+        assert calls_in(form, thinking.format(thought) + "Done.") == []
+    assert calls_in(form, f"<think>{thought}") == []
+
+
+@pytest.mark.parametrize("form", ["auto", "hermes", "xml", "glm", "gemma4"])
+def test_calls_inside_of_reasoning_are_made_where_they_count(form: str) -> None:
+    text = f"<think>{FORMS[form].render([ToolCall(name='today', arguments={})])}"
+    assert [call.name for call in form_named(form, reads_reasoning=True).parse(text, TOOLS).calls] == ["today"]
 
 
 def test_the_tags_form_reads_what_it_writes() -> None:
@@ -154,6 +281,9 @@ FRAGMENTS = [
     *("<tool_call>", "</tool_call>", "<search>", "</search>", "<query>", "</query>", "```", "```python\n", "```json"),
     *("{", "}", "[", "]", '"', "\\", '"name"', '"arguments":', ":", ",", "[TOOL_CALLS]", "[ARGS]", "<|python_tag|>"),
     *("search.call(", "query=", ")", ";", '{"name": "search", "arguments": {}}', "<function=search>"),
+    *("<|channel|>", "<|message|>", "commentary to=functions.search ", "<|call|>", "to=functions.today{", "<|start|>"),
+    *("<|tool_call>", "<tool_call|>", "call:search{", "query:", '<|"|>', "<arg_key>", "</arg_key>", "<arg_value>"),
+    *("</arg_value>", "<tool_call>search", "<think>", "</think>"),
     *("<parameter=query>", "</parameter>", "9" * 500, "\ud800", "\0", " ", "\n", "é"),
 ]
 

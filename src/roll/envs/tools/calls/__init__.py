@@ -1,7 +1,9 @@
 """Tool calls in text: the forms by name, and `auto`, which knows them all.
 
+A call inside of the model's reasoning is a thought about a call, and is not made.
+
 >>> sorted(FORMS)
-['auto', 'hermes', 'json', 'llama', 'mistral', 'template', 'xml']
+['auto', 'gemma4', 'glm', 'harmony', 'hermes', 'json', 'llama', 'mistral', 'template', 'xml']
 """
 
 from __future__ import annotations
@@ -9,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from roll.envs.tools.calls import hermes, llama, mistral
+from roll.data.reasoning import answer_of
+from roll.envs.tools.calls import gemma, hermes, llama, mistral
 from roll.envs.tools.calls.form import MOST_CALLS, CallForm, Found, Tools
+from roll.envs.tools.calls.gemma import GEMMA
+from roll.envs.tools.calls.glm import GLM, is_glm
+from roll.envs.tools.calls.harmony import HARMONY, is_harmony
 from roll.envs.tools.calls.hermes import HERMES
 from roll.envs.tools.calls.json_form import JSON
 from roll.envs.tools.calls.llama import LLAMA
@@ -24,8 +30,12 @@ __all__ = ["FORMS", "MOST_CALLS", "TEMPLATE", "CallForm", "Found", "form_named"]
 
 def _parse(text: str, tools: Tools) -> Found:
     """By what the text is marked with; unmarked JSON last, since an answer may be JSON as well."""
+    if is_harmony(text):
+        return HARMONY.parse(text, tools)
+    if gemma.MARK in text:
+        return GEMMA.parse(text, tools)
     if hermes.BEGIN in text:
-        return HERMES.parse(text, tools)
+        return (GLM if is_glm(text) else HERMES).parse(text, tools)
     if mistral.MARK in text:
         return MISTRAL.parse(text, tools)
     if llama.TAG in text:
@@ -38,7 +48,7 @@ def _parse(text: str, tools: Tools) -> Found:
 
 TEMPLATE = "template"
 
-FORMS: Mapping[str, CallForm] = {
+_FORMS: Mapping[str, CallForm] = {
     "auto": replace(XML, parse=_parse),
     TEMPLATE: replace(HERMES, parse=_parse, explain=lambda tools: "", result=lambda result: result.text),
     "xml": XML,
@@ -46,13 +56,35 @@ FORMS: Mapping[str, CallForm] = {
     "hermes": HERMES,
     "llama": LLAMA,
     "mistral": MISTRAL,
+    "harmony": HARMONY,
+    "glm": GLM,
+    "gemma4": GEMMA,
 }
+
+
+def _after_reasoning(form: CallForm) -> CallForm:
+    """Return the form, which reads only what follows the model's reasoning."""
+
+    def parse(text: str, tools: Tools) -> Found:
+        if is_harmony(text):  # whose calls are messages of their own, apart from what it thinks
+            return form.parse(text, tools)
+        answer = answer_of(text)
+        return Found() if answer is None else form.parse(answer, tools)
+
+    return replace(form, parse=parse)
+
+
+FORMS: Mapping[str, CallForm] = {name: _after_reasoning(form) for name, form in _FORMS.items()}
 """`auto` and `template` read all. `auto` explains tools and shows results as `xml` does; `template` leaves that to the
 model's chat template."""
 
 
-def form_named(name: str) -> CallForm:
-    """The form of this name.
+def form_named(name: str, *, reads_reasoning: bool = False) -> CallForm:
+    """Return the form of this name.
+
+    Args:
+        name: one of `FORMS`.
+        reads_reasoning: whether calls inside of the model's reasoning count.
 
     Raises:
         ConfigError: there is none.
@@ -61,4 +93,4 @@ def form_named(name: str) -> CallForm:
         raise ConfigError(
             f"unknown form of tool calls '{name}'.{nearest(name, list(FORMS))} Known: {', '.join(FORMS)}."
         )
-    return FORMS[name]
+    return (_FORMS if reads_reasoning else FORMS)[name]

@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}]`, and since 2025 `[TOOL_CALLS]name[ARGS]{…}`.
 
-The markers are special tokens, which decoding leaves out: so both are known without them, too.
+Other readers of texts leave the marks out, since they are special tokens: both are known without them, too.
 """
 
 from __future__ import annotations
