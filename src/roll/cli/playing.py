@@ -20,7 +20,7 @@ from roll.envs.transcripts import Policy, Transcript, play_episode, random_polic
 from roll.errors import InfraError, UserError, raised_at
 from roll.proxies import client_session
 from roll.tracking.visible import printable
-from roll.types.rollouts import Message
+from roll.types import Message
 
 __all__ = ["Sampling", "conversation", "one_episode", "person", "rollouts"]
 

@@ -17,7 +17,7 @@ from roll.config.rewards import (
     as_reward_list,
     check_pattern,
 )
-from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
+from roll.config.sources import ConversationColumns, FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
 from roll.config.tools import ToolCallsConfig, ToolConfig, ToolList, as_tool_list, tool_arguments
 
 if TYPE_CHECKING:
@@ -211,8 +211,12 @@ class EnvironmentData(Hosting, _Source):
         )
 
 
-class _Columns(_Split):
-    prompt_key: str = option("prompt", "Column with the prompt: text, or a list of chat messages.")
+class _Columns(ConversationColumns, _Split):
+    prompt_key: str = option(
+        "prompt",
+        "Column with the prompt: text, or a list of chat messages; where the last one is the assistant's, the model "
+        "continues it.",
+    )
     answer_key: str | None = option("answer", "Column with the reference answer; `null` where rewards need none.")
     answer_pattern: str | None = option(
         None,

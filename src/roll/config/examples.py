@@ -7,7 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Discriminator, Tag, field_validator
 
 from roll.config.base import option
-from roll.config.sources import FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
+from roll.config.sources import ConversationColumns, FileTable, HuggingFaceTable, PythonTable, Share, SumsTask
 
 __all__ = [
     "ArithmeticExamples",
@@ -51,7 +51,7 @@ class ArithmeticExamples(SumsTask, _Examples):
         return value
 
 
-class ExampleColumns(_Examples):
+class ExampleColumns(ConversationColumns, _Examples):
     """Which columns of a row say what. Where several could, the first of these keys decides; `null` turns one off."""
 
     held_out: float = option(
@@ -81,9 +81,6 @@ class ExampleColumns(_Examples):
         "margin", "Column that says by how much the preferred answer is better; optional in a row."
     )
     score_key: str = option("score", "Column with an answer's score, which a reward model should give.")
-    on_bad_row: Literal["refuse", "skip"] = option(
-        "refuse", "What becomes of malformed rows: `refuse` names them and ends the run, `skip` leaves them out."
-    )
     limit: int | None = option(None, "Use only the first N rows.", ge=1)
 
 

@@ -8,7 +8,15 @@ from pydantic import PrivateAttr, field_validator, model_validator
 
 from roll.config.base import FUNCTION, Section, option, path_option
 
-__all__ = ["FileTable", "HuggingFaceTable", "PythonTable", "Share", "SumsTask", "named_apart"]
+__all__ = [
+    "ConversationColumns",
+    "FileTable",
+    "HuggingFaceTable",
+    "PythonTable",
+    "Share",
+    "SumsTask",
+    "named_apart",
+]
 
 
 class Share(Section):
@@ -26,6 +34,35 @@ class Share(Section):
         if "{prompt}" not in value:
             raise ValueError(f"{value!r} does not contain '{{prompt}}': the prompt's text would be lost")
         return value
+
+
+class ConversationColumns(Share):
+    """What rows may have beside their messages, and what becomes of rows that cannot be read."""
+
+    system_key: str | None = option(
+        "system",
+        "Column with a row's own system message, which comes in the place of `system_prompt`; by default a column "
+        "`system_prompt` is read as well.",
+    )
+    tools_key: str | None = option(
+        "tools", "Column with the tools that the chat template shows: a list of JSON schemas, or its text."
+    )
+    history_key: str | None = option(
+        "history", "Column with earlier turns, a list of `[question, answer]`: context of what is asked."
+    )
+    template_kwargs_key: str | None = option(
+        "chat_template_kwargs", "Column with further arguments of the chat template, such as `enable_thinking`."
+    )
+    ignored_fields: list[str] = option(
+        [],
+        "Columns, and fields of messages and of content parts, that are left unread; any other that could change what "
+        "a row means is refused by its name.",
+        examples=[["images", "emotion"]],
+    )
+    on_bad_row: Literal["refuse", "skip"] = option(
+        "refuse",
+        "What becomes of malformed rows: `refuse` names them and ends the run, `skip` leaves them out and counts them.",
+    )
 
 
 def named_apart(entries: list[Any]) -> list[Any]:

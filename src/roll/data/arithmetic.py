@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.config.sources import SumsTask
-from roll.data.rows import messages_of
+from roll.data.conversations import messages_of
 from roll.errors import DataError
 from roll.types import Prompt
 

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from roll.config.data import DataConfig
+from roll.config.data import DataConfig, FileData, HuggingFaceData, PythonData
+from roll.data.bad_rows import BadRows
+from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
+from roll.data.prompt_rendering import prompt_tokens
+from roll.data.rows import RowItems
 from roll.data.source import Interleaved, Source
 from roll.data.stream import PromptStream, WeightedSource, render_checked
+from roll.data.tables import say_bad_rows
 from roll.errors import DataError
 from roll.protocols import PromptSource
 from roll.registry import Registry
-from roll.types import Prompt, PromptDraw
+from roll.types import IntArray, Prompt, PromptDraw
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -36,6 +42,7 @@ SOURCES: Registry[Loader] = Registry(
     },
 )
 
+REFUSED = "refused by the chat template"
 EAGER_CHECK = 20_000
 """With at most this many prompts, all are rendered at once, so one that is too long is refused before training."""
 
@@ -64,8 +71,9 @@ def held_out_draws(
     prompts: Sequence[Prompt], renderer: ChatRenderer, max_prompt_tokens: int | None = None
 ) -> list[PromptDraw]:
     """Prompts rendered for evaluation; their draw ids count from 0 and are not in the ledger."""
+    render = partial(prompt_tokens, renderer=renderer)
     return [
-        PromptDraw(draw_id=i, prompt=p, token_ids=render_checked(p, renderer.render, max_prompt_tokens))
+        PromptDraw(draw_id=i, prompt=p, token_ids=render_checked(p, render, max_prompt_tokens))
         for i, p in enumerate(prompts)
     ]
 
@@ -88,23 +96,43 @@ def build_data(
         DataError: a source cannot be read or is empty, or a prompt is too long.
     """
     renderer = ChatRenderer(tokenizer)
-    sources: list[WeightedSource[Prompt]] = []
-    held_out: list[Source[Prompt]] = []
-    for config in configs:
-        domain = config.domain or config.source
-        training, other = load_source(config, domain, seed)
-        sources.append(
-            WeightedSource(domain=domain, items=training, weight=config.weight, fingerprint=training.fingerprint)
-        )
-        held_out.append(other)
+    loaded = [_Loaded(config, *load_source(config, config.domain or config.source, seed)) for config in configs]
+    render = partial(prompt_tokens, renderer=renderer)
+    longest = _rendered(loaded, render, max_prompt_tokens)
     return Data(
-        train=PromptStream(sources, renderer.render, seed, max_prompt_tokens=max_prompt_tokens),
-        held_out=Interleaved(held_out),
-        held_out_fingerprints={s.domain: other.fingerprint for s, other in zip(sources, held_out, strict=True)},
+        train=PromptStream(
+            [
+                WeightedSource(
+                    domain=entry.domain,
+                    items=entry.training,
+                    weight=entry.config.weight,
+                    fingerprint=entry.training.fingerprint,
+                )
+                for entry in loaded
+            ],
+            render,
+            seed,
+            max_prompt_tokens=max_prompt_tokens,
+        ),
+        held_out=Interleaved([entry.held_out for entry in loaded]),
+        held_out_fingerprints={entry.domain: entry.held_out.fingerprint for entry in loaded},
         renderer=renderer,
         max_prompt_tokens=max_prompt_tokens,
-        longest_prompt=_longest([*(s.items for s in sources), *held_out], renderer, max_prompt_tokens),
+        longest_prompt=longest,
     )
+
+
+@dataclass(slots=True)
+class _Loaded:
+    """One entry of the configuration, read."""
+
+    config: DataConfig
+    training: Source[Prompt]
+    held_out: Source[Prompt]
+
+    @property
+    def domain(self) -> str:
+        return self.config.domain or self.config.source
 
 
 def load_source(config: DataConfig, domain: str, seed: int) -> tuple[Source[Prompt], Source[Prompt]]:
@@ -114,17 +142,55 @@ def load_source(config: DataConfig, domain: str, seed: int) -> tuple[Source[Prom
         DataError: the source cannot be read, or leaves nothing to train on.
     """
     training, held_out = SOURCES.get(config.source.partition(":")[0])(config, domain, seed)
-    if not len(training):
-        held_out = getattr(config, "held_out", 0)
-        raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out ({held_out}).")
+    _check_not_empty(training, config, domain)
     return training, held_out
 
 
-def _longest(sources: Sequence[PromptSource], renderer: ChatRenderer, max_prompt_tokens: int | None) -> int | None:
-    if sum(map(len, sources)) > EAGER_CHECK:
-        return None
-    return max(
-        len(render_checked(source[i], renderer.render, max_prompt_tokens))
-        for source in sources
-        for i in range(len(source))
-    )
+def _rendered(
+    loaded: Sequence[_Loaded], render: Callable[[Prompt], IntArray], max_prompt_tokens: int | None
+) -> int | None:
+    """Render all prompts, unless there are too many, and leave out or refuse those that cannot be.
+
+    Where a source leaves out bad rows, all of its prompts are rendered, however many there are.
+
+    Returns:
+        Tokens of the longest one; `None` where not all were rendered.
+
+    Raises:
+        DataError: prompts cannot be rendered or are too long; names those of tables with their rows.
+    """
+    every = sum(len(entry.training) + len(entry.held_out) for entry in loaded) <= EAGER_CHECK
+    longest = 0
+    for entry in loaded:
+        bad = BadRows()
+        bad.num_rows = len(entry.training) + len(entry.held_out)
+        sides: list[Source[Prompt]] = []
+        for side in (entry.training, entry.held_out):
+            out: list[int] = []
+            for index in range(len(side)) if every or _skips(entry.config) else ():
+                try:
+                    longest = max(longest, len(render_checked(side[index], render, max_prompt_tokens)))
+                except DataError as error:
+                    if not isinstance(side, RowItems):
+                        raise
+                    bad.add(error.reason if isinstance(error, BadRow) else REFUSED, f"{side.where(index)}: {error}")
+                    out.append(index)
+            sides.append(side.without(out) if isinstance(side, RowItems) and out else side)
+        entry.training, entry.held_out = sides
+        if isinstance(entry.config, FileData | HuggingFaceData | PythonData):
+            say_bad_rows(bad, entry.config, entry.domain)
+        _check_not_empty(entry.training, entry.config, entry.domain)
+    return longest if every else None
+
+
+def _skips(config: DataConfig) -> bool:
+    return isinstance(config, FileData | HuggingFaceData | PythonData) and config.on_bad_row == "skip"
+
+
+def _check_not_empty(training: Source[Prompt], config: DataConfig, domain: str) -> None:
+    if len(training):
+        return
+    if _skips(config):
+        raise DataError(f"data source '{domain}' leaves no prompt for training: its rows are held out or left out.")
+    held_out = getattr(config, "held_out", 0)
+    raise DataError(f"data source '{domain}' leaves no prompt for training: lower its held_out ({held_out}).")

@@ -8,11 +8,15 @@ from typing import Any
 from roll.errors import DataError, short
 from roll.registry import nearest
 
-__all__ = ["ROLES", "BadRow", "Row", "as_list", "column", "is_message", "is_null", "unicode_text"]
+__all__ = ["ROLES", "ArrowRow", "BadRow", "Row", "as_list", "column", "is_null", "unicode_text"]
 
 Row = Mapping[str, Any]
 
 ROLES = ("system", "user", "assistant", "tool")
+
+
+class ArrowRow(dict[str, Any]):
+    """A row of an Arrow table, which fills in the fields of other rows' objects as null."""
 
 
 class BadRow(DataError):
@@ -55,11 +59,6 @@ def is_null(value: Any) -> bool:
 def as_list(value: Any) -> Any:
     """An array, or a column of a data frame, as the list that it holds; anything else as it is."""
     return value.tolist() if hasattr(value, "tolist") and not isinstance(value, str) else value
-
-
-def is_message(value: Any) -> bool:
-    """Whether this is a chat message."""
-    return isinstance(value, Mapping) and value.get("role") in ROLES and isinstance(value.get("content"), str)
 
 
 def unicode_text(value: str, column: str, where: str) -> str:

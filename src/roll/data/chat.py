@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from roll.data.beginning import TextBeginning
 from roll.data.decoding import Decoder, backend
 from roll.data.harmless import boundaries, parted
 from roll.data.reasoning import ReasoningFormat
+from roll.data.shown import check_shown
 from roll.data.templates import PROBE, TODAY, ChatTemplate, Tool, refusals
 from roll.data.turns import Render, SpecialTokens, ends_only_last, find_turns, thinking_modes, tokenized
 from roll.errors import DataError
@@ -39,6 +41,7 @@ class ChatRenderer:
         self._special = SpecialTokens(tokenizer)
         self._backend = backend(tokenizer)
         self._decoder = Decoder(tokenizer, self._special, self._template.source)
+        self._beginning = TextBeginning(tokenizer)
 
     def render(
         self,
@@ -71,7 +74,7 @@ class ChatRenderer:
         """
         if self.has_template:
             return self._template.render(messages, tools=tools, **(template_kwargs or {}))
-        return self._joined(messages)
+        return _joined(messages, self.spelt(np.array([self.end_token])) if _answered(messages) else "")
 
     def tokens(self, text: str) -> IntArray:
         """[P] ids of a text of `text`."""
@@ -103,16 +106,10 @@ class ChatRenderer:
         ids = self.piece(text)
         return ids[ended:] if len(ids) and self.spelt(ids[:1]) == end else None
 
-    @cached_property
+    @property
     def drops_tools(self) -> bool:
         """Whether the template leaves out what a tool says, without a word."""
-        heard: Message = {"role": "tool", "content": PROBE}
-        try:
-            return PROBE not in self.text(
-                [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, heard]
-            )
-        except DataError:
-            return False
+        return self._template.drops_tools
 
     @cached_property
     def takes_late_system(self) -> bool:
@@ -138,8 +135,10 @@ class ChatRenderer:
         if not text.isascii():
             text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
         if self._backend is not None:
-            return np.asarray(self._backend.encode(text, add_special_tokens=first).ids, dtype=np.int32)
-        return np.asarray(self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"], dtype=np.int32)
+            ids = self._backend.encode(text, add_special_tokens=first).ids
+        else:
+            ids = self._tokenizer(text, add_special_tokens=first, verbose=False)["input_ids"]
+        return np.asarray(self._beginning.once(text, ids) if first else ids, dtype=np.int32)
 
     def harmless(self, text: str) -> str:
         """Text of others, unable to end a message and begin one in another's name: the model reads `< |im_end|>`."""
@@ -165,17 +164,15 @@ class ChatRenderer:
         template = getattr(self._tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
 
-    def _joined(self, messages: Sequence[Message]) -> str:
-        """Without a template: texts one after the other, as `answer` and `follow_up` put them."""
-        text = ""
-        for answers, block in groupby(messages, lambda message: message["role"] == "assistant"):
-            contents = [message["content"] for message in block]
-            if answers:
-                text += "".join(content + self.spelt(np.array([self.end_token])) for content in contents)
-            else:
-                asked = "\n\n".join(contents)
-                text += f"\n\n{asked}\n\n" if text else asked
-        return text
+    def check_shown(
+        self, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, Any]
+    ) -> None:
+        """Check that the template shows all of a conversation; see `roll.data.shown`.
+
+        Raises:
+            DataError: it leaves out a part.
+        """
+        check_shown(self._template, messages, tools, template_kwargs)
 
     def conversation(
         self,
@@ -203,6 +200,7 @@ class ChatRenderer:
         """
         answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         places = [i for i in answers if i >= num_given and i not in untrained]
+        self.check_shown(messages, tools, template_kwargs or {})
         if not self.has_template:
             return self._without_template(messages, places)
         given = dict(template_kwargs or {})
@@ -227,7 +225,7 @@ class ChatRenderer:
 
     def plain(self, text: str) -> tuple[IntArray, BoolArray]:
         """[L] ids of a text with the tokenizer's own special tokens and the one that ends it; all are learnt."""
-        ids = list(self._tokenizer(text, verbose=False)["input_ids"])
+        ids = self._beginning.once(text, self._tokenizer(text, verbose=False)["input_ids"])
         end = self.end_token
         ids += [end] if ids[-1:] != [end] else []
         mask = np.ones(len(ids), np.bool_)
@@ -325,3 +323,20 @@ class ChatRenderer:
     def reasoning(self) -> ReasoningFormat | None:
         """The format of the model's reasoning, where its template or its tokenizer shows one."""
         return self._decoder.reasoning
+
+
+def _joined(messages: Sequence[Message], end: str) -> str:
+    """Return the conversation without a template: texts one after the other, as `answer` and `follow_up` put them."""
+    text = ""
+    for answers, block in groupby(messages, lambda message: message["role"] == "assistant"):
+        contents = [message["content"] for message in block]
+        if answers:
+            text += "".join(content + end for content in contents)
+        else:
+            asked = "\n\n".join(contents)
+            text += f"\n\n{asked}\n\n" if text else asked
+    return text
+
+
+def _answered(messages: Sequence[Message]) -> bool:
+    return any(message["role"] == "assistant" for message in messages)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from roll.config.data import EnvironmentData
-from roll.data.rows import messages_of
+from roll.data.conversations import messages_of
 from roll.data.source import Fingerprint
 from roll.types import Prompt
 

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.sources import FileTable
-from roll.data.cells import BadRow, Row
+from roll.data.cells import ArrowRow, BadRow, Row
 from roll.data.rows import Table
-from roll.errors import DataError
+from roll.errors import DataError, short
 from roll.registry import looked_from, nearest
 
 __all__ = ["JsonlTable", "ParquetTable", "file_tables", "open_table"]
 
+_NO_ROW = (b"", b"[", b"]", b"\xef\xbb\xbf[")
+"""Lines that hold no row: blank ones, and the brackets around a JSON array that is written one object a line."""
 LONGEST_LINE = 64 * 2**20
 """Bytes; a longer line means that the file is not JSON Lines."""
 
@@ -61,7 +63,10 @@ def _missing(path: Path) -> str:
 
 
 class JsonlTable:
-    """One JSON object per line; blank lines do not count. Keeps where each line begins, never its content."""
+    """One JSON object per line, as an array of them may be written; blank lines do not count.
+
+    Keeps where each line begins, never its content.
+    """
 
     def __init__(self, path: Path) -> None:
         self.name = f"'{path}'"
@@ -78,7 +83,7 @@ class JsonlTable:
                 offset, number = 0, 0
                 while (limit is None or len(self._lines) < limit) and (line := file.readline(LONGEST_LINE)):
                     number += 1
-                    if line.strip():
+                    if line.strip() not in _NO_ROW:
                         self._offsets.append(offset)
                         self._lines.append(number)
                         yield _object_or_error(line, self.where(len(self._lines) - 1))
@@ -123,7 +128,11 @@ def _object_or_error(line: bytes, where: str) -> Row | DataError:
 
 def _object(line: bytes, where: str) -> Row:
     try:
-        value = json.loads(line.decode("utf-8-sig"))
+        text = line.decode("utf-8-sig").strip()
+        # lines of a JSON array, one object each, end with commas
+        value = json.loads(text.removesuffix(",") if text.endswith("},") else text, object_pairs_hook=_as_dict)
+    except _RepeatedKey as error:
+        raise BadRow("repeated key", f"{where}: the key {error} comes twice in one object: keep one.") from None
     except UnicodeDecodeError as error:
         raise BadRow("not UTF-8 text", f"{where}: not UTF-8 text (byte {error.start}): {line[:40]!r}.") from None
     except (json.JSONDecodeError, RecursionError) as error:
@@ -135,6 +144,18 @@ def _object(line: bytes, where: str) -> Row:
             "not an object", f"{where}: a row must be a JSON object, got {type(value).__name__}: {line[:60]!r}."
         )
     return value
+
+
+class _RepeatedKey(Exception):
+    """A key that an object has twice."""
+
+
+def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _RepeatedKey(short(next(name for name in names if names.count(name) > 1)))
+    return found
 
 
 class ParquetTable:
@@ -153,14 +174,14 @@ class ParquetTable:
             table = parquet.read_table(self._path, memory_map=True)
             self._table = table if limit is None else table.slice(0, limit)
             for batch in self._table.to_batches(max_chunksize=1024):
-                yield from batch.to_pylist()
+                yield from map(ArrowRow, batch.to_pylist())
         except Exception as error:  # a date that Python has not, a time zone that nobody knows
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"'{self._path}' is not a readable Parquet file: {first}") from error
 
     def row(self, index: int) -> Row:
         """See `Table.row`."""
-        return self._table.slice(index, 1).to_pylist()[0]
+        return ArrowRow(self._table.slice(index, 1).to_pylist()[0])
 
     def key(self, index: int) -> str:
         """The row's number from 1."""

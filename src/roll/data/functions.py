@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from roll.config.data import FunctionsData
-from roll.data.rows import messages_of
+from roll.data.conversations import messages_of
 from roll.data.source import PromptList
 from roll.errors import DataError
 from roll.types import Prompt

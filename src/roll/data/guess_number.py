@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from roll.config.data import GuessNumberData
-from roll.data.rows import messages_of
+from roll.data.conversations import messages_of
 from roll.data.source import PromptList
 from roll.types import EnvironmentSettings, Prompt
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.sources import HuggingFaceTable
-from roll.data.cells import Row
+from roll.data.cells import ArrowRow, Row
 from roll.data.rows import Table
 from roll.errors import DataError
 from roll.registry import looked_from, nearest
@@ -42,7 +42,7 @@ class DatasetTable:
     def scan(self, limit: int | None) -> Iterator[Row]:
         """See `Table.scan`."""
         try:
-            yield from itertools.islice(self._rows, limit)
+            yield from map(ArrowRow, itertools.islice(self._rows, limit))
         except DataError:
             raise
         except Exception as error:  # decoders of its features (images, audio) raise what they like
@@ -50,7 +50,7 @@ class DatasetTable:
 
     def row(self, index: int) -> Row:
         """See `Table.row`."""
-        return self._rows[index]
+        return ArrowRow(self._rows[index])
 
     def key(self, index: int) -> str:
         """The row's number from 1."""

@@ -67,10 +67,14 @@ class ObjectTable:
         except Exception as error:  # a generator of the user's may fail with anything
             raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
-    def scan(self, limit: int | None) -> Iterator[Row]:
+    def scan(self, limit: int | None) -> Iterator[Row | DataError]:
         """See `Table.scan`."""
         for index in itertools.islice(range(len(self._rows)), limit):
-            yield self.row(index)
+            try:
+                row: Row | DataError = self.row(index)
+            except DataError as error:
+                row = error
+            yield row
 
     def row(self, index: int) -> Row:
         """See `Table.row`."""

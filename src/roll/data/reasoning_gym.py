@@ -6,7 +6,7 @@ import random
 from typing import Any
 
 from roll.config.data import ReasoningGymData
-from roll.data.rows import messages_of
+from roll.data.conversations import messages_of
 from roll.data.source import PromptList
 from roll.errors import DataError
 from roll.registry import nearest

@@ -10,28 +10,22 @@ So a source costs a few bytes of memory per row, and a malformed row is refused 
 from __future__ import annotations
 
 import logging
-import math
-import re
 from array import array
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.config.data import FileData, HuggingFaceData, PythonData
-from roll.data.cells import ROLES, Row, column, is_message, unicode_text
-from roll.data.source import Fingerprint, content_hash, content_of_prompt
-from roll.errors import DataError, short
-from roll.types import Message, Prompt
+from roll.data.cells import Row
+from roll.data.source import Fingerprint, content_hash
+from roll.errors import DataError
 
-__all__ = ["PromptReader", "RowItems", "RowReader", "Table", "messages_of", "prompt_of_row", "split_rows"]
+__all__ = ["RowItems", "RowReader", "Table", "split_rows"]
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-TableConfig: TypeAlias = FileData | HuggingFaceData | PythonData
-"""Sources whose rows have columns."""
 
 
 class Table(Protocol):
@@ -196,116 +190,3 @@ def _by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) ->
         RowItems(reader, table, _numbers(kept), digests[0].text()),
         RowItems(reader, held_out, _shuffled(evaluation, seed), digests[1].text(), "held_out/"),
     )
-
-
-class PromptReader:
-    """Reads rows as prompts; a `RowReader`."""
-
-    def __init__(self, config: TableConfig, domain: str) -> None:
-        self._config, self._domain = config, domain
-        self.held_out, self.limit = config.held_out, config.limit
-
-    def read(self, row: Row, key: str, where: str) -> Prompt:
-        """See `prompt_of_row`."""
-        return prompt_of_row(self._config, self._domain, row, key, where)
-
-    def refuse(self, error: DataError, where: str) -> None:
-        """Every malformed row ends the run before it begins."""
-        raise error
-
-    def asked(self, item: Prompt) -> Iterable[str]:
-        """The messages' contents."""
-        return (message["content"] for message in item.messages)
-
-    def content(self, item: Prompt) -> Iterable[str]:
-        """See `content_of_prompt`."""
-        return content_of_prompt(item)
-
-
-def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
-    """The chat that asks for `text`."""
-    user: Message = {"role": "user", "content": template.replace("{prompt}", text)}
-    return ({"role": "system", "content": system_prompt}, user) if system_prompt else (user,)
-
-
-def prompt_of_row(config: TableConfig, domain: str, row: Row, key: str, where: str) -> Prompt:
-    """One row as a prompt; columns other than prompt, answer and demonstration become its metadata.
-
-    Args:
-        key: what the prompt's uid ends with.
-        where: the row's place, for messages.
-
-    Raises:
-        DataError: a column is missing or of the wrong type.
-    """
-    content = column(row, config.prompt_key, where, "prompt_key")
-    taken = {config.prompt_key, config.answer_key, config.expert_key}
-    return Prompt(
-        uid=f"{domain}/{key}",
-        domain=domain,
-        messages=_messages(content, config, where),
-        answer=_answer(row, config, where),
-        expert=_expert(row, config, where),
-        metadata={name: value for name, value in row.items() if name not in taken},
-    )
-
-
-def _messages(content: Any, config: TableConfig, where: str) -> tuple[Message, ...]:
-    if isinstance(content, str) and content.strip():
-        return messages_of(
-            unicode_text(content, config.prompt_key, where), config.system_prompt, config.prompt_template
-        )
-    if isinstance(content, list) and content and all(is_message(message) for message in content):
-        system = config.system_prompt if content[0]["role"] != "system" else None
-        first: tuple[Message, ...] = ({"role": "system", "content": system},) if system else ()
-        chat: list[Message] = [
-            {"role": m["role"], "content": unicode_text(m["content"], config.prompt_key, where)} for m in content
-        ]
-        return (*first, *chat)
-    raise DataError(
-        f"{where}: column '{config.prompt_key}' must be text or a list of chat messages "
-        f"({{role, content}}, roles {', '.join(ROLES)}), got {short(content)}."
-    )
-
-
-def _answer(row: Row, config: TableConfig, where: str) -> str:
-    if config.answer_key is None:
-        return ""
-    value = column(row, config.answer_key, where, "answer_key")
-    value = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # the last is a Decimal
-        raise DataError(f"{where}: column '{config.answer_key}' must be text or a number, got {short(value)}.")
-    if not isinstance(value, str | int) and not math.isfinite(value):  # so data frames say that there is none
-        raise DataError(f"{where}: column '{config.answer_key}' is {value}: give an answer, or leave the row out.")
-    try:
-        text = str(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
-        raise DataError(f"{where}: column '{config.answer_key}' is too long a number: give it as text.") from None
-    text = unicode_text(text, config.answer_key, where)
-    if config.answer_pattern is not None:
-        found = re.search(config.answer_pattern, text)
-        if found is None:
-            raise DataError(f"{where}: answer_pattern {config.answer_pattern!r} is not found in {short(text)}.")
-        text = ((found.group(1) if found.re.groups else found.group(0)) or "").strip()
-    comparing = [reward.type for reward in config.reward if reward.needs_answer]
-    if comparing and not text.strip():
-        raise DataError(
-            f"{where}: the answer is empty, but the reward '{comparing[0]}' compares with it: fill it in, "
-            "or choose a reward that needs none."
-        )
-    return text
-
-
-def _expert(row: Row, config: TableConfig, where: str) -> tuple[str, ...]:
-    """The demonstration; nothing where the row has none."""
-    if config.expert_key is None:
-        return ()
-    value = column(row, config.expert_key, where, "expert_key")
-    if value is None or value == "":
-        return ()
-    if not isinstance(value, str):
-        raise DataError(
-            f"{where}: column '{config.expert_key}' must be the text of an answer, or null where there is none, got "
-            f"{short(value)}."
-        )
-    return (unicode_text(value, config.expert_key, where),)

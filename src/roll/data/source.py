@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Generic, Protocol, TypeVar
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
 from roll.protocols import Item_co, Items
-from roll.types import Prompt
+from roll.types import Message, Prompt
 
-__all__ = ["Fingerprint", "Interleaved", "PromptList", "Source", "content_hash", "content_of_prompt"]
+__all__ = [
+    "Fingerprint",
+    "Interleaved",
+    "PromptList",
+    "Source",
+    "content_hash",
+    "content_of_message",
+    "content_of_prompt",
+    "content_of_rest",
+    "texts_in",
+    "texts_of_tools",
+]
 
 T = TypeVar("T")
 
@@ -75,8 +87,54 @@ class Interleaved(Generic[T]):
 
 def content_of_prompt(prompt: Prompt) -> list[str]:
     """Everything that makes this prompt another one than others."""
-    chat = (f"{m['role']}\x00{m['content']}" for m in prompt.messages)
-    return [prompt.uid, prompt.answer, *chat, *prompt.expert]
+    chat = map(content_of_message, prompt.messages)
+    rest = content_of_rest(prompt.tools, prompt.template_kwargs)
+    return [prompt.uid, prompt.answer, *chat, *prompt.expert, *rest]
+
+
+def content_of_message(message: Message) -> str:
+    """Return everything that makes this message another one than others."""
+    content = f"{message['role']}\x00{message['content']}"
+    more = {name: value for name, value in message.items() if name not in ("role", "content")}
+    return f"{content}\x00{_as_json(more)}" if more else content
+
+
+def content_of_rest(tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a chat template is given beside messages; nothing where that is nothing."""
+    if tools:
+        yield _as_json(list(map(dict, tools)))
+    if template_kwargs:
+        yield _as_json(dict(template_kwargs))
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def texts_in(message: Message) -> Iterator[str]:
+    """Yield every text of a message: its content, its reasoning, and what its calls of tools are made of."""
+    yield message["content"]
+    for name in ("reasoning_content", "name", "tool_call_id"):
+        if said := message.get(name):
+            yield str(said)
+    yield from _texts(message.get("tool_calls", ()))
+
+
+def texts_of_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield every text of tools' schemas."""
+    yield from _texts(tools)
+
+
+def _texts(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield name
+            yield from _texts(inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _texts(inner)
 
 
 def content_hash(asked: Iterable[str], seed: int = 0) -> int:

@@ -18,7 +18,8 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 
-from roll.errors import CheckpointError, DataError
+from roll.data.cells import BadRow
+from roll.errors import CheckpointError
 from roll.protocols import Items
 from roll.types import IntArray, Prompt, PromptDraw
 
@@ -197,7 +198,7 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
 
     Args:
         sources: as for `WeightedStream`.
-        render: messages, and tools where a prompt has some, to token ids.
+        render: a prompt to its token ids.
         seed: of the shuffling.
         max_prompt_tokens: longer prompts are refused when they are drawn; `None` for no limit.
     """
@@ -207,7 +208,7 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
     def __init__(
         self,
         sources: Sequence[WeightedSource[Prompt]],
-        render: Callable[..., IntArray],
+        render: Callable[[Prompt], IntArray],
         seed: int,
         *,
         max_prompt_tokens: int | None = None,
@@ -232,16 +233,17 @@ def _changed(what: str) -> str:
     )
 
 
-def render_checked(prompt: Prompt, render: Callable[..., IntArray], max_prompt_tokens: int | None) -> IntArray:
+def render_checked(prompt: Prompt, render: Callable[[Prompt], IntArray], max_prompt_tokens: int | None) -> IntArray:
     """Render a prompt and check its length.
 
     Raises:
         DataError: it is longer than `max_prompt_tokens`.
     """
-    token_ids = render(prompt.messages, prompt.tools) if prompt.tools else render(prompt.messages)
+    token_ids = render(prompt)
     if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:
-        raise DataError(
+        raise BadRow(
+            "too long",
             f"prompt '{prompt.uid}' has {len(token_ids)} tokens, but the context leaves {max_prompt_tokens} for prompts"
-            ": shorten or remove it, lower rollout.max_new_tokens, or raise inference.max_context."
+            ": shorten or remove it, lower rollout.max_new_tokens, or raise inference.max_context.",
         )
     return token_ids

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import logging
 from typing import assert_never
 
 from roll.config.data import FileData, HuggingFaceData, PythonData
 from roll.config.sources import FileTable, HuggingFaceTable, PythonTable
+from roll.data.bad_rows import BadRows
 from roll.data.files import file_tables
 from roll.data.huggingface import huggingface_tables
+from roll.data.prompts import PromptReader
 from roll.data.python import python_tables
-from roll.data.rows import PromptReader, RowItems, Table, split_rows
+from roll.data.rows import RowItems, Table, split_rows
+from roll.errors import DataError
 from roll.types import Prompt
 
-__all__ = ["table_prompts", "tables_of"]
+__all__ = ["say_bad_rows", "table_prompts", "tables_of"]
+
+logger = logging.getLogger(__name__)
 
 
 def table_prompts(
@@ -24,7 +30,25 @@ def table_prompts(
         DataError: a table is missing, malformed (with the row's place), or empty.
         ConfigError: the user's function, which makes the rows, cannot be imported.
     """
-    return split_rows(PromptReader(config, domain), tables_of(config, domain, config.prompt_key), seed)
+    bad = BadRows()
+    sides = split_rows(PromptReader(config, domain, bad), tables_of(config, domain, config.prompt_key), seed)
+    bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
+    say_bad_rows(bad, config, domain)
+    return sides
+
+
+def say_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
+    """Say which rows cannot be used, where there are any.
+
+    Raises:
+        DataError: they are not to be left out.
+    """
+    if not bad.counts:
+        return
+    lines = list(bad.lines(domain, "used"))
+    if config.on_bad_row == "refuse":
+        raise DataError("\n".join([*lines, "Correct them, or leave them out with `on_bad_row: skip`."]))
+    logger.warning("%s", "\n".join([*lines, "  They are left out."]))
 
 
 def tables_of(

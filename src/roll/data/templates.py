@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from roll.data.call_arguments import shows_arguments_as_python, with_json_arguments
 from roll.errors import DataError
 from roll.types import Message
 
@@ -57,7 +58,9 @@ class ChatTemplate:
         Raises:
             DataError: the template refuses the conversation.
         """
-        return self._rendered(messages, generation_prompt, tools, switches, self._takes_parts) if messages else ""
+        if not messages:
+            return ""
+        return self._with_read_arguments(messages, generation_prompt, tools, switches)[1]
 
     def marked(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), **switches: Any
@@ -71,6 +74,7 @@ class ChatTemplate:
             return None
         from transformers.utils.chat_template_utils import render_jinja_template
 
+        messages, _ = self._with_read_arguments(messages, False, tools, switches)
         chat: Any = [self._as_read(messages, self._takes_parts)]
         settings: Any = dict(self._tokenizer.special_tokens_map) | self._date | switches
         with refusals(messages):
@@ -83,6 +87,43 @@ class ChatTemplate:
             )
         _, spans = rendered
         return spans[0]
+
+    def _with_read_arguments(
+        self, messages: Sequence[Message], generation_prompt: bool, tools: Sequence[Tool], switches: Mapping[str, Any]
+    ) -> tuple[Sequence[Message], str]:
+        """Return the messages, with the arguments of calls in the form that the template reads, and their text."""
+        given = generation_prompt, tools, switches, self._takes_parts
+        has_calls = any(message.get("tool_calls") for message in messages)
+        try:
+            text = self._rendered(messages, *given)
+        except DataError:
+            if has_calls:
+                with suppress(DataError):
+                    other = with_json_arguments(messages)
+                    return other, self._rendered(other, *given)
+            raise
+        if has_calls and shows_arguments_as_python(messages, text):
+            messages = with_json_arguments(messages)
+            text = self._rendered(messages, *given)
+        return messages, text
+
+    @cached_property
+    def drops_system(self) -> bool:
+        """Whether the template leaves out a system message without an error."""
+        told: list[Message] = [{"role": "system", "content": PROBE}, {"role": "user", "content": "a"}]
+        try:
+            return PROBE not in self.render(told)
+        except DataError:
+            return False
+
+    @cached_property
+    def drops_tools(self) -> bool:
+        """Whether the template leaves out what a tool says without an error; without a template, nothing is."""
+        said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            return bool(self.source) and PROBE not in self.render([*said, {"role": "tool", "content": PROBE}])
+        except DataError:
+            return False
 
     @property
     def _date(self) -> dict[str, Any]:

@@ -173,7 +173,7 @@ def reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> Verifi
     batcher = Batcher(score, batch_size=config.batch_size, num_runners=config.num_workers)
 
     async def judge(rollout: Rollout) -> Judgement:
-        raw = await batcher.submit(([*rollout.prompt.messages], rollout.text))
+        raw = await batcher.submit(([*rollout.prompt.asked], rollout.text))
         if not math.isfinite(raw):
             raise RewardInfraError(f"the reward model '{config.path}' gave {raw}")
         value = config.scale * raw + config.shift

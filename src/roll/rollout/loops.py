@@ -137,8 +137,9 @@ def joined(
         logprobs=_joined_array(logprobs, np.float32),
         policy_versions=_joined_array(versions, np.int32),
         finish_reason=generations[-1].finish_reason,
-        text=text,
-        final_text=_final_text(draw.token_ids, tokens, branches, text, renderer),
+        text=draw.prompt.prefill + text,
+        # of an answer that the prompt begins, the marks of reasoning in the whole text decide
+        final_text=None if draw.prompt.prefill else _final_text(draw.token_ids, tokens, branches, text, renderer),
         engine_id=generations[-1].engine_id,
         turns=turns,
         branches=branches,

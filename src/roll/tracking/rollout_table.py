@@ -97,7 +97,7 @@ def _row(step: int, rollout: Rollout, advantage: float | None, tokens: Mapping[s
         "index": rollout.index,
         "uid": utf8(prompt.uid),
         "domain": prompt.domain,
-        "prompt": utf8(prompt.messages[-1]["content"]) if prompt.messages else "",
+        "prompt": utf8(prompt.asked[-1]["content"]) if prompt.messages else "",
         "messages": [{"role": m["role"], "content": utf8(m["content"])} for m in prompt.messages],
         "answer": utf8(prompt.answer),
         "text": utf8(rollout.text),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from roll.types.rollouts import Message
+from roll.types.messages import Message
 
 __all__ = ["Conversation", "Example", "ExampleDraw"]
 
@@ -18,6 +18,12 @@ class Conversation:
     messages: tuple[Message, ...] = ()
     num_given: int = 0
     """Of the messages, the first so many only say what is asked; of the others, the assistant's are to be learnt."""
+    untrained: frozenset[int] = frozenset()
+    """Places of further messages of the assistant's that are context only."""
+    tools: tuple[Mapping[str, Any], ...] = ()
+    """As `Prompt.tools`."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """As `Prompt.template_kwargs`."""
     text: str | None = None
     """In place of messages: of a plain text, every token is to be learnt."""
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, NotRequired, TypeAlias, TypedDict
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from roll.errors import InfraError
 from roll.types.arrays import FloatArray, IntArray
+from roll.types.messages import Message
 
 __all__ = [
     "EXPERT",
@@ -26,7 +27,6 @@ __all__ = [
     "Group",
     "History",
     "HistoryKind",
-    "Message",
     "Prompt",
     "PromptDraw",
     "RewardResult",
@@ -43,21 +43,6 @@ FinishReason: TypeAlias = Literal["stop", "length", "abort", "context"]
 """`context` is of rollouts alone: the context was full before the episode was over."""
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
-
-
-class Message(TypedDict):
-    """One chat message, as chat templates take it."""
-
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-    reasoning_content: NotRequired[str]
-    """Of an assistant's message: what it thought before; the renderer knows the names that templates have for it."""
-    tool_calls: NotRequired[list[dict[str, Any]]]
-    """Of an assistant's message, each `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}`."""
-    tool_call_id: NotRequired[str]
-    """Of a tool's message: the call that it answers."""
-    name: NotRequired[str]
-    """Of a tool's message: the tool."""
 
 
 HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwise", "summary"]
@@ -126,8 +111,22 @@ class Prompt:
     """Answers of one rollout, at most."""
     tools: tuple[Mapping[str, Any], ...] = ()
     """JSON schemas of the functions that the model is told of, as chat templates take them."""
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the chat template, such as `enable_thinking`."""
+    text: str | None = None
+    """What its source has in place of messages, where that is a text alone: it may be rendered already."""
     attachments: tuple[Any, ...] = ()
     """Multimodal inputs (pixel values with their grid, …), which text-only code does not look at; empty for text."""
+
+    @property
+    def prefill(self) -> str:
+        """The beginning of the answer, where the last message is the assistant's: the model continues it."""
+        return self.messages[-1]["content"] if self.messages and self.messages[-1]["role"] == "assistant" else ""
+
+    @property
+    def asked(self) -> tuple[Message, ...]:
+        """The messages that an answer follows: all but the beginning of the answer itself."""
+        return self.messages[:-1] if self.messages and self.messages[-1]["role"] == "assistant" else self.messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

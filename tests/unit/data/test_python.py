@@ -80,7 +80,7 @@ def test_numbers_of_numpy_are_numbers():
         ([{"question": "a", "answer": "1"}], "row 0: there is no column 'prompt'"),
         ([{"prompt": "a", "answer": math.nan}], "row 0: column 'answer' is nan: give an answer, or leave the row out"),
         ([{"prompt": "a", "answer": 10**5_000}], "row 0: column 'answer' is too long a number: give it as text"),
-        ([{"prompt": nested(100_000), "answer": "1"}], "row 0: column 'prompt' must be text or a list of chat"),
+        ([{"prompt": nested(100_000), "answer": "1"}], "row 0, message 1: a chat message is {role, content}"),
         ((1 / 0 for _ in range(2)), "data of 'own' cannot be read: ZeroDivisionError"),
     ],
 )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from roll.data import PromptStream, WeightedSource
 from roll.data.source import Interleaved, PromptList
 from roll.errors import CheckpointError, DataError
-from roll.types import IntArray, Message, Prompt
+from roll.types import IntArray, Prompt
 
 
 def prompt(domain: str, key: int) -> Prompt:
@@ -26,8 +25,8 @@ def source(domain: str, size: int, weight: float = 1.0) -> WeightedSource:
     return WeightedSource(domain=domain, items=prompts, weight=weight, fingerprint=prompts.fingerprint)
 
 
-def render(messages: Sequence[Message]) -> IntArray:
-    return np.zeros(len(messages[0]["content"]), np.int32)
+def render(prompt: Prompt) -> IntArray:
+    return np.zeros(len(prompt.messages[0]["content"]), np.int32)
 
 
 def stream(*sources: WeightedSource, seed: int = 0, max_prompt_tokens: int | None = None) -> PromptStream:

@@ -153,7 +153,7 @@ def test_draws_at_anchors_are_repeats_and_one_left_in_flight_begins_there_again(
 
     def stream() -> PromptStream:
         source = WeightedSource(domain="a", items=EpisodeList(config.environments[0], "a", 0, 9))
-        return PromptStream([source], Plain().render, 0)
+        return PromptStream([source], Plain().prompt, 0)
 
     draws = EpisodeDraws(config=config, state=state, stream=stream())
     first, second = draws.draw(2)
@@ -175,7 +175,7 @@ def test_the_environment_of_a_draw_under_a_curriculum_is_that_of_its_number() ->
         for entry in config.environments
     ]
     state = AgenticState(success_rates={"a": 0.4})
-    draws = EpisodeDraws(config=config, state=state, stream=PromptStream(sources, Plain().render, 0)).draw(24)
+    draws = EpisodeDraws(config=config, state=state, stream=PromptStream(sources, Plain().prompt, 0)).draw(24)
     assert [draw.prompt.domain for draw in draws] == [domain_of(config, state, draw.draw_id) for draw in draws]
 
 
@@ -335,8 +335,8 @@ class Plain:
     def tokens(self, text: str) -> IntArray:
         return np.array([ord(letter) for letter in text], np.int32)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
-        return self.tokens(self.text(messages, tools))
+    def prompt(self, prompt: Prompt) -> IntArray:
+        return self.tokens(self.text(prompt.messages, prompt.tools))
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
@@ -412,7 +412,7 @@ async def trained(config: AgenticConfig, num_steps: int) -> tuple[Table, Agentic
     """The pipeline's draws, its loop of episodes, and what it keeps; a table in place of model, engine and trainer."""
     renderer, policy, chain = Plain(), Table(), Chain()
     source = WeightedSource(domain="chain", items=EpisodeList(config.environments[0], "chain", 0, 1))
-    stream = PromptStream([source], renderer.render, 0)
+    stream = PromptStream([source], renderer.prompt, 0)
 
     async def played(draw: PromptDraw, index: int, generate: Any) -> Rollout:
         first = GenerationRequest(request_id="r", token_ids=draw.token_ids, sampling=SamplingParams(max_new_tokens=2))

@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from roll.config.examples import ArithmeticExamples, ExampleDataConfig
+from roll.data.bad_rows import BadRows
 from roll.data.chat import ChatRenderer
 from roll.data.examples.checking import Check, Source, left_out
 from roll.data.examples.reading import ExampleKind, ExampleReader
-from roll.data.examples.report import BadRows, Report
+from roll.data.examples.report import Report
 from roll.data.examples.samples import Rendering, UnusableExample
 from roll.data.examples.stream import ExampleStream
 from roll.data.examples.sums import arithmetic_examples

@@ -9,7 +9,8 @@ from typing import TypeAlias
 import numpy as np
 
 from roll.config.examples import ExampleColumns, ExampleDataConfig
-from roll.data.examples.report import BadRows, Report
+from roll.data.bad_rows import BadRows
+from roll.data.examples.report import Report
 from roll.data.examples.samples import TOO_LONG, Rendering, UnusableExample
 from roll.data.examples.sums import ArithmeticExamplesSource
 from roll.data.rows import RowItems

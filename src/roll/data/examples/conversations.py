@@ -1,224 +1,243 @@
-"""Conversations as data sets write them: lists of `{role, content}` or `{from, value}`, prompts and answers, texts."""
+"""Rows as conversations to learn from: lists of messages, prompts and answers, instructions, texts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from typing import Any
 
 from roll.config.examples import ExampleColumns
-from roll.data.cells import ROLES, BadRow, Row, as_list, column, is_null, unicode_text
-from roll.data.rows import messages_of
+from roll.data.cells import BadRow, as_list, column, is_null
+from roll.data.conversations import (
+    MessageReader,
+    ReadMessages,
+    RowContext,
+    RowView,
+    check_order,
+    dialog_messages,
+    messages_of,
+    prompt_of_text,
+    read_context,
+    with_prompt_template,
+    with_system,
+)
+from roll.data.conversations.messages import check_text
 from roll.errors import short
 from roll.types import Conversation, Message
 
-__all__ = ["answered", "checked", "conversation_of_row", "has"]
-
-MAX_MESSAGES = 1000
-"""Of one conversation: templates are rendered up to each answer, which takes time with the square of their number."""
-_UNREAD = ("tool_calls", "function_call", "reasoning_content")
-"""Fields of a message in which a model says something."""
-_SHAREGPT = {"human": "user", "gpt": "assistant", "observation": "tool", "function_response": "tool"}
+__all__ = ["RowReading", "repeats"]
 
 
-def has(row: Row, key: str | None) -> bool:
-    """Whether the row says anything in this column; data sets fill columns of other rows' forms with null."""
-    return key is not None and not is_null(row.get(key))
-
-
-def conversation_of_row(row: Row, config: ExampleColumns, where: str) -> Conversation:
-    """The one conversation or text of a row, in whichever of the known forms it comes.
-
-    Raises:
-        BadRow: it comes in none, or is malformed.
-    """
-    for key in (config.messages_key, config.conversations_key):
-        if key is not None and has(row, key):
-            return checked(Conversation(messages=_listed(row[key], config, key, where)), where)
-    if config.completion_key is not None and has(row, config.completion_key):
-        return checked(answered(row, config.completion_key, "completion_key", config, where), where)
-    if config.instruction_key is not None and has(row, config.instruction_key) and config.output_key is not None:
-        return checked(_instructed(row, config, where), where)
-    if config.text_key is not None and has(row, config.text_key):
-        return Conversation(text=text_of(row[config.text_key], config.text_key, where))
-    given = (config.messages_key, config.conversations_key, config.completion_key, config.output_key, config.text_key)
-    null = next((key for key in given if key in row and not has(row, key)), None)
-    if null is not None:
-        raise BadRow("empty answer", f"{where}: column '{null}' is null: fill it in, or leave the row out.")
-    columns = ", ".join(short(name) for name in list(row)[:20]) or "none"
-    if config.chosen_key in row and config.rejected_key in row:
-        raise BadRow(
-            "pairs",
-            f"{where}: it has '{config.chosen_key}' and '{config.rejected_key}', two answers to compare: take pipeline "
-            "`preference` or `reward_model`, or set completion_key to the one to imitate.",
-        )
-    if config.prompt_key is not None and has(row, config.prompt_key) and config.completion_key is not None:
-        column(row, config.completion_key, where, "completion_key")  # says what is missing
-    raise BadRow(
-        "missing column",
-        f"{where}: no column says what is learnt. It has: {columns}. A row has `messages`, or `prompt` and "
-        "`completion`, or `text`: set messages_key, completion_key or text_key to its name.",
-    )
-
-
-def answered(row: Row, key: str, option: str, config: ExampleColumns, where: str) -> Conversation:
-    """The answer in column `key`, after the row's prompt; a list that does not begin with the answer has its own.
-
-    Where the configuration names no prompt's column, a text is plain text.
+class RowReading:
+    """One row, read as conversations.
 
     Args:
-        option: which key of the configuration names the column.
+        row: remembers which of its columns were read.
+        config: which columns say what.
+        where: the row's place, for messages.
 
     Raises:
-        BadRow: it is none of these.
+        BadRow: what the row says beside its messages is malformed.
     """
-    value = column(row, key, where, option)
-    if isinstance(value, str):
-        text = text_of(value, key, where, what="answer")
-        if config.prompt_key is None:
-            return Conversation(text=text)
-        answer: tuple[Message, ...] = ({"role": "assistant", "content": text},)
-    else:
-        answer = _messages(value, key, where)
-        if answer[0]["role"] != "assistant":
-            return Conversation(messages=_with_system(answer, config))
-    asked = _asked(row, config, where)
-    return Conversation(messages=(*asked, *answer), num_given=len(asked))
 
+    def __init__(self, row: RowView, config: ExampleColumns, where: str) -> None:
+        self._row, self._config, self._where = row, config, where
+        self._reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls)
+        self._context: RowContext = read_context(row, config, where)
 
-def checked(conversation: Conversation, where: str) -> Conversation:
-    """The conversation, whose roles are in an order that can be learnt from.
+    def conversation(self) -> Conversation:
+        """Return the one conversation or text of the row, in whichever of the known forms it comes.
 
-    Raises:
-        BadRow: they are not.
-    """
-    messages = conversation.messages
-    roles = [message["role"] for message in messages]
-    if conversation.text is not None:
+        Raises:
+            BadRow: it comes in none, or is malformed.
+        """
+        row, config = self._row, self._config
+        for key in (config.messages_key, config.conversations_key):
+            if key is not None and row.says(key):
+                return self.checked(self._whole(self._reader.read(row[key], key, self._where)))
+        if config.completion_key is not None and row.says(config.completion_key):
+            return self.checked(self.answered(config.completion_key, "completion_key"))
+        if row.says(config.instruction_key) and config.output_key is not None:
+            return self.checked(self._instructed(config.output_key))
+        if config.text_key is not None and row.says(config.text_key):
+            self._context.refuse_with_text(self._where)
+            return Conversation(text=self._text(row[config.text_key], config.text_key))
+        return self._refused()
+
+    def answered(self, key: str, option: str) -> Conversation:
+        """Return the answer in a column, after the row's prompt; a list that does not begin with it has its own.
+
+        Where the configuration names no prompt's column, a text is plain text. A text that is a whole dialog, as
+        hh-rlhf has them, has its own prompt as well.
+
+        Args:
+            key: the column's name.
+            option: which key of the configuration names it.
+
+        Raises:
+            BadRow: it is none of these.
+        """
+        value = column(self._row, key, self._where, option)
+        if isinstance(value, str) and not value.lstrip().startswith('[{"'):
+            text = self._text(value, key, what="answer")
+            if self._config.prompt_key is None:
+                self._context.refuse_with_text(self._where)
+                return Conversation(text=text)
+            dialog = None if self._row.says(self._config.prompt_key) else dialog_messages(text)
+            if dialog is not None:
+                return self._whole(ReadMessages(messages=dialog))
+            answer = ReadMessages(messages=({"role": "assistant", "content": text},))
+        else:
+            answer = self._reader.read(value, key, self._where)
+            if answer.messages[0]["role"] != "assistant":
+                return self._whole(answer)
+        asked = self._asked()
+        return self._conversation(answer.after(asked), num_given=len(asked))
+
+    def checked(self, conversation: Conversation) -> Conversation:
+        """Return the conversation, whose roles are in an order that can be learnt from.
+
+        Raises:
+            BadRow: they are not.
+        """
+        if conversation.text is None:
+            check_order(conversation.messages, self._where)
         return conversation
-    problem = None
-    spoken = roles[1:] if roles[0] == "system" else roles
-    if "system" in spoken:
-        problem = "a system message may only be the first"
-    elif not spoken or spoken[0] != "user":
-        problem = "the first message, after a system message, must be the user's"
-    elif any(role == "tool" and before == "user" for before, role in pairwise(spoken)):
-        problem = "a tool's message must follow the assistant's"
-    elif spoken[-1] != "assistant":
-        problem = "the last message must be the assistant's: nothing answers it"
-    if problem is not None:
-        raise BadRow("roles out of order", f"{where}: {problem} (the roles are {', '.join(roles[:8])}).")
-    for number, message in enumerate(messages, 1):
-        if not message["content"].strip() and message["role"] in ("user", "assistant"):
-            what = "answer" if message["role"] == "assistant" else "prompt"
-            raise BadRow(f"empty {what}", f"{where}: message {number}, of the {message['role']}, is empty: fill it in.")
-    return conversation
 
-
-def _instructed(row: Row, config: ExampleColumns, where: str) -> Conversation:
-    assert config.instruction_key is not None and config.output_key is not None
-    asked = text_of(row[config.instruction_key], config.instruction_key, where, what="prompt")
-    if config.input_key is not None and has(row, config.input_key):
-        given = row[config.input_key]
-        asked += (
-            "" if isinstance(given, str) and not given else "\n\n" + text_of(given, config.input_key, where, "prompt")
+    def _conversation(self, read: ReadMessages, num_given: int = 0) -> Conversation:
+        return Conversation(
+            messages=read.messages,
+            num_given=num_given,
+            untrained=read.untrained,
+            tools=self._context.tools,
+            template_kwargs=self._context.template_kwargs,
         )
-    output = text_of(column(row, config.output_key, where, "output_key"), config.output_key, where, what="answer")
-    messages = messages_of(asked, config.system_prompt, config.prompt_template)
-    answer: Message = {"role": "assistant", "content": output}
-    return Conversation(messages=(*messages, answer), num_given=len(messages))
 
-
-def _asked(row: Row, config: ExampleColumns, where: str) -> tuple[Message, ...]:
-    name = config.prompt_key or "prompt"
-    value = column(row, name, where, "prompt_key")
-    if is_null(value):
-        raise BadRow("empty prompt", f"{where}: column '{name}' is null: fill it in, or leave the row out.")
-    if isinstance(value, str):
-        return messages_of(text_of(value, name, where, what="prompt"), config.system_prompt, config.prompt_template)
-    return _listed(value, config, name, where)
-
-
-def _listed(value: Any, config: ExampleColumns, key: str, where: str) -> tuple[Message, ...]:
-    return _with_system(_messages(value, key, where), config)
-
-
-def _with_system(messages: tuple[Message, ...], config: ExampleColumns) -> tuple[Message, ...]:
-    if config.system_prompt is None or messages[0]["role"] == "system":
-        return messages
-    return ({"role": "system", "content": config.system_prompt}, *messages)
-
-
-def _messages(value: Any, key: str, where: str) -> tuple[Message, ...]:
-    value = as_list(value)
-    if isinstance(value, list | tuple) and len(value) > MAX_MESSAGES:
-        raise BadRow(
-            "too many messages",
-            f"{where}: a conversation of {len(value):,} messages, at most {MAX_MESSAGES:,}: split it.",
-        )
-    if not isinstance(value, list | tuple) or not value:
-        raise BadRow(
-            "wrong type",
-            f"{where}: column '{key}' must be text or a list of chat messages ({{role, content}}), got {short(value)}.",
-        )
-    return tuple(_message(message, key, f"{where}, message {number}") for number, message in enumerate(value, 1))
-
-
-def _message(value: Any, key: str, where: str) -> Message:
-    if not isinstance(value, Mapping):
-        raise BadRow("wrong type", f"{where}: a chat message is {{role, content}}, got {short(value)}.")
-    role, content = value.get("role"), value.get("content")
-    if role is None and "from" in value:
-        role, content = value["from"], value.get("value")
-        role = _SHAREGPT.get(role, role) if isinstance(role, str) else role
-    if not isinstance(role, str) or role not in ROLES:
-        raise BadRow("unknown role", f"{where}: the role must be one of {', '.join(ROLES)}, got {short(role)}.")
-    for field in _UNREAD:
-        said = as_list(value.get(field))
-        if not is_null(said) and said:
+    def _whole(self, read: ReadMessages) -> Conversation:
+        """Return a conversation that brings its own prompt."""
+        config, where = self._config, self._where
+        if self._context.history:
             raise BadRow(
-                "reasoning content" if field == "reasoning_content" else "tool calls",
-                f"{where}: `{field}` are not read: write what they say into `content` as the model spells it.",
+                "two forms in one row",
+                f"{where}: its messages are the whole conversation, but column '{config.history_key}' has earlier "
+                "turns: put these into the messages.",
             )
-    weight = as_list(value.get("weight"))
-    if not is_null(weight) and weight != 1:
-        raise BadRow(
-            "message with a weight",
-            f"{where}: its `weight` is {short(weight)}, but every answer of a conversation counts alike: give what is "
-            "not to be learnt as the `prompt`, and the answer as its `completion`.",
+        messages = with_prompt_template(read.messages, config.prompt_template, where, last=False)
+        complete = with_system(messages, self._context, config, where)
+        before = complete[: len(complete) - len(messages)]
+        return self._conversation(ReadMessages(messages=messages, marks=read.marks).after(before))
+
+    def _instructed(self, output_key: str) -> Conversation:
+        output = self._text(column(self._row, output_key, self._where, "output_key"), output_key, what="answer")
+        asked = self._instruction()
+        answer: Message = {"role": "assistant", "content": output}
+        return self._conversation(ReadMessages(messages=(*asked, answer)), num_given=len(asked))
+
+    def _instruction(self) -> tuple[Message, ...]:
+        row, config = self._row, self._config
+        assert config.instruction_key is not None
+        asked = self._text(row[config.instruction_key], config.instruction_key, what="prompt")
+        if config.input_key is not None and row.says(config.input_key):
+            asked += "\n\n" + self._text(row[config.input_key], config.input_key, what="prompt")
+        return self._prompt(messages_of(asked, None, config.prompt_template))
+
+    def _asked(self) -> tuple[Message, ...]:
+        """Return the messages of the row's prompt; of pairs, it may be in the columns of whole conversations."""
+        row, config, where = self._row, self._config, self._where
+        name = config.prompt_key or "prompt"
+        if not row.says(name):
+            for key in (config.messages_key, config.conversations_key):
+                if key is not None and row.says(key):
+                    return self._listed(row[key], key)
+            if row.says(config.instruction_key):
+                return self._instruction()
+        value = column(row, name, where, "prompt_key")
+        if is_null(value):
+            raise BadRow("empty prompt", f"{where}: column '{name}' is null: fill it in, or leave the row out.")
+        if not isinstance(value, str):
+            return self._listed(value, name)
+        text = self._text(value, name, what="prompt")
+        found = prompt_of_text(text)
+        if found is None:
+            return self._prompt(messages_of(text, None, config.prompt_template))
+        if found.listed is not None:
+            return self._listed(found.listed, name)
+        assert found.messages is not None
+        return self._prompt(with_prompt_template(found.messages, config.prompt_template, where))
+
+    def _listed(self, value: Any, key: str) -> tuple[Message, ...]:
+        messages = self._reader.read(value, key, self._where).as_context(self._where)
+        return self._prompt(with_prompt_template(messages, self._config.prompt_template, self._where))
+
+    def _prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Return a prompt's messages after the row's system message and its earlier turns."""
+        history, own = self._context.history, messages[:1] if messages[0]["role"] == "system" else ()
+        return with_system((*own, *history, *messages[len(own) :]), self._context, self._config, self._where)
+
+    def _text(self, value: Any, key: str, what: str = "text") -> str:
+        if not isinstance(value, str):
+            raise BadRow("wrong type", f"{self._where}: column '{key}' must be text, got {short(value)}.")
+        if not value.strip():
+            raise BadRow(f"empty {what}", f"{self._where}: column '{key}' is empty: fill it in, or leave the row out.")
+        check_text(value, key, self._where)
+        return value
+
+    def _refused(self) -> Conversation:
+        """Say why no form was found."""
+        row, config, where = self._row, self._config, self._where
+        keys = (
+            config.messages_key,
+            config.conversations_key,
+            config.completion_key,
+            config.output_key,
+            config.text_key,
         )
-    content = _joined(content)
-    if not isinstance(content, str):
-        raise BadRow("wrong type", f"{where}: `content` must be text, got {short(content)}.")
-    _readable(content, key, where)
-    return {"role": role, "content": content}
+        for key in keys:
+            if key is None or key not in row:
+                continue
+            if is_null(row.peek(key)):
+                raise BadRow("empty answer", f"{where}: column '{key}' is null: fill it in, or leave the row out.")
+            if key in (config.messages_key, config.conversations_key):
+                self._reader.read(row[key], key, where)  # says what it must be
+            if key == config.completion_key:
+                self.answered(key, "completion_key")
+            self._text(row[key], key, what="text" if key == config.text_key else "answer")
+        columns = ", ".join(short(name) for name in list(row)[:20]) or "none"
+        if config.chosen_key in row and config.rejected_key in row:
+            raise BadRow(
+                "pairs",
+                f"{where}: it has '{config.chosen_key}' and '{config.rejected_key}', two answers to compare: take "
+                "pipeline `preference` or `reward_model`, or set completion_key to the one to imitate.",
+            )
+        if row.says(config.prompt_key) and config.completion_key is not None:
+            column(row, config.completion_key, where, "completion_key")  # says what is missing
+        raise BadRow(
+            "missing column",
+            f"{where}: no column says what is learnt. It has: {columns}. A row has `messages`, or `prompt` and "
+            "`completion`, or `text`: set messages_key, completion_key or text_key to its name.",
+        )
 
 
-def _joined(content: Any) -> Any:
-    """The text of content that is given as parts, if all of them are text."""
-    content = as_list(content)
-    if not isinstance(content, list | tuple) or not content:
-        return content
-    texts = [part.get("text") for part in content if isinstance(part, Mapping) and part.get("type") == "text"]
-    readable = len(texts) == len(content) and all(isinstance(text, str) for text in texts)
-    return "".join(map(str, texts)) if readable else content
+def texts_of(value: Any) -> list[str]:
+    """Return the texts of a column that is a form of a conversation: a text, or what its messages say."""
+    value = as_list(value)
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, Mapping):
+        said = value.get("content") if not is_null(value.get("content")) else value.get("value", value.get("text"))
+        return texts_of(said)
+    return [text for inner in value for text in texts_of(inner)] if isinstance(value, list | tuple) else []
 
 
-def text_of(value: Any, key: str, where: str, what: str = "text") -> str:
-    """The value, if it is text with anything in it.
+def repeats(value: Any, said: list[str], *, rendered: bool = False) -> bool:
+    """Return whether a column says nothing but what was read already, in another form.
 
-    Raises:
-        BadRow: it is not.
+    Args:
+        value: of the column.
+        said: the contents of the messages that were read.
+        rendered: the column may be a text with all of these contents in it.
     """
-    if not isinstance(value, str):
-        raise BadRow("wrong type", f"{where}: column '{key}' must be text, got {short(value)}.")
-    if not value.strip():
-        raise BadRow(f"empty {what}", f"{where}: column '{key}' is empty: fill it in, or leave the row out.")
-    _readable(value, key, where)
-    return value
-
-
-def _readable(text: str, key: str, where: str) -> None:
-    unicode_text(text, key, where)
-    if "\x00" in text:
-        raise BadRow("NUL character", f"{where}: column '{key}' has a NUL character at {text.index(chr(0))}.")
+    known = {"".join(text.split()) for text in said}
+    texts = ["".join(text.split()) for text in texts_of(value)]
+    if texts and all(text in known for text in texts):
+        return True
+    return rendered and len(texts) == 1 and bool(known) and all(text in texts[0] for text in known)

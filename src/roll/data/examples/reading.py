@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from roll.config.examples import ExampleColumns
+from roll.data.bad_rows import BadRows
 from roll.data.cells import BadRow, Row, column
-from roll.data.examples.conversations import answered, checked, conversation_of_row
-from roll.data.examples.report import BadRows
+from roll.data.conversations import RowView, check_columns
+from roll.data.examples.conversations import RowReading, repeats
+from roll.data.source import content_of_message, content_of_rest, texts_in, texts_of_tools
 from roll.errors import DataError, short
 from roll.types import Conversation, Example
 
@@ -45,7 +48,7 @@ class ExampleReader:
         self._special_in = special_in
         self.held_out, self.limit = config.held_out, config.limit
         self._bad = bad
-        self._read = {getattr(config, name) for name in type(config).model_fields if name.endswith("_key")}
+        self._columns = {getattr(config, name) for name in type(config).model_fields if name.endswith("_key")} - {None}
 
     def read(self, row: Row, key: str, where: str) -> Example:
         """See `RowReader.read`."""
@@ -56,25 +59,48 @@ class ExampleReader:
         except Exception as error:  # rows that Python makes may be of classes that fail with anything
             raise BadRow("unreadable", f"{where}: cannot be read: {type(error).__name__}: {error}") from error
 
-    def _example(self, row: Row, key: str, where: str) -> Example:
+    def _example(self, raw: Row, key: str, where: str) -> Example:
         config = self._config
+        row = RowView(raw, config.ignored_fields)
+        reading = RowReading(row, config, where)
         conversations = (
-            _pair(row, config, where) if self._kind == "pair" else (_single(row, config, where, self._kind),)
+            _pair(reading, config, where) if self._kind == "pair" else (_single(reading.conversation(), self._kind),)
         )
         for conversation in conversations:
+            _check_marks(conversation, self._kind, where)
             self._check_special(conversation, where)
-        return Example(
+        example = Example(
             uid=f"{self._domain}/{key}",
             domain=self._domain,
             conversations=conversations,
             preferred=_label(row, config, where) if self._kind == "labelled" else None,
             target=self._target(row, where),
-            metadata={name: value for name, value in row.items() if name not in self._read},
+            metadata={name: row.peek(name) for name in row if name not in self._columns},
         )
+        self._check_columns(row, conversations, where)
+        return example
+
+    def _check_columns(self, row: RowView, conversations: tuple[Conversation, ...], where: str) -> None:
+        """Check that nothing is left unread; a column that repeats in another form what was read counts as read."""
+        config = self._config
+        if self._kind != "pair" and config.completion_key in (config.chosen_key, config.rejected_key):
+            row.read |= {config.chosen_key, config.rejected_key}  # one of the two answers is chosen on purpose
+        forms = {
+            *(config.messages_key, config.conversations_key, config.prompt_key, config.completion_key),
+            *(config.instruction_key, config.input_key, config.output_key, config.text_key),
+            *(config.chosen_key, config.rejected_key),
+        }
+        said = [text for c in conversations for text in (c.text, *(m["content"] for m in c.messages)) if text]
+        row.read |= {
+            name
+            for name in row.unread
+            if name in forms and repeats(row.peek(name), said, rendered=name == config.text_key)
+        }
+        check_columns(row, config, self._columns, where)
 
     def refuse(self, error: DataError, where: str) -> None:
         """Counted here; all of them are said at once."""
-        self._bad.add(error.reason if isinstance(error, BadRow) else "unreadable", str(error))
+        self._bad.refuse(error)
 
     def asked(self, item: Example) -> Iterable[str]:
         """The messages before the first answer, or the text."""
@@ -90,19 +116,27 @@ class ExampleReader:
         yield f"{item.uid}\x00{item.preferred}\x00{item.target}"
         for conversation in item.conversations:
             yield f"{conversation.num_given}\x00{conversation.text or ''}"
-            yield from (f"{m['role']}\x00{m['content']}" for m in conversation.messages)
+            yield from map(content_of_message, conversation.messages)
+            yield from content_of_rest(conversation.tools, conversation.template_kwargs)
+            if conversation.untrained:
+                yield f"untrained {sorted(conversation.untrained)}"
 
     def _check_special(self, conversation: Conversation, where: str) -> None:
         for message in conversation.messages:
-            found = self._special_in(message["content"])
+            found = next(filter(None, map(self._special_in, texts_in(message))), None)
             if found is not None:
                 raise BadRow(
                     "special token in a message",
                     f"{where}: the {message['role']}'s message contains {found!r}, which the model would take for the "
                     "token that its template puts between messages: remove it, or give such rows as `text`.",
                 )
+        found = next(filter(None, map(self._special_in, texts_of_tools(conversation.tools))), None)
+        if found is not None:
+            raise BadRow(
+                "special token in a tool", f"{where}: a tool's description contains {found!r}: remove it from there."
+            )
 
-    def _target(self, row: Row, where: str) -> float | None:
+    def _target(self, row: RowView, where: str) -> float | None:
         config = self._config
         if self._kind == "scored":
             return _number(column(row, config.score_key, where, "score_key"), config.score_key, where)
@@ -111,17 +145,28 @@ class ExampleReader:
         return None
 
 
-def _single(row: Row, config: ExampleColumns, where: str, kind: ExampleKind) -> Conversation:
-    conversation = conversation_of_row(row, config, where)
+def _single(conversation: Conversation, kind: ExampleKind) -> Conversation:
     if kind == "supervised" or conversation.text is not None or conversation.num_given:
         return conversation
     # of a whole conversation, the last answer is what is judged
-    return Conversation(messages=conversation.messages, num_given=len(conversation.messages) - 1)
+    return replace(conversation, num_given=len(conversation.messages) - 1)
 
 
-def _pair(row: Row, config: ExampleColumns, where: str) -> tuple[Conversation, Conversation]:
-    chosen = answered(row, config.chosen_key, "chosen_key", config, where)
-    rejected = answered(row, config.rejected_key, "rejected_key", config, where)
+def _check_marks(conversation: Conversation, kind: ExampleKind, where: str) -> None:
+    """Check that an answer is left to learn, and that none that is judged is marked as context only."""
+    answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    if conversation.untrained and conversation.untrained.issuperset(i for i in answers if i >= conversation.num_given):
+        raise BadRow("nothing to learn", f"{where}: every answer of it is marked as not to be learnt.")
+    if kind != "supervised" and any(place >= conversation.num_given for place in conversation.untrained):
+        raise BadRow(
+            "judged answer that is not to be learnt",
+            f"{where}: an answer that is judged is marked as not to be learnt: remove the mark, or leave the row out.",
+        )
+
+
+def _pair(reading: RowReading, config: ExampleColumns, where: str) -> tuple[Conversation, Conversation]:
+    chosen = reading.answered(config.chosen_key, "chosen_key")
+    rejected = reading.answered(config.rejected_key, "rejected_key")
     if (chosen.text is None) != (rejected.text is None):
         raise BadRow("wrong type", f"{where}: one answer is text and the other a list of chat messages: use one form.")
     if chosen == rejected:
@@ -142,7 +187,7 @@ def _pair(row: Row, config: ExampleColumns, where: str) -> tuple[Conversation, C
             f"{where}: the two answers are to different prompts (message {common + 1} is not the assistant's): compare "
             "answers to the same.",
         )
-    sides = [checked(Conversation(messages=side, num_given=common), where) for side in (a, b)]
+    sides = [reading.checked(replace(side, num_given=common)) for side in (chosen, rejected)]
     if common in (len(a), len(b)):
         raise BadRow("empty answer", f"{where}: one answer is the beginning of the other, with nothing of its own.")
     return sides[0], sides[1]
@@ -158,7 +203,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) and value.dtype.kind in "biuf" else value
 
 
-def _label(row: Row, config: ExampleColumns, where: str) -> bool:
+def _label(row: RowView, config: ExampleColumns, where: str) -> bool:
     value = _plain(column(row, config.label_key, where, "label_key"))
     if not isinstance(value, bool | int | float) or value not in (0, 1):
         raise BadRow(

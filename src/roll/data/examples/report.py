@@ -1,39 +1,13 @@
-"""What is wrong with which rows, counted by reason, and what else is to be known of the data before training."""
+"""What is to be known of the data before training."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-__all__ = ["BadRows", "Report"]
+from roll.data.bad_rows import BadRows
 
-NUM_SHOWN = 3
-"""Rows that are shown of each reason."""
-
-
-class BadRows:
-    """What is wrong with the rows of one source: how many for each reason, and the first of them."""
-
-    def __init__(self) -> None:
-        self.counts: Counter[str] = Counter()
-        self.first: dict[str, list[str]] = {}
-        self.num_rows = 0
-        """Of the source, good and bad."""
-
-    def add(self, reason: str, message: str) -> None:
-        """Take in one row."""
-        self.counts[reason] += 1
-        shown = self.first.setdefault(reason, [])
-        if len(shown) < NUM_SHOWN:
-            shown.append(message)
-
-    def lines(self, domain: str) -> Iterator[str]:
-        """All of it, one line for each reason and each row that is shown."""
-        yield f"{self.counts.total():,} of {self.num_rows:,} rows of data source '{domain}' cannot be learnt from:"
-        for reason, count in self.counts.most_common():
-            yield f"  {count:,} × {reason}"
-            yield from (f"    {message}" for message in self.first[reason])
+__all__ = ["Report"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

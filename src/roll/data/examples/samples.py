@@ -109,7 +109,13 @@ class Rendering:
     def _tokens(self, conversation: Conversation) -> Tokens:
         if conversation.text is not None:
             return self.renderer.plain(conversation.text)
-        return self.renderer.conversation(conversation.messages, conversation.num_given)
+        return self.renderer.conversation(
+            conversation.messages,
+            conversation.num_given,
+            untrained=conversation.untrained,
+            tools=conversation.tools,
+            template_kwargs=conversation.template_kwargs,
+        )
 
 
 def _shared_prefix(rendered: list[Tokens]) -> int:

@@ -67,7 +67,7 @@ class Judge:
         lowest, highest = self._config.scale
         explain = self._config.explain
         messages = pointwise_messages(
-            rollout.prompt.messages,
+            rollout.prompt.asked,
             answer,
             self._reference(rollout),
             self._config.rubric,
@@ -83,7 +83,7 @@ class Judge:
 
     async def _compare(self, rollout: Rollout, answer: str) -> Judgement:
         """Both orders: a preference for a place wins one and loses the other."""
-        messages, reference = rollout.prompt.messages, self._reference(rollout)
+        messages, reference = rollout.prompt.asked, self._reference(rollout)
         rubric, explain = self._config.rubric, self._config.explain
         schema = pairwise_schema(explain=explain)
         first, second = await asyncio.gather(

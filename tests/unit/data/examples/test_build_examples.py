@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from transformers import PreTrainedTokenizerBase
+from worlds.rows import asked
 
 from roll.config.examples import (
     ArithmeticExamples,
@@ -163,14 +164,17 @@ def test_prompts_are_dressed_as_prompt_sources_are(world: World) -> None:
     ((asked, _),) = world.texts({"prompt": "1 + 1?", "completion": "2"}, **settings)
     assert asked == system + CHAT.replace("1 + 1?", "Q: 1 + 1?")
     ((asked, _),) = world.texts({"messages": [USER, ANSWER]}, **settings)
-    assert asked == system + CHAT  # a list of messages says all of it but the system's
+    assert asked == system + CHAT.replace("1 + 1?", "Q: 1 + 1?")
+    ((asked, _),) = world.texts({"messages": [{"role": "system", "content": "Own."}, USER, ANSWER]}, **settings)
+    assert asked == system.replace("Brief", "Own") + CHAT.replace("1 + 1?", "Q: 1 + 1?")
+    assert "put around one message" in world.refusal([{"messages": [USER, ANSWER, USER, ANSWER]}], **settings)
 
 
 def test_content_in_parts_is_joined(world: World) -> None:
     parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
     assert world.texts({"messages": [{"role": "user", "content": parts}, ANSWER]}) == [(CHAT, "2<|im_end|>")]
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}
-    assert "`content` must be text, got [{'type': 'image'}]" in world.refusal([image])
+    assert "a part of `content` is of type 'image', which is not read yet" in world.refusal([image])
 
 
 def test_answers_without_a_prompts_column_are_texts_that_differ_at_their_end(world: World) -> None:
@@ -207,7 +211,8 @@ def test_of_a_whole_conversation_the_last_answer_is_judged(world: World) -> None
 
 @pytest.mark.parametrize("kind", ["pair", "scored"])
 def test_a_score_is_read_after_the_last_token(world: World, kind: ExampleKind) -> None:
-    row = {"prompt": "1 + 1?", "completion": "2", "score": 2, "chosen": "2", "rejected": "3", "margin": None}
+    answers = {"chosen": "2", "rejected": "3", "margin": None} if kind == "pair" else {"completion": "2", "score": 2}
+    row = {"prompt": "1 + 1?", **answers}
     scored = first_samples(world.examples([row], kind, score_at_end=True))
     plain = first_samples(world.examples([row], kind))
     end = world.tokenizer.eos_token_id
@@ -227,7 +232,7 @@ def test_the_token_at_the_end_fits_into_the_context(world: World) -> None:
 
 
 def test_further_columns_are_metadata(world: World) -> None:
-    examples = world.examples([{"prompt": "1 + 1?", "completion": "2", "topic": "sums", "label": 1}])
+    examples = world.examples([{"prompt": "1 + 1?", "completion": "2", "topic": "sums"}])
     assert examples.train.draw(1)[0].example.metadata == {"topic": "sums"}
 
 
@@ -316,7 +321,11 @@ def test_every_row_of_the_documentation_is_read(world: World) -> None:
     rows = [json.loads(row) for row in re.findall(r"`(\{\".*?\})`(?= \||\s\()", page)]
     kinds: dict[str, ExampleKind] = {"chosen": "pair", "label": "labelled", "score": "scored"}
     found: list[ExampleKind] = []
-    for row in rows:
+    prompts = [row for row in rows if "answer" in row]
+    assert len(prompts) == 3
+    for row in prompts:
+        assert "1 + 1?" in asked(world.tokenizer, row)
+    for row in (row for row in rows if "answer" not in row):
         kind = next((kind for column, kind in kinds.items() if column in row), "supervised")
         assert len(world.texts(row, kind)) == (2 if kind == "pair" else 1)
         found.append(kind)

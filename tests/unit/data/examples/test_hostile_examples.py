@@ -105,7 +105,8 @@ COLUMNS = [
 REASONS = (
     "missing column|pairs|wrong type|unknown role|tool calls|roles out of order|empty (answer|prompt|text)|equal sides|"
     "different prompts|not a finite number|too large a number|label is not true or false|invalid Unicode|NUL character|"
-    "special token in a message|too long|nothing to learn|unreadable"
+    "special token in a message|too long|nothing to learn|unreadable|not JSON|unread .*|text with a system message.*|"
+    "two forms in one row"
 )
 
 
@@ -150,13 +151,17 @@ def texts_of(value: Any) -> Iterator[str]:
 
 
 class Failing(dict[str, Any]):
-    def get(self, *key: Any) -> Any:
+    def __getitem__(self, key: Any) -> Any:
         raise RuntimeError("not today")
 
 
 OBJECTS: list[tuple[Any, Any, str]] = [
     ("pair", {1: 2, None: 3, ("prompt",): 4}, "there is no column 'chosen'. It has: 1, None, ('prompt',)"),
-    ("supervised", {"messages": [USER, {**ANSWER, "tool_calls": np.array([1, 2])}]}, "`tool_calls` are not read"),
+    (
+        "supervised",
+        {"messages": [USER, {**ANSWER, "tool_calls": np.array([1, 2])}]},
+        "a tool's call must be an object, got 1",
+    ),
     ("supervised", {"instruction": "a", "input": np.array([1, 2]), "output": "b"}, "column 'input' must be text"),
     ("supervised", {"text": datetime.datetime(2026, 1, 1)}, "column 'text' must be text"),
     ("supervised", {"text": b"a"}, "column 'text' must be text, got b'a'"),

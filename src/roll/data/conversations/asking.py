@@ -1,0 +1,76 @@
+"""Prompts that are texts, and the user's message that is made of one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from roll.data.cells import BadRow
+from roll.data.conversations.dialogs import dialog_messages
+from roll.types import Message
+
+__all__ = ["TextPrompt", "messages_of", "prompt_of_text", "with_prompt_template"]
+
+
+def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
+    """Return the chat that asks for `text`."""
+    user: Message = {"role": "user", "content": template.replace("{prompt}", text)}
+    return ({"role": "system", "content": system_prompt}, user) if system_prompt else (user,)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextPrompt:
+    """What a text that stands where a prompt is expected turns out to be."""
+
+    messages: tuple[Message, ...] | None = None
+    """Of a dialog that is written out."""
+    listed: Sequence[Any] | None = None
+    """The list of messages whose JSON text it is."""
+
+
+def prompt_of_text(text: str) -> TextPrompt | None:
+    """Return what a prompt's text holds beside plain text: messages as JSON, or a dialog; `None` where it is plain."""
+    start = text.lstrip()[:1]
+    if start == "[" and '"' in text:
+        try:
+            listed = json.loads(text)
+        except (ValueError, RecursionError):
+            listed = None
+        if (
+            listed
+            and isinstance(listed, list)
+            and all(isinstance(m, dict) and {"role", "from"} & set(m) for m in listed)
+        ):
+            return TextPrompt(listed=listed)
+    messages = dialog_messages(text) if start == "H" else None
+    return None if messages is None else TextPrompt(messages=messages)
+
+
+def with_prompt_template(
+    messages: tuple[Message, ...], template: str, where: str, *, last: bool = True
+) -> tuple[Message, ...]:
+    """Return the messages, with `prompt_template` around what the user asks.
+
+    Args:
+        messages: of a prompt, or a whole conversation.
+        template: with `{prompt}` in it.
+        where: the row's place, for messages.
+        last: it is put around the last of the user's messages; otherwise there may be one only.
+
+    Raises:
+        BadRow: it is not clear which message is meant.
+    """
+    if template == "{prompt}":
+        return messages
+    places = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    if not places or (not last and len(places) > 1):
+        raise BadRow(
+            "prompt template",
+            f"{where}: `prompt_template` is put around one message of the user's, but this conversation has "
+            f"{len(places)}: write the template into the rows, and leave prompt_template out.",
+        )
+    place = places[-1]
+    asked = {**messages[place], "content": template.replace("{prompt}", messages[place]["content"])}
+    return (*messages[:place], cast(Message, asked), *messages[place + 1 :])

@@ -1,0 +1,33 @@
+"""Conversations that are written out as `Human: …` and `Assistant: …`, as Anthropic's hh-rlhf has them."""
+
+from __future__ import annotations
+
+import re
+
+from roll.types import Message
+
+__all__ = ["dialog_messages"]
+
+_SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
+
+
+def dialog_messages(text: str) -> tuple[Message, ...] | None:
+    r"""Return the messages of a dialog, `None` where the text is not one.
+
+    A dialog begins with `Human:`, and has an `Assistant:` behind a blank line. An `Assistant:` at its end, with
+    nothing behind it, asks for an answer and is no message.
+
+    >>> dialog_messages("\n\nHuman: 1 + 1?\n\nAssistant: 2")
+    ({'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'})
+    """
+    text = text.strip()
+    if not text.startswith("Human:") or "\n\nAssistant:" not in text:
+        return None
+    _, *pieces = _SPEAKER.split(text)
+    messages: list[Message] = [
+        {"role": "user" if speaker == "Human" else "assistant", "content": said.strip()}
+        for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)
+    ]
+    if messages[-1] == {"role": "assistant", "content": ""}:
+        messages.pop()
+    return tuple(messages)

@@ -1,0 +1,71 @@
+"""What a model thought before an answer, in the fields that services and data sets put it in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from roll.data.cells import BadRow, as_list
+from roll.data.conversations.fields import IGNORED_PART_FIELDS, Fields
+from roll.errors import short
+
+__all__ = ["FIELDS", "one_reasoning", "read_reasoning"]
+
+FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
+"""Of DeepSeek and vLLM, of OpenRouter, of Ollama and TRL; in pieces, of OpenRouter and of Anthropic."""
+_TEXT_OF = {
+    "reasoning.text": "text",
+    "reasoning.summary": "summary",
+    "thinking": "thinking",
+    "text": "text",
+    "summary_text": "text",
+}
+
+
+def read_reasoning(fields: Fields, where: str) -> list[str]:
+    """Return the texts of a message's fields of reasoning, which are read then.
+
+    Raises:
+        BadRow: one is not text, or is encrypted.
+    """
+    found = []
+    for name in FIELDS:
+        value = fields.take(name)
+        if isinstance(value, list | tuple):
+            value = "\n\n".join(_detail(detail, name, where) for detail in value)
+        if value is None:
+            continue
+        if not isinstance(value, str):
+            raise BadRow("wrong type", f"{where}: `{name}` must be text, got {short(value)}.")
+        found.append(value)
+    return found
+
+
+def one_reasoning(found: list[str], where: str) -> str | None:
+    """Return the reasoning that several fields or parts state; `None` where there is none.
+
+    Raises:
+        BadRow: they differ.
+    """
+    texts = [text for text in found if text.strip()]
+    if len({"".join(text.split()) for text in texts}) > 1:
+        raise BadRow(
+            "two kinds of reasoning", f"{where}: its fields of reasoning ({', '.join(FIELDS)}) differ: keep one."
+        )
+    return texts[0] if texts else None
+
+
+def _detail(value: Any, name: str, where: str) -> str:
+    if not isinstance(value, Mapping):
+        raise BadRow("wrong type", f"{where}: `{name}` must be text, or a list of objects with text in them.")
+    fields = Fields(value)
+    kind = fields.take("type")
+    field = _TEXT_OF.get(kind) if isinstance(kind, str) else None
+    text = as_list(fields.take(field)) if field else None
+    if not isinstance(text, str):
+        raise BadRow(
+            "unreadable reasoning",
+            f"{where}: `{name}` holds an entry of type {short(kind)}, whose text is not there to be read.",
+        )
+    fields.check_all_read(IGNORED_PART_FIELDS, ("type", "text", "summary", "thinking"), f"`{name}`", where)
+    return text

@@ -1,0 +1,77 @@
+"""Prompts to the tokens that an engine is given: rendered with the chat template, or rendered already."""
+
+from __future__ import annotations
+
+import re
+
+from roll.data.cells import BadRow
+from roll.data.chat import ChatRenderer
+from roll.data.source import texts_in, texts_of_tools
+from roll.data.templates import PROBE
+from roll.types import IntArray, Prompt
+
+__all__ = ["prompt_tokens"]
+
+_OPENED_TAG = re.compile(r"<[^<>\s]+>\s*\Z")
+
+
+def prompt_tokens(prompt: Prompt, renderer: ChatRenderer) -> IntArray:
+    """Return [P] ids of a prompt, up to where the model's answer begins or goes on.
+
+    A text that is rendered already is not rendered again. Where the last message is the assistant's, its text follows
+    the generation prompt, and the model continues it.
+
+    Args:
+        prompt: the prompt; of one with an environment, the messages are rendered as they are.
+        renderer: of the model.
+
+    Raises:
+        BadRow: a message contains a special token, which the model would take for the template's.
+        DataError: the template refuses the conversation, or leaves out a part of it.
+    """
+    if prompt.environment is not None:
+        return renderer.render(prompt.messages, prompt.tools)
+    if prompt.text is not None and _is_rendered(prompt.text, renderer):
+        return renderer.piece(prompt.text, first=True)
+    if renderer.has_template:
+        _check_special(prompt, renderer)
+    renderer.check_shown(prompt.asked, prompt.tools, prompt.template_kwargs)
+    text = renderer.text(prompt.asked, prompt.tools, prompt.template_kwargs)
+    return renderer.tokens(_continued(text, prompt.prefill))
+
+
+def _is_rendered(text: str, renderer: ChatRenderer) -> bool:
+    """Return whether a text begins with a special token, and has what the template puts between question and answer."""
+    if not renderer.has_template:
+        return True
+    found = renderer.special_in(text)
+    if found is None or not text.lstrip().startswith(found):
+        return False
+    _, _, between = renderer.text([{"role": "user", "content": PROBE}]).partition(PROBE)
+    return between.strip() in text
+
+
+def _check_special(prompt: Prompt, renderer: ChatRenderer) -> None:
+    texts = [text for message in prompt.asked for text in texts_in(message)]
+    found = next(filter(None, map(renderer.special_in, [*texts, *texts_of_tools(prompt.tools)])), None)
+    if found is None and renderer.harmless(prompt.prefill) != prompt.prefill:
+        found = renderer.special_in(prompt.prefill) or prompt.prefill[:60]
+    if found is not None:
+        raise BadRow(
+            "special token in a message",
+            f"prompt '{prompt.uid}' contains {found!r}, which the model would take for the token that its template "
+            "puts between messages: remove it, or write the whole prompt with the template, up to where the answer "
+            "begins.",
+        )
+
+
+def _continued(head: str, prefill: str) -> str:
+    r"""Return a rendered prompt with the beginning of the answer; a tag such as `<think>` that both have is there once.
+
+    >>> _continued("<|im_start|>assistant\n<think>\n", "<think>Let me")
+    '<|im_start|>assistant\n<think>Let me'
+    """
+    found = _OPENED_TAG.search(head)
+    if found and prefill.lstrip().startswith(found[0].strip()):
+        return head[: found.start()] + prefill.lstrip()
+    return head + prefill

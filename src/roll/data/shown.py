@@ -1,0 +1,93 @@
+"""Whether a chat template shows all that it is given: nothing of a conversation is left out in silence.
+
+What a template does not read, it leaves out without an error. So each field of a message beside its role and content is
+compared with a rendering without it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+from roll.data.templates import ChatTemplate, Tool
+from roll.errors import DataError, short
+from roll.types import Message
+
+__all__ = ["check_shown"]
+
+_Render: TypeAlias = Callable[[Sequence[Message]], str]
+
+
+def check_shown(
+    template: ChatTemplate, messages: Sequence[Message], tools: Sequence[Tool], template_kwargs: Mapping[str, Any]
+) -> None:
+    """Check that the template shows the system message, tools, its own arguments and every field of every message.
+
+    Earlier reasoning may still be left out as the conversation goes on, as the model was trained to see it.
+
+    Raises:
+        DataError: the template leaves out one of these, or there is no template and the conversation has them.
+    """
+    fields = any(len(message) > 2 and message["role"] != "tool" for message in messages)
+    if not template.source:
+        if tools or template_kwargs or fields:
+            raise DataError(
+                "the model has no chat template, so tools, calls of tools, reasoning, names and arguments of the "
+                "template have no place: write them into the text, or choose a model with a template."
+            )
+        return
+    for name in template_kwargs:
+        if not re.search(rf"\b{re.escape(name)}\b", template.source):
+            raise DataError(
+                f"the model's chat template does not read {short(name)}, which the row gives as an argument of the "
+                "template: remove it, or choose a model whose template reads it."
+            )
+    if messages and messages[0]["role"] == "system" and template.drops_system:
+        raise DataError("the model's chat template leaves out system messages: put their text into the user's.")
+    if tools and template.render(messages, tools=tools, **template_kwargs) == template.render(
+        messages, **template_kwargs
+    ):
+        raise DataError(
+            "the model's chat template does not show tools: choose a model that was made for them, or set tools_key to "
+            "null."
+        )
+    suspicious = template.drops_tools and any(message["role"] == "tool" for message in messages)
+    if fields or suspicious:
+        _check_messages(messages, lambda shown: template.render(shown, False, tools=tools, **template_kwargs))
+
+
+def _check_messages(messages: Sequence[Message], render: _Render) -> None:
+    for place, message in enumerate(messages):
+        before, role = messages[:place], message["role"]
+        for fewer, left_out in _fewer(message):
+            if _same(render, [*before, message], [*before, fewer]):
+                raise DataError(
+                    f"the model's chat template leaves out {left_out} of message {place + 1}, of the {role}: write it "
+                    "into `content` as the model spells it, name its field in `ignored_fields`, leave such rows out, "
+                    "or choose a model whose template shows it."
+                )
+
+
+def _fewer(message: Message) -> Iterator[tuple[Message, str]]:
+    """Yield the message without each part that a template might leave out, and what that is."""
+    if message["role"] == "tool":
+        if message["content"].strip():
+            yield cast(Message, {**message, "content": ""}), "what a tool says,"
+        return
+    calls = message.get("tool_calls", ())
+    called = f"the call of the tool {calls[0].get('function', {}).get('name')!r}" if calls else ""
+    for name, what in {"reasoning_content": "the reasoning", "tool_calls": called, "name": "the `name`"}.items():
+        if message.get(name):
+            yield cast(Message, {key: value for key, value in message.items() if key != name}), what
+    if len(calls) > 1:
+        yield cast(Message, {**message, "tool_calls": calls[:-1]}), "all but the first calls of tools"
+    if calls and message["content"].strip():
+        yield cast(Message, {**message, "content": ""}), "the text next to a call of a tool"
+
+
+def _same(render: _Render, messages: Sequence[Message], others: Sequence[Message]) -> bool:
+    try:
+        return render(messages) == render(others)
+    except DataError:  # what the template refuses is said where the whole conversation is rendered
+        return False

@@ -1,0 +1,203 @@
+"""No field of a row, of a message or of a content part is ignored silently, whatever it is called and holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerBase
+from worlds.rows import asked, prompt_data, row_examples, whole
+
+from roll.data.conversations.fields import IGNORED_COLUMNS, IGNORED_MESSAGE_FIELDS, IGNORED_PART_FIELDS
+from roll.errors import DataError
+from roll.models import load_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tiny_model: Path) -> PreTrainedTokenizerBase:
+    return load_tokenizer(str(tiny_model))
+
+
+CALL = {"function": {"name": "f", "arguments": {}}}
+
+
+def message(content: Any = "a", **more: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": content, **more}
+
+
+USER = {"role": "user", "content": "q"}
+FORMS: dict[str, tuple[Any, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "messages": ("supervised", lambda extra: {"messages": [USER, message()], **extra}),
+    "completion": ("supervised", lambda extra: {"prompt": "q", "completion": "a", **extra}),
+    "text": ("supervised", lambda extra: {"text": "abc", **extra}),
+    "alpaca": ("supervised", lambda extra: {"instruction": "q", "output": "a", **extra}),
+    "sharegpt": (
+        "supervised",
+        lambda extra: {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], **extra},
+    ),
+    "pair": ("pair", lambda extra: {"prompt": "q", "chosen": "a", "rejected": "b", **extra}),
+    "label": ("labelled", lambda extra: {"prompt": "q", "completion": "a", "label": True, **extra}),
+    "score": ("scored", lambda extra: {"prompt": "q", "completion": "a", "score": 1.0, **extra}),
+    "a user's message": ("supervised", lambda extra: {"messages": [{**USER, **extra}, message()]}),
+    "an assistant's message": ("supervised", lambda extra: {"messages": [USER, message(**extra)]}),
+    "a message of a pair": (
+        "pair",
+        lambda extra: {"prompt": [{**USER, **extra}], "chosen": [message()], "rejected": [message("b")]},
+    ),
+    "a content part": (
+        "supervised",
+        lambda extra: {"messages": [USER, message([{"type": "text", "text": "a", **extra}])]},
+    ),
+}
+PROMPTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "a message": lambda extra: {"prompt": [{**USER, **extra}], "answer": "7"},
+    "an earlier answer": lambda extra: {"prompt": [USER, message(**extra), USER], "answer": "7"},
+    "a content part": lambda extra: {
+        "prompt": [{"role": "user", "content": [{"type": "text", "text": "q", **extra}]}],
+        "answer": "7",
+    },
+}
+SUSPICIOUS = [
+    "reasoning", "thinking", "reasoning_content", "reasoning_details", "images", "train", "loss", "masked", "weight",
+    "tools", "system", "system_prompt", "history", "chat_template_kwargs", "tool_calls", "name", "label", "score",
+    "margin", "input", "train_detail", "prefix", "video", "audio", "refusal", "cache", "mask", "documents", "suffix",
+    "from", "value", "type", "is_error", "Messages", "completions", "thought",
+]  # fmt: skip
+names = st.sampled_from(SUSPICIOUS) | st.text(min_size=1, max_size=8)
+values = st.one_of(
+    st.text("xyz", min_size=1, max_size=5),
+    st.integers(2, 9),
+    st.just(False),
+    st.just(["x.png"]),
+    st.just({"x": 1}),
+    st.just([CALL]),
+)
+IGNORED = IGNORED_COLUMNS | IGNORED_MESSAGE_FIELDS | IGNORED_PART_FIELDS
+quick = settings(
+    deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@quick
+@given(name=names, value=values)
+def test_sft_rows_ignore_no_field_silently(
+    tokenizer: PreTrainedTokenizerBase, form: str, name: str, value: Any
+) -> None:
+    """A field changes what is learnt, or is refused, or is one of the documented list."""
+    kind, made = FORMS[form]
+    if name in made({}) or (name in USER and "messages" in made({})):
+        return
+    row = made({name: value})
+    if name in IGNORED or (value is False and name in ("train", "loss", "masked")):  # what holds without it
+        return
+    try:
+        examples = row_examples(tokenizer, [row], kind)
+    except DataError as error:
+        assert "1 of 1 rows" in str(error)
+        return
+    (draw,) = examples.train.draw(1)
+    (before,) = row_examples(tokenizer, [made({})], kind).train.draw(1)
+    changed = draw.example.conversations != before.example.conversations or draw.example.target != before.example.target
+    assert changed, f"{name}={value!r} of {form} is ignored silently"
+    texts, masks = (
+        list(found.samples(found.train.draw(1)[0]))
+        for found in (row_examples(tokenizer, [row], kind), row_examples(tokenizer, [made({})], kind))
+    )
+    same = all(
+        a.token_ids.tolist() == b.token_ids.tolist()
+        and a.loss_mask.tolist() == b.loss_mask.tolist()
+        and a.target == b.target
+        for a, b in zip(texts, masks, strict=True)
+    )
+    assert not same, f"{name}={value!r} of {form} is read, and then ignored silently"
+
+
+@pytest.mark.parametrize("form", PROMPTS)
+@quick
+@given(name=names, value=values)
+def test_rlvr_rows_ignore_no_field_of_a_message_silently(
+    tokenizer: PreTrainedTokenizerBase, form: str, name: str, value: Any
+) -> None:
+    if name in ("role", "content", "text") or name in IGNORED:
+        return
+    made = PROMPTS[form]
+    try:
+        text = asked(tokenizer, made({name: value}))
+    except DataError as error:
+        assert "1 of 1 rows" in str(error)
+        return
+    assert text != asked(tokenizer, made({})) or value is False, f"{name}={value!r} of {form} is ignored silently"
+
+
+@quick
+@given(name=names, value=values)
+def test_rlvr_rows_give_every_other_column_to_rewards(
+    tokenizer: PreTrainedTokenizerBase, name: str, value: Any
+) -> None:
+    if name in ("prompt", "answer"):
+        return
+    try:
+        (draw,) = prompt_data(tokenizer, [{"prompt": "q", "answer": "7", name: value}]).train.draw(1)
+    except DataError as error:
+        assert "1 of 1 rows" in str(error)
+        return
+    assert draw.prompt.metadata == {name: value}
+
+
+@pytest.mark.parametrize(
+    ("row", "what"),
+    [
+        ({"messages": [USER, message(emotion="sad")]}, "unread field of a message: 'emotion'"),
+        ({"messages": [USER, message(toolcalls=[CALL])]}, "unread field of a message: 'toolcalls'"),
+        ({"messages": [USER, message()], "mood": "sad", "age": 3}, "unread columns: 'mood', 'age'"),
+        (
+            {"messages": [USER, message([{"type": "text", "text": "a", "tone": "low"}])]},
+            "unread field of a content part: 'tone'",
+        ),
+        ({"messages": [USER, message(tool_calls=[{**CALL, "score": 1}])]}, "unread field of a tool's call: 'score'"),
+    ],
+)
+def test_unread_fields_are_named_and_counted(
+    tokenizer: PreTrainedTokenizerBase, row: dict[str, Any], what: str
+) -> None:
+    with pytest.raises(DataError) as caught:
+        row_examples(tokenizer, [row, row])
+    said = str(caught.value)
+    assert said.startswith("2 of 2 rows of data source 'python' cannot be learnt from:\n") and f"  2 × {what}\n" in said
+    assert "name it in `ignored_fields`" in said
+
+
+def test_unread_fields_that_the_configuration_names_are_left_out(tokenizer: PreTrainedTokenizerBase) -> None:
+    parts = [{"type": "text", "text": "a", "tone": "low"}, {"type": "image", "url": "x.png"}]
+    row = {"messages": [{**USER, "emotion": "sad"}, message(parts)], "mood": "sad"}
+    assert whole(tokenizer, row, ignored_fields=["tone", "image", "emotion", "mood"]) == whole(
+        tokenizer, {"messages": [USER, message()]}
+    )
+
+
+def test_columns_that_repeat_what_was_read_are_read(tokenizer: PreTrainedTokenizerBase) -> None:
+    row = {"messages": [USER, message()], "prompt": "q", "prompt_id": "x", "text": "User: q Assistant: a"}
+    assert whole(tokenizer, row) == whole(tokenizer, {"messages": [USER, message()]})
+    pair = {"prompt": "q", "chosen": [USER, message()], "rejected": [USER, message("b")], "messages": [USER, message()]}
+    assert len(whole(tokenizer, {**pair, "score_chosen": 2.0}, "pair")) == 2
+    with pytest.raises(DataError, match="unread column: 'prompt'"):
+        row_examples(tokenizer, [{**row, "prompt": "another question"}])
+    assert whole(tokenizer, {**row, "prompt": "another question"}, prompt_key=None) == whole(tokenizer, row)
+
+
+def test_the_documented_fields_are_those_that_may_be_left_unread() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "examples.md").read_text(encoding="utf-8")
+    _, _, section = page.partition("## Fields that may be left unread")
+    tables = section.split("\n## ")[0]
+    for title, names in (
+        ("columns", IGNORED_COLUMNS),
+        ("fields of a message", IGNORED_MESSAGE_FIELDS),
+        ("fields of a content part", IGNORED_PART_FIELDS),
+    ):
+        (line,) = [line for line in tables.splitlines() if line.startswith(f"| {title} ")]
+        assert {name.strip("` ") for name in line.split("|")[2].split(",")} == names
