@@ -69,7 +69,7 @@ def _available(report: Report) -> str:
 
 
 def _where(report: Report, role: str) -> str:
-    if report.placement is None or role == "rollouts":
+    if report.placement is None or role in ("rollouts", "rewards"):
         return "this process"
     if role == "processes":
         return "one for each"

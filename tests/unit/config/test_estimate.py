@@ -246,6 +246,20 @@ def test_libraries_count_in_main_memory_only():
     assert "processes" not in memory_of(on_accelerator=True)
 
 
+def test_processes_that_score_answers_count_in_main_memory() -> None:
+    workers = memory_of("rollout.num_reward_workers=3")["rewards"]
+    assert (workers.count, workers.bytes_each) == (3, 96 * 2**20)
+    assert "rewards" not in memory_of(on_accelerator=True)
+
+
+def test_engines_hold_the_requests_of_an_evaluation_where_it_has_more() -> None:
+    """The quickstart: 8 x 8 rollouts in a step, and 4 answers to each of 24 prompts in an evaluation."""
+    many = "inference.max_num_seqs=200"
+    per_step = memory_of(many, "evaluation.num_prompts=1")["actor_infer"].parts["keys and values"]
+    evaluated = memory_of(many)["actor_infer"].parts["keys and values"]
+    assert evaluated == min(per_step * 96 // 64, 256 * 2**20)
+
+
 def test_the_run_s_own_process_writes_rollouts() -> None:
     assert memory_of(*RAY)["rollouts"].count == 1
     assert "rollouts" not in memory_of("tracking.rollouts=false")

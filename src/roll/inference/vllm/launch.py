@@ -157,7 +157,8 @@ def engine_ahead(num_threads: int | None) -> Generator[None]:
         if is_cpu_build() and _starting.acquire(blocking=False):
             try:
                 variables = _variables(uuid.uuid4().hex, num_threads, Path(os.devnull), cpu=True)
-                with temporary_environment({"PYTHONWARNINGS": variables["PYTHONWARNINGS"]}):
+                read_at_start = ("PYTHONWARNINGS", "PYTHONSAFEPATH")
+                with temporary_environment({name: variables[name] for name in read_at_start}):
                     resource_tracker.ensure_running()
                 stack.enter_context(process_ahead(variables, num_threads))
             except (OSError, ValueError) as error:
