@@ -16,13 +16,14 @@ from roll.errors import ConfigError
 __all__ = ["OwnRandomness", "imported"]
 
 
-def imported(module: str, package: str, what: str) -> ModuleType:
+def imported(module: str, package: str, what: str, advice: str = "") -> ModuleType:
     """A package that users install only if they want it.
 
     Args:
         module: its name in Python.
         package: its name on the package index.
         what: what needs it, for the message.
+        advice: how it is installed, where `pip install` is not enough.
 
     Raises:
         ConfigError: it is not installed, or cannot be imported.
@@ -30,7 +31,8 @@ def imported(module: str, package: str, what: str) -> ModuleType:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise ConfigError(f"{what} needs the package '{package}': pip install '{package}' ({error}).") from error
+        how = advice or f"pip install '{package}'"
+        raise ConfigError(f"{what} needs the package '{package}': {how.rstrip('.')} ({error}).") from error
 
 
 class OwnRandomness:

@@ -93,14 +93,32 @@ def make(name: str, *, num_players: int = 1, opponent: str | Callable[[str], str
         ConfigError: the package is missing, it has no such game, or a game of several has no opponent.
     """
     textarena = imported("textarena", "textarena", f"environment 'textarena:{name}'")
-    known = textarena.envs.registration.ENV_REGISTRY
-    raw = name if name.endswith("-raw") else f"{name}-raw"
-    if raw not in known:
-        raise ConfigError(f"TextArena has no game '{name}'.{nearest(name, list(known))}")
-    try:
-        env = textarena.make(raw, **options)
-    except (TypeError, ValueError, ImportError) as error:
-        raise ConfigError(f"environment 'textarena:{name}': {error}") from error
+    env = _made(textarena, name, options)
     return TextArenaEnv(
         env, num_players, load_function(opponent, "opponent") if isinstance(opponent, str) else opponent
     )
+
+
+def _made(textarena: Any, name: str, options: dict[str, Any]) -> Any:
+    """The game without wrappers: by its name with `-raw`, or by its own name where it has none anyway."""
+    known = textarena.envs.registration.ENV_REGISTRY
+    raw = name if name.endswith("-raw") else f"{name}-raw"
+    if raw not in known and name in known and not known[name].default_wrappers:
+        raw = name
+    if raw not in known:
+        if name in known:
+            raise ConfigError(
+                f"TextArena's game '{name}' has no form '{raw}', which is the one that can be played here."
+            )
+        games = sorted({game.removesuffix("-raw") for game in known})
+        raise ConfigError(f"TextArena has no game '{name}'.{nearest(name, games)}")
+    try:
+        return textarena.make(raw, **options)
+    except Exception as error:  # games need packages and word lists of their own, and some do not even compile
+        line = next((line for line in str(error).splitlines() if any(map(str.isalnum, line))), "")  # no line of stars
+        said = f"{type(error).__name__}: {line.strip()}".removesuffix(": ")
+        raise ConfigError(f"environment 'textarena:{name}' cannot be made: {_short(said)}") from error
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= 400 else f"{text[:399]}…"

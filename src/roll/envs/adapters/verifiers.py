@@ -22,6 +22,13 @@ from roll.errors import ConfigError, DataError, InfraError
 
 __all__ = ["VerifiersEnv", "make"]
 
+PACKAGE = "verifiers>=0.1.12,<0.2"
+ADVICE = (
+    "pip cannot install it beside ROLL, since it requires datasets <4.7 and ROLL >=5. Install it in an environment of "
+    "its own, and start a program there that plays the environment through ROLL's endpoint (rollout.agent.command; "
+    "docs/agents.md)."
+)
+
 
 @dataclass(frozen=True)
 class _Described:
@@ -157,8 +164,8 @@ def _text(message: Any) -> str:
 
 def _client(env: VerifiersEnv) -> Any:
     """A client of the library whose model is whoever steps the environment."""
-    base = imported("verifiers.clients.client", "verifiers>=0.1.12,<0.2", "an environment of verifiers").Client
-    types = imported("verifiers.types", "verifiers>=0.1.12,<0.2", "an environment of verifiers")
+    base = imported("verifiers.clients.client", PACKAGE, "an environment of verifiers", ADVICE).Client
+    types = imported("verifiers.types", PACKAGE, "an environment of verifiers", ADVICE)
 
     async def get_response(
         self: Any, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **rest: Any
@@ -185,12 +192,12 @@ def make(name: str, *, form: str = "auto", **options: Any) -> VerifiersEnv:
     Raises:
         ConfigError: the library or the environment's package is missing, or it is of another kind.
     """
-    verifiers = imported("verifiers", "verifiers>=0.1.12,<0.2", f"environment 'verifiers:{name}'")
+    verifiers = imported("verifiers", PACKAGE, f"environment 'verifiers:{name}'", ADVICE)
     if not hasattr(verifiers, "load_environment"):
         version = getattr(verifiers, "__version__", "")
         raise ConfigError(
             f"environment 'verifiers:{name}': verifiers {version} has no environments that are stepped, only agent "
-            "programs: install verifiers>=0.1.12,<0.2, or train its agents through the endpoint."
+            f"programs: train its agents through the endpoint (rollout.agent), or use {PACKAGE}. {ADVICE}"
         )
     try:
         env = verifiers.load_environment(name, **options)
