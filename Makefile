@@ -114,6 +114,9 @@ bench-calibration: setup ## the simulator, fitted to one real run, predicts othe
 mutation-scheduler: setup ## plants bugs in the scheduler, one at a time: random schedules must catch each
 	@$(PY) benchmarks/mutation_scheduler.py $(ARGS)
 
+mutation-algorithms: setup ## plants bugs in the numbers, one at a time: the unit tests named for each must catch it
+	@$(PY) benchmarks/mutation_algorithms.py $(ARGS)
+
 bench-simulator: setup ## the simulator: 65,536 rollouts on 3,072 GPUs in one step, and how its cost grows
 	@$(PY) benchmarks/bench_simulator.py $(ARGS)
 

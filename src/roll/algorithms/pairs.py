@@ -9,7 +9,7 @@ from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs
 
-__all__ = ["Pairs", "pair_margins", "pairs_of"]
+__all__ = ["Pairs", "pair_margins", "pairs_of", "shares_right"]
 
 
 class Pairs(NamedTuple):
@@ -38,6 +38,11 @@ def pairs_of(inputs: LossInputs) -> Pairs:
         f"a pair is one preferred and one other answer, each with a token in the loss; a unit has {size} such answers, "
         f"{better} of them preferred: leave it out, or give it both answers"
     )
+
+
+def shares_right(difference: Tensor) -> Tensor:
+    """Return how right each comparison is: 1 above 0, 0 below, and a tie is half right, as a coin's toss would be."""
+    return 0.5 * (difference.sign() + 1.0)
 
 
 def pair_margins(inputs: LossInputs, pairs: Pairs, constant: float = 0.0) -> Tensor | None:

@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.cli.answer_files import AnswerLine
+from roll.tracking.intervals import accuracy_text
 from roll.types import RewardResult
 
 __all__ = ["Scored", "as_json_lines", "render"]
@@ -126,7 +127,7 @@ def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
         lines.append(f"value      mean {statistics.fmean(result.value for result in results):.4g}")
         decided = [result.correct for result in results if result.correct is not None]
         if decided:
-            lines.append(f"accuracy   {sum(decided) / len(decided):.1%} of {len(decided)}")
+            lines.append(f"accuracy   {accuracy_text(sum(decided) / len(decided), len(decided), '.1%')}")
         for name in dict.fromkeys(name for result in results for name in result.components):
             values = [result.components[name] for result in results if name in result.components]
             lines.append(f"component  {name}: mean {statistics.fmean(values):.4g} of {len(values)}")

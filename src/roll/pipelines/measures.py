@@ -10,6 +10,7 @@ import numpy as np
 from roll.pipelines.learning.failures import failures_of
 from roll.pipelines.state import RunState
 from roll.rollout import Batch, DataLedger
+from roll.tracking.intervals import accuracy_figures
 from roll.types import Fate, Group, Rollout
 
 __all__ = [
@@ -36,9 +37,10 @@ def _verdicts(rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def _accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Share of rollouts that solved their task, of those whose reward says so; none where no reward does."""
+    """Share of rollouts that solved their task, of those whose reward says so, with its number and, of few, its
+    interval; none where no reward does."""
     found = _verdicts(rollouts)
-    return {f"{prefix}accuracy": _mean(found)} if found else {}
+    return accuracy_figures(prefix, _mean(found), len(found)) if found else {}
 
 
 def score(rollouts: Sequence[Rollout]) -> float:

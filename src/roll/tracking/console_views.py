@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from roll.tracking.intervals import accuracy_text
+
 __all__ = ["AnswerView", "Console", "EvaluationView", "RunHeader", "StepView", "clock_text", "trouble"]
 
 
@@ -61,6 +63,8 @@ class EvaluationView:
     measure: str = "accuracy"
     """`accuracy` where every answer was judged right or wrong, `mean reward` where none was, else `score`: the mean
     of verdicts, and of rewards where there are none. `loss` where examples are measured without an answer."""
+    num: float | None = None
+    """Answers, or pairs, that an accuracy is of."""
 
     @classmethod
     def of(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
@@ -70,13 +74,13 @@ class EvaluationView:
             return cls(step=step, value=loss, measure="loss")
         judged = metrics.get("eval/judged_share", 1.0)
         if judged == 1.0 or score is None:
-            return cls(step=step, value=accuracy)
+            return cls(step=step, value=accuracy, num=metrics.get("eval/accuracy_n"))
         return cls(step=step, value=score, measure="score" if judged else "mean reward")
 
     @property
     def text(self) -> str:
         """The measure and its value in words."""
-        return "no answers" if self.value is None else f"{self.measure} {self.value:.3f}"
+        return "no answers" if self.value is None else f"{self.measure} {accuracy_text(self.value, self.num)}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

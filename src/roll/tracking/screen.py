@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from roll.tracking.console_views import AnswerView, EvaluationView, RunHeader, StepView, clock_text
+from roll.tracking.intervals import accuracy_text
 
 __all__ = ["Screen", "one_line", "render", "sparkline", "stacked_bar", "time_left"]
 
@@ -147,7 +148,12 @@ def _accuracy(evaluations: Sequence[EvaluationView]) -> Text:
         line.append(" → " if index else "", "dim")
         line.append("no answers" if view.value is None else f"{view.value:.3f}", "bold green" if index else "bold")
         line.append(" before" if view.step == 0 else f" after step {view.step}", "dim")
-    return line if measure == "accuracy" else line.append(f" ({measure})", "dim")
+    last = evaluations[-1]
+    if measure != "accuracy":
+        return line.append(f" ({measure})", "dim")
+    if last.value is None or not last.num:
+        return line
+    return line.append(accuracy_text(last.value, last.num).removeprefix(f"{last.value:.3f}"), "dim")
 
 
 def _rate(name: str, per_s: float | None) -> Text:

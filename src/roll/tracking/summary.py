@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.tracking import atomic
 from roll.tracking.console_views import EvaluationView
+from roll.tracking.intervals import accuracy_text
 from roll.tracking.metrics_file import read_metrics
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ class Summary:
     accuracy_after: float | None = None
     """The same after the last evaluated step; `None` also where that evaluation had no answers."""
     accuracy_best: float | None = None
+    accuracy_num: float | None = None
+    """Answers, or pairs, that the last accuracy is of."""
     measure: str = "accuracy"
     """What the scores are: `accuracy`, `mean reward` where no reward decides, or `score`, a mean of verdicts, and
     of rewards where there are none; every answer counts alike. `loss` where examples were measured without answers."""
@@ -149,6 +152,7 @@ def summarise(
         accuracy_before=accuracies.before,
         accuracy_after=accuracies.after,
         accuracy_best=max(_column(evaluations, "eval/accuracy"), default=None),
+        accuracy_num=next(iter(_column(evaluations[::-1], "eval/accuracy_n")), None),
         measure=measure,
         score_before=scores.before,
         score_after=scores.after,
@@ -232,6 +236,10 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     def number(value: float | None, form: str = ".3f", unit: str = "") -> str:
         return "–" if value is None else f"{value:{form}}{unit}"
 
+    def score(value: float | None) -> str:
+        num = summary.accuracy_num if summary.measure == "accuracy" else None
+        return "–" if value is None else accuracy_text(value, num)
+
     peak = None if summary.peak_rss_bytes is None else summary.peak_rss_bytes / 2**30
     name = summary.measure
     rewards = [
@@ -241,8 +249,8 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
     if summary.num_steps <= _RECENT_STEPS:  # they are the same
         rewards = [("reward, all steps", number(summary.reward_last5))]
     lines = [
-        (f"{name} before", number(summary.score_before)),
-        (f"{name} after", number(summary.score_after)),
+        (f"{name} before", score(summary.score_before)),
+        (f"{name} after", score(summary.score_after)),
         *rewards,
         *_choice_lines(summary),
         ("set-up until first update", number(summary.setup_s, ".1f", " s")),

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from roll.algorithms.choosing import answers_below, best_answers, chosen, pairs
+from roll.algorithms.choosing import Pairing, answers_below, best_answers, chosen, pairs
 from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout
 
 
@@ -107,3 +107,15 @@ def test_answers_of_the_same_tokens_are_no_pair_whatever_a_judge_says_of_them() 
     worse = replace(worse, token_ids=better.token_ids)
     assert pairs([better, worse], pairing="best_worst") == "its better and worse answers are the same tokens"
     assert places(pairs([better, worse, other], pairing="all")) == [(0, 2), (2, 1)]
+
+
+@pytest.mark.parametrize("pairing", ["best_worst", "all"])
+def test_pairs_that_differ_by_exactly_the_min_difference_are_kept(pairing: Pairing) -> None:
+    rollouts = group(0, 1.0, 0.5).rollouts
+    assert places(pairs(rollouts, pairing=pairing, min_difference=0.5)) == [(0, 1)]
+    assert isinstance(pairs(rollouts, pairing=pairing, min_difference=np.nextafter(0.5, 1.0)), str)
+
+
+def test_pairs_of_equal_rewards_are_left_out_also_without_a_min_difference() -> None:
+    rollouts = group(0, 1.0, 0.0, 1.0, 0.0).rollouts
+    assert set(places(pairs(rollouts, pairing="all", min_difference=0.0))) == {(0, 1), (0, 3), (2, 1), (2, 3)}

@@ -138,3 +138,13 @@ def test_a_teachers_advantages() -> None:
     assert cut.dtype == np.float32
     with pytest.raises(ValueError, match="are of one sample, but have shapes"):
         teacher_advantages(logprobs[1:], teacher, mask)
+
+
+@pytest.mark.parametrize(
+    ("coefficient", "expected"), [(2.0, [1.0, -1.0, 0.6]), (0.5, [0.25, -1.0, 0.15]), (0.1, [0.05, -0.3, 0.03])]
+)
+def test_a_teachers_advantages_are_cut_after_the_coefficient(coefficient: float, expected: list[float]) -> None:
+    """Log-ratios are 0.5, -3 and 0.3, and the limit 1 is of what is added to other advantages."""
+    logprobs, teacher = np.array([-1.0, -1.0, -1.0], np.float32), np.array([-0.5, -4.0, -0.7], np.float32)
+    found = teacher_advantages(logprobs, teacher, np.ones(3, np.bool_), coefficient=coefficient, limit=1.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

@@ -242,6 +242,7 @@ def run(config: RLVRConfig, model: Path) -> list[Any]:
         spans=SimpleNamespace(phase=nothing),
         ledger=SimpleNamespace(open=lambda draws, step: log.append([d.draw_id for d in draws])),
         mid_update=False,
+        has_trained=False,
     )
     learner: Any = Learner(
         policy=Recorder("policy", 0, log),

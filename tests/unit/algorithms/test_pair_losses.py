@@ -13,6 +13,7 @@ import torch
 from pair_helpers import PAIRS, REFERENCE_FREE, SINGLE, inputs_of, random_pairs, without_reference
 from reference_pairs import Padded
 
+from roll.algorithms.inputs import LossInputs
 from roll.algorithms.losses import BradleyTerryLoss, LikelihoodLoss, RegressionLoss
 from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss, forms, reference_point
 from roll.protocols import LossFn
@@ -188,8 +189,8 @@ def test_answers_that_score_alike_are_in_no_order() -> None:
     batch = random_pairs(0, 3)
     alike = replace(batch, ref=batch.logprobs.detach(), values=torch.ones(6, dtype=torch.float64))
     inputs = inputs_of(alike)
-    assert PreferenceLoss()(inputs).metrics["preference/accuracy"] == 0
-    assert BradleyTerryLoss()(_scored(inputs)).metrics["reward_model/accuracy"] == 0
+    assert PreferenceLoss()(inputs).metrics["preference/accuracy"] == 0.5
+    assert BradleyTerryLoss()(_scored(inputs)).metrics["reward_model/accuracy"] == 0.5
 
 
 def test_kto_without_an_answer_of_one_kind_has_finite_metrics() -> None:
@@ -207,3 +208,36 @@ def test_the_reference_point_is_never_below_zero() -> None:
 def test_losses_travel_to_other_processes() -> None:
     for loss, _ in [*PAIRS.values(), *SINGLE.values(), *SCORED.values()]:
         assert pickle.loads(pickle.dumps(loss)) == loss
+
+
+def test_accuracy_of_pairs_counts_a_tie_as_half() -> None:
+    """Scores (policy less reference) of the chosen and the rejected answer: higher, equal, lower, equal."""
+    answers = [(2.0, 1.0), (1.5, 1.5), (0.0, 1.0), (-1.0, -1.0)]
+    inputs = LossInputs(
+        logprobs=torch.tensor([x for pair in answers for x in pair], dtype=torch.float64),
+        ref_logprobs=torch.zeros(8, dtype=torch.float64),
+        values=torch.tensor([x for pair in answers for x in pair], dtype=torch.float64),
+        sequence_ids=torch.arange(8),
+        sequence_lengths=torch.ones(8, dtype=torch.float64),
+        max_lengths=torch.ones(8, dtype=torch.float64),
+        unit_ids=torch.arange(8) // 2,
+        preferred=torch.arange(8) % 2 == 0,
+        num_tokens=8.0,
+        num_sequences=8.0,
+        num_units=4.0,
+        num_preferred=4.0,
+        num_preferred_tokens=4.0,
+    )
+    assert PreferenceLoss()(inputs).metrics["preference/accuracy"].item() == (1 + 0.5 + 0 + 0.5) / 4
+    assert BradleyTerryLoss()(inputs).metrics["reward_model/accuracy"].item() == (1 + 0.5 + 0 + 0.5) / 4
+    # wanted answers are right above 1, others below it: 1 + 1/2, 1 + 0, 0 + 1/2, 0 + 1
+    kto = KTOLoss(reference_point=1.0)(inputs).metrics["preference/accuracy"].item()
+    assert kto == pytest.approx((1 + 0.5 + 1 + 0 + 0 + 0.5 + 0 + 1) / 8)
+
+
+def test_accuracy_of_an_untrained_policy_is_one_half() -> None:
+    """Before the first step it is the reference: all scores are 0."""
+    inputs = inputs_of(random_pairs(3))
+    same = replace(inputs, ref_logprobs=inputs.need("logprobs").detach())
+    assert PreferenceLoss()(same).metrics["preference/accuracy"].item() == 0.5
+    assert KTOLoss(reference_point=0.0)(same).metrics["preference/accuracy"].item() == 0.5

@@ -240,3 +240,11 @@ def test_shaping_holds_for_demonstrations_too() -> None:
     algorithm = AlgorithmConfig.model_validate({"reward": {"scale": 3.0, "shift": -1.0}})
     _, batch = learn_from(algorithm, [group(0, 1.0, 0.0)], rollout(0, 2, 1.0, expert=True))
     assert advantages(batch)["0.2"] == pytest.approx([2.0, 2.0])
+
+
+def test_imitation_with_anchor_states_discounts_a_demonstration_per_turn() -> None:
+    """Two turns of two tokens, with reward 1 at the end: 0.5 one turn before it."""
+    algorithm = AlgorithmConfig.model_validate({"type": "gi_gpo", "advantage": {"gamma": 0.5}})
+    assert algorithm.advantage.estimator == "anchor_state"
+    _, batch = learn_from(algorithm, [group(0, 1.0, 0.0)], rollout(0, 2, 1.0, turns=2, expert=True))
+    assert advantages(batch)["0.2"] == pytest.approx([0.5, 0.5, 1.0, 1.0])

@@ -67,7 +67,9 @@ def learnt(rewards: Sequence[float], *, num_shown: int = 1, **algorithm: Any) ->
     shown = [rollout(draw, 100 + i, 1.0, length=5, expert=True) for i in range(num_shown)]
     selection = select([group], settings, max_new_tokens=8, demonstrations=shown)
     state = LearningState(data={})
-    run: Any = SimpleNamespace(seed=0, state=state, spans=SimpleNamespace(phase=phase), mid_update=False)
+    run: Any = SimpleNamespace(
+        seed=0, state=state, spans=SimpleNamespace(phase=phase), mid_update=False, has_trained=False
+    )
     policy: Any = Trainer(OWN, SHOWN)
     reference: Any = Trainer(REF, -3.0)
     learner = Learner(policy=policy, reference=reference, critics=(policy,) * settings.num_critic_models)

@@ -127,3 +127,53 @@ def test_every_draw_gets_a_fate_in_the_ledger() -> None:
     settle(ledger, select(groups, GRPO).fates, step=1)
     assert [entry.fate for entry in ledger] == [Fate.TRAINED, Fate.FILTERED, Fate.FAILED]
     assert ledger.in_flight() == []
+
+
+@pytest.mark.parametrize(
+    ("finish_reason", "verdict", "expected"),
+    [
+        ("stop", "", 1.0),
+        ("length", "", 0.7),
+        ("context", "", 0.7),
+        ("stop", "no answer", 0.7),
+        ("length", "wrong", 0.7),
+    ],
+)
+def test_format_penalty_is_paid_by_an_answer_that_did_not_end(
+    finish_reason: Any, verdict: str, expected: float
+) -> None:
+    algorithm = AlgorithmConfig.model_validate({"reward": {"format_penalty": 0.3}})
+    rollout = group(0, [1.0]).rollouts[0]
+    cut = replace(rollout, finish_reason=finish_reason, reward=RewardResult(value=1.0, verdict=verdict))
+    assert shaped_rollout(cut, algorithm, max_new_tokens=8).episode.total == pytest.approx(expected)
+
+
+def test_top_variance_is_of_what_groups_are_judged_by() -> None:
+    """By accuracy group 0 varies and group 1 does not; by the reward that is trained it is the other way round."""
+    groups = [group(0, [0.5, 0.4]), group(1, [9.0, -9.0])]
+    verdicts = [(True, False), (True, True)]
+    judged = [
+        replace(g, rollouts=tuple(
+            replace(r, reward=replace(r.reward, correct=correct))
+            for r, correct in zip(g.rollouts, own, strict=True) if r.reward is not None
+        ))
+        for g, own in zip(groups, verdicts, strict=True)
+    ]  # fmt: skip
+    filters = {"metric": "accuracy", "top_variance": 0.5, "skip_zero_variance": False}
+    chosen = select(judged, AlgorithmConfig.model_validate({"filters": filters}))
+    assert {draw_id: fate for draw_id, (fate, _) in chosen.fates.items()} == {0: Fate.TRAINED, 1: Fate.FILTERED}
+    by_reward = AlgorithmConfig.model_validate({"filters": {**filters, "metric": "reward"}})
+    assert {d: fate for d, (fate, _) in select(judged, by_reward).fates.items()} == {0: Fate.FILTERED, 1: Fate.TRAINED}
+
+
+def test_difficulty_weights_of_mean_rewards_outside_0_and_1_are_those_of_the_bounds() -> None:
+    """Without verdicts the accuracy is the mean reward: 3, -2 and 0.5 count as 1, 0 and 0.5."""
+    algorithm = AlgorithmConfig.model_validate({
+        "weights": {"difficulty": True}, "advantage": {"mean": "none", "std": "none"},
+    })  # fmt: skip
+    chosen = select([group(0, [4.0, 2.0]), group(1, [-1.0, -3.0]), group(2, [1.0, 0.0])], algorithm)
+    assert chosen.accuracies == {0: 3.0, 1: -2.0, 2: 0.5}
+    found = advantages(chosen, algorithm)
+    # 0.5 + 1.5 (1 - accuracy): 0.5, 2 and 1.25, whose mean is 1.25
+    expected = {"0.0": 4 * 0.4, "0.1": 2 * 0.4, "1.0": -1 * 1.6, "1.1": -3 * 1.6, "2.0": 1.0, "2.1": 0.0}
+    assert {name: value[0] for name, value in found.items()} == pytest.approx(expected)

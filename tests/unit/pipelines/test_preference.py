@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, cast
 
 import numpy as np
@@ -16,7 +17,7 @@ from roll.errors import ConfigError
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.preference.objective import Objective, with_other_answers
 from roll.pipelines.supervised.kept import Kept, rows_of
-from roll.pipelines.supervised.measuring import beside_answers
+from roll.pipelines.supervised.measuring import beside_answers, held_out_metrics
 from roll.types import StepResult, TrainingBatch, TrainingSample
 
 
@@ -89,3 +90,15 @@ def test_answers_do_not_hide_what_pairs_say() -> None:
     found = beside_answers(learnt, {"eval/accuracy": 0.25, "eval/score": 0.25})
     assert found == {"eval/loss": 0.5, "eval/examples/accuracy": 0.9, "eval/accuracy": 0.25, "eval/score": 0.25}
     assert beside_answers(learnt, {}) == learnt
+
+
+def test_held_out_accuracy_carries_its_pairs_and_its_interval() -> None:
+    pair = [sample(i, [1], [2, 3]) for i in range(2)]
+    measured = StepResult(loss=0.7, num_tokens=4, num_loss_tokens=4, metrics={"preference/accuracy": 0.5})
+    found = held_out_metrics(measured, TrainingBatch(samples=tuple(pair)))
+    assert (found["eval/accuracy"], found["eval/accuracy_n"], found["eval/num_examples"]) == (0.5, 2.0, 2.0)
+    assert found["eval/accuracy_low"] == pytest.approx(0.0945, abs=1e-4)  # of one of two, Wilson's
+    assert found["eval/accuracy_high"] == pytest.approx(1 - 0.0945, abs=1e-4)
+    moved = beside_answers(found, {"eval/accuracy": 0.25, "eval/accuracy_n": 400.0})
+    assert moved["eval/examples/accuracy_low"] == found["eval/accuracy_low"] and "eval/accuracy_low" not in moved
+    assert "eval/accuracy" not in held_out_metrics(replace(measured, metrics={}), TrainingBatch(samples=tuple(pair)))

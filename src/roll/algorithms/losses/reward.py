@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.algorithms.pairs import pair_margins, pairs_of
+from roll.algorithms.pairs import pair_margins, pairs_of, shares_right
 from roll.types import Needs
 
 __all__ = ["BradleyTerryLoss", "RegressionLoss"]
@@ -47,7 +47,7 @@ class BradleyTerryLoss:
             "reward_model/chosen": chosen.sum(),
             "reward_model/rejected": rejected.sum(),
             "reward_model/margin": difference.sum(),
-            "reward_model/accuracy": (difference > 0).to(scores.dtype).sum(),
+            "reward_model/accuracy": shares_right(difference).sum(),
         }
         metrics = {name: value.detach() / inputs.num_units for name, value in sums.items()}
         return LossOutputs(loss=losses.sum() / inputs.num_units, metrics=metrics)

@@ -65,7 +65,7 @@ async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
             taught = await ask_teachers(config, measuring.prepared, measuring.cluster, paths, measuring.batch.samples)
         trainer = await measuring.start("reference", teachers=held)
         batch = await taught.completed(measuring.batch)
-        metrics = held_out_metrics(await trainer.measure(batch, offline_loss(config.distillation)))
+        metrics = held_out_metrics(await trainer.measure(batch, offline_loss(config.distillation)), batch)
     return beside_answers(metrics, await measure_answers(config))
 
 

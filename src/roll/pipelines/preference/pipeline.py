@@ -62,7 +62,7 @@ async def _measure(config: PreferenceConfig) -> dict[str, float]:
         max_tokens = prepared.examples.rendering.max_tokens
         objective = Objective(section=section, policy=trainer, kept=kept, max_tokens=max_tokens)
         batch = await objective.completed(measuring.batch)
-        metrics = held_out_metrics(await trainer.measure(batch, await objective.loss(batch.samples)))
+        metrics = held_out_metrics(await trainer.measure(batch, await objective.loss(batch.samples)), batch)
     return beside_answers(metrics, await measure_answers(config))
 
 

@@ -160,8 +160,7 @@ class Course:
     async def _measure(self, loss: LossFn | LossOf) -> dict[str, float]:
         """The loss and its metrics on the held-out examples, under `eval/…`."""
         batch = await self.held_out()
-        measured = await self.policy.measure(batch, await _of(loss, batch.samples))
-        return {**held_out_metrics(measured), "eval/num_examples": float(batch.num_units)}
+        return held_out_metrics(await self.policy.measure(batch, await _of(loss, batch.samples)), batch)
 
     async def held_out(self) -> TrainingBatch:
         """What every evaluation measures."""

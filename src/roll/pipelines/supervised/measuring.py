@@ -14,6 +14,7 @@ from roll.errors import DataError
 from roll.pipelines.evaluation import measure
 from roll.pipelines.supervised.preparation import Prepared, held_out_batch, prepare
 from roll.protocols import LossFn, TrainerGroup
+from roll.tracking.intervals import accuracy_figures
 from roll.training import Role, TrainerSpec
 from roll.types import StepResult, TrainingBatch
 
@@ -59,15 +60,24 @@ async def open_measuring(
         yield Measuring(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
 
 
-def held_out_metrics(measured: StepResult) -> dict[str, float]:
-    """The loss and the metrics that it reports, under `eval/…` and without the names of their families."""
+def held_out_metrics(measured: StepResult, batch: TrainingBatch) -> dict[str, float]:
+    """Return the loss and the metrics that it reports, under `eval/…` and without the names of their families.
+
+    Args:
+        measured: what the loss said of the held-out examples.
+        batch: these; an accuracy is of its units, such as pairs.
+    """
     metrics = {name.rpartition("/")[2]: value for name, value in measured.metrics.items()}
-    return {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}
+    found = {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}
+    if "accuracy" in metrics:
+        found |= accuracy_figures("eval/", metrics["accuracy"], batch.num_units)
+    return {**found, "eval/num_examples": float(batch.num_units)}
 
 
 def beside_answers(learnt: Mapping[str, float], answered: Mapping[str, float]) -> dict[str, float]:
     """What was measured on examples and on answers: of two of a name, the examples' is under `eval/examples/…`."""
-    moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in answered else k: v for k, v in learnt.items()}
+    taken = {k for k in learnt if k in answered or (k.startswith("eval/accuracy") and "eval/accuracy" in answered)}
+    moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in taken else k: v for k, v in learnt.items()}
     return moved | dict(answered)
 
 
@@ -81,7 +91,7 @@ async def measure_model(
     """
     async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
-        metrics = held_out_metrics(await trainer.measure(measuring.batch, loss))
+        metrics = held_out_metrics(await trainer.measure(measuring.batch, loss), measuring.batch)
     return beside_answers(metrics, await measure_answers(config))
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses.preference.forms import OddsRatio, PairForm, Sigmoid
-from roll.algorithms.pairs import Pairs, pair_margins, pairs_of
+from roll.algorithms.pairs import Pairs, pair_margins, pairs_of, shares_right
 from roll.algorithms.ratio import segment_sums
 from roll.types import Needs
 
@@ -31,7 +31,7 @@ _SIGMOID = Sigmoid()
 class PreferenceLoss:
     """A mean over the pairs of the global batch; the defaults are DPO's.
 
-    Metrics are means over its pairs: rewards are beta times scores.
+    Metrics are means over its pairs: rewards are beta times scores. A pair of equal rewards is half right.
     """
 
     form: PairForm = _SIGMOID
@@ -92,7 +92,7 @@ class PreferenceLoss:
             "preference/reward_chosen": self.beta * chosen.sum(),
             "preference/reward_rejected": self.beta * rejected.sum(),
             "preference/margin": self.beta * (chosen - rejected).sum(),
-            "preference/accuracy": (chosen > rejected).to(chosen.dtype).sum(),
+            "preference/accuracy": shares_right(chosen - rejected).sum(),
             "preference/logprob_chosen": logprobs[pairs.chosen].sum(),
             "preference/logprob_rejected": logprobs[pairs.rejected].sum(),
         }

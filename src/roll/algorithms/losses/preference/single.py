@@ -15,6 +15,7 @@ from torch import Tensor
 
 from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses.preference.pairs import sequence_scores
+from roll.algorithms.pairs import shares_right
 from roll.types import Needs
 
 __all__ = ["KTOLoss", "reference_point"]
@@ -25,7 +26,8 @@ class KTOLoss:
     """A mean over the answers of the global batch.
 
     Metrics of wanted answers are means over these, those of the others over those; `preference/margin` is the
-    difference of both rewards. An answer is told rightly that is wanted and above the reference point, or neither.
+    difference of both rewards. An answer is told rightly that is wanted and above the reference point, or neither; one
+    at this point is half right.
     """
 
     reference_point: float
@@ -54,7 +56,8 @@ class KTOLoss:
         )
 
     def _metrics(self, inputs: LossInputs, wanted: Tensor, scores: Tensor) -> dict[str, Tensor]:
-        rewards, right = self.beta * scores, (scores > self.reference_point) == wanted
+        away = scores - self.reference_point
+        rewards, right = self.beta * scores, shares_right(torch.where(wanted, away, -away))
         counts = inputs.num_preferred, inputs.num_sequences - inputs.num_preferred
         chosen, rejected = (
             rewards[these].sum() / max(count, 1.0) for these, count in zip((wanted, ~wanted), counts, strict=True)
@@ -63,7 +66,7 @@ class KTOLoss:
             "preference/reward_chosen": chosen,
             "preference/reward_rejected": rejected,
             "preference/margin": chosen - rejected,
-            "preference/accuracy": right.to(scores.dtype).sum() / inputs.num_sequences,
+            "preference/accuracy": right.sum() / inputs.num_sequences,
             "preference/reference_point": rewards.new_tensor(
                 self.reference_point * len(rewards) / inputs.num_sequences
             ),
