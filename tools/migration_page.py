@@ -37,8 +37,9 @@ Three things are not a matter of keys:
 - **Steps.** TRL's and verl's epochs count rows; a step of ROLL is one generation with all updates made from it.
   `--rows` says how many rows the data set has, where a file counts epochs.
 - **Rewards of your own.** ROLL asks for one answer at a time, `def reward(text, answer, metadata) -> float`, in
-  processes of their own: see [Rewards](rewards.md). TRL's functions get all completions, verl's get
-  `(data_source, solution_str, ground_truth, extra_info)`. The new file names your function; rewrite it.
+  processes of their own: see [Rewards](rewards.md). Functions for verl,
+  `(data_source, solution_str, ground_truth, extra_info)`, are bound by name and work as they are. TRL's get all
+  completions: the new file names your function; rewrite it.
 - **References in verl's rows** lie in `reward_model.ground_truth`. ROLL reads a column:
 
 ```python

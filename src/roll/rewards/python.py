@@ -1,5 +1,7 @@
 """A function of the user's: `def reward(text, answer, metadata) -> float`, given by import path or by file.
 
+Functions written for verl (`data_source, solution_str, ground_truth, extra_info`) are called by name: see `signatures`.
+
 A coroutine function is asked for many answers at once, `max_concurrent` at most. Annotated `-> bool`, a function says
 whether the task was solved; a `Judgement` (annotated so) also gives a verdict; a plain number does neither.
 """
@@ -15,10 +17,11 @@ from typing import Any
 
 from roll.config.data import DataConfig
 from roll.config.rewards import PythonReward
-from roll.errors import ConfigError, RewardInfraError, short
+from roll.errors import RewardInfraError, short
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.rewards.given_function import GivenFunction, function_of
+from roll.rewards.signatures import bound, check_signature, given_values
 from roll.types import Rollout
 from roll.user_code import load_function
 
@@ -41,31 +44,41 @@ def check_reward_functions(data: Iterable[DataConfig]) -> None:
             load_reward(function_of(reward))
 
 
-def call_reward(
-    path: str | GivenFunction, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]
-) -> Judgement:
+def call_reward(path: str | GivenFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
     """Call it, also where it is a coroutine function, and check what it returns.
+
+    Args:
+        path: where the function is.
+        values: what it may be given, by name.
+        options: further keyword arguments.
 
     Raises:
         RewardInfraError: it did not return a finite number, a truth value, or a `Judgement`.
     """
-    result = load_reward(path)(text, answer, dict(metadata), **options)
+    function = load_reward(path)
+    arguments, named = bound(function, values, options)
+    result = function(*arguments, **named)
     if inspect.isawaitable(result):  # of a function that does not look like a coroutine function
         result = asyncio.run(_wait(result))
     return _judgement(path, result)
 
 
-async def await_reward(
-    path: str | GivenFunction, text: str, answer: str, metadata: Mapping[str, Any], options: dict[str, Any]
-) -> Judgement:
-    """See `call_reward`; waits on the running loop."""
-    return _judgement(path, await load_reward(path)(text, answer, dict(metadata), **options))
+async def await_reward(path: str | GivenFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
+    """Call a coroutine function: see `call_reward`. Waits on the running loop."""
+    function = load_reward(path)
+    arguments, named = bound(function, values, options)
+    return _judgement(path, await function(*arguments, **named))
 
 
 def _judgement(path: str | GivenFunction, result: object) -> Judgement:
     if isinstance(result, Judgement):
         _finite(path, result.value)
         return result
+    if isinstance(result, Mapping) and "score" in result:  # as verl's may
+        numbers_of = {str(key): value for key, value in result.items() if isinstance(value, numbers.Real)}
+        parts = {key: float(value) for key, value in numbers_of.items() if key != "score" and math.isfinite(value)}
+        value = _finite(path, result["score"])
+        return Judgement(value=value, verdict=f"{value:g}", parts=parts)
     value = _finite(path, result)
     if _decides(load_reward(path)):
         return Judgement(value=value, verdict="correct" if value else "wrong", correct=bool(value))
@@ -109,22 +122,12 @@ def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
     """
     source = function_of(config)
     function = load_reward(source)
-    try:
-        inspect.signature(function).bind("text", "answer", {}, **config.options)
-    except TypeError as error:
-        options = "".join(f", {name}=…" for name in config.options)
-        hint = " It is a class: name a function, or an instance of it." if inspect.isclass(function) else ""
-        raise ConfigError(
-            f"reward function '{source}' cannot be called as (text, answer, metadata{options}): {error}.{hint}"
-        ) from None
-    except ValueError:
-        pass  # a built-in without a signature: its first call will tell
-
+    check_signature(function, source, config.options)
     places = asyncio.Semaphore(config.max_concurrent)
     runs_in = source.runs_in(pool) if isinstance(source, GivenFunction) else pool
 
     async def judge(rollout: Rollout) -> Judgement:
-        arguments = (rollout.text, rollout.prompt.answer, dict(rollout.prompt.metadata), config.options)
+        arguments = (given_values(rollout.text, rollout.prompt), config.options)
         if not inspect.iscoroutinefunction(function):
             return await in_pool(runs_in, call_reward, source, *arguments, time_limit_s=config.time_limit_s)
         async with places:

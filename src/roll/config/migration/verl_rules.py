@@ -92,15 +92,6 @@ def _answers(_: Values) -> Mapping[str, Any]:
     )
 
 
-def _own_reward(values: Values) -> Mapping[str, Any]:
-    if values["custom_reward_function.path"]:
-        raise Lost(
-            "its function must be rewritten: ROLL calls `def reward(text, answer, metadata) -> float`, verl "
-            "compute_score(data_source, solution_str, ground_truth, extra_info)"
-        )
-    return {}
-
-
 def _devices(values: Values) -> Mapping[str, Any]:
     count = int(values["trainer.nnodes"]) * int(values["trainer.n_gpus_per_node"])
     if count == 1:
@@ -173,7 +164,7 @@ VERL: list[Rule] = [
     counted_with("data.prompt_key", "prompt", ["data"], "data.0.prompt_key"),
     counted_with("data.train_max_samples", -1, ["data"], "data.0.limit"),
     given_with("data.reward_fn_key", "data_source", ["data"], _answers, "data.0.reward"),
-    given_with("custom_reward_function.path", None, ["data"], _own_reward, "data.0.reward of type python"),
+    counted_with("custom_reward_function.path", None, ["data"], "data.0.reward of type python, bound by name"),
     counted_with("custom_reward_function.name", "compute_score", ["data"], "with custom_reward_function.path"),
     counted_with("reward_model.enable", False, ["data"], "data.0.reward of type reward_model"),
     counted_with("reward_model.model.path", None, ["data"], "with reward_model.enable"),

@@ -14,7 +14,8 @@ __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 
 
 class PythonReward(RewardSection):
-    """A function of yours: `def reward(text, answer, metadata) -> float`.
+    """A function of yours: `def reward(text, answer, metadata) -> float`, or one written for verl:
+    `def compute_score(data_source, solution_str, ground_truth, extra_info)`, bound by name.
 
     An `async def` waits for many answers at once. Annotated `-> bool`, it also decides whether the task was solved,
     which accuracy counts.

@@ -1,0 +1,133 @@
+"""How a user's reward function wants to be called: as ROLL calls it, or as verl does. Arguments are bound by name.
+
+def reward(text, answer, metadata)                                            by place, whatever the names
+def compute_score(data_source, solution_str, ground_truth, extra_info=None)   by name
+def reward(solution_str, answer)                                              by name: any of the seven
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from roll.errors import ConfigError
+from roll.types import Prompt
+
+__all__ = ["bound", "check_signature", "given_values"]
+
+OURS = ("text", "answer", "metadata")
+VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
+_BATCHES = frozenset(
+    {"prompts", "completions", "completion_ids", "data_sources", "solution_strs", "ground_truths", "extra_infos"}
+)
+"""What functions of other libraries call whole batches by."""
+
+
+def given_values(text: str, prompt: Prompt) -> dict[str, Any]:
+    """Return what a reward function may be given, by name.
+
+    Args:
+        text: the model's.
+        prompt: the row; in verl's form it has `data_source`, `reward_model` with `ground_truth`, and `extra_info`.
+    """
+    metadata = dict(prompt.metadata)
+    model = metadata.get("reward_model")
+    has_reference = isinstance(model, Mapping) and model.get("ground_truth") is not None
+    return {
+        "text": text,
+        "answer": prompt.answer,
+        "metadata": metadata,
+        "data_source": metadata.get("data_source") or prompt.domain,
+        "solution_str": text,
+        "ground_truth": model["ground_truth"] if isinstance(model, Mapping) and has_reference else prompt.answer,
+        "extra_info": metadata["extra_info"] if isinstance(metadata.get("extra_info"), Mapping) else metadata,
+    }
+
+
+def check_signature(function: Callable[..., Any], name: object, options: Mapping[str, Any]) -> None:
+    """Check that a reward function can be called.
+
+    Args:
+        function: the user's.
+        name: what it is called in messages.
+        options: further keyword arguments.
+
+    Raises:
+        ConfigError: it takes other arguments; the message has its signature, and both that would do.
+    """
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return  # a built-in without a signature: its first call will tell
+    except TypeError as error:
+        raise ConfigError(f"reward function '{name}' cannot be called: {error}.") from None
+    problem = _problem(signature, options)
+    if problem:
+        further = "".join(f", {option}=…" for option in options)
+        hint = " It is a class: name a function, or an instance of it." if inspect.isclass(function) else ""
+        raise ConfigError(
+            f"reward function '{name}' cannot be called as ({', '.join(OURS)}{further}), nor as verl's "
+            f"({', '.join(VERLS)}{further}), since it takes {signature}: {problem}.{hint}"
+        )
+
+
+def bound(
+    function: Callable[..., Any], values: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments by place and by name of one call.
+
+    Args:
+        function: the user's, whose signature was checked.
+        values: see `given_values`.
+        options: further keyword arguments.
+    """
+    ours = tuple(values[name] for name in OURS)
+    try:
+        signature = inspect.signature(function)
+    except ValueError:
+        return ours, dict(options)
+    if _fits_by_place(signature, options):
+        return ours, dict(options)
+    named = {name: values[name] for name in _parameters(signature) if name in values and name not in options}
+    return (), named | dict(options)
+
+
+def _parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
+    """Return the parameters that have a name of their own."""
+    various = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    return {name: one for name, one in signature.parameters.items() if one.kind not in various}
+
+
+def _fits_by_place(signature: inspect.Signature, options: Mapping[str, Any]) -> bool:
+    """Return whether (text, answer, metadata) fit by place, and no name says that another place was meant."""
+    try:
+        signature.bind(*OURS, **options)
+    except TypeError:
+        return False
+    names = [name for name, one in _parameters(signature).items() if one.kind is not inspect.Parameter.KEYWORD_ONLY]
+    return all(name not in (*OURS, *VERLS) or name == OURS[place] for place, name in enumerate(names[: len(OURS)]))
+
+
+def _problem(signature: inspect.Signature, options: Mapping[str, Any]) -> str:
+    """Return why the function cannot be called; empty if it can."""
+    parameters = _parameters(signature)
+    if batch := next((name for name in parameters if name in _BATCHES), None):
+        return f"'{batch}' is a batch, but a function scores one answer at a time"
+    if _fits_by_place(signature, options):
+        return ""
+    known = (*OURS, *VERLS)
+    if not any(name in VERLS for name in parameters) and not all(name in parameters for name in OURS):
+        try:
+            signature.bind(*OURS, **options)
+        except TypeError as error:
+            return str(error)
+        return f"the names say another order than {', '.join(OURS)}"
+    for name, one in parameters.items():
+        if name in known and one.kind is inspect.Parameter.POSITIONAL_ONLY:
+            return f"'{name}' takes no name, since it stands before '/'"
+        if name not in known and name not in options and one.default is inspect.Parameter.empty:
+            return f"nothing is known of the argument '{name}'"
+    takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in signature.parameters.values())
+    unknown = next((name for name in options if name not in parameters and not takes_any), None)
+    return "" if unknown is None else f"got an unexpected keyword argument '{unknown}'"
