@@ -88,6 +88,15 @@ class WeightedStream(ABC, Generic[T, D]):
         """Return the first item of every source by its domain; draws nothing."""
         return {source.domain: source.items[0] for source in self._sources}
 
+    def some_of_each(self, count: int) -> dict[str, list[T]]:
+        """Return at most `count` items of every source, evenly spread over it, by its domain; draws nothing."""
+        found: dict[str, list[T]] = {}
+        for source in self._sources:
+            size = len(source.items)
+            chosen = range(size) if size <= count else [place * size // count for place in range(count)]
+            found[source.domain] = [source.items[index] for index in chosen]
+        return found
+
     def draw(self, count: int, domain: str | None = None) -> list[D]:
         """The next `count` draws; of one domain, where it is given.
 

@@ -16,12 +16,16 @@ from roll.data import Data
 from roll.errors import RunDirectoryError
 from roll.models import describe_model
 from roll.pipelines.run import Session
+from roll.preflight.references import check_references
 from roll.preflight.rewards import check_rewards
 from roll.training import TrainerSpec
 
-__all__ = ["check_disk", "check_own_rewards"]
+__all__ = ["check_disk", "check_own_references", "check_own_rewards"]
 
 logger = logging.getLogger(__name__)
+
+MOST_REFERENCES = 2_000
+"""Of one source: these take a second or two, and nothing where they are plain numbers."""
 
 
 def check_disk(
@@ -69,3 +73,12 @@ async def check_own_rewards(data: Sequence[DataConfig], sandbox: SandboxConfig, 
     """
     first = read.train.first_of_each()
     await check_rewards(sandbox, [(entry, first[entry.domain or entry.source]) for entry in data])
+
+
+async def check_own_references(data: Sequence[DataConfig], read: Data) -> None:
+    """Score references against themselves, of at most `MOST_REFERENCES` prompts of every source.
+
+    Raises:
+        DataError: more than a tenth of a source's are not right.
+    """
+    await check_references(data, read.train.some_of_each(MOST_REFERENCES))

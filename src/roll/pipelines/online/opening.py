@@ -19,7 +19,7 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import Roles, open_generation, start_roles
 from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
-from roll.pipelines.instant_checks import check_disk, check_own_rewards
+from roll.pipelines.instant_checks import check_disk, check_own_references, check_own_rewards
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
@@ -126,6 +126,7 @@ async def _begin(
     data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
     state = beginning(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
     check_disk(config, config.training, prepared.model_path, session, trainers)
+    await session.stop.unless(check_own_references(config.data, data))
     await session.stop.unless(check_own_rewards(config.data, config.sandbox, data))
     return state
 

@@ -27,11 +27,14 @@ from roll.preflight.layout import look_at_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.running import run_to_end
+from roll.types import Prompt
 
 __all__ = ["inspect_run"]
 
 C = TypeVar("C", bound=GeneratingConfig)
 
+MAX_REFERENCES = 20_000
+"""Prompts of a source whose references are scored against themselves."""
 MAX_DRAWS = 256
 """Draws after which a domain with a tiny weight is left without an example."""
 
@@ -63,6 +66,7 @@ def inspect_run(
         _look_at_reward_models,
         _look_at_prompts,
         _look_at_tests,
+        _look_at_references,
         partial(_estimate, further=further, trained_per_group=trained_per_group),
         look_at_disk,
         _try_rewards,
@@ -168,6 +172,19 @@ def _look_at_tests(report: Report, config: GeneratingConfig) -> None:
         from roll.preflight.rewards import notes_on_tests
 
         report.notes += notes_on_tests(config.data, config.sandbox, config.seed)
+
+
+def _look_at_references(report: Report, config: GeneratingConfig) -> None:
+    from roll.data.build import load_source
+    from roll.preflight.references import references_of_sources
+
+    prompts: dict[str, list[Prompt]] = {}
+    for entry in config.data:
+        domain = entry.domain or entry.source
+        training, _ = load_source(entry, domain, config.seed)
+        prompts[domain] = [training[index] for index in range(min(len(training), MAX_REFERENCES))]
+    for check in run_to_end(references_of_sources(config.data, prompts)):
+        (report.problems if check.is_refused else report.notes).append(str(check))
 
 
 def _estimate(
