@@ -348,13 +348,15 @@ async def as_a_run(numbers: Iterable[int], seconds: float) -> dict[str, Any]:
     from pydantic import TypeAdapter
 
     start = seeds()
-    entries = ["math", "choice", "short_answer", "exact", {"type": "repetition", "ngram_size": 4}]
+    entries = ["math", "short_answer", "exact", {"type": "repetition", "ngram_size": 4}]
     entries += [{"type": "length", "free_tokens": 10, "full_tokens": 20}]
     entries += [{"type": "format", "tags": ["answer"]}, {"type": "regex", "pattern": "answer.*{answer}"}]
     pool = LocalWorkerPool(2)
-    configs = TypeAdapter(RewardList).validate_python(as_reward_list(entries))
-    reward = build_reward(configs, pool)
-    await reward(rollout("7", "7"))
+    reward, choice = (
+        build_reward(TypeAdapter(RewardList).validate_python(as_reward_list(each)), pool)
+        for each in (entries, ["choice"])
+    )
+    await asyncio.gather(reward(rollout("7", "7")), choice(rollout("B", "B")))
     errors: list[str] = []
     count, started = 0, time.monotonic()
     with TimedCallbacks() as timed:
@@ -363,11 +365,14 @@ async def as_a_run(numbers: Iterable[int], seconds: float) -> dict[str, Any]:
                 break
             count += 1
             try:
-                await reward(rollout(fuzzed(number, start), REFERENCES[number % len(REFERENCES)]))
+                text = fuzzed(number, start)
+                await asyncio.gather(
+                    reward(rollout(text, REFERENCES[number % len(REFERENCES)])), choice(rollout(text, "B"))
+                )
             except Exception as error:
                 errors.append(f"answer {number}: {type(error).__name__}: {error}"[:300])
     health = pool.health()
-    await reward.close()
+    await asyncio.gather(reward.close(), choice.close())
     await pool.close()
     return {"num_answers": count, "errors": errors, "longest_hold_s": timed.longest_s, **health}
 
