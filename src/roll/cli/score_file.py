@@ -132,9 +132,9 @@ def _tokens(model: str | None) -> Callable[[str], list[int]]:
     if model is None:
         return words_as_tokens
     prepare_environment()
-    from roll.models import load_tokenizer, resolve_model
+    from roll.models import load_tokenizer
 
-    tokenizer = load_tokenizer(resolve_model(model))
+    tokenizer = load_tokenizer(model)
     return lambda text: list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 

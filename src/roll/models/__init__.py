@@ -21,6 +21,7 @@ from roll.models.pieces import WeightFiles
 from roll.models.resolve import find_model, find_model_directory, resolve_model
 from roll.models.routers import chosen_experts, find_routers
 from roll.models.sizes import read_config
+from roll.models.values import check_stored_finite
 
 __all__ = [
     "CATALOGUE",
@@ -36,6 +37,7 @@ __all__ = [
     "check_experts",
     "check_linear",
     "check_rotation",
+    "check_stored_finite",
     "chosen_experts",
     "context_length",
     "decoder_of",

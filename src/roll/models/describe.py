@@ -12,8 +12,10 @@ from typing import Any, NamedTuple
 
 from roll.errors import ConfigError, ModelError
 from roll.models.catalogue import CATALOGUE
-from roll.models.resolve import find_model, resolve_model, weight_files
+from roll.models.directory import stored_tensors, weight_files
+from roll.models.resolve import find_model, resolve_model
 from roll.models.sizes import read_config, text_part
+from roll.models.tying import tied_copy
 
 __all__ = [
     "ModelDescription",
@@ -86,10 +88,10 @@ def describe_model(path: str | Path) -> ModelDescription:
         ModelError: there is no such model, or its config.json lacks a size, or has one that its files contradict.
     """
     entry = CATALOGUE.get(str(path))
-    directory = find_model(path)
+    directory = find_model(path, allow_quantized=True)
     if directory is None and entry is not None:
         return make_description(entry.config, WeightCounts(entry.num_parameters, 0, 0, "bfloat16"), entry.name)
-    return make_description(*check_files(directory or resolve_model(path)), str(path))
+    return make_description(*check_files(directory or resolve_model(path, allow_quantized=True)), str(path))
 
 
 def num_parameters(path: str | Path) -> int:
@@ -201,7 +203,8 @@ def check_files(directory: Path) -> tuple[Mapping[str, Any], WeightCounts]:
     Raises:
         ModelError: config.json states a size that no model has, or one for which the weights are far too few.
     """
-    config, weights = read_config(directory), _count(weight_files(directory))
+    config = read_config(directory)
+    weights = _count(config, weight_files(directory))
     text = text_part(config)
     layers, hidden, vocabulary = (text.get(key) for key in ("num_hidden_layers", "hidden_size", "vocab_size"))
     if isinstance(layers, int) and layers > weights.num_tensors:
@@ -301,31 +304,23 @@ def _whole(text: Mapping[str, Any], key: str) -> int:
     return value if isinstance(value, int) else 0
 
 
-def _count(files: list[Path]) -> WeightCounts:
-    """Elements in safetensors files; read from their headers."""
-    from safetensors import SafetensorError, safe_open
-
+def _count(config: Mapping[str, Any], files: list[Path]) -> WeightCounts:
+    """Return the number of elements in safetensors files by the files' headers, tied weights once."""
+    tensors = stored_tensors(files)
+    copy = tied_copy(config, tensors)
     by_dtype, num_tensors, of_experts = Counter[str](), 0, 0
     norms, has_gates, has_projection = dict[str, int](), False, False
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
-                    tensor = tensors.get_slice(name)
-                    number = math.prod(tensor.get_shape())
-                    by_dtype[tensor.get_dtype()] += number
-                    num_tensors += 1
-                    of_experts += number if ".experts." in name else 0
-                    has_gates |= ".gate_proj." in name
-                    has_projection |= name.endswith("lm_head.weight")
-                    if ".layers.0." in name and name.endswith("norm.weight"):
-                        norms[name.split(".")[-2]] = number
-        except (OSError, SafetensorError) as error:
-            raise ModelError(
-                f"weight file '{file}' is damaged or not safetensors: {error}. Copy the model again."
-            ) from error
-    if not by_dtype:
-        raise ModelError(f"'{files[0]}' holds no tensors.")
+    for name, tensor in tensors.items():
+        if copy is not None and name == copy[0]:
+            continue
+        number = math.prod(tensor.shape)
+        by_dtype[tensor.dtype] += number
+        num_tensors += 1
+        of_experts += number if ".experts." in name else 0
+        has_gates |= ".gate_proj." in name
+        has_projection |= name.endswith("lm_head.weight")
+        if ".layers.0." in name and name.endswith("norm.weight"):
+            norms[name.split(".")[-2]] = number
     common = by_dtype.most_common(1)[0][0]
     dtype = DTYPE_NAMES.get(common, common.lower())
     return WeightCounts(by_dtype.total(), num_tensors, of_experts, dtype, norms, has_gates, has_projection)

@@ -11,10 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from roll.errors import ModelError, short
 from roll.models.describe import check_files
+from roll.models.directory import read_json
 from roll.models.pieces import WeightFiles, weights_left_in_files
 from roll.models.quiet import quiet_transformers
-from roll.models.resolve import read_json, resolve_model
+from roll.models.resolve import resolve_model
 from roll.models.sizes import read_config
+from roll.models.tying import tie
+from roll.models.values import check_finite
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +45,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
     Raises:
         ModelError: the model cannot be found, or its tokenizer cannot be loaded.
     """
-    directory = resolve_model(path)
+    directory = resolve_model(path, allow_quantized=True)
     read_config(directory)  # of which `transformers` makes a configuration, whatever sizes it states
     from transformers import AutoTokenizer
 
@@ -160,9 +163,13 @@ def _load(
             f"{tuple(found)}, not {tuple(expected)}. Copy the model again."
         )
     if left is None:
+        tie(model, str(path))
+        check_finite(model, str(path))
         _align(model)
     else:
+        files[0].path = str(path)
         files[0].note_dtypes()
+        tie(model, str(path), files[0])
         left(model, files[0])
     unused = sorted(set(report["unexpected_keys"]) - ({"lm_head.weight"} if settings else set()))
     if unused:
@@ -203,7 +210,7 @@ def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None =
     Raises:
         ModelError: the files name what is no token.
     """
-    directory = resolve_model(path)
+    directory = resolve_model(path, allow_quantized=True)
     tokenizer = tokenizer or load_tokenizer(directory)
     ids: set[int] = set()
     for name in ("generation_config.json", "config.json"):

@@ -16,6 +16,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roll.errors import ModelError
+from roll.models.values import refuse_non_finite
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +45,8 @@ class WeightFiles:
             rename_source_key,
         )
 
+        self.path = ""
+        """The model's, for messages."""
         self._model = model
         self._tensors = dict(tensors)
         self._source: dict[str, str] = {}
@@ -77,11 +80,16 @@ class WeightFiles:
         return name in self._source or name in self._making
 
     def read(self, name: str, box: Box) -> Tensor:
-        """A part of a weight, in the dtype that the model was loaded in; it may share the file's pages.
+        """Return a part of a weight, in the dtype that the model was loaded in; it may share the file's pages.
 
         Raises:
-            ModelError: the files do not have it.
+            ModelError: the files do not have it, or it has NaN or infinite numbers.
         """
+        part = self._read(name, box)
+        refuse_non_finite(part, name, self.path)
+        return part
+
+    def _read(self, name: str, box: Box) -> Tensor:
         import torch
 
         if any(size == 0 for _, size in box):

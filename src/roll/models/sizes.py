@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.errors import ModelError, short
-from roll.models.resolve import read_json
+from roll.models.directory import read_json
 
 __all__ = ["check_sizes", "read_config", "text_part"]
 

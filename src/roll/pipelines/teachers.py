@@ -9,7 +9,6 @@ from roll.config.distillation import TeacherConfig
 from roll.config.model import ModelConfig
 from roll.errors import ModelError
 from roll.models import load_tokenizer, resolve_model
-from roll.pipelines.checkpoint_files import find_model_directory
 
 __all__ = ["teacher_paths"]
 
@@ -28,7 +27,7 @@ def teacher_paths(teachers: Sequence[TeacherConfig], model: ModelConfig, model_p
     tokenizer = load_tokenizer(model_path, trust_remote_code=model.trust_remote_code)
     vocabulary, found = tokenizer.get_vocab(), []
     for teacher in teachers:
-        path = find_model_directory(Path(teacher.model)) or resolve_model(teacher.model)
+        path = resolve_model(teacher.model)
         other = load_tokenizer(path, trust_remote_code=model.trust_remote_code).get_vocab()
         if other != vocabulary:
             differing = sum(other.get(token) != number for token, number in vocabulary.items())

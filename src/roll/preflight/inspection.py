@@ -1,4 +1,4 @@
-"""What can be known of any run before it starts: where its roles sit, its model, its files. Touches no weights.
+"""What can be known of any run before it starts: where its roles sit, its model, its files.
 
 A pipeline adds what it knows (such as `roll.pipelines.rlvr.check`). What stops a run is collected, so that one look
 shows all of it.
@@ -44,16 +44,28 @@ def look_at_places(report: Report, config: RunConfig) -> None:
         report.placement = place(config.cluster, config.roles, per_node)
 
 
-def described(report: Report, path: str, whose: str) -> ModelDescription | None:
-    """A model's sizes, where they are known without a download; a note where the run has to fetch it first."""
-    from roll.models import CATALOGUE, describe_model, find_model
+def described(report: Report, path: str, whose: str, *, allow_quantized: bool = False) -> ModelDescription | None:
+    """Return a model's sizes where they are known without a download; add a note where the run has to fetch it first.
 
-    here = find_model(path) is not None
-    if not here:
+    Args:
+        report: of the check.
+        path: of the model, as its user named it.
+        whose: how messages call it.
+        allow_quantized: it is served and not trained.
+
+    Raises:
+        ModelError: it is here and cannot be used; see `roll.models.directory`.
+    """
+    from roll.models import CATALOGUE, check_stored_finite, describe_model, find_model
+
+    here = find_model(path, allow_quantized=allow_quantized)
+    if here is not None:
+        check_stored_finite(here)
+    else:
         ours = path in CATALOGUE
         what = "the run will prepare it (about 20 s)" if ours else "train it if it is a run, else it is downloaded"
         report.notes.append(f"{whose} '{path}' is not here yet: {what} first.")
-    return describe_model(path) if here or path in CATALOGUE else None
+    return describe_model(path) if here is not None or path in CATALOGUE else None
 
 
 def compare_memory(report: Report) -> None:

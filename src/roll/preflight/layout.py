@@ -51,7 +51,8 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
         report.notes.append(f"{said} on every machine of the run.")
     is_adapted_in_part = lora is not None and lora.target_modules != "all-linear"
     can_fail = config.roles["actor_train"].count > 1 or is_adapted_in_part or training.fp8 != "none"
-    if can_fail and _is_here(config) and _can_be_tried(config):
+    is_refused = report.model is None  # or not here yet
+    if can_fail and not is_refused and _is_here(config) and _can_be_tried(config):
         from roll.models import check_experts, resolve_model
 
         check_experts(resolve_model(config.model.path), training.parallel.ep)

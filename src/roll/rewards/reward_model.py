@@ -16,7 +16,7 @@ from roll.config.rewards import RewardModelReward
 from roll.data.chat import TODAY
 from roll.errors import ModelError, RewardInfraError
 from roll.models import find_model
-from roll.models.resolve import read_json
+from roll.models.directory import read_json
 from roll.protocols import WorkerPool
 from roll.rewards.base import Judgement, Verifier, in_pool
 from roll.rewards.batching import Batcher
@@ -42,7 +42,7 @@ def check_reward_models(data: Iterable[DataConfig]) -> None:
     """
     rewards = (reward for entry in data for reward in entry.reward if isinstance(reward, RewardModelReward))
     for reward in rewards:
-        path = find_model(reward.path)
+        path = find_model(reward.path, allow_quantized=True)
         kinds = read_json(path / "config.json").get("architectures") if path else None
         if isinstance(kinds, list) and kinds and all(str(kind).endswith("ForCausalLM") for kind in kinds):
             raise ModelError(
@@ -65,7 +65,7 @@ def _loaded(settings: str) -> tuple[Any, Any, Any]:
     model: Any
     tokenizer: Any
     torch.set_num_threads(config.num_threads)
-    path = resolve_model(config.path)
+    path = resolve_model(config.path, allow_quantized=True)
     dtype = "auto" if config.dtype == "auto" else getattr(torch, config.dtype)
     device = _device(config.device)
     try:

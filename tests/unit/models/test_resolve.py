@@ -158,6 +158,7 @@ def test_an_index_that_is_no_index_is_refused(model_copy: Path) -> None:
 
 
 def test_an_index_of_a_name_that_no_file_can_have_is_refused(model_copy: Path) -> None:
+    (model_copy / "model.safetensors").unlink()
     (model_copy / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "x" * 100_000}}))
     with pytest.raises(ModelError, match=r"lacks 1 of 1 weight files, first 'x+\.\.\.: copy"):
         resolve_model(str(model_copy))

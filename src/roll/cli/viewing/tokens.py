@@ -124,5 +124,5 @@ def _tokenizer_of_model(run: RunDirectory) -> Path | None:
 
     model = read(run.config_path).tree.get("model")
     path = model.get("path") if isinstance(model, dict) else model
-    found = find_model(path) if isinstance(path, str) else None
+    found = find_model(path, allow_quantized=True) if isinstance(path, str) else None
     return found / "tokenizer.json" if found is not None and (found / "tokenizer.json").is_file() else None

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from roll.config.estimate import RoleMemory, engine_bytes, frozen_bytes
 from roll.config.passing import ModelSizes, element_bytes
 from roll.config.pipelines.distill import DistillConfig
 from roll.config.truncation import distillation_truncation_note
 from roll.models import ModelDescription, find_model
-from roll.pipelines.checkpoint_files import find_model_directory
 from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory
 from roll.pipelines.online.check.inspection import inspect_run
 from roll.pipelines.teachers import teacher_paths
@@ -25,12 +22,10 @@ def inspect(config: DistillConfig) -> Report:
 
     def look_at_teachers(report: Report, config: DistillConfig) -> None:
         for teacher in config.teacher:
-            path = str(find_model_directory(Path(teacher.model)) or teacher.model)
-            sizes = described(report, path, "the teacher")
+            sizes = described(report, teacher.model, "the teacher")
             found.extend([sizes] if sizes else [])
-        places = [find_model_directory(Path(t.model)) or find_model(t.model) for t in config.teacher]
         student = find_model(config.model.path)
-        if student is not None and all(places):
+        if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
             teacher_paths(config.teacher, config.model, student)
 
     def further(report: Report, config: DistillConfig, batch: BatchArithmetic) -> Further:

@@ -12,12 +12,11 @@ from roll.config.passing import element_bytes
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import UserError
 from roll.models import describe_model, find_model
-from roll.pipelines.checkpoint_files import find_model_directory
 from roll.pipelines.distill_offline.teachers import teachers_of
 from roll.pipelines.supervised.check import Other
-from roll.pipelines.supervised.check import inspect as look
+from roll.pipelines.supervised.check import inspect as look_at_examples
 from roll.preflight import Report
-from roll.preflight.inspection import described
+from roll.preflight.inspection import described, look
 
 __all__ = ["inspect"]
 
@@ -26,9 +25,9 @@ def inspect(config: DistillOfflineConfig) -> Report:
     """Find out all that can be known before a run; teachers whose words are kept are gone before training begins."""
     problems: list[str] = []
     other, loss = Other(), "LIKELIHOOD"
-    student = find_model(config.model.path)
     try:
-        if student is not None and all(_found(teacher.model) for teacher in config.teacher):
+        student = find_model(config.model.path)
+        if student is not None and all(find_model(teacher.model) for teacher in config.teacher):
             paths = tuple(map(str, teachers_of(config, student)))
             if config.trainer_holds_teachers:
                 other, loss = Other(paths=paths), "EXACT"
@@ -40,18 +39,18 @@ def inspect(config: DistillOfflineConfig) -> Report:
     except UserError as error:
         problems.append(str(error))
     path = f"roll.pipelines.distill_offline.losses:{loss}"
-    report = look(config, kind="supervised", method=config.distillation.method, loss=path, other=other)
-    report.problems += problems
-    for teacher in config.teacher:
-        described(report, str(_found(teacher.model) or teacher.model), "the teacher")
+    report = look_at_examples(config, kind="supervised", method=config.distillation.method, loss=path, other=other)
+    report.problems += [problem for problem in problems if problem not in report.problems]
+    look(report, config, _look_at_teachers)
     if not config.trainer_holds_teachers:
         held = f", and takes {_largest(config) / 2**30:.1f} GiB then" if other.passes_before else ""
         report.notes.append(f"the teacher is asked once for each example, before the first step{held}.")
     return report
 
 
-def _found(name: str) -> Path | None:
-    return find_model_directory(Path(name)) or find_model(name)
+def _look_at_teachers(report: Report, config: DistillOfflineConfig) -> None:
+    for teacher in config.teacher:
+        described(report, teacher.model, "the teacher")
 
 
 def _size_of(paths: Sequence[str]) -> float:
@@ -60,7 +59,7 @@ def _size_of(paths: Sequence[str]) -> float:
 
 def _largest(config: DistillOfflineConfig) -> int:
     """Bytes of the teacher that has most weights; only one of them is there at a time."""
-    paths = (str(_found(teacher.model)) for teacher in config.teacher)
+    paths = (teacher.model for teacher in config.teacher)
     return max(describe_model(path).num_parameters for path in paths) * element_bytes(config.model.dtype)
 
 

@@ -24,7 +24,7 @@ from roll.config.generating import GeneratingConfig
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, InfraError, RewardInfraError, UserError
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
-from roll.pipelines.judge.specs import judge_specs
+from roll.pipelines.judge.specs import judge_kind, judge_specs
 from roll.protocols import EngineGroup, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge.cache import content_key
@@ -149,7 +149,8 @@ async def start_judge(
     """
     judge = config.judge
     assert judge is not None
-    path = await in_thread(resolve_model, judge.model)
+    served = judge_kind(config) == "vllm"  # which serves quantized weights, too
+    path = await in_thread(resolve_model, judge.model, allow_quantized=served)
     tokenizer = await in_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
     specs = judge_specs(config, path, run)
 

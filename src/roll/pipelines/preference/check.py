@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from roll.config.pipelines.preference import PreferenceConfig
 from roll.pipelines.supervised.check import Other
-from roll.pipelines.supervised.check import inspect as look
+from roll.pipelines.supervised.check import inspect as look_at_examples
 from roll.preflight import Report
+from roll.preflight.inspection import described, look
 
 __all__ = ["inspect"]
 
@@ -17,7 +18,7 @@ def inspect(config: PreferenceConfig) -> Report:
     kept = section.method.uses_reference and section.reference == "kept"
     asked_of = 1 if pairs else 2  # KTO compares with answers to other prompts as well, which the policy reads again
     adapters = section.method.uses_reference and section.reference == "adapters"
-    report = look(
+    report = look_at_examples(
         config,
         kind="pair" if pairs else "labelled",
         method=section.type,
@@ -27,4 +28,9 @@ def inspect(config: PreferenceConfig) -> Report:
     if section.method.uses_reference:
         when = "once for each answer, before the first step" if kept else "in every step"
         report.notes.append(f"the reference is asked {when}.")
-    return report
+    return look(report, config, _look_at_reference)
+
+
+def _look_at_reference(report: Report, config: PreferenceConfig) -> None:
+    if (name := config.preference.reference_model) is not None:
+        described(report, name, "the reference's model")

@@ -1,4 +1,4 @@
-"""What can be known of a run before it starts, in seconds. Touches no weights.
+"""What can be known of a run before it starts, in seconds.
 
 configuration ──► machine, model's sizes, prompts ──► arithmetic, memory, disk, one prompt, one reward ──► report
 """
@@ -105,7 +105,7 @@ def _look_at_judge(report: Report, config: GeneratingConfig) -> None:
     from roll.pipelines.judge.specs import judge_context, judge_kind
 
     kind, path = judge_kind(config), config.judge.model
-    sizes = described(report, path, "the judge's model")
+    sizes = described(report, path, "the judge's model", allow_quantized=kind == "vllm")
     if sizes is not None:
         report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=judge_context(config, path))
 

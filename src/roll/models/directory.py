@@ -1,0 +1,258 @@
+"""What a model directory must be before anything is read of it: the one list of refusals. Never imports torch.
+
+    which files    model.safetensors, or the files that an index lists; never both, no adapter, no Git LFS pointer
+    their headers  complete, each tensor once, no weight in a quantized format
+    tied weights   a projection that is stored next to tied embeddings has the same numbers (`roll.models.tying`)
+
+`find_model` and `resolve_model` ask here, so `roll check`, trainers, engines and teachers refuse the same directories.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from roll.errors import ModelError, short
+from roll.models.tying import check_tied
+
+__all__ = ["MissingFileError", "StoredTensor", "check_directory", "read_json", "stored_tensors", "weight_files"]
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
+SETTINGS_FILES = ("generation_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
+TEMPLATE_FILE = "chat_template.jinja"
+POINTER = b"version https://git-lfs.github.com/spec/"
+"""How a Git LFS pointer begins."""
+
+METHOD_OF_SUFFIX = {
+    ".qweight": "GPTQ or AWQ",
+    ".qzeros": "GPTQ or AWQ",
+    ".weight_packed": "compressed-tensors",
+    ".weight_scale": "compressed-tensors or FP8",
+    ".weight_scale_inv": "FP8 with scales by block",
+    ".weight.absmax": "bitsandbytes, 4 bits",
+    ".weight.quant_map": "bitsandbytes, 4 bits",
+    ".SCB": "bitsandbytes, 8 bits",
+    "_proj_blocks": "MXFP4",
+}
+"""Names that only quantized weights have, for checkpoints whose config.json does not say so."""
+FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+
+
+class MissingFileError(ModelError):
+    """A model directory that lacks a file: it may be a download that was interrupted."""
+
+
+class StoredTensor(NamedTuple):
+    """A tensor in a safetensors file, as the file's header describes it."""
+
+    file: Path
+    dtype: str
+    """As safetensors writes it: BF16, F32, …"""
+    shape: tuple[int, ...]
+
+
+def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
+    """Refuse a directory whose model would be loaded wrongly, not at all, or as another one than its user expects.
+
+    Args:
+        directory: of a Hugging Face model.
+        allow_quantized: accept quantized weights, which vLLM serves and no trainer trains.
+
+    Raises:
+        MissingFileError: a file is missing.
+        ModelError: the directory cannot be used otherwise; the message names the file and what to do.
+    """
+    _check_adapter(directory)
+    if not (directory / "config.json").is_file():
+        if (directory / "config.yaml").is_file():
+            raise MissingFileError(
+                f"run '{directory}' has no checkpoint yet, so it has no model: let it save one first."
+            )
+        raise MissingFileError(f"model directory '{directory}' has no config.json: give the directory that holds it.")
+    config = read_json(directory / "config.json")
+    if not allow_quantized and (method := _quantization(config)):
+        _refuse_quantized(directory, method)
+    files = weight_files(directory)
+    if not any((directory / name).is_file() for name in TOKENIZER_FILES):
+        raise MissingFileError(
+            f"model directory '{directory}' has no tokenizer: copy tokenizer.json and tokenizer_config.json."
+        )
+    for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE):
+        _refuse_pointer(directory / name)
+    chosen = config.get("transformers_weights")
+    if chosen is not None and chosen != (INDEX if (directory / INDEX).is_file() else files[0].name):
+        raise ModelError(
+            f"'{directory / 'config.json'}' names in transformers_weights the file {short(chosen)}, and the weights of "
+            f"the directory are in '{files[0].name}': remove the key, or the other files."
+        )
+    tensors = stored_tensors(files)
+    if not allow_quantized:
+        for name, tensor in tensors.items():
+            suffix = next((suffix for suffix in METHOD_OF_SUFFIX if name.endswith(suffix)), None)
+            if suffix is not None:
+                _refuse_quantized(directory, METHOD_OF_SUFFIX[suffix], name)
+            if name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype not in FLOATS:
+                _refuse_quantized(directory, f"integers ({tensor.dtype})", name)
+    check_tied(directory, config, tensors)
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """Return the safetensors files of a model directory: `model.safetensors`, or those that its index lists.
+
+    `transformers` reads the same files; others in the directory, of adapters or in another format, are not the model's.
+
+    Raises:
+        MissingFileError: there are none, or one that the index lists is missing.
+        ModelError: there are both, the index is damaged, or a file is a Git LFS pointer.
+    """
+    index = directory / INDEX
+    files = _listed_files(directory) if index.is_file() else [directory / SINGLE]
+    single = (directory / SINGLE).is_file()
+    if not index.is_file() and not single:
+        raise MissingFileError(
+            f"model directory '{directory}' has no weights: a file '{SINGLE}' is missing.{_hint(directory)}"
+        )
+    missing = [file.name for file in files if not os.path.isfile(file)]  # a name may be too long to ask for
+    if single and files != [directory / SINGLE]:
+        absent = f" ({len(missing)} of them missing)" if missing else ""
+        raise ModelError(
+            f"model directory '{directory}' has both '{SINGLE}', which transformers loads, and '{INDEX}', which lists "
+            f"{len(files)} files{absent} and which vLLM follows. Remove the index and its files, or '{SINGLE}'."
+        )
+    if missing:
+        raise MissingFileError(
+            f"model directory '{directory}' lacks {len(missing)} of {len(files)} weight files, first "
+            f"{short(missing[0])}: copy or download it again."
+        )
+    for file in files:
+        _refuse_pointer(file)
+    return files
+
+
+def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
+    """Return what the headers of safetensors files list, by name of the tensor.
+
+    Raises:
+        ModelError: a file is damaged or not complete, or two files have a tensor of the same name.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    found: dict[str, StoredTensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as tensors:
+                for name in tensors.keys():  # noqa: SIM118  (it is no mapping)
+                    part = tensors.get_slice(name)
+                    if name in found:
+                        raise ModelError(
+                            f"weight {short(name)} is in two files, '{found[name].file}' and '{file}': remove the file "
+                            "that is not the model's from the index, or copy the model again."
+                        )
+                    found[name] = StoredTensor(file, part.get_dtype(), tuple(part.get_shape()))
+        except (OSError, SafetensorError) as error:
+            raise ModelError(
+                f"weight file '{file}' is damaged or not safetensors: {error}. Copy the model again."
+            ) from error
+    if not found:
+        raise ModelError(f"'{files[0]}' holds no tensors.")
+    return found
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """Return a JSON object from a model directory.
+
+    Raises:
+        ModelError: it cannot be read, is a Git LFS pointer, or is not an object.
+    """
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except RecursionError:
+        raise ModelError(f"'{file}' cannot be read: it nests too deeply.") from None
+    except (OSError, ValueError) as error:
+        _refuse_pointer(file)
+        raise ModelError(f"'{file}' cannot be read: {error}.") from error
+    if not isinstance(value, dict):
+        raise ModelError(f"'{file}' must hold a JSON object, found {type(value).__name__}.")
+    return value
+
+
+def _listed_files(directory: Path) -> list[Path]:
+    index = directory / INDEX
+    listed = read_json(index).get("weight_map")
+    if not isinstance(listed, dict) or not listed or not all(isinstance(name, str) for name in listed.values()):
+        raise ModelError(f"'{index}' must say in 'weight_map' which file has each weight: copy it again.")
+    outside = next((name for name in listed.values() if Path(name).is_absolute() or ".." in Path(name).parts), None)
+    if outside is not None:
+        raise ModelError(f"'{index}' names the weight file {short(outside)}, which is not in its directory.")
+    return [directory / name for name in sorted(set(listed.values()))]
+
+
+def _hint(directory: Path) -> str:
+    if any(directory.glob("*.bin")):
+        return (
+            " It has weights in an older format (.bin): convert them to safetensors, with `save_pretrained` of "
+            "transformers."
+        )
+    other = sorted(file.name for file in directory.glob("*.safetensors") if file.is_file())
+    if not other:
+        return ""
+    return f" It has '{other[0]}': rename it to '{SINGLE}' if it holds the whole model, else copy '{INDEX}' as well."
+
+
+def _refuse_pointer(file: Path) -> None:
+    try:
+        with file.open("rb") as opened:
+            pointer = opened.read(len(POINTER)) == POINTER
+    except OSError:  # not there: another check says so
+        return
+    if pointer:
+        raise ModelError(
+            f"'{file}' is a Git LFS pointer, not the file itself: run `git lfs install` and `git lfs pull` in "
+            f"'{file.parent}'."
+        )
+
+
+def _check_adapter(directory: Path) -> None:
+    """Refuse a directory with a PEFT adapter, which `transformers` would load unasked, and then freeze the model."""
+    file = directory / "adapter_config.json"
+    if not file.is_file():
+        return
+    base = read_json(file).get("base_model_name_or_path")
+    merge = "merge it into its base model (`merge_and_unload` of peft, then `save_pretrained`) and give that directory"
+    if any((directory / name).is_file() for name in (SINGLE, INDEX)):
+        raise ModelError(
+            f"model directory '{directory}' has a PEFT adapter (adapter_config.json) next to full weights, so it is "
+            f"not clear which model is meant. For the full weights, move adapter_config.json and adapter_model.* to "
+            f"another directory; for the adapter, {merge}."
+        )
+    named = f" of '{base}'" if isinstance(base, str) else ""
+    raise ModelError(f"'{directory}' is a PEFT adapter{named}, not a whole model: {merge}.")
+
+
+def _quantization(config: Mapping[str, Any]) -> str | None:
+    """Return the quantization that config.json names, if it names one."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, Mapping) else {}):
+        settings = part.get("quantization_config") or part.get("compression_config")
+        if not settings:
+            continue
+        if not isinstance(settings, Mapping):
+            return short(settings)
+        if method := settings.get("quant_method") or settings.get("quant_algo"):
+            return str(method)
+        is_bitsandbytes = bool({"load_in_4bit", "load_in_8bit", "_load_in_4bit", "_load_in_8bit"} & set(settings))
+        return "bitsandbytes" if is_bitsandbytes else "quantization_config"
+    return None
+
+
+def _refuse_quantized(directory: Path, method: str, tensor: str | None = None) -> None:
+    where = f"weight {short(tensor)}" if tensor else "config.json"
+    raise ModelError(
+        f"model directory '{directory}' has quantized weights ({short(method)}; see its {where}), which cannot be "
+        "trained. Train the model that was quantized, in bfloat16, float16 or float32; `model.lora.base: nf4` keeps "
+        "its frozen weights in 4 bits."
+    )

@@ -1,0 +1,96 @@
+"""Refusal of weights that are NaN or infinite, in a model that is loaded and in files that are not."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from roll.errors import ModelError, short
+from roll.models.directory import weight_files
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["check_finite", "check_stored_finite", "refuse_non_finite"]
+
+MOST_STORED_BYTES = 4 << 30
+"""Of a model whose files are read for a check: a few seconds. Larger ones are examined when they are loaded."""
+CHUNK_BYTES = 1 << 20
+"""Numbers that are compared at a time; they stay in the processor's cache."""
+EXPONENTS = {"F64": (np.uint64, 0x7FF0 << 48), "F32": (np.uint32, 0x7F80 << 16), "F16": (np.uint16, 0x7C00)}
+EXPONENTS |= {"BF16": (np.uint16, 0x7F80)}
+"""By dtype of safetensors: numbers of its width, and the bits of the exponent, all set in NaN and infinity alone."""
+
+
+def check_finite(model: Any, path: str) -> None:
+    """Refuse a loaded model that has NaN or infinite parameters.
+
+    Raises:
+        ModelError: naming the first such parameter.
+    """
+    for name, parameter in model.named_parameters():
+        refuse_non_finite(parameter.detach(), name, path)
+
+
+def refuse_non_finite(weight: Tensor, name: str, path: str) -> None:
+    """Refuse a weight, or a part of one, that has NaN or infinite numbers.
+
+    Raises:
+        ModelError: naming it.
+    """
+    import torch
+
+    if not weight.is_floating_point() or weight.is_meta or weight.element_size() == 1:
+        return
+    # A sum is one pass without temporary memory; only where it is not finite, numbers are looked at one by one.
+    total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
+    if not torch.isfinite(total) and not torch.isfinite(weight).all():
+        raise _not_finite(name, path)
+
+
+def check_stored_finite(directory: Path, most_bytes: int = MOST_STORED_BYTES) -> None:
+    """Refuse a model whose files hold NaN or infinite numbers; reads the files, unless they are larger than a limit.
+
+    Args:
+        directory: of a model that `check_directory` accepts.
+        most_bytes: files of more bytes in all are not read.
+
+    Raises:
+        ModelError: naming the first such weight.
+    """
+    files = weight_files(directory)
+    if sum(file.stat().st_size for file in files) > most_bytes:
+        return
+    for file in files:
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            header = json.loads(opened.read(length))
+        stored = np.memmap(file, np.uint8, "r")[8 + length :]
+        for name, tensor in header.items():
+            if name == "__metadata__" or tensor["dtype"] not in EXPONENTS or math.prod(tensor["shape"]) == 0:
+                continue
+            first, end = tensor["data_offsets"]
+            if _has_non_finite(stored[first:end], *EXPONENTS[tensor["dtype"]]):
+                raise _not_finite(name, str(directory))
+
+
+def _has_non_finite(stored: np.ndarray, width: type[np.unsignedinteger[Any]], exponent: int) -> bool:
+    size, bits = np.dtype(width).itemsize, width(exponent)
+    for first in range(0, len(stored), CHUNK_BYTES):
+        numbers = stored[first : first + CHUNK_BYTES]
+        if numbers.ctypes.data % size:  # a file may put tensors anywhere
+            numbers = numbers.copy()
+        if (numbers.view(width) & bits).max() == bits:
+            return True
+    return False
+
+
+def _not_finite(name: str, path: str) -> ModelError:
+    return ModelError(
+        f"weight {short(name)} of model '{path}' has NaN or infinite numbers, so nothing can be computed with it: "
+        "copy the model again, or take another checkpoint."
+    )
