@@ -17,6 +17,7 @@ from roll.models.describe import (
 from roll.models.linear import linear_weights
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
+from roll.models.older_spellings import write_older_spellings
 from roll.models.pieces import WeightFiles
 from roll.models.resolve import find_model, find_model_directory, resolve_model
 from roll.models.routers import chosen_experts, find_routers
@@ -61,4 +62,5 @@ __all__ = [
     "resolve_model",
     "rotation_length",
     "stop_token_ids",
+    "write_older_spellings",
 ]

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from roll.errors import HubError, RunDirectoryError
+from roll.models import write_older_spellings
+from roll.models.directory import check_directory, stored_tensors
 from roll.pipelines.checkpoint_files import checkpoints, find_checkpoint, find_model_directory
 from roll.pipelines.model_card import model_card
 from roll.registry import looked_from
@@ -27,6 +29,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
 
     Raises:
         RunDirectoryError: `source` holds no checkpoint or no adapter, or `target` exists.
+        ModelError: the model's files are damaged or not complete.
     """
     model = find_model_directory(source)
     if model is None:
@@ -41,11 +44,16 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
             raise RunDirectoryError(
                 f"'{source}' has no adapter: it was trained without `model.lora`. Export the whole model instead."
             )
+        stored_tensors([model / "adapter_model.safetensors"])
+    else:
+        check_directory(model)
     if target.exists():
         raise RunDirectoryError(f"'{target}' exists already: nothing was written. Choose another directory.")
     temporary = target.with_name(f".{target.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(model, temporary)
+    if not adapter:
+        write_older_spellings(temporary)  # runs of earlier versions wrote transformers 5's alone
     checkpoint = find_checkpoint(source / "checkpoints") if (source / "checkpoints").is_dir() else source
     assert checkpoint is not None, "its model was found"
     (temporary / "README.md").write_text(model_card(checkpoint, target.name, adapter=adapter), encoding="utf-8")

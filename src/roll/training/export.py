@@ -1,4 +1,4 @@
-"""Writing a model that `transformers` loads: safetensors in the engine's dtype, configuration, tokenizer.
+"""Writing a model that transformers 4 and 5 load: safetensors in the engine's dtype, configuration, tokenizer.
 
 Weights go to the disk one at a time. A directory has its name once it is whole.
 """
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from roll.config.model import LoRAConfig
-from roll.models import load_tokenizer, pad_token
+from roll.models import load_tokenizer, pad_token, write_older_spellings
 from roll.protocols import WeightSource
 from roll.tracking import atomic
 from roll.training.lora import Adapter
@@ -126,6 +126,7 @@ def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *
         config["pad_token_id"] = tokenizer.pad_token_id
     type(own).from_dict(config).save_pretrained(path)
     tokenizer.save_pretrained(path)
+    write_older_spellings(path)
 
 
 def adapter_tensors(

@@ -1,0 +1,143 @@
+"""Settings of a model directory as transformers 4 spells them, in addition to transformers 5's own.
+
+Version 5 moved `rope_theta` and `rope_scaling` into `rope_parameters`, and renamed the class of fast tokenizers and the
+list of further special tokens. Version 4, and programs that read the files themselves, ignore what they do not know:
+they would compute with a base of 10,000 and without scaling, and say nothing. Both spellings together mean the same to
+version 5, which is verified each time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from roll.models.directory import read_json
+
+__all__ = ["add_older_config_keys", "add_older_tokenizer_keys", "write_older_spellings"]
+
+logger = logging.getLogger(__name__)
+
+NEWER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
+"""Tokenizer classes of transformers 5 that stand for no particular model; their tokenizer.json says everything."""
+OF_ONE_MACHINE = ("is_local", "local_files_only")
+"""What transformers 5 writes of how a tokenizer was loaded."""
+
+
+def write_older_spellings(directory: Path) -> None:
+    """Add transformers 4's spellings to `config.json` and `tokenizer_config.json` of a model directory.
+
+    Files that have them already stay as they are. A config.json that this version of transformers would read otherwise
+    with them is left alone, with a warning.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    config = read_json(directory / "config.json")
+    older = add_older_config_keys(config)
+    if older != config:
+        if not config.get("rope_parameters") or _is_read_alike(config, older):
+            _write(directory / "config.json", older)
+        else:
+            logger.warning(
+                "transformers 4 cannot read the rotary embeddings of '%s' (model type %s); transformers 5 can.",
+                directory,
+                config.get("model_type"),
+            )
+    file = directory / "tokenizer_config.json"
+    if file.is_file():
+        settings = read_json(file)
+        older = add_older_tokenizer_keys(settings, is_fast=(directory / "tokenizer.json").is_file())
+        if older != settings:
+            _write(file, older)
+
+
+def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config.json with `rope_theta`, `rope_scaling` and `torch_dtype` next to the keys that replaced them.
+
+    Args:
+        config: as transformers 5 writes it; keys that it has already are kept.
+    """
+    older = dict(config)
+    if isinstance(text := config.get("text_config"), Mapping):
+        older["text_config"] = add_older_config_keys(text)
+    if "dtype" in config:
+        older.setdefault("torch_dtype", config["dtype"])
+    if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
+        older.setdefault("num_experts", config["num_local_experts"])  # version 4 would take 128
+    rope = config.get("rope_parameters")
+    if isinstance(rope, Mapping) and rope:
+        for key, value in _older_rope(rope, config.get("model_type")).items():
+            older.setdefault(key, value)
+    return older
+
+
+def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> dict[str, Any]:
+    """Return a tokenizer_config.json with a class and special tokens that transformers 4 knows.
+
+    Args:
+        settings: as transformers 5 writes them.
+        is_fast: whether the directory has a tokenizer.json.
+    """
+    older = {key: value for key, value in settings.items() if key not in OF_ONE_MACHINE}
+    if is_fast and settings.get("tokenizer_class") in NEWER_CLASSES:
+        older["tokenizer_class"] = "PreTrainedTokenizerFast"
+    if isinstance(settings.get("extra_special_tokens"), list):  # version 4 wants a mapping there, and fails
+        older["additional_special_tokens"] = older.pop("extra_special_tokens")
+    return older
+
+
+def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
+    """Return the top-level keys for rotary parameters; none where version 4 has no way to say them."""
+    if any(isinstance(part, Mapping) for part in rope.values()):  # by kind of layer
+        full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
+        if not isinstance(full, Mapping) or not isinstance(sliding, Mapping):
+            return {}
+        if sliding.get("rope_type", "default") != "default":
+            return {}
+        keys = _older_rope(full, model_type)
+        if str(model_type).startswith("gemma3"):
+            return keys | {"rope_local_base_freq": sliding.get("rope_theta")}
+        return keys if sliding.get("rope_theta") == full.get("rope_theta") else {}
+    rest = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")}
+    share = rope.get("partial_rotary_factor")
+    if model_type == "gpt_neox":
+        keys = {"rotary_emb_base": rope.get("rope_theta"), "rotary_pct": share}
+    else:
+        keys = {"rope_theta": rope.get("rope_theta"), "partial_rotary_factor": share}
+    if rest.get("rope_type", "default") != "default":
+        if str(model_type).startswith("phi3"):  # version 4 insists on these three
+            rest = {"type": rest["rope_type"], **{k: rest.get(k) for k in ("short_factor", "long_factor")}}
+        keys["rope_scaling"] = rest
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _is_read_alike(config: dict[str, Any], older: dict[str, Any]) -> bool:
+    """Whether this version of transformers makes the same rotary parameters of both."""
+    from transformers import CONFIG_MAPPING
+
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or kind not in CONFIG_MAPPING:
+        return False
+    try:
+        one, other = (CONFIG_MAPPING[kind].from_dict(_copy(each)).get_text_config() for each in (config, older))
+    except (ValueError, TypeError, KeyError, AttributeError):  # a class refuses keys in its own way
+        return False
+    return _without_type(one.rope_parameters) == _without_type(other.rope_parameters)
+
+
+def _without_type(rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rotary parameters without the older name of `rope_type`."""
+    return {key: value for key, value in rope.items() if key != "type"}
+
+
+def _copy(config: dict[str, Any]) -> dict[str, Any]:
+    copy: dict[str, Any] = json.loads(json.dumps(config))
+    return copy
+
+
+def _write(file: Path, content: Mapping[str, Any]) -> None:
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+    file.write_text(text, encoding="utf-8")
