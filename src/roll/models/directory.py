@@ -39,7 +39,8 @@ METHOD_OF_SUFFIX = {
     "_proj_blocks": "MXFP4",
 }
 """Names that only quantized weights have, for checkpoints whose config.json does not say so."""
-FLOATS = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2")
+UNQUANTIZED = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "U64", "BOOL")
+"""Of a matrix; `transformers` converts it. Packed numbers have another dtype."""
 
 
 class MissingFileError(ModelError):
@@ -95,7 +96,7 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
             suffix = next((suffix for suffix in METHOD_OF_SUFFIX if name.endswith(suffix)), None)
             if suffix is not None:
                 _refuse_quantized(directory, METHOD_OF_SUFFIX[suffix], name)
-            if name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype not in FLOATS:
+            if name.endswith(".weight") and len(tensor.shape) == 2 and tensor.dtype not in UNQUANTIZED:
                 _refuse_quantized(directory, f"integers ({tensor.dtype})", name)
     check_tied(directory, config, tensors)
 
