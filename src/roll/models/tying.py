@@ -85,9 +85,8 @@ def _ties(config: Mapping[str, Any]) -> Iterator[bool]:
         if said is None:
             from transformers import CONFIG_MAPPING
 
-            kind = part.get("model_type")
-            known = isinstance(kind, str) and kind in CONFIG_MAPPING
-            said = getattr(CONFIG_MAPPING[kind], "tie_word_embeddings", False) if known else False
+            kind = str(part.get("model_type"))
+            said = kind in CONFIG_MAPPING and getattr(CONFIG_MAPPING[kind], "tie_word_embeddings", False)
         yield bool(said)
 
 
