@@ -32,6 +32,8 @@ so code outside ROLL may catch either. A message says what failed, the value see
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 __all__ = [
     "AlarmError",
     "CallbackError",
@@ -58,6 +60,7 @@ __all__ = [
     "UserError",
     "WeightSyncError",
     "WorkerDiedError",
+    "leaves",
     "raised_at",
     "short",
 ]
@@ -185,6 +188,15 @@ def raised_at(error: BaseException) -> str:
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
     return f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}" if trace is not None else ""
+
+
+def leaves(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error itself, or the errors inside a group of them."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from leaves(inner)
+    else:
+        yield error
 
 
 def short(value: object) -> str:

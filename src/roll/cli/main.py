@@ -27,7 +27,7 @@ from typing import NoReturn
 import click
 
 from roll.cli.commands import Session, roll
-from roll.errors import AlarmError, RollError, UserError
+from roll.errors import AlarmError, RollError, UserError, leaves
 from roll.tracking.visible import printable
 
 __all__ = ["end", "guarded", "run"]
@@ -100,24 +100,24 @@ def _interrupted(session: Session) -> str:
 
 
 def _failed(error: Exception, session: Session) -> int:
-    signal_name = next((leaf.signal_name for leaf in _leaves(error) if hasattr(leaf, "signal_name")), None)
+    signal_name = next((leaf.signal_name for leaf in leaves(error) if hasattr(leaf, "signal_name")), None)
     if signal_name is not None:
         _say(_interrupted(session))
         return 128 + signal.Signals[signal_name]
-    user = next((leaf for leaf in _leaves(error) if isinstance(leaf, UserError)), None)
+    user = next((leaf for leaf in leaves(error) if isinstance(leaf, UserError)), None)
     if user is not None:
         _say(f"Error: {user}")
         return 2
-    disk = next((leaf for leaf in _leaves(error) if isinstance(leaf, OSError) and leaf.errno in _DISK), None)
+    disk = next((leaf for leaf in leaves(error) if isinstance(leaf, OSError) and leaf.errno in _DISK), None)
     if disk is not None:
         place = f" '{disk.filename}'" if disk.filename else ""
         _say(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.")
         return 2
-    alarm = next((leaf for leaf in _leaves(error) if isinstance(leaf, AlarmError)), None)
+    alarm = next((leaf for leaf in leaves(error) if isinstance(leaf, AlarmError)), None)
     if alarm is not None:
         _say(f"Stopped by an alarm: {alarm}. Continue with: roll resume {session.run_dir}")
         return 3
-    known = next((leaf for leaf in _leaves(error) if isinstance(leaf, RollError)), None)
+    known = next((leaf for leaf in leaves(error) if isinstance(leaf, RollError)), None)
     report = _report(error, session)
     what = str(known) if known is not None else f"unexpected {type(error).__name__}: {_first_line(error)}"
     _say(f"Error: {what}")
@@ -131,15 +131,6 @@ def _say(text: str) -> None:
     """On stderr, if anybody is left to read it; words of others are made harmless."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)
-
-
-def _leaves(error: BaseException) -> Iterator[BaseException]:
-    """The error itself, or those inside a group of them."""
-    if isinstance(error, BaseExceptionGroup):
-        for inner in error.exceptions:
-            yield from _leaves(inner)
-    else:
-        yield error
 
 
 def _first_line(error: Exception) -> str:

@@ -68,7 +68,7 @@ class AlarmsConfig(Section):
         gt=0,
     )
     no_signal: bool = option(True, "In a step, no group had rewards that differ.")
-    unfinished_above: float | None = option(0.95, "The share of rollouts that were cut off is above this.", ge=0, lt=1)
+    unfinished_above: float | None = option(0.5, "The share of rollouts that were cut off is above this.", ge=0, lt=1)
     length_drift_above: float | None = option(
         None,
         "Answers' mean length, as a multiple of that in the first five steps, is above this or below its inverse.",

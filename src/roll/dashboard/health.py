@@ -16,7 +16,7 @@ from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import Inside, from_json
 from roll.tracking.reading.rollout_files import opened
 
-__all__ = ["alarms", "health", "log_of", "newest_ledger"]
+__all__ = ["alarms", "failures", "health", "log_of", "newest_ledger"]
 
 _ALARM = re.compile(r"(\S+ \S+) WARNING \S+: (?=.*alarms\.(\w+)\))(.*)")
 _LARGEST_LOG = 4 * 2**20
@@ -49,7 +49,7 @@ def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) 
         "ledger": _ledger(inside, metrics),
         "syncs": _syncs(metrics),
         "memory": _memory(metrics),
-        "failures": _failures(inside, rollouts),
+        "failures": failures(inside, rollouts),
         "log_tail": log[-_TAIL_LINES:],
     }
 
@@ -178,8 +178,8 @@ def _memory(metrics: Metrics) -> dict[str, Any]:
     return {name: {"steps": list(table.steps), "bytes": nulls(np.array(table.columns[name]))} for name in names}
 
 
-def _failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
-    """Why answers got no reward: read from their rows, the newest first, of some files."""
+def failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
+    """Return why answers got no reward, the most frequent cause first: from the newest rows of some files."""
     texts = rollouts.texts("status")
     if "infra_error" not in texts:
         return []

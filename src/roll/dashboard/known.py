@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,10 @@ from roll.dashboard.metrics import Table
 from roll.dashboard.rollouts import Rollouts
 from roll.dashboard.settings import usual_number
 
-__all__ = ["Known"]
+__all__ = ["SUPERVISED", "Known"]
+
+SUPERVISED = ("sft", "preference", "reward_model", "distill_offline")
+"""Pipelines that learn from given examples."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +27,7 @@ class Known:
     num_steps: float | None
     settings: Mapping[str, Any]
     train: Table
+    evaluation: Table
     rollouts: Rollouts
     ledger: Sequence[Mapping[str, Any]]
     """Entries of the newest checkpoint's."""
@@ -38,6 +42,68 @@ class Known:
     """Its id."""
     files_left: int = 0
     """Of rollouts, that are still to be read."""
+    failures: Sequence[Mapping[str, Any]] = ()
+    """Why answers got no reward, the most frequent cause first."""
+    summary: Mapping[str, Any] = field(default_factory=dict)
+    """`summary.json`; empty while the run is going on, and where it was killed."""
+
+    @property
+    def pipeline(self) -> str:
+        """Name of the pipeline."""
+        return str(self.settings.get("pipeline") or "rlvr")
+
+    @property
+    def is_supervised(self) -> bool:
+        """Whether the run learns from given examples, so that it has no rewards."""
+        return self.pipeline in SUPERVISED
+
+    @property
+    def has_rollouts(self) -> bool:
+        """Whether answers were recorded."""
+        return len(self.rollouts) > 0
+
+    @property
+    def step(self) -> int:
+        """The last step; 0 before the first."""
+        return self.train.steps[-1] if self.train.steps else 0
+
+    @property
+    def end_kind(self) -> str:
+        """How the run ended, by its summary; for runs of older versions by its steps and alarms, or empty."""
+        ending = self.summary.get("ending")
+        if isinstance(ending, Mapping) and isinstance(ending.get("kind"), str):
+            return ending["kind"]
+        if self.status == "finished":
+            return "finished"
+        return "alarm" if self._stopping_alarms() else ""
+
+    @property
+    def end_message(self) -> str:
+        """The words of the alarm or the error that ended the run."""
+        ending = self.summary.get("ending")
+        if isinstance(ending, Mapping) and isinstance(ending.get("message"), str):
+            return ending["message"]
+        found = self._stopping_alarms()
+        return str(found[-1]["message"]) if found else ""
+
+    @property
+    def num_trained_steps(self) -> float | None:
+        """Steps that something was learned in, by the summary."""
+        return usual_number(self.summary.get("num_trained_steps"))
+
+    def _stopping_alarms(self) -> list[Mapping[str, Any]]:
+        named = {value for key, value in self.settings.items() if key.startswith("alarms.stop_on.")}
+        every = self.settings.get("alarms.action") == "stop"
+        newest = [alarm for alarm in self.alarms if alarm["step"] in (self.step, None)]
+        return [alarm for alarm in newest if every or alarm["alarm"] in named]
+
+    def held_out(self) -> tuple[str, float, float] | None:
+        """Return the name of the held-out measure with its first and last value; `None` with fewer than two."""
+        for name in ("score", "accuracy", "loss"):
+            values = [v for v in self.evaluation.columns.get(f"eval/{name}", ()) if math.isfinite(v)]
+            if len(values) > 1:
+                return name, values[0], values[-1]
+        return None
 
     def mean(self, name: str, rows: slice = slice(None)) -> float | None:
         """Of a metric over some steps; `None` where it is not there."""

@@ -14,11 +14,12 @@ from typing import Any
 
 from roll.dashboard.metrics import Metrics
 from roll.dashboard.rollouts import Rollouts
-from roll.dashboard.settings import Settings
+from roll.dashboard.settings import Settings, usual_number
 from roll.dashboard.trace import Trace
 from roll.dashboard.vocabulary import Vocabularies, Vocabulary
+from roll.errors import RunDirectoryError
 from roll.models.catalogue import CATALOGUE, cached_directory
-from roll.tracking.reading.files import Inside
+from roll.tracking.reading.files import Inside, from_json
 
 __all__ = ["Run", "Runs"]
 
@@ -29,6 +30,7 @@ _MOST_RUNS = 1000
 _MOST_LOADED = 8
 """Runs whose rollouts and traces are in memory."""
 _INDEXING_S = 0.5
+_LARGEST_SUMMARY = 2**20
 _QUIET_S = 120.0
 """After which a run on another machine counts as stopped, if its steps are shorter than a third of that."""
 
@@ -120,6 +122,19 @@ class Run:
             "trace": self.inside.stamp("trace.json"),
         }
 
+    def summary(self) -> dict[str, Any]:
+        """Return `summary.json`; empty where there is none that can be read."""
+        try:
+            found = from_json(self.inside.read("summary.json", limit=_LARGEST_SUMMARY))
+        except (RunDirectoryError, ValueError, RecursionError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def num_steps(self) -> float | None:
+        """Return the steps of the whole run; `None` where epochs decide and no session has ended yet."""
+        asked = usual_number(self.summary().get("steps_asked"))
+        return asked if asked else self.settings.number_of("training.num_steps") or None
+
     def overview(self) -> dict[str, Any]:
         """For `/runs`."""
         with self.lock:
@@ -128,7 +143,7 @@ class Run:
             problem = " ".join(filter(None, (self.settings.problem, self.metrics.problem)))
             stamps = [self.inside.stamp(name) for name in ("config.yaml", "metrics.jsonl", "trace.json", "rollouts")]
             written = [stamp.modified_s for stamp in stamps if stamp is not None]
-            num_steps = self.settings.number_of("training.num_steps")
+            num_steps = self.num_steps()
             scores = (evaluation.last(name) for name in ("eval/score", "eval/accuracy", "eval/loss"))
             held_out = next((score for score in scores if score is not None), None)
             return {
@@ -153,6 +168,9 @@ class Run:
             return "unreadable"
         if self._is_written(updated_s):
             return "running"
+        ending = self.summary().get("ending")
+        if isinstance(ending, dict):
+            return "finished" if ending.get("kind") == "finished" else "stopped"
         return "finished" if num_steps is not None and steps and steps[-1] >= num_steps else "stopped"
 
     def _is_written(self, updated_s: float) -> bool:

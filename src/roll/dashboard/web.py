@@ -19,7 +19,7 @@ from starlette.staticfiles import StaticFiles
 from roll.dashboard.access import Access
 from roll.dashboard.answers import answers
 from roll.dashboard.changes import Pace, changes
-from roll.dashboard.health import alarms, health, log_of, newest_ledger
+from roll.dashboard.health import alarms, failures, health, log_of, newest_ledger
 from roll.dashboard.known import Known
 from roll.dashboard.one_rollout import DETAIL_COLUMNS, TOKEN_COLUMNS, details, tokens
 from roll.dashboard.plans import plans
@@ -280,9 +280,10 @@ def _add_answers(app: FastAPI, runs: Runs) -> None:
             known = Known(
                 run=run.id,
                 status=status,
-                num_steps=run.settings.number_of("training.num_steps"),
+                num_steps=run.num_steps(),
                 settings=run.settings.values,
                 train=run.metrics.tables["train"],
+                evaluation=run.metrics.tables["eval"],
                 rollouts=index,
                 ledger=newest_ledger(run.inside),
                 alarms=alarms(run.metrics, index, log, patience),
@@ -291,6 +292,8 @@ def _add_answers(app: FastAPI, runs: Runs) -> None:
                 plans=plans(run.inside, run.shown_path).get("items", []),
                 others=others,
                 files_left=progress.get("indexing", {}).get("files_left", 0),
+                failures=failures(run.inside, index),
+                summary=run.summary(),
             )
             return {"answers": answers(known)} | progress
 

@@ -119,12 +119,13 @@ def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, chang
 
 
 def _is_summed_up(run: RunDirectory, saved: SavedRun[Any] | None, step: int) -> bool:
-    """Whether the run came to its end after this step, and wrote its figures."""
+    """Return whether the run finished with this step, and wrote its figures."""
     try:
         summary = json.loads(run.summary_path.read_text(encoding="utf-8"))
-        if "ended" not in summary:  # an older version wrote it
+        ending = summary.get("ending")
+        if ending is None:  # an older version wrote it
             return saved is not None and saved.state.evaluated_at == step
-        return bool(summary["ended"]) and int(summary["num_steps"]) >= step
+        return ending["kind"] == "finished" and int(summary["num_steps"]) >= step
     except (OSError, ValueError, LookupError, TypeError):
         return False
 

@@ -53,6 +53,8 @@ class PlainConsole(Console):
         parts = [f"step {view.step:>{width}}/{self._num_steps}"]
         if view.reward is not None:
             parts.append(f"reward {view.reward:6.3f}" if math.isfinite(view.reward) else "reward      –")
+        if view.cut_off is not None:
+            parts.append(f"cut off {view.cut_off:4.0%}")
         if view.loss is not None:
             parts.append(f"loss {view.loss:8.4f}")
         if view.generated_per_s is not None:

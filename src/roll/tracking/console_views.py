@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from roll.tracking.intervals import accuracy_text
 
-__all__ = ["AnswerView", "Console", "EvaluationView", "RunHeader", "StepView", "clock_text", "trouble"]
+if TYPE_CHECKING:
+    from roll.types import Group
+
+__all__ = [
+    "AnswerView",
+    "Console",
+    "EvaluationView",
+    "RunHeader",
+    "StepView",
+    "best_and_worst",
+    "clock_text",
+    "trouble",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,6 +55,8 @@ class StepView:
     loss: float | None = None
     trouble: str = ""
     """What of it we failed, in a few words; empty where nothing."""
+    cut_off: float | None = None
+    """Share of rollouts that were cut off, 0 … 1; `None` for a run without rollouts."""
 
     @property
     def bottleneck(self) -> tuple[str, float] | None:
@@ -125,6 +139,23 @@ class Console:
 
     def close(self) -> None:
         """Leave the terminal as it was; may be called twice."""
+
+
+def best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
+    """Return the answers with the highest and the lowest reward; of equal ones the first."""
+    scored = [(r.reward, r) for group in groups for r in group.scored if r.reward is not None]
+    if not scored:
+        return []
+    chosen = [max(scored, key=lambda pair: pair[0].value), min(scored, key=lambda pair: pair[0].value)]
+    return [
+        AnswerView(
+            prompt=rollout.prompt.asked[-1]["content"] if rollout.prompt.messages else rollout.prompt.uid,
+            answer=rollout.text,
+            reward=reward.value,
+            verdict=reward.verdict,
+        )
+        for reward, rollout in (chosen[:1] if chosen[0][1] is chosen[1][1] else chosen)
+    ]
 
 
 def trouble(num_failed: float, num_timed_out: float) -> str:

@@ -1,4 +1,4 @@
-"""`reward.png`: reward of every step, or its loss where there are no rewards, and the measure of every evaluation."""
+"""`reward.png`: reward of every step and the measure of every evaluation; `loss.png` for a run without rewards."""
 
 from __future__ import annotations
 
@@ -10,9 +10,14 @@ from typing import Any
 from roll.tracking import atomic
 from roll.tracking.console_views import EvaluationView
 
-__all__ = ["plot_run", "smooth"]
+__all__ = ["plot_run", "shows_loss", "smooth"]
 
 _REWARD, _ACCURACY, _INK, _GRID = "#2a78d6", "#e07b00", "#333333", "#e4e4e4"
+
+
+def shows_loss(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a run is plotted by its loss: it has no step with a reward."""
+    return not _points(rows, "train", "reward/mean")
 
 
 def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -24,9 +29,8 @@ def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    rewards, named = _points(rows, "train", "reward/mean"), "reward"
-    if not rewards:
-        rewards, named = _points(rows, "train", "training/loss"), "loss"
+    named = "loss" if shows_loss(rows) else "reward"
+    rewards = _points(rows, "train", "training/loss" if named == "loss" else "reward/mean")
     views = [EvaluationView.of(row["step"], row) for row in rows if row["kind"] == "evaluation"]
     held_out = [(view.step, view.value) for view in views if view.value is not None]
     figure = Figure(figsize=(8, 4.5), dpi=150, layout="constrained")

@@ -15,7 +15,7 @@ import os
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -46,8 +46,6 @@ class RunDirectory:
         """Spans, for Perfetto or chrome://tracing."""
         self.summary_path = path / "summary.json"
         """Figures of the finished run, JSON."""
-        self.plot_path = path / "reward.png"
-        """Reward and accuracy over steps, PNG."""
         self.rollouts_dir = path / "rollouts"
         """Parquet files of rollouts."""
         self.recording_dir = path / "recording"
@@ -227,6 +225,10 @@ class RunDirectory:
     def rollouts_path(self, step: int) -> Path:
         """Rollouts that step `step` generated."""
         return self.rollouts_dir / f"step-{step:06d}.parquet"
+
+    def plot_path_of(self, measure: Literal["reward", "loss"]) -> Path:
+        """Return the path of the plot over steps: of rewards, or of the loss of a run that has none."""
+        return self.path / f"{measure}.png"
 
     def evaluation_path(self, step: int) -> Path:
         """Rollouts of the evaluation after step `step`."""

@@ -42,6 +42,8 @@ _MAX_WIDTH = 110
 _FEWEST_ROWS = 20
 _FEWEST_COLUMNS = 72
 """Below this, figures stand below each other."""
+_MUCH_CUT_OFF = 0.5
+"""Share of answers that were cut off from which on it is shown in red, as `alarms.unfinished_above` warns."""
 _SMALLEST_SHARE = 0.01
 _NUM_WARNINGS = 2
 
@@ -117,6 +119,9 @@ def _figures(screen: Screen, width: int) -> Table:
     last = screen.steps[-1]
     left = [_course(screen, width // 2), _accuracy(screen.evaluations)]
     right = [_rate("generated", last.generated_per_s), _rate("trained", last.trained_per_s)]
+    if last.cut_off is not None:
+        left.append(_cut_off(last.cut_off))
+        right.append(Text())
     table = Table.grid(expand=False, padding=0)
     if width < _FEWEST_COLUMNS:  # one below the other
         table.add_column(width=width)
@@ -154,6 +159,12 @@ def _accuracy(evaluations: Sequence[EvaluationView]) -> Text:
     if last.value is None or not last.num:
         return line
     return line.append(accuracy_text(last.value, last.num).removeprefix(f"{last.value:.3f}"), "dim")
+
+
+def _cut_off(share: float) -> Text:
+    """Return the share of the last step's answers that were cut off; red from a half on."""
+    style = "bold red" if share > _MUCH_CUT_OFF else "bold"
+    return _label("cut off").append(f"{share:.0%}", style).append(" of answers, at rollout.max_new_tokens", "dim")
 
 
 def _rate(name: str, per_s: float | None) -> Text:

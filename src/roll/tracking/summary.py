@@ -1,4 +1,4 @@
-"""What a finished run is summed up as: `summary.json`, a table, `reward.png`."""
+"""What a finished run is summed up as: `summary.json` and a table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from roll.errors import AlarmError, RollError, leaves
 from roll.tracking import atomic
 from roll.tracking.console_views import EvaluationView
 from roll.tracking.intervals import accuracy_text
@@ -16,10 +17,42 @@ from roll.tracking.metrics_file import read_metrics
 if TYPE_CHECKING:
     from rich.table import Table
 
-__all__ = ["Summary", "generation_time", "summarise"]
+    from roll.tracking.run_directory import RunDirectory
 
+__all__ = ["Ending", "Summary", "generation_time", "next_commands", "num_compared", "summarise"]
+
+EndingKind: TypeAlias = Literal["finished", "alarm", "interrupted", "error"]
+_LONGEST_MESSAGE = 4000
 _RECENT_STEPS = 5
 _CHOICE = ("reward_counted", "reward_launched", "length_counted", "length_launched", "stopped_share")
+
+
+def num_compared(num_steps: int) -> int:
+    """Return how many of the first and of the last steps are compared, so that no step is in both."""
+    return max(1, min(_RECENT_STEPS, num_steps // 2))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ending:
+    """How a session of a run ended."""
+
+    kind: EndingKind
+    message: str = ""
+    """What the alarm or the error says; empty for a run that finished."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> Ending:
+        """Return the ending of a session that an error ended: an alarm, a signal, or a failure."""
+        parts = list(leaves(error))
+        alarm = next((part for part in parts if isinstance(part, AlarmError)), None)
+        if alarm is not None:
+            return cls(kind="alarm", message=str(alarm)[:_LONGEST_MESSAGE])
+        signal_name = next((part.signal_name for part in parts if hasattr(part, "signal_name")), None)
+        if signal_name is not None or not isinstance(error, Exception):
+            return cls(kind="interrupted", message=str(signal_name or type(error).__name__))
+        known = next((part for part in parts if isinstance(part, RollError)), None)
+        text = str(known) if known is not None else f"{type(parts[0]).__name__}: {parts[0]}"
+        return cls(kind="error", message=text[:_LONGEST_MESSAGE])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,9 +80,9 @@ class Summary:
     score_best: float | None = None
     """Of the evaluations after training began; of losses the lowest."""
     reward_first5: float | None = None
-    """Mean reward of the first five steps."""
+    """Mean reward of the first five steps; of a run of fewer than ten steps, of the first half."""
     reward_last5: float | None = None
-    """Mean reward of the last five steps."""
+    """Mean reward of the last five steps, or of the last half."""
     setup_s: float | None = None
     """From the command to the end of the first optimiser step (of the last session)."""
     train_s: float | None = None
@@ -82,8 +115,10 @@ class Summary:
     """Of what was launched, rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
     """How often a tracker (TensorBoard, W&B, …) or a Parquet file could not be written."""
-    ended: bool = False
-    """Whether the run came to its end, rather than being stopped."""
+    steps_asked: int | None = None
+    """Steps of the whole run."""
+    ending: Ending | None = None
+    """How the last session ended; `None` in summaries of older versions."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; numbers that are not finite become `None`."""
@@ -130,6 +165,8 @@ def summarise(
     setup_s: float | None = None,
     peak_rss_bytes: int | None = None,
     tracker_failures: int = 0,
+    steps_asked: int | None = None,
+    ending: Ending | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> Summary:
     """Sum up what `metrics.jsonl` holds; `rows` are its lines, where they were read already."""
@@ -141,7 +178,7 @@ def summarise(
     measure = next((view.measure for view in reversed(views) if view.value is not None), "accuracy")
     best = min if measure == "loss" else max
     scores = _Course.of(evaluations, lambda row: EvaluationView.of(row["step"], row).value, best)
-    rewards = _column(steps, "reward/mean")
+    compared = num_compared(len(steps))
     trained = _column(steps, "data/groups_trained")
     step_times = _column(steps, "time/step_s")
     return Summary(
@@ -157,8 +194,8 @@ def summarise(
         score_before=scores.before,
         score_after=scores.after,
         score_best=scores.best,
-        reward_first5=_mean(rewards[:_RECENT_STEPS]),
-        reward_last5=_mean(rewards[-_RECENT_STEPS:]),
+        reward_first5=_mean(_column(steps[:compared], "reward/mean")),
+        reward_last5=_mean(_column(steps[-compared:], "reward/mean")),
         setup_s=setup_s,
         train_s=math.fsum(step_times) if step_times else None,
         evaluate_s=math.fsum(_column(rows, "time/evaluate_s")) if evaluations else None,
@@ -174,7 +211,20 @@ def summarise(
         timeout_share=_mean(_column(steps, "reward/timeout_share")),
         **{name: _mean(_column(steps, f"choice/{name}")) for name in _CHOICE},  # type: ignore[arg-type]
         tracker_failures=tracker_failures,
+        steps_asked=steps_asked,
+        ending=ending,
     )
+
+
+def next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[str]:
+    """Return lines that say where a finished run's model is, and what can be done with it next."""
+    saved = sorted(run.checkpoints_dir.glob("step-*/model"), key=lambda path: (len(path.parent.name), path))
+    if not saved:
+        return ["no checkpoint was kept (checkpoint.at_end is false), so there is no model to use"]
+    commands = [f"roll chat {run.path}"] if pipeline != "reward_model" else []
+    commands += [f"roll view {run.path}"] if has_rollouts else []
+    commands += [f"roll dashboard {run.path}", f"roll export {run.path} DIR"]
+    return [f"model  {saved[-1]}", f"next   {'   '.join(commands)}"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,12 +292,14 @@ def _lines(summary: Summary) -> list[tuple[str, str]]:
 
     peak = None if summary.peak_rss_bytes is None else summary.peak_rss_bytes / 2**30
     name = summary.measure
+    count = num_compared(summary.num_steps)
+    steps = "step" if count == 1 else f"{count} steps"
     rewards = [
-        (f"reward, first {_RECENT_STEPS} steps", number(summary.reward_first5)),
-        (f"reward, last {_RECENT_STEPS} steps", number(summary.reward_last5)),
+        (f"reward, first {steps}", number(summary.reward_first5)),
+        (f"reward, last {steps}", number(summary.reward_last5)),
     ]
-    if summary.num_steps <= _RECENT_STEPS:  # they are the same
-        rewards = [("reward, all steps", number(summary.reward_last5))]
+    if summary.num_steps < 2:
+        rewards = [("reward", number(summary.reward_last5))]
     lines = [
         (f"{name} before", score(summary.score_before)),
         (f"{name} after", score(summary.score_after)),

@@ -20,7 +20,6 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,14 +28,14 @@ from roll.callbacks import Callbacks
 from roll.errors import CallbackError, EngineDiedError, LossError, NoEngineError, RollError, UserError
 from roll.tracking import atomic, logs
 from roll.tracking.console import open_console
-from roll.tracking.console_views import AnswerView, Console, EvaluationView, RunHeader, StepView, trouble
+from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, best_and_worst, trouble
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
 from roll.tracking.recording import truncate_recording
 from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks, rollout_table
 from roll.tracking.spans import Spans
-from roll.tracking.summary import Summary, generation_time, summarise
+from roll.tracking.summary import Ending, Summary, generation_time, next_commands, summarise
 
 if TYPE_CHECKING:
     from roll.config.run import RunConfig
@@ -118,6 +117,7 @@ class Tracker:
             self._metrics = MetricsFile(run.metrics_path)
             last_step = -1 if self._resumed_at is None else self._resumed_at
             self.truncate(last_step)
+            run.summary_path.unlink(missing_ok=True)  # it says how an earlier session ended, which is no longer true
             settings = config.model_dump(mode="json")
             terminal = stack.enter_context(logs.redirect_infrastructure_logs(run.log_path(LOG_ROLE)))
             self._sinks = open_sinks(run, config.tracking, settings, last_step)
@@ -140,9 +140,9 @@ class Tracker:
         if isinstance(error, Exception) and not isinstance(error, RollError):
             failures.error("the run failed", exc_info=error)
         self.console.close()
-        if error is not None and read_metrics(self.run.metrics_path):
+        if error is not None:
             with contextlib.suppress(OSError):  # the disk may be what ended the run
-                self._summarise().write(self.run.summary_path)
+                self._summarise(Ending.of(error)).write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
             self._point_to_logs()
         self._stack.close()
@@ -196,6 +196,7 @@ class Tracker:
                 trained_per_s=rates["throughput/trained_tokens_per_s"],
                 loss=flat.get("training/loss"),
                 trouble=trouble(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
+                cut_off=flat.get("rollout/unfinished_share"),
             )
         )
         self.callbacks.step(step, flat)
@@ -223,7 +224,7 @@ class Tracker:
         every = self._config.tracking.table_every_num_steps
         if every and step % every == 0:
             self._send_rollouts("rollouts/train", step, groups, advantages)
-        self.console.answers(_best_and_worst(groups))
+        self.console.answers(best_and_worst(groups))
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
         """Write a fast tokenizer of `transformers`, which gives the rollouts' tokens a text; another is left out."""
@@ -248,7 +249,7 @@ class Tracker:
 
             truncate_events(self.run.tensorboard_dir, step)
 
-    def _summarise(self) -> Summary:
+    def _summarise(self, ending: Ending) -> Summary:
         return summarise(
             self.run.name,
             self.run.path,
@@ -256,21 +257,33 @@ class Tracker:
             setup_s=self._setup_s,
             peak_rss_bytes=self._memory.stop(),
             tracker_failures=self._parquet_failures + sum(sink.num_failures for sink in self._sinks),
+            steps_asked=self._header.num_steps,
+            ending=ending,
         )
 
     def finish(self) -> Summary:
         """Write `summary.json` and `reward.png`, show the table, and return the figures."""
-        from roll.tracking.plot import plot_run
+        from roll.tracking.plot import plot_run, shows_loss
 
         for sink in self._sinks:
             sink.settle()
-        summary = replace(self._summarise(), ended=True)
+        summary = self._summarise(Ending(kind="finished"))
         with writing(self.run.path):
             summary.write(self.run.summary_path)
-            plot_run(self.run.plot_path, self.run.name, read_metrics(self.run.metrics_path))
+            rows = read_metrics(self.run.metrics_path)
+            plot_path = self.run.plot_path_of("loss" if shows_loss(rows) else "reward")
+            plot_run(plot_path, self.run.name, rows)
         self.console.close()
         self.console.show(summary.table())
-        self.console.show(f"{self.run.summary_path}\n{self.run.plot_path}")
+        self.console.show(
+            "\n".join(
+                [
+                    str(self.run.summary_path),
+                    str(plot_path),
+                    *next_commands(self.run, self._config.pipeline, self._rollouts_per_step is not None),
+                ]
+            )
+        )
         return summary
 
     def _record(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
@@ -355,23 +368,6 @@ class _Warnings(logging.Handler):
 
 def _ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> float | None:
     return metrics[amount] / metrics[seconds] if amount in metrics and metrics.get(seconds) else None
-
-
-def _best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
-    """The highest- and the lowest-rewarded answer; of equals the first."""
-    scored = [(r.reward, r) for group in groups for r in group.scored if r.reward is not None]
-    if not scored:
-        return []
-    chosen = [max(scored, key=lambda pair: pair[0].value), min(scored, key=lambda pair: pair[0].value)]
-    return [
-        AnswerView(
-            prompt=rollout.prompt.asked[-1]["content"] if rollout.prompt.messages else rollout.prompt.uid,
-            answer=rollout.text,
-            reward=reward.value,
-            verdict=reward.verdict,
-        )
-        for reward, rollout in (chosen[:1] if chosen[0][1] is chosen[1][1] else chosen)
-    ]
 
 
 def _logs_say_more(error: Exception) -> bool:

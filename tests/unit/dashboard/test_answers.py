@@ -104,6 +104,6 @@ def test_a_run_is_told_which_other_is_nearest(make_run: MakeRun) -> None:
 
 def test_a_plan_beside_the_run_is_told(make_run: MakeRun) -> None:
     run = make_run()
-    assert "Nothing was planned" in asked(run)["cost"]["answer"]
+    assert "This run has no plan" in asked(run)["cost"]["answer"]
     (run / "plan.txt").write_text("a plan\nexpected: 12.5 s per step\n")
     assert "expected: 12.5 s per step (plan.txt)" in asked(run)["cost"]["answer"]

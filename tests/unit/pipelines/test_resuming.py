@@ -83,10 +83,12 @@ def test_resume_of_an_ended_run_says_so_and_starts_nothing(
 def test_resume_of_a_run_stopped_in_its_last_evaluation_goes_on(project: Path) -> None:
     roll.train(config())
     summary = json.loads(Path("runs/run/summary.json").read_text())
-    assert summary["ended"]
-    Path("runs/run/summary.json").write_text(json.dumps(summary | {"ended": False}))
+    assert summary["ending"]["kind"] == "finished"
+    Path("runs/run/summary.json").write_text(
+        json.dumps(summary | {"ending": {"kind": "interrupted", "message": "SIGINT"}})
+    )
     roll.resume("runs/run")
-    assert json.loads(Path("runs/run/summary.json").read_text())["ended"]
+    assert json.loads(Path("runs/run/summary.json").read_text())["ending"]["kind"] == "finished"
 
 
 def test_resume_without_a_checkpoint_keeps_what_was_recorded(project: Path) -> None:

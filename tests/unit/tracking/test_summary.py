@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from roll.errors import AlarmError, ConfigError
+from roll.pipelines.stop import Interrupted
 from roll.tracking.memory import PeakMemory, process_tree, proportional_bytes
-from roll.tracking.plot import plot_run, smooth
-from roll.tracking.summary import Summary, summarise
+from roll.tracking.plot import plot_run, shows_loss, smooth
+from roll.tracking.summary import Ending, Summary, summarise
 
 
 def write_lines(path: Path, *rows: dict) -> Path:
@@ -53,8 +55,8 @@ def test_figures_are_sums_over_all_steps(tmp_path: Path) -> None:
         score_before=0.25,
         score_after=0.75,
         score_best=0.875,
-        reward_first5=pytest.approx(0.3),
-        reward_last5=pytest.approx(0.5),
+        reward_first5=pytest.approx(0.25),  # of four steps each, since eight are fewer than ten
+        reward_last5=pytest.approx(0.6),  # 0.5, 0.6, 0.7, and a step without a reward
         setup_s=12.0,
         train_s=17.0,
         evaluate_s=4.5,
@@ -98,11 +100,22 @@ def test_a_score_is_named_for_what_it_is(tmp_path: Path) -> None:
     assert "mean reward after" in table_text(summary)
 
 
-def test_the_first_and_the_last_steps_are_told_apart_where_they_differ(tmp_path: Path) -> None:
-    for num_steps, shown in ((5, ["all"]), (6, ["first 5", "last 5"])):
-        path = write_lines(tmp_path / "m.jsonl", *(step_row(i, 1.0) for i in range(num_steps)))
-        text = table_text(summarise("demo", tmp_path, path))
-        assert [name for name in ("first 5", "last 5", "all") if f"reward, {name} steps" in text] == shown
+@pytest.mark.parametrize(
+    ("num_steps", "shown"),
+    [(2, "first step"), (5, "first 2 steps"), (6, "first 3 steps"), (10, "first 5 steps"), (50, "first 5 steps")],
+)
+def test_summary_compares_first_and_last_steps_that_do_not_overlap(tmp_path: Path, num_steps: int, shown: str) -> None:
+    path = write_lines(tmp_path / "m.jsonl", *(step_row(i, float(i)) for i in range(num_steps)))
+    summary = summarise("demo", tmp_path, path)
+    assert f"reward, {shown}" in table_text(summary)
+    count = min(5, num_steps // 2)
+    assert summary.reward_first5 == pytest.approx((count - 1) / 2)
+    assert summary.reward_last5 == pytest.approx(num_steps - 1 - (count - 1) / 2)
+
+
+def test_summary_of_one_step_shows_its_reward(tmp_path: Path) -> None:
+    text = table_text(summarise("demo", tmp_path, write_lines(tmp_path / "m.jsonl", step_row(1, 0.25))))
+    assert "reward" in text and "first" not in text
 
 
 def table_text(summary: Summary) -> str:
@@ -169,3 +182,23 @@ def test_the_peak_is_kept_after_the_memory_is_freed() -> None:
     peak.sample(force=True)
     assert peak.peak_bytes >= before + 75 * 2**20
     assert proportional_bytes(process_tree()) < peak.peak_bytes
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (AlarmError("rewards fail (alarms.infra_errors_above)"), "alarm", "rewards fail (alarms.infra_errors_above)"),
+        (ExceptionGroup("two", [OSError("disk"), AlarmError("stop")]), "alarm", "stop"),
+        (Interrupted("SIGTERM"), "interrupted", "SIGTERM"),
+        (KeyboardInterrupt(), "interrupted", "KeyboardInterrupt"),
+        (ConfigError("a key is wrong"), "error", "a key is wrong"),
+        (ZeroDivisionError("division by zero"), "error", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_summary_records_how_a_session_ended(error: BaseException, kind: str, message: str) -> None:
+    assert Ending.of(error) == Ending(kind=kind, message=message)
+
+
+def test_plot_of_a_run_without_rewards_shows_the_loss() -> None:
+    assert shows_loss([{"step": 1, "kind": "train", "training/loss": 2.0}])
+    assert not shows_loss([{"step": 1, "kind": "train", "training/loss": 2.0, "reward/mean": 0.5}])

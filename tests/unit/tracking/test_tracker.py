@@ -69,10 +69,10 @@ def test_every_file_of_a_run_can_be_read_back(run: RunDirectory, config: RLVRCon
     written = json.loads(run.summary_path.read_text())
     assert written == summary.to_json()
     assert (written["accuracy_before"], written["accuracy_after"]) == (0.0, 1.0)
-    assert written["reward_last5"] == pytest.approx((0.125 + 0.25 + 0.375 + 0.5) / 4)
+    assert written["reward_last5"] == pytest.approx((0.375 + 0.5) / 2)  # of four steps the last half
     assert written["peak_rss_bytes"] > 10 * 2**20
     assert written["setup_s"] > 0
-    assert run.plot_path.read_bytes().startswith(b"\x89PNG")
+    assert run.plot_path_of("reward").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_run_resumed_from_a_checkpoint_records_what_an_uninterrupted_one_does(

@@ -85,6 +85,21 @@ class RolloutFile:
     kind: Literal["train", "eval"]
     step: int
 
+    def beginnings(self, rows: Sequence[Row], longest: int) -> list[tuple[str, str]]:
+        """Return the beginnings of prompt and answer of some rows of this file.
+
+        Args:
+            rows: of this file.
+            longest: characters of each text.
+
+        Raises:
+            UserError: the file is damaged, or was replaced.
+        """
+        places = [row.number for row in rows]
+        with self._opened() as file:
+            prompts, texts = (file.beginnings(places, name, longest) for name in _TEXTS)
+        return list(zip(prompts, texts, strict=True))
+
     def rows(self, wanted: Filter) -> Iterator[Row]:
         """Those that a filter takes.
 

@@ -21,7 +21,7 @@ from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 from textual.worker import get_current_worker
 
-from roll.cli.viewing.cells import SHOWN, cell
+from roll.cli.viewing.cells import LISTED, list_cells
 from roll.cli.viewing.index import Filter, Row, parse_filter, rollout_files, sorted_rows
 from roll.cli.viewing.tokens import TokenScreen
 from roll.errors import UserError
@@ -88,7 +88,7 @@ class RolloutApp(App[None]):
 
     def on_mount(self) -> None:
         table = self._list
-        for name in SHOWN:
+        for name in LISTED:
             table.add_column(name, key=name)
         table.focus()
         self.action_reload()
@@ -140,8 +140,8 @@ class RolloutApp(App[None]):
 
     def _add(self, rows: Sequence[Row]) -> None:
         self.rows += rows
-        for row in rows:
-            self._list.add_row(*(cell(row.values[name]) for name in SHOWN))
+        for cells in list_cells(rows):
+            self._list.add_row(*cells)
         self._show_status()
 
     def _all_read(self) -> None:

@@ -12,13 +12,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from roll.cli.viewing.cells import SHOWN, cell
+from roll.cli.viewing.cells import LISTED, list_cells
 from roll.cli.viewing.index import Filter, RolloutFile, Row, parse_filter, rollout_files, sorted_rows
 from roll.errors import UserError
 from roll.tracking import RunDirectory
 
 __all__ = ["show_rollouts"]
 
+WIDTH = 220
+"""Of a table, in characters: wide enough for the beginnings of prompt and answer."""
 _AT_ONCE = 10_000
 """Rows that are sorted together."""
 
@@ -71,11 +73,11 @@ def _rows(files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int) -
 
 def _table(rows: list[Row]) -> str:
     table = Table(box=None, header_style="", padding=(0, 2, 0, 0))
-    for name in SHOWN:
+    for name in LISTED:
         table.add_column(name, overflow="ellipsis", no_wrap=True)
-    for row in rows:
-        table.add_row(*(cell(row.values[name]) for name in SHOWN))
-    screen = Console(file=io.StringIO(), width=160, force_terminal=False, color_system=None)
+    for cells in list_cells(rows):
+        table.add_row(*cells)
+    screen = Console(file=io.StringIO(), width=WIDTH, force_terminal=False, color_system=None)
     screen.print(table if rows else Text("No rollout is like that."))
     assert isinstance(screen.file, io.StringIO)
     return "\n".join(line.rstrip() for line in screen.file.getvalue().rstrip().splitlines())
