@@ -216,6 +216,63 @@ async def test_an_unreachable_judge_is_our_failure_never_a_reward(
     await reward.close()
 
 
+def replied(content: Any, finish_reason: str | None = "stop", **fields: Any) -> web.Response:
+    message = {"role": "assistant", "content": content, **fields}
+    return web.json_response({"choices": [{"message": message, "finish_reason": finish_reason}]})
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (lambda body: replied('{"score": 10}', "length"), "cut off .finish_reason 'length'.: raise `max_reply_tokens`"),
+        (lambda body: replied('{"explanation": "good", "score": 1', "length"), "cut off"),
+        (lambda body: replied('{"score": 10}', "content_filter"), "cut off by a filter"),
+        (lambda body: replied("", reasoning_content='I think {"score": 10}'), "reasoning and no answer"),
+        (lambda body: replied(None, "length", reasoning_content='{"score": 10}'), "cut off"),
+        (lambda body: replied([{"type": "thinking", "thinking": "hm", "text": '{"score": 10}'}]), "is empty"),
+        (lambda body: replied({"text": "x"}), "no chat completion"),
+    ],
+)
+async def test_a_judges_reply_that_is_no_whole_answer_is_asked_for_again_and_is_then_our_failure(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, reply: Any, words: str
+) -> None:
+    server.script = [reply]
+    reward = build(server, pool, max_attempts=2)
+    assert (await reward(rollout("7", "7"))).value == 1.0
+    server.answer = reply
+    with pytest.raises(RewardInfraError, match=words):
+        await reward(rollout("8", "7"))
+    assert len(server.bodies) == 4
+    await reward.close()
+
+
+async def test_a_judges_reply_may_be_a_list_of_parts(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
+) -> None:
+    parts = [{"type": "thinking", "thinking": '{"score": 1}'}, {"type": "text", "text": '{"sco'}, {"text": 're": 10}'}]
+    server.answer = lambda body: replied(parts)
+    reward = build(server, pool)
+    assert (await reward(rollout("7", "7"))).value == 1.0
+    await reward.close()
+
+
+async def test_a_judge_that_asks_for_a_day_is_told_of_at_once(
+    server: JudgeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    told_before_waiting: list[bool] = []
+
+    async def sleep(seconds: float) -> None:
+        told_before_waiting.append("asks to wait 86400 s (Retry-After), with status 429" in caplog.text)
+
+    server.answer = status(429, Retry_After="86400")
+    chat = EndpointChat(config(server, max_attempts=3), sleep=sleep)
+    with pytest.raises(RewardInfraError, match=r"status 429: busy \(Retry-After: 86400 s\)"):
+        await chat.ask([{"role": "user", "content": "?"}], {})
+    assert told_before_waiting == [True, True]
+    assert caplog.text.count("asks to wait") == 1
+    await chat.close()
+
+
 async def test_what_the_user_has_to_mend_is_told_with_a_clear_message_and_without_the_key(
     server: JudgeServer,
     pool: LocalWorkerPool,
@@ -391,7 +448,9 @@ async def test_a_watched_judge_that_fails_costs_no_rollout(
         ('<think>{"score": 1}</think>{"score": 10}', 1.0),
         ('{"score": 3} No, rather: {"score": 10}', 1.0),
         ('{"score": 10,}', 1.0),
-        ('{"reasoning": "a \\"quoted\\" brace }", "score": 10', 1.0),
+        ('{"reasoning": "a \\"quoted\\" brace }", "score": 10}', 1.0),
+        ('[THINK]{"score": 1}[/THINK]{"score": 10}', 1.0),
+        ('{"score": 10} :-{', 1.0),
         ("{'reasoning': 'single', 'score': 10}", 1.0),
         ('{"reasoning": "line\nbreak", "score": 10}', 1.0),
         ('{"sure": True, "score": 10}', 1.0),
@@ -414,6 +473,11 @@ def test_replies_are_read_as_models_write_them(reply: str, value: float) -> None
         '{"score": 0}',
         '{"score": 1e9}',
         '{"grade": 10}',
+        '{"explanation": "good", "score": 1',  # of 10, perhaps
+        '{"explanation": "good", "score": 10',
+        '{"score": 3} No, rather: {"score": 1',
+        '<think>Perhaps {"score": 10}',
+        '<think>Perhaps</think>So <think>{"score": 10}',
         "{" * 5000,
     ],
 )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -29,6 +30,8 @@ from roll.proxies import client_session, through
 from roll.types import Message
 
 __all__ = ["Chat", "EndpointChat"]
+
+logger = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 60.0
 LONGEST_REPLY_BYTES = 2**20
@@ -92,6 +95,7 @@ class EndpointChat:
         self._places = asyncio.Semaphore(config.max_concurrent)
         self._session: aiohttp.ClientSession | None = None
         self._key = _key(config)
+        self._told_wait = False
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         body = self._body(messages, schema)
@@ -105,8 +109,24 @@ class EndpointChat:
             if isinstance(outcome, str):
                 return outcome
             failure = outcome
+            self._tell_wait(failure, self._config.max_attempts - 1 - attempt)
         times = f"{self._config.max_attempts} times in a row" if self._config.max_attempts > 1 else "once"
         raise RewardInfraError(f"the judge at {self._config.url} failed {times}; the last time: {failure.cause}")
+
+    def _tell_wait(self, failure: _Failure, num_left: int) -> None:
+        """Say at once, and once, that the server asks for a longer wait than it is given."""
+        if failure.wait_s <= LONGEST_WAIT_S or self._told_wait:
+            return
+        self._told_wait = True
+        logger.warning(
+            "The judge at %s asks to wait %.0f s (Retry-After), with %s. It is asked again after at most %.0f s, %d "
+            "more times; then the answer counts as a failure of ours. If its quota is used up, stop the run.",
+            self._config.url,
+            failure.wait_s,
+            failure.cause,
+            LONGEST_WAIT_S,
+            num_left,
+        )
 
     def _body(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> dict[str, Any]:
         config = self._config
@@ -142,7 +162,8 @@ class EndpointChat:
             return _text_of(raw)
         said = f"status {status}: {self._without_key(raw[:300].decode(errors='replace').strip())}"
         if status in _AGAIN or status >= 500:
-            return _Failure(said, wait_s)
+            asked = f" (Retry-After: {wait_s:.0f} s)" if wait_s > LONGEST_WAIT_S else ""
+            return _Failure(said + asked, wait_s)
         if status in _USERS:
             raise ConfigError(
                 f"the judge at {self._config.url} refuses the model '{self._config.model}': {_USERS[status]} ({said}). "
@@ -185,13 +206,40 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _text_of(raw: bytes) -> str | _Failure:
-    """The message's text in a chat completion."""
+    """Return the message's text in a chat completion, or why it is no whole answer."""
     try:
-        message = json.loads(raw)["choices"][0]["message"]
-        text = message.get("content") or message.get("reasoning_content")
+        choice = json.loads(raw)["choices"][0]
+        message, reason = choice["message"], choice.get("finish_reason")
+        text, thought = _joined(message.get("content")), message.get("reasoning_content") or message.get("reasoning")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _Failure(f"its reply is no chat completion: {raw[:100]!r}")
-    return text if isinstance(text, str) and text else _Failure("its reply is empty")
+    if reason == "length":
+        return _Failure(
+            "its reply was cut off (finish_reason 'length'): raise `max_reply_tokens` of the reward 'judge'"
+        )
+    if reason == "content_filter":
+        return _Failure("its reply was cut off by a filter (finish_reason 'content_filter')")
+    if text.strip():
+        return text
+    return _Failure("its reply has reasoning and no answer" if thought else "its reply is empty")
+
+
+def _joined(content: Any) -> str:
+    """Return a message's text, also where it is a list of parts; parts of reasoning are no text.
+
+    Raises:
+        TypeError: it is something else.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise TypeError("content is text, or a list of parts")
+    texts = [part if isinstance(part, str) else part.get("text") for part in content if _is_text(part)]
+    return "".join(text for text in texts if isinstance(text, str))
+
+
+def _is_text(part: Any) -> bool:
+    return isinstance(part, str) or (isinstance(part, Mapping) and part.get("type", "text") in ("text", "output_text"))
 
 
 def _asked_wait(header: str) -> float:

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from roll.data.reasoning import answer_of
+
 __all__ = ["Preference", "ReplyError", "read_preference", "read_score", "read_winner"]
 
 LONGEST_REPLY = 50_000
@@ -16,6 +18,7 @@ LONGEST_REPLY = 50_000
 MOST_OBJECTS = 20
 """Of a reply that are tried, from its last."""
 _TRAILING_COMMA = re.compile(r",\s*([}\]])")
+_BEGUN = re.compile(r"""\{\s{0,64}["']""")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -34,7 +37,11 @@ class ReplyError(ValueError):
 
 
 def _objects(text: str) -> Iterator[str]:
-    """Every `{…}` with balanced braces outside of strings, from the last to the first; then what was left open."""
+    """Yield every `{…}` with balanced braces outside of strings, from the last to the first.
+
+    Raises:
+        ReplyError: the text ends inside of one: a reply that was cut off, whose last number may be a part of one.
+    """
     found: list[str] = []
     depth, begin, in_string, escaped = 0, 0, False, False
     for position, character in enumerate(text):
@@ -54,9 +61,9 @@ def _objects(text: str) -> Iterator[str]:
             depth -= 1
             if depth == 0:
                 found.append(text[begin : position + 1])
+    if depth and _BEGUN.match(text, begin):
+        raise ReplyError("Your reply ends inside of its JSON object.")
     yield from reversed(found)
-    if depth:
-        yield text[begin:] + ('"' if in_string else "") + "}" * depth
 
 
 def _repaired(text: str) -> Iterator[str]:
@@ -70,7 +77,10 @@ def _repaired(text: str) -> Iterator[str]:
 
 
 def _parsed(reply: str) -> dict[str, Any]:
-    text = reply.rpartition("</think>")[2][-LONGEST_REPLY:]
+    answer = answer_of(reply)
+    if answer is None:
+        raise ReplyError("Your reply never ends its reasoning.")
+    text = answer[-LONGEST_REPLY:]
     for candidate in itertools.islice(_objects(text), MOST_OBJECTS):
         for form in _repaired(candidate):
             try:
