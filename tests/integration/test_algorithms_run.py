@@ -90,7 +90,7 @@ def test_refills_are_bounded_and_every_draw_has_a_fate(tmp_path: Path, tiny_mode
     assert rows[-1]["ledger/in_flight"] == 0
 
 
-def test_an_alarm_stops_the_run_where_it_can_go_on(tmp_path: Path, tiny_model: Path) -> None:
+def test_an_alarm_stops_the_run_at_a_boundary(tmp_path: Path, tiny_model: Path) -> None:
     from roll.errors import AlarmError
 
     never = [{"source": "arithmetic", "reward": [{"type": "regex", "pattern": "(?!)", "require_finished": False}]}]
@@ -100,7 +100,7 @@ def test_an_alarm_stops_the_run_where_it_can_go_on(tmp_path: Path, tiny_model: P
     with pytest.raises(AlarmError, match=r"no group has a signal.*alarms\.no_signal"):
         roll.train(base)
     assert [row["step"] for row in steps(tmp_path)] == [1, 2]
-    assert (tmp_path / "run" / "checkpoints" / "step-000002").is_dir()
+    assert not list((tmp_path / "run" / "checkpoints").iterdir())  # nothing was trained
 
 
 def test_a_loss_and_an_advantage_of_the_users_own_are_used(tmp_path: Path, tiny_model: Path) -> None:

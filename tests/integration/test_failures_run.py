@@ -95,7 +95,7 @@ def test_a_run_without_held_out_prompts_says_that_it_is_not_evaluated(tmp_path: 
 
 def test_a_loss_that_fails_is_named_and_what_was_learnt_is_saved(tmp_path: Path, tiny_model: Path, own: Path) -> None:
     settings = config(tmp_path, tiny_model, algorithm={"loss": f"{own}:loss"})
-    with pytest.raises(LossError, match=rf"loss '{own}:loss' failed at {own}:14: IndexError: no such column"):
+    with pytest.raises(LossError, match=rf"loss '{own}:loss' failed at {own}:16: IndexError: no such column"):
         roll.train(settings)
     last = json.loads((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
     saved = checkpoints(tmp_path / "run" / "checkpoints")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.callbacks import Callbacks
-from roll.config.history import as_override, edits, value_at
+from roll.config.document import read
+from roll.config.history import as_override, differences, edits, read_origin, value_at
 from roll.config.load import resolved
 from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, InfraError, UserError
@@ -65,7 +66,8 @@ def resume(
         callbacks: of the user.
 
     Raises:
-        ConfigError: the run has taken more steps than it is to have, or all of them, and it has no checkpoint.
+        ConfigError: the run has taken all its steps, and there are changes, which would have no effect; or it has no
+            checkpoint.
     """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
@@ -73,7 +75,7 @@ def resume(
         saved = read_checkpoint(path, pipeline.state) if path else None
         edited = [as_override(key, value_at(resolved(config), key)) for key, _, _ in edits(run_path)]
         num_steps = pipeline.facts(config, saved.state if saved else RunState()).num_steps
-        if _ended(run, saved, num_steps, [*edited, *overrides]):
+        if _ended(run, saved, num_steps, _changes(run, config)):
             return summarise(run.name, run.path, run.metrics_path)
         notes = []
         if edited:
@@ -83,6 +85,14 @@ def resume(
         return run_to_end(_train(config, run, saved, [*edited, *overrides], callbacks, notes))
 
 
+def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
+    """What a configuration changes of a run's own, as overrides; where it runs may differ from session to session."""
+    origin, now = read_origin(run.path), resolved(config)
+    before = read(run.config_path).tree if origin is None else origin.config
+    changed = (key for key, _, _ in differences(before, now, ""))
+    return [as_override(key, value_at(now, key)) for key in changed if not key.startswith("cluster.")]
+
+
 def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, changes: Sequence[str]) -> bool:
     """Return whether a run has taken all its steps, and say so.
 
@@ -90,10 +100,10 @@ def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, chang
         run: its directory.
         saved: its newest checkpoint.
         num_steps: that it is to have.
-        changes: to its configuration, which have no effect on a run that has ended.
+        changes: to its configuration, which would have no effect.
 
     Raises:
-        ConfigError: it has taken more steps, or its checkpoints are gone.
+        ConfigError: it has taken more steps, its checkpoints are gone, or there are changes.
     """
     more = "raise training.num_steps, and training.num_epochs where it has epochs"
     recorded = sum(row["kind"] == "train" for row in read_metrics(run.metrics_path))
@@ -113,8 +123,9 @@ def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, chang
         f"'{run.path}' has ended: all its {num_steps} steps are trained. To go on, {more}, as in `roll resume "
         f"{run.path} training.num_steps={2 * num_steps}`; `roll export {run.path} DIR` writes its model"
     )
-    ignored = f" These changes have no effect: {', '.join(changes)}." if changes else ""
-    logger.warning("%s. Nothing was started.%s", what, ignored)
+    if changes:
+        raise ConfigError(f"{what}. These changes would have no effect: {', '.join(changes)}.")
+    logger.warning("%s. Nothing was started.", what)
     return True
 
 

@@ -75,8 +75,9 @@ def test_resume_of_an_ended_run_says_so_and_starts_nothing(
     assert "has ended: all its 2 steps are trained" in caplog.text and "training.num_steps=4" in caplog.text
     assert (again.num_steps, again.score_after) == (first.num_steps, first.score_after)
     assert files_of(Path("runs/run")) == before
-    roll.resume("runs/run", ["training.learning_rate=0.1"])
-    assert "These changes have no effect: training.learning_rate=0.1." in caplog.text
+    with pytest.raises(ConfigError, match=r"no effect: training\.learning_rate=0\.1"):
+        roll.resume("runs/run", ["training.learning_rate=0.1"])
+    roll.resume("runs/run", ["training.num_steps=2", "cluster.address=127.0.0.1:6379"])  # as a job that is run again
     assert files_of(Path("runs/run")) == before
 
 
