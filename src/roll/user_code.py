@@ -23,15 +23,19 @@ from typing import Any
 from roll.errors import ConfigError, raised_at
 from roll.registry import import_object, looked_from, nearest
 
-__all__ = ["code_fingerprint", "load_function", "source_files"]
+__all__ = ["BEGUN_IN", "code_fingerprint", "load_function", "source_files"]
 
 logger = logging.getLogger(__name__)
+
+BEGUN_IN = "ROLL_BEGUN_IN"
+"""Environment variable of a process that another one started elsewhere (Ray's workers): that one's directory."""
 
 
 def load_function(path: str, kind: str) -> Callable[..., Any]:
     """Import a user's function: `package.module:name`, or `path/to/file.py:name`.
 
-    Files and modules are looked for from the current directory on. A file may import others of its directory.
+    Files and modules are looked for from the current directory on, then from the one in which the run began. A file may
+    import others of its directory.
 
     Args:
         path: where it is.
@@ -47,7 +51,10 @@ def load_function(path: str, kind: str) -> Callable[..., Any]:
 def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     place, _, name = path.rpartition(":")
     file = Path(place).expanduser() if place.endswith(".py") else None
-    for each in (*([] if file is None else [str(file.resolve().parent)]), directory):
+    begun_in = os.environ.get(BEGUN_IN, directory)
+    if file is not None and not file.is_file() and (there := Path(begun_in) / file).is_file():
+        file = there
+    for each in (*([] if file is None else [str(file.resolve().parent)]), directory, begun_in):
         if each not in sys.path:
             sys.path.append(each)
     try:

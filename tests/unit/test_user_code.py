@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import ConfigError
-from roll.user_code import code_fingerprint, load_function, source_files
+from roll.user_code import BEGUN_IN, code_fingerprint, load_function, source_files
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +38,14 @@ def test_user_code_imports_modules_of_the_current_directory(tmp_path: Path, monk
         write(tmp_path, rewards_b="import words_b\ndef score(): return words_b.GOOD\n", words_b="GOOD = 8")
     )
     assert load_function("rewards_b:score", "reward function")() == 8
+
+
+@pytest.mark.parametrize("path", ["rewards_g.py:score", "rewards_g:score"])
+def test_user_code_is_found_where_the_run_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """As in a worker of Ray, whose own directory is another."""
+    monkeypatch.chdir(write(tmp_path / "elsewhere"))
+    monkeypatch.setenv(BEGUN_IN, str(write(tmp_path / "home", rewards_g="def score(): return 9\n")))
+    assert load_function(path, "reward function")() == 9
 
 
 def test_user_code_of_the_same_relative_path_is_loaded_anew_in_another_directory(

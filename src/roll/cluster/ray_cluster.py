@@ -44,6 +44,7 @@ from roll.process_environment import socket_directory
 from roll.protocols import WorkerPool
 from roll.tracking import RunDirectory
 from roll.training import TrainerSpec
+from roll.user_code import BEGUN_IN
 
 __all__ = ["RayCluster", "open_ray"]
 
@@ -191,6 +192,7 @@ class RayCluster:
     def _options(self, seat: Seat, threads: int | None, role: str, index: int) -> dict[str, Any]:
         """Ray options of an actor in this seat."""
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
+        environment[BEGUN_IN] = os.getcwd()
         if self.run:
             environment[ACTOR_LOG] = str(self.run.log_path(role, index).absolute())
         if threads:
