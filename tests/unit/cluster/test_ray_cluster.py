@@ -18,9 +18,9 @@ from roll.errors import InfraError, PlacementError
     [
         (None, InfraError, r"^Ray did not start on this machine: raylet timed out\. Try again with less running"),
         (
-            "nowhere:1",
+            "auto",
             PlacementError,
-            r"^no Ray cluster can be joined at cluster\.address 'nowhere:1': raylet timed out\.",
+            r"^no Ray cluster can be joined at cluster\.address 'auto': raylet timed out\.",
         ),
     ],
     ids=["started here", "joined"],
