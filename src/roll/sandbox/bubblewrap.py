@@ -147,15 +147,20 @@ class BubblewrapRuntime:
         return spawner
 
     async def _start_zygote(self, spawner: SpawnerClient) -> None:
+        """Start it; where it fails twice, for one may have been killed, do without."""
         code = os.memfd_create("roll-zygote")
         try:
             os.write(code, zygote_bytecode())
-            await spawner.zygote(_PYTHON, self._complaints_descriptor(), code)
-        except SandboxError as error:
-            if spawner.lost:
-                raise
-            _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
-            self._zygote = False
+            for last in (False, True):
+                try:
+                    await spawner.zygote(_PYTHON, self._complaints_descriptor(), code)
+                    return
+                except SandboxError as error:
+                    if spawner.lost:
+                        raise
+                    if last:
+                        _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+                        self._zygote = False
         finally:
             os.close(code)
 

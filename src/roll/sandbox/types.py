@@ -64,7 +64,8 @@ class Limits:
     memory_bytes: int = 512 * 2**20
     """Of everything in the sandbox, its files included."""
     max_processes: int = 64
-    """Processes and threads alive in the sandbox at once."""
+    """Processes and threads alive in the sandbox at once. Each session, and each program beyond the first ones that run
+    at the same time, counts as one more, which is its init."""
     max_open_files: int = 256
     file_size_bytes: int = 64 * 2**20
     """Of one file."""

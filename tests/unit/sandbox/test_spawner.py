@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import random
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import psutil
 import pytest
 from unit.sandbox.conftest import missing, spec_for
 
 from roll.sandbox import Command, PythonCode, SandboxError, SandboxManager, SandboxUnavailableError, agent_code
+from roll.sandbox.agent.ending import Ending
+from roll.sandbox.agent.programs import Started
+from roll.sandbox.agent.run import Run
 from roll.sandbox.bubblewrap import BubblewrapRuntime
 from roll.sandbox.spawner import SpawnerClient
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore:The test .* is marked with")]
 
 PIDS, FREEZER = Path("/sys/fs/cgroup/pids"), Path("/sys/fs/cgroup/freezer")
 HELLO = PythonCode(source="print('hello')")
@@ -143,6 +149,54 @@ async def test_spawner_that_cannot_be_replaced_is_an_infrastructure_error(monkey
     sandbox = await runtime.launch(spec_for("bubblewrap"))  # the next one is tried again
     assert (await sandbox.execute(HELLO)).ok
     await runtime.close()
+
+
+async def test_spawner_whose_zygote_was_killed_while_starting_starts_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root has a zygote")
+    zygote, asked = SpawnerClient.zygote, 0
+
+    async def killed_once(self: SpawnerClient, arguments: list[str], *descriptors: int) -> None:
+        nonlocal asked
+        asked += 1
+        await zygote(self, ["/bin/false"] if asked == 1 else arguments, *descriptors)
+
+    monkeypatch.setattr(SpawnerClient, "zygote", killed_once)
+    runtime = BubblewrapRuntime()
+    await runtime.start()
+    assert asked == 2 and runtime._zygote
+    sandbox = await runtime.launch(spec_for("bubblewrap"))
+    assert (await sandbox.execute(HELLO)).ok
+    await runtime.close()
+
+
+def test_programs_whose_last_output_reaches_the_limit_are_not_killed_again() -> None:
+    """It may be read after the process was reaped: its number may be another's by then."""
+    reading, writing = os.pipe()
+    fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 2**18)
+    os.write(writing, bytes(2**17))
+    os.close(writing)
+    os.set_blocking(reading, False)
+    reporting = os.pipe()
+    os.write(reporting[1], b"0 0")
+    os.close(reporting[1])
+    ended: list[tuple[Any, ...]] = []
+    agent = SimpleNamespace(
+        ending=Ending(),
+        forget=os.close,
+        ignore=lambda _: None,
+        send=lambda *_: None,
+        send_end=lambda *said, **_: ended.append(said),
+    )
+    run = Run.__new__(Run)
+    vars(run).update(
+        agent=agent, channel=1, input=-1, unread=None, killed=False, reaped=False, open={reading}, counts={}
+    )
+    vars(run).update(limits=[], output_left=2**16 + 1, began=0.0, cpu_used=0.0, cpu_s=None, counted_before=None)
+    run.started = Started(2**22 + 1, reporting[0], {reading: "o"})  # no process can have this number
+    run.ended(0, SimpleNamespace(ru_utime=0.0, ru_stime=0.0, ru_maxrss=0))
+    assert ended[0][1:4] == (0, 0, ["output"])
+    assert not agent.ending
 
 
 def _group(runtime: BubblewrapRuntime) -> Path:

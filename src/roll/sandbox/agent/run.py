@@ -39,7 +39,7 @@ class Run:
         self.cpu_used = 0.0
         self.code = None
         self.full = False
-        self.killed = False
+        self.killed = self.reaped = False
         self.began = clock()
         self.pending, self.input, self.input_over = bytearray(), -1, False
         self.unread = None
@@ -127,7 +127,8 @@ class Run:
             self.note(limit)
         self.wall_s = self.cpu_s = 1e9
         self.killed = True
-        self.agent.ending.end(self.started)
+        if not self.reaped:  # its last output may be what reaches the limit
+            self.agent.ending.end(self.started)
 
     def feed(self, data):
         """Standard input; empty at its end. What the program does not read yet is kept."""
@@ -193,6 +194,7 @@ class Run:
 
     def ended(self, status, used):
         """Its process is gone: read what is left and report."""
+        self.reaped = True
         self._close_input()
         self.unread = None
         own_namespace = self.started.status is not None

@@ -62,6 +62,7 @@ class Shell:
         self.bash = self.started.pid if self.started.status is None else None
         """Its pid; None: it is the child of an init, and not known before it has reported for the first time."""
         self.partial = b""
+        self.reaped = False
         self.limits = []
         self.began = 0.0
         self._begin({"wall_s": 10.0, "output_bytes": 0})
@@ -136,7 +137,8 @@ class Shell:
 
     def close(self):
         """End the shell and all that it started."""
-        self.agent.ending.end(self.started)
+        if not self.reaped:
+            self.agent.ending.end(self.started)
 
     def read(self, descriptor):
         """Output, or the exit code of the command."""
@@ -177,6 +179,7 @@ class Shell:
 
     def ended(self, status, used):
         """bash itself has ended: `exit`, or killed."""
+        self.reaped = True
         reported, _, refused = self.started.read_end(status)
         if refused:
             self.limits.append("processes")
