@@ -143,13 +143,15 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
     Raises:
         BadRow: a column was not.
     """
+    left = [name for name in row.unread if name not in IGNORED_COLUMNS]
+    if not left:
+        return
     off = {
         option.default
         for name, option in type(config).model_fields.items()
         if name.endswith("_key") and getattr(config, name) is None
     }
-    left = [name for name in row.unread if name not in IGNORED_COLUMNS and name not in off]
-    if left:
+    if left := [name for name in left if name not in off]:
         refuse_unread(left, "column", known, where)
 
 

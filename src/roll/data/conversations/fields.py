@@ -72,6 +72,11 @@ class Fields:
     def __init__(self, value: Mapping[Any, Any], ignored: Collection[str] = ()) -> None:
         self._left = {name: said for name, said in value.items() if name not in ignored and not says_nothing(said)}
 
+    @property
+    def names(self) -> Collection[str]:
+        """Names of the fields that were not taken yet."""
+        return self._left.keys()
+
     def take(self, name: str) -> Any:
         """Return a field's value, `None` where it says nothing; it is read then."""
         return as_list(self._left.pop(name, None))
@@ -100,16 +105,16 @@ def refuse_unread(names: list[Any], what: str, known: Collection[str], where: st
         BadRow: always.
     """
     listed = ", ".join(map(short, names[:10])) + (", …" if len(names) > 10 else "")
-    plural = "s" if len(names) > 1 else ""
-    what = what.replace("field", f"field{plural}", 1).replace("column", f"column{plural}", 1)
+    if len(names) > 1:
+        what = what.replace("field", "fields", 1).replace("column", "columns", 1)
     if any(name in MEDIA for name in names):
         hint = hint or " Pictures, sound and films are not read yet."
     elif not hint and names[0] in known:
-        hint = " Another form of the row was read, or the pipeline learns from other columns."
+        hint = " Another form of the row was read, or this pipeline learns from other columns."
     elif not hint and isinstance(names[0], str):
         hint = nearest(names[0], [name for name in known if isinstance(name, str)])
     raise BadRow(
         f"unread {what}: {listed}",
-        f"{where}: nothing reads the {what} {listed}, which may change what the row means.{hint} Remove it, or name "
-        "it in `ignored_fields` if it is to be left unread.",
+        f"{where}: the {what} {listed} would not be read, and may change what the row means.{hint} Remove it, "
+        "or name it in `ignored_fields` to leave it unread.",
     )

@@ -128,6 +128,9 @@ class MessageReader:
         if not isinstance(value, Mapping):
             raise BadRow("wrong type", f"{where}: a chat message is {{role, content}}, got {short(value)}.")
         fields = Fields(value, self.ignored)
+        if fields.names == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
+            check_text(value["content"], key, where)  # nothing else is left to read
+            return [cast(Message, {"role": value["role"], "content": value["content"]})], None
         said_role, role = _role(fields, where)
         mark = _mark(fields, role, where)
         reasoning = read_reasoning(fields, where)
