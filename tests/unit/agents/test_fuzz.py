@@ -165,3 +165,53 @@ def test_another_sessions_responses_are_not_known_here(world: World) -> None:
     body = {"model": "m", "input": "What was said?", "previous_response_id": world.response_id}
     status, said = world.ask("/v1/responses", json.dumps(body).encode(), world.mine.key)
     assert status == 404 and SECRET not in said
+
+
+def nested(depth: int, leaf: Any = "x") -> Any:
+    """A value in that many lists and objects."""
+    for _ in range(depth // 2):
+        leaf = [{"type": "namespace", "content": leaf, "tools": leaf, "source": leaf, "text": leaf}]
+    return leaf
+
+
+ODD: dict[str, Any] = {
+    "nested parts": nested(120),
+    "many parts": [{"type": f"kind-{n}"} for n in range(3000)],
+    "a long type": [{"type": "t" * 100_000}],
+    "a type that is no text": [{"type": {"a": []}}, {"type": None}, {"type": 5}],
+    "no objects": [None, 1, [], "a"],
+    "pictures": [{"type": "image", "source": nested(40)}, {"type": "input_image", "image_url": {"url": 5}}],
+    "documents": [{"type": "document", "source": {"type": "text", "data": nested(20)}}, {"type": "document"}],
+    "search results": [{"type": "search_result", "content": [1, {"text": {}}, {"text": "a"}], "title": []}],
+    "references": [{"type": "tool_reference", "tool_name": {"a": 1}}, {"type": "tool_reference"}],
+    "calls": [{"type": "tool_use", "id": "a", "name": "b", "input": {"c": nested(60)}}, {"type": "tool_use"}],
+    "results": [{"type": "tool_result", "tool_use_id": "", "content": nested(60)}, {"type": "tool_result"}],
+    "items": [{"type": "custom_tool_call", "name": "a", "input": 5}, {"type": "additional_tools", "tools": {}}],
+    "groups": [{"type": "namespace", "name": "a", "tools": [{"type": "namespace", "name": "b", "tools": []}]}] * 300,
+    "same names": [{"type": "namespace", "name": "a", "tools": [{"type": "function", "name": "f"}] * 200}] * 50,
+    "tools": [{"type": "custom", "name": "a", "format": {"grammar": 5, "definition": {}}}, {"name": "b"}, {}],
+    "schemas": [{"type": "function", "name": "a", "parameters": {"properties": nested(80)}}],
+    "deferred": [{"name": "a", "input_schema": {"$ref": "#"}, "defer_loading": "yes"}],
+    "a large object": {"a" * 50_000: 10**400, "b": [0.1] * 20_000},
+    "a number": 1e308,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("odd", sorted(ODD))
+def test_odd_values_in_every_field_are_answered_or_refused_in_time(world: World, path: str, odd: str) -> None:
+    ask = [{"role": "user", "content": "a"}]
+    body: dict[str, Any] = {"model": "m", "messages": ask, "input": "a", "prompt": "a", "max_tokens": 9}
+    value = ODD[odd]
+    bodies = [{**body, name: value} for name in ("messages", "input", "system", "tools", "tool_choice", "text", "stop")]
+    for role in ("user", "assistant", "system", "tool"):
+        said = {"role": role, "content": value, "tool_calls": value, "tool_call_id": "a", "type": "message"}
+        bodies.append({**body, "messages": [*ask, said, *ask], "input": [said], "tools": value})
+    for each in bodies:
+        sent = json.dumps(each).encode()
+        status, said = world.loop.run_until_complete(
+            asyncio.wait_for(world.send(path, sent, world.mine.key), timeout=60)
+        )
+        assert status in (200, 400, 404), (each.keys(), said[:300])
+    assert not world.mine.failed.done()
