@@ -167,10 +167,11 @@ def test_another_sessions_responses_are_not_known_here(world: World) -> None:
     assert status == 404 and SECRET not in said
 
 
-def nested(depth: int, leaf: Any = "x") -> Any:
-    """A value in that many lists and objects."""
-    for _ in range(depth // 2):
-        leaf = [{"type": "namespace", "content": leaf, "tools": leaf, "source": leaf, "text": leaf}]
+def nested(depth: int) -> Any:
+    """A value in that many lists and objects, under one key after the other."""
+    leaf: Any = "x"
+    for level in range(depth // 2):
+        leaf = [{"type": "namespace", ("content", "tools", "source", "text")[level % 4]: leaf}]
     return leaf
 
 
