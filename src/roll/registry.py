@@ -5,21 +5,52 @@ from __future__ import annotations
 import difflib
 import importlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from roll.errors import ConfigError
 
-__all__ = ["Registry", "import_object", "looked_from", "nearest"]
+__all__ = ["Registry", "close_names", "count_edits", "import_object", "looked_from", "nearest"]
 
 T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> str:
     """Return `" Did you mean 'x'?"` for the closest known name, or an empty string."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.65)
+    close = close_names(name, known)
     return f" Did you mean '{close[0]}'?" if close else ""
+
+
+def close_names(name: str, known: Iterable[str], *, limit: int = 1, cutoff: float = 0.65) -> list[str]:
+    """Return the known names that `name` may have been meant for, the likeliest first.
+
+    Args:
+        name: what was written.
+        known: names that exist.
+        limit: names returned at most.
+        cutoff: ratio of `difflib`, 0 to 1, below which a name is not considered.
+    """
+    alike = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=8, cutoff=cutoff)
+    return sorted(alike, key=lambda other: count_edits(name, other))[:limit]
+
+
+def count_edits(text: str, other: str) -> int:
+    """Return how many insertions, deletions, substitutions and swaps of neighbors turn one text into the other.
+
+    The optimal string alignment distance: `gpro` is one edit from `grpo` and two from `gspo`, which the common
+    letters that `difflib` counts do not tell apart.
+    """
+    before: list[int] = []
+    row = list(range(len(other) + 1))
+    for i, letter in enumerate(text, start=1):
+        before, last, row = row, before, [i]
+        for j, target in enumerate(other, start=1):
+            edits = min(before[j] + 1, row[j - 1] + 1, before[j - 1] + (letter != target))
+            if i > 1 and j > 1 and letter == other[j - 2] and text[i - 2] == target:
+                edits = min(edits, last[j - 2] + 1)
+            row.append(edits)
+    return row[-1]
 
 
 def looked_from(path: str | Path) -> str:

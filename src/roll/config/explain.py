@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import textwrap
 from collections.abc import Iterator, Sequence
@@ -16,6 +15,7 @@ from roll.config.pipelines import DEFAULT_PIPELINE, PIPELINES
 from roll.config.presets import PRESET_NAMES, preset, settings
 from roll.config.problems import show, unknown_key
 from roll.errors import ConfigError
+from roll.registry import close_names
 
 __all__ = ["default_words", "explain", "find_keys", "merged", "summary_of"]
 
@@ -80,7 +80,7 @@ def _unknown(name: str, model: type[Section]) -> str:
     line = unknown_key(tuple(name.split(".")), Document(name="", tree={}), model)
     if "Did you mean" in line or "belongs under" in line:
         return line
-    close = difflib.get_close_matches(name, [key.dotted for key in all_keys(model)], n=1, cutoff=0.5)
+    close = close_names(name, (key.dotted for key in all_keys(model)), cutoff=0.5)
     hint = f"Did you mean '{close[0]}'?" if close else "`roll config explain` lists all."
     return f"unknown key '{name}'. {hint}"
 

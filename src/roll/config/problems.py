@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterable
-from difflib import SequenceMatcher, get_close_matches
+from difflib import SequenceMatcher
 from typing import Any, get_args
 
 from pydantic import ValidationError
@@ -16,7 +16,7 @@ from pydantic_core import ErrorDetails
 from roll.config.base import Section
 from roll.config.document import Document, KeyPath, dotted, dump
 from roll.config.keys import Shape, all_keys, child, sections_of, shape_of, tag_key, type_words
-from roll.registry import nearest
+from roll.registry import close_names, count_edits, nearest
 
 __all__ = ["describe", "message", "show", "unknown_key"]
 
@@ -173,7 +173,7 @@ def _inside(path: KeyPath, shape: Shape, value: Any) -> str:
     key = tag_key(shape.section)
     field = shape.section.model_fields.get(key)
     kinds = [str(kind) for kind in get_args(shape_of(field.annotation).scalar)] if field else []
-    close = get_close_matches(value, kinds, n=1)
+    close = close_names(value, kinds, cutoff=0.6)
     return (
         f" Write `{dotted((*path, key))}={close[0]}`, or in a file `{path[-1]}: {{{key}: {close[0]}}}`."
         if close
@@ -256,7 +256,7 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
 def _closest(name: str, known: list[str]) -> tuple[str, float]:
     """The known name most like `name`, and how alike they are, 0 … 1."""
     likeness = {other: SequenceMatcher(None, other.lower(), name.lower()).ratio() for other in known}
-    best = max(likeness, key=lambda other: likeness[other], default="")
+    best = max(likeness, key=lambda other: (likeness[other], -count_edits(name, other)), default="")
     return best, likeness.get(best, 0.0)
 
 

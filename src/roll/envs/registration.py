@@ -6,7 +6,6 @@ make("game:Sudoku-v0-easy")        make("mazes.py:Maze", size=5)        make("my
 from __future__ import annotations
 
 import contextlib
-import difflib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from roll.envs.games.catalogue import GAMES
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError, UserError
-from roll.registry import import_object, nearest
+from roll.registry import close_names, import_object, nearest
 from roll.user_code import load_function
 
 __all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "is_own", "make", "make_vec", "register"]
@@ -96,7 +95,7 @@ def find(id: str) -> EnvSpec:
         return EnvSpec(id=id, entry_point=load_function(id, "environment"), options={})
     if id.endswith(".py"):
         raise ConfigError(f"environment '{id}' is a file: name the class in it, as in {id}:Maze.")
-    close = difflib.get_close_matches(id, list(ENVS), n=3, cutoff=0.5)
+    close = close_names(id, ENVS, limit=3, cutoff=0.5)
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ConfigError(f"unknown environment '{id}'.{meant} `roll env list` shows all; your own: file.py:Class.")
 
