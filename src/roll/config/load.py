@@ -122,16 +122,22 @@ def _key(key: Any, path: KeyPath) -> str:
 
 
 def _pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
-    """The class that the key `pipeline` chooses."""
+    """Return the class that the key `pipeline` chooses."""
+    name, origin = _pipeline_name(document, overrides)
+    if isinstance(name, str) and name in PIPELINES:
+        return PIPELINES.get(name)
+    hint = nearest(str(name), list(PIPELINES))
+    raise ConfigError(f"'pipeline'{origin}: {show(name)} is not known.{hint} Known: {', '.join(PIPELINES)}.")
+
+
+def _pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:
+    """Return the value of the key `pipeline`, and where it was written, as messages say it."""
     name, origin = document.tree.get("pipeline", DEFAULT_PIPELINE), at(document, ("pipeline",))
     for text in as_override_list(overrides):
         key, _, value = text.partition("=")
         if key.strip() == "pipeline":
             name, origin = value.strip().strip("\"'"), f" (override {show(text)})"
-    if isinstance(name, str) and name in PIPELINES:
-        return PIPELINES.get(name)
-    hint = nearest(str(name), list(PIPELINES))
-    raise ConfigError(f"'pipeline'{origin}: {show(name)} is not known.{hint} Known: {', '.join(PIPELINES)}.")
+    return name, origin
 
 
 def resolved(config: Section) -> dict[str, Any]:
@@ -169,15 +175,22 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
     path = Path(run) / CONFIG
     if not path.is_file():
         raise RunDirectoryError(f"'{run}' is not a run: it has no config.yaml.")
-    after = load_config(path, overrides)
     before = _as_written(path)
-    for key in _KEPT_ON_RESUME:
-        old, new = _value(before, key), _value(after, key)
-        if old != new:
+    edited = "" if overrides else ", or restore it in config.yaml"
+
+    def check_kept(key: str, new: Any) -> None:
+        if (old := _value(before, key)) != new:
             raise ConfigError(
                 f"'{key}' is {show(old)} in this run and cannot change to {show(new)} when it is resumed: start a new "
-                f"run{', or restore it in config.yaml' if not overrides else ''}."
+                f"run{edited}."
             )
+
+    if not isinstance(overrides, str):
+        # first, and alone: no other key of the run fits another pipeline, and each would be a problem of its own
+        check_kept("pipeline", _pipeline_name(_document(path), overrides)[0])
+    after = load_config(path, overrides)
+    for key in _KEPT_ON_RESUME:
+        check_kept(key, _value(after, key))
     return after
 
 

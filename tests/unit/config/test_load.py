@@ -368,6 +368,17 @@ def test_a_run_keeps_what_it_is_when_it_is_continued(tmp_path):
         load_run_config(tmp_path, ["training.optimizer=adamw_8bit"])
 
 
+@pytest.mark.parametrize("overrides", [["pipeline=sft"], {"pipeline": "sft"}, ["training.num_steps=80", "pipeline=no"]])
+def test_resume_with_another_pipeline_is_refused_in_one_line(tmp_path, overrides):
+    (tmp_path / "config.yaml").write_text(dump_yaml(load_config(QUICKSTART)))
+    with pytest.raises(
+        ConfigError, match=r"'pipeline' is 'rlvr' in this run and cannot change to '(sft|no)'"
+    ) as caught:
+        load_run_config(tmp_path, overrides)
+    assert "\n" not in str(caught.value)
+    assert load_run_config(tmp_path, ["pipeline=rlvr"]).pipeline == "rlvr"
+
+
 def test_a_range_is_written_as_a_list():
     config = load_config(
         QUICKSTART, ["rollout.scheduling.stop_doomed_groups=true", "rollout.scheduling.reward_range=[0, 1]"]
