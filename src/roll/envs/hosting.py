@@ -141,12 +141,19 @@ class EnvHosts:
         return self.hosts[name]
 
     def metrics(self) -> dict[str, float]:
-        """Of each environment's calls since this was last asked: seconds of one, how many failed, or took too long."""
+        """Return, of each environment since this was last asked, the seconds of a call and of a start, and failures.
+
+        A start, in which a process begins and imports the class, takes seconds where calls take microseconds; in one
+        mean with the calls it would be all that is seen.
+        """
         found: dict[str, float] = {}
         for name in sorted({name for name, _ in self.counts}):
             calls, failures = self.counts[name, "calls"], self.counts[name, "failures"]
             short = name.rpartition("/")[2]
-            found[f"env/{short}/call_s"] = self.counts[name, "seconds"] / max(calls, 1)
+            if calls:
+                found[f"env/{short}/call_s"] = self.counts[name, "seconds"] / calls
+            if starts := self.counts[name, "starts"]:
+                found[f"env/{short}/start_s"] = self.counts[name, "start_seconds"] / starts
             found[f"env/{short}/failures"] = float(failures)
             found[f"env/{short}/time_limits"] = float(self.counts[name, "time_limits"])
             if episodes := self.counts[name, "tool_episodes"]:
@@ -215,8 +222,9 @@ class _Guarded:
                 raise InfraError(f"environment '{name}': its {what} took longer than {limit_s:g} s") from None
             raise InfraError(f"environment '{name}': its {what} failed: {_described(error)}") from error
         finally:
-            self._count("calls")
-            self._count("seconds", loop.time() - begun)
+            is_start = what == "start"
+            self._count("starts" if is_start else "calls")
+            self._count("start_seconds" if is_start else "seconds", loop.time() - begun)
 
     def _count(self, kind: str, number: float = 1) -> None:
         self.failed |= kind == "failures"

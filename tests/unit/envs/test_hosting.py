@@ -14,7 +14,7 @@ import pytest
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.envs.heard import heard_step
-from roll.envs.hosting import EnvHosts, HostedEnv
+from roll.envs.hosting import EnvHosts, HostedEnv, LoopHost
 from roll.envs.process_host import PoolHost
 from roll.errors import ConfigError, DataError, InfraError
 from roll.simulation.clock import run as simulate
@@ -144,6 +144,24 @@ def test_whatever_an_environment_does_is_a_failure_of_ours_and_it_is_closed(
         simulate(one_step(hosts, settings(**options)))
     assert (Waits.closed, hosts.num_open) == (1, 0)
     assert hosts.counts["own.module:Waits", "failures"] == 1
+
+
+@pytest.mark.usefixtures("waits")
+def test_call_time_of_an_environment_leaves_out_how_long_it_took_to_start() -> None:
+    class SlowHost(LoopHost):
+        async def start(self, settings: EnvironmentSettings) -> HostedEnv:
+            await asyncio.sleep(3.0)
+            return await super().start(settings)
+
+    async def metrics() -> tuple[dict[str, float], dict[str, float]]:
+        hosts = EnvHosts(hosts={"slow": SlowHost()})
+        await one_step(hosts, replace(settings(step_s=0.5), host="slow"))
+        return hosts.metrics(), hosts.metrics()
+
+    found, later = simulate(metrics())
+    assert found["env/own.module:Waits/start_s"] == 3.0
+    assert found["env/own.module:Waits/call_s"] == 0.25  # a reset of 0 s and a step of 0.5 s
+    assert later == {}
 
 
 @pytest.mark.usefixtures("waits")
