@@ -109,9 +109,10 @@ async def _opened(name: str, manner: Manner) -> _Speaker:
     from roll.data import ChatRenderer
     from roll.inference.hf import HFEngine
     from roll.inference.spec import EngineSpec
-    from roll.models import describe_model, load_tokenizer, resolve_model, stop_token_ids
+    from roll.models import check_generates, describe_model, load_tokenizer, resolve_model, stop_token_ids
 
     path = resolve_model(name)
+    check_generates(path, name)
     model = describe_model(path)
     most = min(model.context_length, MOST_CONTEXT)
     room = 2 * most * model.kv_bytes_per_token(element_bytes=2 if manner.dtype == "bfloat16" else 4)

@@ -161,10 +161,11 @@ async def _embedded(sampling: Sampling) -> AsyncIterator[Policy]:
     prepare_environment()
     from roll.data import ChatRenderer
     from roll.inference.spec import EngineSpec, build_engine
-    from roll.models import describe_model, load_tokenizer, resolve_model, stop_token_ids
+    from roll.models import check_generates, describe_model, load_tokenizer, resolve_model, stop_token_ids
     from roll.types import GenerationRequest, SamplingParams
 
     path = resolve_model(sampling.model)
+    check_generates(path, sampling.model)
     renderer = ChatRenderer(load_tokenizer(path))
     model = describe_model(path)
     most = min(model.context_length, _MOST_CONTEXT)

@@ -14,6 +14,7 @@ from roll.models.describe import (
     num_parameters,
     rotation_length,
 )
+from roll.models.heads import check_generates
 from roll.models.linear import linear_weights
 from roll.models.loading import load_causal_lm, load_scorer, load_tokenizer, pad_token, stop_token_ids
 from roll.models.mixers import decoder_of, find_mixers, first_tensor
@@ -36,6 +37,7 @@ __all__ = [
     "cache_width",
     "changes_names",
     "check_experts",
+    "check_generates",
     "check_linear",
     "check_rotation",
     "check_stored_finite",

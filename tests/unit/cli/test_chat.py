@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 from worlds import tiny_model
 
 from roll.cli.main import run as roll
@@ -157,3 +160,21 @@ def test_an_interrupted_answer_leaves_the_engine_free_for_the_next(
     monkeypatch.setattr(ChatRenderer, "decode", interrupted_once)
     code, shown = at_a_terminal(monkeypatch, "hello\nagain\n", str(models / "first"))
     assert code == 0 and shown.count("(interrupted)") == 1 and len(calls) > 1
+
+
+@pytest.mark.parametrize("mark", ["architectures", "score.weight"])
+def test_chat_with_a_reward_model_is_one_clear_error(
+    mark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = tiny_model.write_tiny_model(tmp_path / "scorer")
+    if mark == "architectures":
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForSequenceClassification"]}))
+    else:
+        weights = load_file(model / "model.safetensors")
+        save_file({**weights, "score.weight": torch.zeros(1, 32)}, model / "model.safetensors", {"format": "pt"})
+    assert through_a_pipe(monkeypatch, "hello\n", str(model)) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith(f"Error: '{model}' is a reward model")
+    assert len(said.err.strip().splitlines()) == 1

@@ -1,0 +1,40 @@
+"""What a model's last layer gives, as its files say: the next token, or a score of a text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roll.errors import ModelError
+from roll.models.directory import stored_tensors, weight_files
+from roll.models.sizes import read_config
+
+__all__ = ["check_generates"]
+
+_SCORERS = ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "RewardModel")
+
+
+def check_generates(directory: Path, name: str) -> None:
+    """Refuse a reward model or another classifier where text is to be generated.
+
+    With tied embeddings `transformers` loads such a model as a language model without a word, and it generates text
+    that nothing was trained for.
+
+    Args:
+        directory: of the model.
+        name: of the model, as its user wrote it.
+
+    Raises:
+        ModelError: the model scores texts.
+    """
+    architectures = read_config(directory).get("architectures")
+    kind = architectures[0] if isinstance(architectures, list) and architectures else None
+    if isinstance(kind, str) and kind.endswith(_SCORERS):
+        found = f"its config.json names {kind}"
+    elif "score.weight" in stored_tensors(weight_files(directory)):
+        found = "its files hold score.weight"
+    else:
+        return
+    raise ModelError(
+        f"'{name}' is a reward model ({found}): it scores texts and generates none. Give a language model here; a "
+        "reward of type reward_model scores answers with this one."
+    )
