@@ -220,6 +220,9 @@ def test_what_is_null_is_shown_as_such(run: RunDirectory) -> None:
     assert [cell.plain for cell in token_lines(file.rollout(0, tokens=True), str)[0]][3:5] == ["nan", "nan%"]
     assert "answer of the model" in described(file.rollout(0)).plain
     assert "a –" in described({"components": [("a", None)]}).plain
+    assert described({"step": 12345678, "advantage": -0.70710678118}).plain.startswith(
+        "step 12345678  advantage -0.7071  "
+    )
 
 
 def test_a_rollout_that_a_resume_has_dropped_is_said(run: RunDirectory) -> None:

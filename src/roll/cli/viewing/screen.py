@@ -263,8 +263,10 @@ def described(rollout: dict[str, Any]) -> Text:
     text = Text()
     facts = ("step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause")
     for name in facts:
-        if rollout.get(name) not in (None, ""):
-            text.append(f"{name} ", style="dim").append(f"{shortened(str(rollout[name]), 500)}  ")
+        value = rollout.get(name)
+        if value not in (None, ""):
+            shown = f"{value:.4g}" if isinstance(value, float) else str(value)
+            text.append(f"{name} ", style="dim").append(f"{shortened(shown, 500)}  ")
     for name, value in rollout.get("components") or ():
         text.append(f"{shortened(str(name), 60)} ", style="dim").append("–  " if value is None else f"{value:.3g}  ")
     for message in filter(None, rollout.get("messages") or ()):
