@@ -32,7 +32,7 @@ class Agent:
 
     Attributes:
         extra: the environment that has it.
-        command: how its users start it: a line for the shell, in which `{extra}`, `{bin}` and `{here}` are directories.
+        command: how its users start it: a line for the shell, in which `{bin}` and `{here}` are directories.
         says: what the model answers, one turn after the other; `{work}` is where it works.
         variables: of its environment.
         files: in its directory.
@@ -53,7 +53,7 @@ def call(name: str, **arguments: Any) -> str:
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-NPM = "{extra}/node_modules/.bin"
+NPM = "{bin}/../node_modules/.bin"
 DONE = "Done: two is three now."
 CODEX = " ".join(
     [
@@ -179,7 +179,7 @@ async def test_agents_edit_a_file_and_their_chains_are_what_the_engine_saw(
     tokenizer = published_tokenizer(default_model, "qwen3")
     end = int(tokenizer.convert_tokens_to_ids("<|im_end|>"))
     speaker = Speaker(ChatRenderer(tokenizer), script(agent, work), end=end)
-    line = agent.command.format(extra=extra, bin=extra / "bin", here=HERE)
+    line = agent.command.format(bin=extra / "bin", here=HERE)
     config = AgentConfig(
         command=["sh", "-c", f"cd {work} && {line}"],
         environment={"HOME": str(home), "LITELLM_LOCAL_MODEL_COST_MAP": "True", **agent.variables},

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from roll.callbacks import Callbacks
+from roll.config.document import read
 from roll.config.history import as_override, differences, edits, read_origin, value_at
-from roll.config.load import load_config, resolved
+from roll.config.load import resolved
 from roll.config.run import RunConfig
 from roll.errors import CallbackError, ConfigError, InfraError, UserError
 from roll.pipelines.checkpoint_files import (
@@ -87,7 +88,7 @@ def resume(
 def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
     """What a configuration changes of a run's own, as overrides; where it runs may differ from session to session."""
     origin, now = read_origin(run.path), resolved(config)
-    before = resolved(load_config(run.config_path if origin is None else origin.config))  # with newer versions' keys
+    before = read(run.config_path).tree if origin is None else origin.config
     changed = (key for key, _, _ in differences(before, now, ""))
     return [as_override(key, value_at(now, key)) for key in changed if not key.startswith("cluster.")]
 

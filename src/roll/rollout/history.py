@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-from roll.data.reasoning import answer_of
 from roll.types import History, Message
 
 __all__ = [
@@ -35,6 +34,7 @@ TOOL_FORMS: tuple[ToolForm, ...] = ("written", "calls", "user")
 """How a template is shown tools' calls and replies: calls as the model wrote them; as a list, which some ask for; and
 replies as if a user said them, for templates that know no tools."""
 T = TypeVar("T")
+_OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,12 +92,13 @@ def with_text(prompt: Sequence[Message], text: str, *, keep_task: bool = True) -
 
 
 def without_thinking(text: str) -> str:
-    """Return what follows a text's reasoning, in whichever format; nothing where that never ends.
+    """What stands behind a text's last thinking; nothing where it never stopped to think.
 
     >>> without_thinking("<think>Two and two.</think>Four.")
     'Four.'
     """
-    return (answer_of(text) or "").lstrip("\n")
+    _, closed, rest = text.rpartition(_CLOSE)
+    return (rest if closed else text).partition(_OPEN)[0].lstrip("\n")
 
 
 def _stripped(answer: Message) -> Message:

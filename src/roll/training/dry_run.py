@@ -179,6 +179,7 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         "roll.training.backend.shard": _sharded,
         "roll.training.attention.varlen_supported": lambda device, dtype: True,
         "roll.training.logprobs.native": lambda: None,
+        "roll.training.logprobs.has_small_cache": lambda device: False,
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),
         "roll.training.experts._products": _grouped,
         "roll.training.parallel.experts._dispatched": _evenly,
@@ -297,8 +298,7 @@ class _Watch(TorchDispatchMode):
         """Whether what is made now is; by default, where all operands are."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        operands = [tensor.untyped_storage()._cdata for tensor in _plain((args, kwargs))]
-        on_host = bool(operands) and self._on_host.issuperset(operands) if self._placed is None else self._placed
+        on_host = self._is_of_host((args, kwargs)) if self._placed is None else self._placed
         result = func(*args, **(kwargs or {}))
         for tensor in _plain(result):
             self._hold(tensor.untyped_storage(), on_host)
@@ -306,6 +306,13 @@ class _Watch(TorchDispatchMode):
         if namespace in ("c10d", "_c10d_functional") and "wait" not in name:
             self._note(name, (args, kwargs, result))
         return result
+
+    def _is_of_host(self, operands: Any) -> bool:
+        """Return whether all tensors that an operation takes are main memory's."""
+        if not self._on_host:  # as in most runs, where it would cost a quarter of the time to look at them
+            return False
+        storages = [tensor.untyped_storage()._cdata for tensor in _plain(operands)]
+        return bool(storages) and self._on_host.issuperset(storages)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         """Tell of a storage whose size was changed: FSDP frees gathered weights so."""

@@ -24,6 +24,7 @@ __all__ = [
     "KEEP_BYTES",
     "ProjectionGradient",
     "blocks_of",
+    "has_small_cache",
     "scaled_logits",
     "soft_slope",
     "softened",
@@ -205,11 +206,16 @@ def blocks_of(logits: Tensor, start: int, most: int | None = None) -> Iterator[t
         most: elements of a block where the device does not ask for less; by default all.
     """
     rows = len(logits) if most is None else max(most // logits.shape[1], 1)
-    if logits.device.type == "cpu":
+    if has_small_cache(logits.device):
         rows = max(CPU_BLOCK_ELEMENTS // logits.shape[1], 1)
     for first in range(0, len(logits), rows):
         block = logits[first : first + rows]
         yield slice(start + first, start + first + len(block)), block
+
+
+def has_small_cache(device: torch.device) -> bool:
+    """Return whether blocks of logits should fit into a processor's cache; a dry run answers for an accelerator."""
+    return device.type == "cpu"
 
 
 def scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:

@@ -378,19 +378,6 @@ def test_choice_never_counts_a_letter_that_is_denied(right: str, wrong: str) -> 
             assert score_choice(form.format(right, wrong), wrong, "ABCD") is False
 
 
-def test_choice_of_two_letters_that_are_said_to_be_right_is_none() -> None:
-    """`is` belongs to both letters where they are joined by `or`, and to the second one alone behind a comma."""
-    assert chosen_letter("Either A or B is correct.", "ABCD") is None
-    assert chosen_letter("A is too small, B is correct.", "ABCD") == "B"
-
-
-def test_choice_by_the_only_line_that_is_not_denied_however_long_the_text() -> None:
-    why = "because the text that we were given says the very opposite of it, in so many words"
-    text = f"A. Wrong, {why}.\nB. This fits all that the text says about it, word for word.\nC. Wrong, {why}."
-    assert chosen_letter(text, "ABCD") == "B"
-    assert chosen_letter(text.replace("Wrong, because", "Likely, because"), "ABCD") is None
-
-
 QUESTION = "What is the capital of France?\n\nA. London\nB) Berlin\n(C) Paris\n**D.** Rome\n\nAnswer with the letter."
 
 

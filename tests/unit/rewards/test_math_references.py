@@ -2,7 +2,6 @@ r"""Mathematics: the reference's own text is right in every form, references in 
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
@@ -13,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.config.data import FileData
-from roll.data.tables import table_prompts
+from roll.data.rows import prompt_of_row
 from roll.rewards.final_answer import reference_answer
 from roll.rewards.math import prepare_worker, score_math
 from roll.rewards.mathematics.same_text import normalized_text
@@ -132,7 +131,6 @@ FORMS = [
     "The answer is {}.",
     "The answer is {}",
     "**{}**",
-    "**{}.**",
     "Answer: {}",
     "<answer>\n{}\n</answer>\nI hope this helps.",
     "Some work with 7.\n\n{}",
@@ -256,17 +254,10 @@ NESTED_BOX = r"(?s).*\\boxed\{((?:[^{}]|\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*\}
 def test_math_recipe_for_nested_boxes_is_that_of_the_documentation(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "rewards.md").read_text(encoding="utf-8")
     assert f"answer_pattern: '{NESTED_BOX}'" in page
-    boxes = ["7", r"\frac{1}{2}", r"\frac{\sqrt{2}}{3}", r"\text{a}^{x_{\text{b}}}"]
-    rows = [
-        {"prompt": f"{n}?", "answer": rf"No \boxed{{0}}, $x=\boxed{{{box}}}$. So {{it}} is."}
-        for n, box in enumerate(boxes)
-    ]
-    path = tmp_path / "x.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    keys = {"prompt_key": "prompt", "answer_key": "answer", "answer_pattern": NESTED_BOX, "held_out": 0.0}
-    config = FileData.model_validate({"source": "file", "path": str(path), "reward": "math", **keys})
-    training, _ = table_prompts(config, "d", 0)
-    assert [training[index].answer for index in range(len(training))] == boxes
+    config = FileData(source="file", path="x.jsonl", answer_pattern=NESTED_BOX, reward="math")  # type: ignore[arg-type]
+    for box in ("7", r"\frac{1}{2}", r"\frac{\sqrt{2}}{3}", r"\text{a}^{x_{\text{b}}}"):
+        row = {config.prompt_key: "p", config.answer_key: rf"No \boxed{{0}}, $x=\boxed{{{box}}}$. So {{it}} is."}
+        assert prompt_of_row(config, "d", row, "1", "row 1").answer == box
 
 
 UNITS: list[tuple[str, str, bool]] = [
