@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from dashboard.served import Site
-from dashboard.test_page import show
+from dashboard.test_page import show, until
 from recorded.endings import combinations
 from worlds.recorded_endings import extract_endings
 
@@ -31,8 +31,11 @@ def site(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sit
 @pytest.mark.parametrize(("pipeline", "end"), combinations())
 def test_answers_page_shows_the_answers_of_a_recorded_run(page: Any, site: Site, pipeline: str, end: str) -> None:
     name = f"{pipeline}-{end}"
-    answers = site.get(f"runs/{site.run(name)}/answers")["answers"]
+    while "indexing" in (found := site.get(f"runs/{site.run(name)}/answers")):
+        pass
+    answers = found["answers"]
     show(page, site, "answers", run=name)
+    until(page, "document.querySelector('.answer-card') && !document.querySelector('.answers [role=status]')")
     shown = page.locator(".view").inner_text()
     for answer in answers:
         assert answer["question"] in shown
