@@ -162,6 +162,7 @@ def test_a_rollout_has_no_field_that_is_not_recorded() -> None:
     columns = set(schemas()["rollouts"].names)
     kept = {"prompt": "groups", "reward": "columns of its own", "expert": "purpose"}
     kept["replayed"] = "nowhere: rollouts of agentic runs alone have it, and those are refused"
+    kept["final_text"] = "nowhere: rewards read it, and what they said is recorded"
     assert {field.name for field in dataclasses.fields(Rollout)} - set(kept) <= columns
     renamed = {"value": "reward", "duration_s": "reward_duration_s"}
     assert {renamed.get(field.name, field.name) for field in dataclasses.fields(RewardResult)} <= columns
