@@ -7,9 +7,13 @@ kept, between top_p and 1 at every token, even where both compute the same; and 
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from roll.config.algorithm import AlgorithmConfig
-from roll.config.distillation import DistillationConfig
 from roll.config.rollout import RolloutConfig
+
+if TYPE_CHECKING:  # it imports NumPy, which takes longer than to find a misspelled key
+    from roll.config.distillation import DistillationConfig
 
 __all__ = ["distillation_truncation_note", "distillation_truncation_problem", "truncation_note", "truncation_problem"]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 from worlds.tiny_model import write_tiny_model
 
 import roll
@@ -74,7 +74,9 @@ def test_a_reward_function_that_is_not_there_is_missed_before_any_engine_starts(
 def test_experts_in_one_tensor_cannot_go_to_engines_in_8_bits(model: Path, tmp_path: Path) -> None:
     shutil.copytree(model, tmp_path / "model")
     save_file({"model.layers.0.mlp.experts.up": np.zeros((2, 3, 4))}, tmp_path / "model" / "extra.safetensors")
-    files = {"a": "model.safetensors", "b": "extra.safetensors"}
+    (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model" / "first.safetensors")
+    files = dict.fromkeys(load_file(tmp_path / "model" / "first.safetensors"), "first.safetensors")
+    files |= {"model.layers.0.mlp.experts.up": "extra.safetensors"}
     (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
     prepare(game(tmp_path / "model", 1))
     prepare(game(model, 1, quantization="int8"))

@@ -19,7 +19,6 @@ pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' ar
 
 from unit.sandbox.test_workers import ANN, Wire, greeting, opened, running, until
 
-from roll.sandbox.remote import line as remote
 from roll.sandbox.remote.line import Line
 from roll.sandbox.service.service import Service
 from roll.sandbox.service.switchboard import ClientLine
@@ -228,7 +227,7 @@ async def test_output_that_is_missing_is_asked_for_and_none_counts_twice() -> No
 
 
 async def test_a_program_with_more_input_than_is_kept_is_lost_with_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote, "_KEPT_BYTES", 3)
+    monkeypatch.setattr("roll.sandbox.remote.sent._KEPT_BYTES", 3)
     line, sent, sandbox = await attached()
     job = sandbox._connection.submit("run", {}, b"", 100)
     for data in (b"ab", b"cd"):

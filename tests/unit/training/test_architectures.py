@@ -271,6 +271,8 @@ def test_weights_that_are_no_numbers_are_refused(tiny_model: Path, tmp_path: Pat
     weights = load_file(copy / "model.safetensors")
     weights["model.layers.0.input_layernorm.weight"].fill_(number)
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    refused = pytest.raises(ModelError, match="its logits are not finite: look for NaN and infinity in its weights")
+    refused = pytest.raises(
+        ModelError, match=r"weight .* has NaN or infinite numbers, so nothing can be computed with it"
+    )
     with mock.patch.object(packable, "_passed", set()), refused:
         TorchBackend(make_spec(copy, dtype=dtype))
