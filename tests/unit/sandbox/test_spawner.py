@@ -35,7 +35,7 @@ def nothing_left() -> Iterator[None]:
     """No child of this process is left by a test."""
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
-    before = set(psutil.Process().children())
+    before = set(psutil.Process().children(recursive=True))  # other tests of the process keep some
     yield
     left = [each for each in psutil.Process().children(recursive=True) if each not in before]
     gone, alive = psutil.wait_procs(left, timeout=10)
