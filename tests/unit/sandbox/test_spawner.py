@@ -199,16 +199,16 @@ def test_programs_whose_last_output_reaches_the_limit_are_not_killed_again() -> 
     assert not agent.ending
 
 
-def _group(runtime: BubblewrapRuntime) -> Path:
-    """The only control group of a spawner's slots that a sandbox is in, in the hierarchy that counts processes."""
+async def _group(runtime: BubblewrapRuntime) -> Path:
+    """Return the only control group of a spawner's slots that a sandbox is in, once its program has joined it."""
     assert runtime._spawner is not None
     if not runtime._spawner.facts["groups"] or not (PIDS / "cgroup.procs").exists():
         pytest.skip("no control groups of version 1 can be made here")
     name = f"roll-sandbox-{runtime._spawner._process.pid}"
     found = [Path(where) / name for where, names, _ in os.walk(PIDS) if name in names]
-    (group,) = [
-        each for each in found[0].iterdir() if each.is_dir() and len((each / "cgroup.procs").read_text().split()) > 1
-    ]
+    while not (used := [each for each in found[0].iterdir() if each.is_dir() and len(_pids(each)) > 1]):
+        await asyncio.sleep(0.01)
+    (group,) = used
     return group
 
 
@@ -219,7 +219,7 @@ async def test_control_group_of_a_sandbox_is_empty_before_its_place_is_used_agai
     await runtime.start()
     sandbox = await runtime.launch(spec_for("bubblewrap"))
     await sandbox.ready()
-    group = _group(runtime)
+    group = await _group(runtime)
     with subprocess.Popen(["sleep", "1000"]) as stray:
         (group / "cgroup.procs").write_text(str(stray.pid))
         await asyncio.wait_for(sandbox.close(), 10)
@@ -227,7 +227,7 @@ async def test_control_group_of_a_sandbox_is_empty_before_its_place_is_used_agai
     for _ in range(8):
         again = await runtime.launch(spec_for("bubblewrap"))
         assert (await again.execute(HELLO)).ok
-        used = _group(runtime)
+        used = await _group(runtime)
         await again.close()
         if used == group:
             break
@@ -252,7 +252,7 @@ async def test_sandbox_whose_processes_do_not_end_is_discarded(monkeypatch: pyte
         await runtime.start()
         sandbox = await runtime.launch(spec_for("bubblewrap"))
         job = await sandbox.start(Command(argv=("sleep", "1000")))
-        group = _group(runtime)
+        group = await _group(runtime)
         while not (found := [pid for pid in _pids(group) if b"sleep" in Path(f"/proc/{pid}/cmdline").read_bytes()]):
             await asyncio.sleep(0.01)
         (frozen / "cgroup.procs").write_text(found[0])
