@@ -10,6 +10,7 @@ from pathlib import Path
 from roll.config.migration.rules import Rule
 from roll.config.migration.trl import TRAINERS, TRL_VERSION
 from roll.config.migration.trl_common import COMMON
+from roll.config.migration.trl_older import OLDER, RENAMED
 from roll.config.migration.verl import VERL_COMMIT
 from roll.config.migration.verl_rules import VERL
 
@@ -23,6 +24,7 @@ _HEAD = f"""\
 ```
 roll config from-trl grpo.yaml -o run.yaml             # what `trl grpo --config grpo.yaml` would run
 roll config from-trl grpo.yaml --processes 8           # … on 8 processes: TRL's batch grows with them
+roll config from-trl train_grpo.py --rows 7473         # a script that calls GRPOTrainer; it is read, never run
 roll config from-verl run_grpo.sh --rows 7473          # a script with overrides of verl.trainer.main_ppo, or a .yaml
 roll check run.yaml
 ```
@@ -31,6 +33,12 @@ The configuration is printed, or written to `-o`. On standard error every key of
 whether ROLL's default is the same anyway, whether it needs no counterpart, or that it could not be converted, and why.
 What could not be is also in comments at the head of the new file. Defaults of the other library that differ from ROLL's
 are written out, so that the run means the same: the loss and its clip, KL, groups and batches, learning rate, schedule.
+
+Of a Python script the arguments of `GRPOConfig`, `SFTConfig`, `DPOConfig` or `RewardConfig` and of the trainer are
+read, with `load_dataset`, `from_pretrained` and `LoraConfig` behind them: constants, names that are assigned one
+constant, lists and dictionaries of these, and simple arithmetic. Whatever else the script says (`os.environ`, an
+argument of the command line, a name that is assigned twice) is listed with its line as not converted, and TRL's default
+stands in its place; `--set learning_rate=1e-6` says it. A file with several mistakes lists them all at once.
 
 Three things are not a matter of keys:
 
@@ -53,7 +61,7 @@ parquet.write_table(table.append_column("answer", [answers]), "data/gsm8k/train-
 Keys are those of TRL {TRL_VERSION} and of verl at {VERL_COMMIT}; what another version calls
 otherwise is reported as unknown.
 """
-_TITLES = {"grpo": "TRL: GRPO", "sft": "TRL: supervised fine-tuning", "dpo": "TRL: DPO"}
+_TITLES = {"grpo": "TRL: GRPO", "sft": "TRL: supervised fine-tuning", "dpo": "TRL: DPO", "reward": "TRL: reward models"}
 
 
 def _section(title: str, rules: Sequence[Rule]) -> Iterator[str]:
@@ -80,6 +88,8 @@ def page() -> str:
     for trainer, rules in TRAINERS.items():
         lines += _section(_TITLES[trainer], [rule for rule in rules if rule.key not in common])
     lines += _section("TRL: every trainer", COMMON)
+    lines += _section("TRL: keys of older versions", OLDER)
+    lines += ["", "Renamed since: " + ", ".join(f"`{old}` is `{new}`" for old, new in RENAMED.items()) + "."]
     lines += _section("verl", VERL)
     return "\n".join([*lines, ""])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,18 +34,35 @@ def _tell(converted: Converted, output: str | None) -> None:
 
 @click.command(name="from-trl")
 @_file
-@click.option("--trainer", type=click.Choice(["grpo", "sft", "dpo"]), help="By default whose keys FILE has.")
+@click.option("--trainer", type=click.Choice(["grpo", "sft", "dpo", "reward"]), help="By default FILE's own.")
 @click.option("--processes", type=click.IntRange(min=1), default=1, metavar="N", help="That TRL would be started with.")
+@click.option("--set", "further", multiple=True, metavar="KEY=VALUE", help="A key of TRL; may be repeated.")
 @_rows
 @_output
-def from_trl(file: str, trainer: str | None, processes: int, rows: int | None, output: str | None) -> None:
-    """Convert a configuration of TRL, as `trl grpo --config FILE` takes it.
+def from_trl(
+    file: str, trainer: str | None, processes: int, further: tuple[str, ...], rows: int | None, output: str | None
+) -> None:
+    """Convert a configuration of TRL, as `trl grpo --config FILE` takes it, or a Python script.
+
+    A script (.py) is read and never run: what its text does not say as a constant is listed with its line, and --set
+    says it.
 
     Prints ROLL's configuration, and on standard error what became of every key, and what could not be converted.
     """
     from roll.config.migration.trl import from_trl as convert
 
-    _tell(convert(file, trainer=trainer, processes=processes, rows=rows), output)
+    keys = dict(map(_key_and_value, further))
+    _tell(convert(file, trainer=trainer, processes=processes, rows=rows, further=keys), output)
+
+
+def _key_and_value(text: str) -> tuple[str, Any]:
+    """Read `KEY=VALUE`, the value as YAML."""
+    from roll.config.document import parse
+
+    key, separator, value = text.partition("=")
+    if not (separator and key.strip().isidentifier()):
+        raise click.BadParameter(f"'{text}' is not KEY=VALUE.", param_hint="--set")
+    return key.strip(), parse(value, f"--set {text}")[0]
 
 
 @click.command(name="from-verl")

@@ -33,3 +33,20 @@ def test_a_file_is_never_overwritten(tmp_path: Path, capsys):
     assert run(command) == 2
     assert "exists already" in capsys.readouterr().err
     assert target.read_text() == written
+
+
+def test_a_script_of_trl_is_converted_with_what_its_user_says_of_it(tmp_path: Path, capsys):
+    (tmp_path / "train.py").write_text(
+        "SFTTrainer('some/model', SFTConfig(learning_rate=lr, max_steps=3), train_dataset=load_dataset('some/set'))"
+    )
+    assert run(["config", "from-trl", str(tmp_path / "train.py")]) == 0
+    out, err = capsys.readouterr()
+    assert "learning_rate='lr': line 1: `lr` is assigned nowhere in the script" in err
+    assert "#   learning_rate: line 1: `lr` is assigned nowhere" in out
+    assert run(["config", "from-trl", str(tmp_path / "train.py"), "--set", "learning_rate=2e-6"]) == 0
+    out, err = capsys.readouterr()
+    (tmp_path / "roll.yaml").write_text(out)
+    assert load_config(tmp_path / "roll.yaml").training.learning_rate == 2e-6
+    assert "assigned nowhere" not in err
+    assert run(["config", "from-trl", str(tmp_path / "train.py"), "--set", "2e-6"]) == 2
+    assert "'2e-6' is not KEY=VALUE" in capsys.readouterr().err

@@ -97,7 +97,14 @@ class _Work:
 
 
 def convert(
-    rules: Sequence[Rule], given: Mapping[str, Any], *, source: str, start: Mapping[str, Any], said_by_caller: Values
+    rules: Sequence[Rule],
+    given: Mapping[str, Any],
+    *,
+    source: str,
+    start: Mapping[str, Any],
+    said_by_caller: Values,
+    problems: Sequence[str] = (),
+    unread: Sequence[Said] = (),
 ) -> Converted:
     """Apply `rules` to the keys of a file.
 
@@ -107,14 +114,37 @@ def convert(
         source: what is converted, for messages.
         start: dotted keys of ROLL that hold whatever the file says, such as `pipeline`.
         said_by_caller: values that the rules need and no file has, such as the number of processes.
+        problems: what the caller found wrong, one line each.
+        unread: keys of the file whose values are not known.
 
     Raises:
         ConfigError: a value that the library itself would refuse, or one is missing without which no run can be
-            described.
+            described; the message has all problems.
     """
     values = {rule.key: rule.default for rule in rules if not rule.key.endswith(".*")}
     work = _Work(values={**values, **given, **said_by_caller}, given=set(given), flat=dict(start))
+    decided, found = _apply(rules, work, _wrong_types(rules, given))
+    if found := [*problems, *found]:
+        raise ConfigError(_refusal(source, found, unread))
+    try:
+        full = resolved(load_config(_tree(work.flat)))
+    except ConfigError as error:
+        raise ConfigError(_refusal(source, [f"this is no run of ROLL: {error}"], unread)) from None
+    _leave_defaults_out(work, full)
+    said = [*_known(rules, work, decided), *_unknown(rules, work), *unread]
+    return Converted(source=source, tree=_tree(work.flat), said=said)
+
+
+def _apply(
+    rules: Sequence[Rule], work: _Work, wrong: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], Sequence[str]]:
+    """Apply every rule, also after one that fails.
+
+    Returns:
+        What each key decided, and the problems, `wrong` among them.
+    """
     decided: dict[str, tuple[str, ...]] = {}
+    problems = list(wrong)
     for rule in rules:
         if rule.convert is None:
             continue
@@ -123,18 +153,42 @@ def convert(
         except Lost as lost:
             work.lost[rule.key] = str(lost)
             continue
+        except ConfigError as error:
+            problems += str(error).splitlines()
+            continue
         except NO_VALUE as error:
-            problem = str(error) or type(error).__name__
-            raise ConfigError(f"{source}: '{rule.key}' is {show(work.values[rule.key])}: {problem}.") from None
+            if not wrong:  # otherwise it may be a consequence
+                problems.append(f"'{rule.key}' is {show(work.values[rule.key])}: {str(error) or type(error).__name__}.")
+            continue
         decided[rule.key] = tuple(new)
         work.flat.update(new)
-    try:
-        full = resolved(load_config(_tree(work.flat)))
-    except ConfigError as error:
-        raise ConfigError(f"{source} describes no run of ROLL: {error}") from None
-    _leave_defaults_out(work, full)
-    said = [*_known(rules, work, decided), *_unknown(rules, work)]
-    return Converted(source=source, tree=_tree(work.flat), said=said)
+    return decided, problems
+
+
+def _wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
+    """Return what is wrong with values that are no numbers where the library has one by default."""
+    found: list[str] = []
+    for rule in rules:
+        value = given.get(rule.key)
+        takes_number = isinstance(rule.default, int | float) and not isinstance(rule.default, bool)
+        if value is None or not takes_number or rule.kind not in ("moved", "with"):
+            continue
+        try:
+            float(value if not isinstance(value, bool) else "")
+        except (TypeError, ValueError):
+            found.append(f"'{rule.key}' is {show(value)}: it must be a number.")
+    return found
+
+
+def _refusal(source: str, problems: Sequence[str], unread: Sequence[Said]) -> str:
+    """Return one message of all problems, each once, and of what could not be read, which may be why."""
+    unique = list(dict.fromkeys(problems))
+    lines = [f"{source}: {unique[0]}"]
+    if len(unique) > 1:
+        lines = [f"{source} has {len(unique)} problems:", *(f"  {line}" for line in unique)]
+    if unread:
+        lines += ["Not read, or not converted:", *(_one_line(f"  {said.key}: {said.text}") for said in unread)]
+    return "\n".join(lines)
 
 
 def _leave_defaults_out(work: _Work, full: Mapping[str, Any]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from roll.errors import ConfigError
+
 __all__ = [
     "Lost",
     "Rule",
@@ -16,6 +18,7 @@ __all__ = [
     "moved",
     "needless",
     "needless_all",
+    "run_all",
     "with_defaults",
 ]
 
@@ -86,6 +89,23 @@ def needless_all(keys: Mapping[str, Any], note: str) -> list[Rule]:
 def lacking(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
     """ROLL has no such thing; nothing is lost at the default, and at what `harmless` adds."""
     return Rule(key=key, default=default, kind="lacking", note=note, harmless=harmless)
+
+
+def run_all(*parts: Callable[[], Any]) -> list[Any]:
+    """Call parts of one conversion and return their results.
+
+    Raises:
+        ConfigError: of all parts that raise one, a line each.
+    """
+    found, problems = [], []
+    for part in parts:
+        try:
+            found.append(part())
+        except ConfigError as error:
+            problems.append(str(error))
+    if problems:
+        raise ConfigError("\n".join(problems))
+    return found
 
 
 def with_defaults(rules: Iterable[Rule], defaults: Mapping[str, Any]) -> list[Rule]:

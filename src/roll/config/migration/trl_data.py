@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, moved
+from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, moved, run_all
 from roll.config.migration.trl_common import is_fraction
 from roll.errors import ConfigError
 
@@ -43,12 +43,12 @@ def data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
     """Rules of the data sets, to each of which `further` adds keys."""
 
     def convert(values: Values) -> Mapping[str, Any]:
-        more = further(values)
+        more, tables = run_all(lambda: further(values), lambda: _tables(values))
         evaluated = values["eval_strategy"] != "no"
         return {
             "data": [
                 entry | dict(more) | ({} if evaluated or "held_out_split" in entry else {"held_out": 0.0})
-                for entry in _tables(values)
+                for entry in tables
             ]
         }
 

@@ -1,4 +1,4 @@
-"""Keys of TRL 1.16's `SFTConfig` and `DPOConfig`."""
+"""Keys of TRL 1.16's `SFTConfig`, `DPOConfig` and `RewardConfig`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_
 from roll.config.migration.trl_common import COMMON, per_update
 from roll.config.migration.trl_data import data_rules, length_rules
 
-__all__ = ["DPO", "SFT", "steps"]
+__all__ = ["DPO", "REWARD", "SFT", "steps"]
 
 _METHODS = {
     "sigmoid": "dpo",
@@ -157,4 +157,22 @@ DPO: list[Rule] = [
     ),
     *needless_all({"disable_dropout": True}, "models have no dropout but that of adapters (model.lora.dropout)"),
     *_EXAMPLES,
+]
+
+
+def _scored(values: Values) -> Mapping[str, Any]:
+    return {"too_long": "skip"} if values["max_length"] is not None else {}
+
+
+_NOT_OF_REWARD = ("max_length", "padding_free", "router_aux_loss_coef", "truncation_mode")
+REWARD: list[Rule] = [
+    moved("center_rewards_coefficient", None, "reward_model.centring", lambda value, _: float(value or 0.0)),
+    moved(
+        "max_length", 1024, "training.max_example_tokens", note="pairs with a longer text are left out: data.0.too_long"
+    ),
+    *data_rules(_scored),
+    lacking("chat_template_path", None, "put the template into the model's directory"),
+    lacking("eos_token", None, "the tokenizer's, and the chat template's end of a message"),
+    *needless_all({"disable_dropout": True}, "models have no dropout but that of adapters (model.lora.dropout)"),
+    *(rule for rule in _EXAMPLES if rule.key not in _NOT_OF_REWARD),
 ]

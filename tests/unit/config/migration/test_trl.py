@@ -44,7 +44,7 @@ def test_every_key_of_trl_has_one_rule_with_its_default(trainer):
     from trl.scripts.utils import DatasetMixtureConfig
 
     assert trl.__version__.startswith(TRL_VERSION)
-    kind = {"grpo": trl.GRPOConfig, "sft": trl.SFTConfig, "dpo": trl.DPOConfig}[trainer]
+    kind = {"grpo": trl.GRPOConfig, "sft": trl.SFTConfig, "dpo": trl.DPOConfig, "reward": trl.RewardConfig}[trainer]
     script = GRPOScriptArguments if trainer == "grpo" else trl.ScriptArguments
     theirs = dataclass_defaults(trl.ModelConfig, script, DatasetMixtureConfig, kind)
     ours = {rule.key: rule.default for rule in TRAINERS[trainer]}
@@ -123,6 +123,61 @@ def test_epochs_need_the_number_of_rows(tmp_path):
         converted(tmp_path, epochs)
     _, config = converted(tmp_path, epochs, rows=50)
     assert config.training.num_steps == 100  # one prompt of 8 answers in each
+
+
+def test_a_share_of_steps_by_its_older_name_is_warm_up(tmp_path):
+    """transformers 4 takes a share of all steps where warmup_steps is 0, and ignores it elsewhere."""
+    _, config = converted(tmp_path, GRPO | {"num_iterations": 2, "warmup_ratio": 0.1})
+    assert (config.training.num_steps, config.training.warmup_steps) == (50, 5)
+    _, config = converted(tmp_path, GRPO | {"warmup_steps": 7, "warmup_ratio": 0.1})
+    assert config.training.warmup_steps == 7
+    _, config = converted(tmp_path, GRPO | {"warmup_ratio": 1.0})
+    assert config.training.warmup_steps == 100
+    with pytest.raises(ConfigError, match=r"'warmup_ratio' is 1\.5: a share of all steps is between 0 and 1"):
+        converted(tmp_path, GRPO | {"warmup_ratio": 1.5})
+    texts = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "warmup_ratio": 0.1}
+    result, _ = converted(tmp_path, texts, trainer="sft")
+    assert "say --rows" in next(said.text for said in result.lost if said.key == "warmup_ratio")
+    _, config = converted(tmp_path, texts, trainer="sft", rows=800)
+    assert config.training.warmup_steps == 30  # 3 epochs of 100 steps
+
+
+def test_the_longest_prompt_of_older_versions_is_spoken_of(tmp_path):
+    result, _ = converted(tmp_path, GRPO | {"max_prompt_length": 512})
+    (said,) = [said for said in result.lost if said.key == "max_prompt_length"]
+    assert "prompts are never cut" in said.text and "inference.max_context" in said.text
+    assert "max_prompt_length=512" in result.report()
+    result, _ = converted(tmp_path, GRPO | {"max_prompt_length": None})
+    assert "max_prompt_length" not in {said.key for said in result.lost}
+
+
+def test_keys_that_were_renamed_are_read_and_spoken_of_by_the_name_in_the_file(tmp_path):
+    texts = {"model_name_or_path": "some/model", "dataset_name": "chats.jsonl", "max_seq_length": 77}
+    result, config = converted(tmp_path, texts | {"torch_dtype": "bfloat16"}, trainer="sft")
+    assert config.training.max_example_tokens == 77
+    assert {"max_seq_length", "torch_dtype"} <= {said.key for said in result.said if said.given}
+    result, config = converted(tmp_path, texts | {"max_length": 88}, trainer="sft")
+    assert config.training.max_example_tokens == 88
+    assert "max_seq_length" in {said.key for said in result.lost}
+
+
+def test_all_problems_of_a_file_are_told_at_once(tmp_path):
+    values = {"reward_funcs": ["nowhere", 7], "temperature": "warm", "beta": [1], "reward_weights": [1]}
+    with pytest.raises(ConfigError) as caught:
+        converted(tmp_path, values)
+    lines = str(caught.value).splitlines()
+    parts = ("model_name_or_path", "'temperature' is 'warm'", "'beta' is [1]", "reward_funcs", "dataset_name", "--rows")
+    assert lines[0] == f"TRL's trl.json (grpo) has {len(lines) - 1} problems:"
+    for part in parts:
+        assert sum(part in line for line in lines) == 1, (part, lines)
+    assert len(lines) == len(parts) + 1
+
+
+def test_reward_models_are_converted(tmp_path):
+    values = {"model_name_or_path": "some/model", "dataset_name": "pairs.jsonl", "center_rewards_coefficient": 0.01}
+    _, config = converted(tmp_path, values)
+    assert (config.pipeline, config.reward_model.centring, config.data[0].too_long) == ("reward_model", 0.01, "skip")
+    assert (config.training.learning_rate, config.training.examples_per_step) == (1e-4, 8)
 
 
 def test_rewards_keep_their_weights_and_columns(tmp_path):

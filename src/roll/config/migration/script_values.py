@@ -1,0 +1,328 @@
+"""What a Python script says by constants alone, read from its syntax tree; the script is never run.
+
+A name stands for the value that it is assigned where that is the one assignment to it, under no condition, and where
+nothing can change the value afterwards. Everything else raises `NotStatic`, which says why and where.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+__all__ = ["Binding", "NotStatic", "Scope", "Syntax", "source_of"]
+
+_NUMBER_TYPES = ("bfloat16", "float16", "float32", "float64", "half", "float")
+_ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.Div: lambda a, b: a / b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
+}
+"""Not powers, whose value may be larger than memory."""
+_READERS = ("print", "len", "str", "repr", "sorted", "dict", "list", "tuple")
+"""Functions that leave what they are given as it is."""
+_LONGEST_SOURCE = 80
+_LONGEST_TEXT = 10_000
+"""Characters of a computed text; each line of a script may double it."""
+_LARGEST_NUMBER = 2.0**64
+_MOST_EXPRESSIONS = 100_000
+"""That are read of one script: lists may name one another."""
+
+
+class NotStatic(Exception):
+    """An expression whose value only a run of the script would give; the text says why."""
+
+
+@dataclass(eq=False, slots=True)
+class Binding:
+    """One place that gives a name a value."""
+
+    line: int
+    value: ast.expr | None
+    """What is assigned; `None` where that is no single expression, as in a loop or an import."""
+    what: str
+    """The kind of place, for messages."""
+    is_conditional: bool
+
+
+@dataclass(eq=False, slots=True)
+class Scope:
+    """A module, function or class, with the names that are assigned in it."""
+
+    parent: Scope | None
+    is_class: bool = False
+    bindings: dict[str, list[Binding]] = field(default_factory=dict)
+
+    def find(self, name: str) -> list[Binding]:
+        """Return all bindings of a name in the nearest scope that has some; empty where none has."""
+        scope: Scope | None = self
+        while scope is not None:
+            if name in scope.bindings and (scope is self or not scope.is_class):
+                return scope.bindings[name]
+            scope = scope.parent
+        return []
+
+
+class Syntax:
+    """A script's tree, with the scope and the parent of every node.
+
+    Args:
+        tree: of the whole file.
+        is_known: whether a call, by the last part of its function's name, only reads what it is given.
+    """
+
+    def __init__(self, tree: ast.Module, is_known: Callable[[str], bool]) -> None:
+        self.module = Scope(parent=None)
+        self.scopes: dict[ast.AST, Scope] = {}
+        self.parents: dict[ast.AST, ast.AST] = {}
+        self.nodes: list[ast.AST] = []
+        self.imported: dict[str, str] = {}
+        """Names that imports give, with what they are called where they come from."""
+        self._loads: dict[str, list[ast.Name]] = {}
+        self._stars: list[int] = []
+        self.known: dict[ast.expr, Any] = {}
+        """Values of expressions that are in no file: entries of a dictionary that a call is given as `**`."""
+        self._is_known = is_known
+        self._num_read = 0
+        self._visit(tree, self.module, False)
+
+    def called(self, call: ast.Call) -> str:
+        """Return the last part of the name of what is called, as it is called where it comes from; may be empty."""
+        if isinstance(call.func, ast.Name):
+            return self.imported.get(call.func.id, call.func.id)
+        return call.func.attr if isinstance(call.func, ast.Attribute) else ""
+
+    def bound(self, name: ast.Name) -> ast.expr:
+        """Return the expression that a name stands for.
+
+        Raises:
+            NotStatic: there is none, or more than one.
+        """
+        found = self.scopes[name].find(name.id)
+        if not found:
+            raise NotStatic(f"`{name.id}` is assigned nowhere in the script")
+        if len(found) > 1:
+            raise NotStatic(f"`{name.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
+        (only,) = found
+        if only.value is None:
+            raise NotStatic(f"`{name.id}` is {only.what} (line {only.line})")
+        if only.is_conditional:
+            raise NotStatic(f"`{name.id}` is assigned under a condition, or in a loop (line {only.line})")
+        if later := [line for line in self._stars if line >= only.line]:
+            raise NotStatic(f"`{name.id}` may be replaced by the import of everything on line {later[0]}")
+        return only.value
+
+    def resolved(self, node: ast.expr) -> ast.expr:
+        """Return an expression, or what its name stands for in the end.
+
+        Raises:
+            NotStatic: a name stands for no single expression.
+        """
+        seen: set[str] = set()
+        while isinstance(node, ast.Name):
+            if node.id in seen:
+                raise NotStatic(f"`{node.id}` is defined by itself")
+            seen.add(node.id)
+            node = self.bound(node)
+        return node
+
+    def value(self, node: ast.expr) -> Any:
+        """Return the value of an expression as plain data: text, numbers, truth values, null, lists, dictionaries.
+
+        Raises:
+            NotStatic: it has none that can be read without running the script.
+        """
+        self._num_read += 1
+        if self._num_read > _MOST_EXPRESSIONS:
+            raise NotStatic(f"the script has more than {_MOST_EXPRESSIONS:,} expressions to read")
+        if node in self.known:
+            return self.known[node]
+        match node:
+            case ast.Constant(value=str() | bool() | int() | float() | None as value):
+                return value
+            case ast.Name():
+                found = self.value(self.resolved(node))
+                if isinstance(found, list | dict):
+                    self.check_unchanged(node)
+                return found
+            case ast.List() | ast.Tuple():
+                return [self.value(entry) for entry in node.elts]
+            case ast.Dict():
+                return self._dictionary(node)
+            case ast.UnaryOp(op=ast.USub() | ast.UAdd(), operand=operand):
+                number = self._number(operand)
+                return -number if isinstance(node.op, ast.USub) else number
+            case ast.BinOp():
+                return self._calculated(node)
+            case ast.JoinedStr():
+                return "".join(self._part(part) for part in node.values)
+            case ast.Subscript():
+                return self._entry(node)
+            case ast.Attribute(value=ast.Name(id="torch"), attr=name) if name in _NUMBER_TYPES:
+                return name
+        raise NotStatic(f"`{source_of(node)}` is known only when the script runs")
+
+    def _dictionary(self, node: ast.Dict) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            if key is None:
+                more = self.value(value)
+                if not isinstance(more, dict):
+                    raise NotStatic(f"`**{source_of(value)}` is no dictionary")
+                found |= more
+                continue
+            name = self.value(key)
+            if not isinstance(name, str):
+                raise NotStatic(f"the key `{source_of(key)}` is not text")
+            found[name] = self.value(value)
+        return found
+
+    def _number(self, node: ast.expr) -> int | float:
+        value = self.value(node)
+        if not _is_number(value):
+            raise NotStatic(f"`{source_of(node)}` is not a number")
+        return value
+
+    def _calculated(self, node: ast.BinOp) -> Any:
+        compute = _ARITHMETIC.get(type(node.op))
+        if compute is None:
+            raise NotStatic(f"`{source_of(node)}` is known only when the script runs")
+        left, right = self.value(node.left), self.value(node.right)
+        is_text = isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add)
+        if not is_text and not (_is_number(left) and _is_number(right)):
+            raise NotStatic(f"`{source_of(node)}` is known only when the script runs")
+        try:
+            found = compute(left, right)
+        except ArithmeticError as error:
+            raise NotStatic(f"`{source_of(node)}` has no value ({error})") from None
+        if (len(found) if is_text else abs(found)) > (_LONGEST_TEXT if is_text else _LARGEST_NUMBER):
+            raise NotStatic(f"`{source_of(node)}` is too large")
+        return found
+
+    def _part(self, node: ast.expr) -> str:
+        """Return a part of an f-string."""
+        if isinstance(node, ast.FormattedValue):
+            value = self.value(node.value)
+            if node.conversion != -1 or node.format_spec is not None or not isinstance(value, str | int):
+                raise NotStatic(f"`{source_of(node.value)}` is formatted when the script runs")
+            return str(value)
+        return str(self.value(node))
+
+    def _entry(self, node: ast.Subscript) -> Any:
+        container, key = self.value(node.value), self.value(node.slice)
+        try:
+            return container[key]
+        except (TypeError, LookupError):
+            raise NotStatic(f"`{source_of(node)}` is known only when the script runs") from None
+
+    def check_unchanged(self, name: ast.Name) -> None:
+        """Refuse a list or dictionary that anything but known calls and look-ups takes: it could be changed there.
+
+        Raises:
+            NotStatic: there is such a place.
+        """
+        bindings = self.scopes[name].find(name.id)
+        for load in self._loads.get(name.id, ()):
+            if self.scopes[load].find(name.id) is bindings and not self._only_reads(load):
+                raise NotStatic(f"`{name.id}` may be changed on line {load.lineno}")
+
+    def _only_reads(self, load: ast.Name) -> bool:
+        node: ast.AST = load
+        parent = self.parents[node]
+        while isinstance(parent, ast.Subscript) and parent.value is node:
+            if not isinstance(parent.ctx, ast.Load):
+                return False
+            node, parent = parent, self.parents[parent]
+        if isinstance(parent, ast.keyword | ast.Starred):
+            parent = self.parents[parent]
+        if isinstance(parent, ast.Call) and node is not parent.func:
+            return (name := self.called(parent)) in _READERS or self._is_known(name)
+        if isinstance(parent, ast.Dict | ast.BinOp | ast.FormattedValue | ast.Compare | ast.Expr):
+            return True
+        return node is not load and isinstance(parent, ast.Assign | ast.AnnAssign) and self._is_scalar(node)
+
+    def _is_scalar(self, node: ast.AST) -> bool:
+        """Whether a look-up in a literal gives something that cannot be changed."""
+        assert isinstance(node, ast.Subscript)
+        try:
+            container = self.resolved(node.value)
+        except NotStatic:
+            return False
+        entries = container.values if isinstance(container, ast.Dict) else getattr(container, "elts", [container])
+        return all(isinstance(entry, ast.Constant | ast.UnaryOp) for entry in entries)
+
+    def _visit(self, node: ast.AST, scope: Scope, is_conditional: bool) -> None:
+        self.nodes.append(node)
+        self.scopes[node] = scope
+        for name, binding, where in self._bindings(node, scope, is_conditional):
+            where.bindings.setdefault(name, []).append(binding)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+            self._loads.setdefault(node.id, []).append(node)
+        inside, under = scope, is_conditional
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            inside, under = Scope(parent=scope, is_class=isinstance(node, ast.ClassDef)), False
+        elif isinstance(node, ast.For | ast.AsyncFor | ast.While | ast.Try | ast.TryStar | ast.Match | ast.If):
+            under = under or not _is_main(node)
+        for child in ast.iter_child_nodes(node):
+            self.parents[child] = node
+            self._visit(child, inside, under)
+
+    def _bindings(self, node: ast.AST, scope: Scope, is_conditional: bool) -> Iterator[tuple[str, Binding, Scope]]:
+        def made(name: str, what: str, value: ast.expr | None = None) -> tuple[str, Binding, Scope]:
+            return name, Binding(getattr(node, "lineno", 0), value, what, is_conditional), scope
+
+        match node:
+            case ast.Name(ctx=ast.Store() | ast.Del()):
+                parent = self.parents[node]
+                is_plain = (isinstance(parent, ast.Assign) and node in parent.targets) or (
+                    isinstance(parent, ast.AnnAssign) and parent.value is not None
+                )
+                if is_plain:
+                    yield made(node.id, "assigned", parent.value)  # type: ignore[union-attr]
+                elif not isinstance(parent, ast.AnnAssign):
+                    yield made(node.id, "not assigned as one value")
+            case ast.arg():
+                yield made(node.arg, "an argument of a function")
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                yield made(node.name, "defined in the script")
+            case ast.Import() | ast.ImportFrom():
+                for one in node.names:
+                    if one.name == "*":
+                        self._stars.append(node.lineno)
+                        continue
+                    self.imported[one.asname or one.name.partition(".")[0]] = one.name
+                    yield made(one.asname or one.name.partition(".")[0], "imported")
+            case ast.ExceptHandler(name=str() as name) | ast.MatchAs(name=str() as name):
+                yield made(name, "not assigned as one value")
+            case ast.MatchStar(name=str() as name) | ast.MatchMapping(rest=str() as name):
+                yield made(name, "not assigned as one value")
+            case ast.Global() | ast.Nonlocal():
+                for name in node.names:
+                    yield made(name, "assigned in several functions")
+                    outer = self.module if isinstance(node, ast.Global) else scope.parent or self.module
+                    yield name, Binding(node.lineno, None, "assigned in several functions", True), outer
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_main(node: ast.AST) -> bool:
+    """Whether it is `if __name__ == "__main__"`, which a script that is run enters."""
+    test = node.test if isinstance(node, ast.If) else None
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.left, ast.Name)
+        and test.left.id == "__name__"
+        and isinstance(test.ops[0], ast.Eq)
+    )
+
+
+def source_of(node: ast.AST) -> str:
+    """Return the source of a node on one short line."""
+    text = " ".join(ast.unparse(node).split())
+    return text if len(text) <= _LONGEST_SOURCE else text[: _LONGEST_SOURCE - 1] + "…"

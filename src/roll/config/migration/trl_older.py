@@ -1,0 +1,45 @@
+"""Keys of older versions of TRL and transformers that its configurations and scripts still have."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from roll.config.migration.rules import Lost, Rule, Values, given_with, lacking
+
+__all__ = ["OLDER", "RENAMED"]
+
+RENAMED: Mapping[str, str] = {
+    "evaluation_strategy": "eval_strategy",
+    "max_new_tokens": "max_completion_length",
+    "max_seq_length": "max_length",
+    "torch_dtype": "dtype",
+    "use_liger": "use_liger_kernel",
+    "use_liger_loss": "use_liger_kernel",
+}
+"""Older names of keys, with those of TRL 1.16 that mean the same."""
+
+
+def _warmup(values: Values) -> Mapping[str, Any]:
+    """A share of all steps; transformers ignores it where warmup_steps is set."""
+    share = values["warmup_ratio"]
+    if not share or values["warmup_steps"]:
+        return {}
+    if not 0 <= float(share) <= 1:
+        raise ValueError("a share of all steps is between 0 and 1")
+    total = values["total_steps"](values)
+    if total is None:
+        raise Lost("a share of all steps, whose number depends on the data: say --rows, or set training.warmup_steps")
+    return {"training.warmup_steps": math.ceil(float(share) * total)}
+
+
+_PROMPTS = (
+    "prompts are never cut: TRL kept the last tokens of a longer one, ROLL trains on all of it. Leave longer prompts "
+    "out of the file; inference.max_context bounds prompt and answer together"
+)
+OLDER: list[Rule] = [
+    given_with("warmup_ratio", None, ["training.warmup_steps"], _warmup, "x all steps, where warmup_steps is not set"),
+    lacking("max_prompt_length", None, _PROMPTS),
+]
+"""Rules of keys that TRL 1.16 has no more, for every trainer."""

@@ -1,0 +1,346 @@
+"""A Python script that trains with TRL, as the keys that TRL's command line would be given; the script is never run.
+
+    GRPOConfig(...)                       keys, by their own names
+    GRPOTrainer(model, reward_funcs, …)   model_name_or_path, reward_funcs, …
+    load_dataset(...), LoraConfig(...)    dataset_name, …, lora_r, …
+
+What cannot be read from the text alone is listed by name, with its line, and has no value: see `script_values`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from roll.config.migration.convert import Said
+from roll.config.migration.script_values import NotStatic, Syntax, source_of
+from roll.config.migration.trl_script_parts import (
+    MODEL_KEYS,
+    NEEDLESS_MODEL_ARGUMENTS,
+    PEFT_DEFAULTS,
+    PEFT_KEYS,
+    TRL_REWARDS,
+    Rows,
+    read_rows,
+)
+from roll.errors import ConfigError
+
+__all__ = ["Script", "read_script"]
+
+_TRAINERS = {"GRPOTrainer": "grpo", "SFTTrainer": "sft", "DPOTrainer": "dpo", "RewardTrainer": "reward"}
+_CONFIGS = {"GRPOConfig": "grpo", "SFTConfig": "sft", "DPOConfig": "dpo", "RewardConfig": "reward"}
+_ORDER = {
+    "grpo": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "sft": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "reward": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+}
+"""Arguments of the constructors as TRL 1.16 takes them without a name."""
+_READ = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class")
+_OTHER_TRAINER = re.compile(r"[A-Z]\w*Trainer")
+_LARGEST = 2**20
+"""Characters of a script."""
+_UNREAD = "without running the script it cannot be read. Write a constant there, or say `--set KEY=VALUE`"
+
+
+@dataclass(eq=False, slots=True)
+class Script:
+    """What was read."""
+
+    trainer: str = ""
+    """`grpo`, `sft`, `dpo` or `reward`."""
+    given: dict[str, Any] = field(default_factory=dict)
+    """Keys of TRL's command line, with their values."""
+    unread: list[Said] = field(default_factory=list)
+    """What could not be read."""
+
+
+def read_script(path: str | Path) -> Script:
+    """Read a script.
+
+    Raises:
+        ConfigError: the file cannot be read, is not Python, or does not train with one trainer that is converted.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8-sig")
+        if len(text) > _LARGEST:
+            raise ConfigError(f"{path} has more than {_LARGEST:,} characters: this is no script for TRL.")
+        tree = ast.parse(text)
+        return _Reader(str(path), tree).read()
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    except SyntaxError as error:
+        raise ConfigError(f"{path}:{error.lineno}: this is not Python ({error.msg}).") from None
+    except ValueError as error:  # not UTF-8, or a NUL
+        raise ConfigError(f"{path} is not a Python script: {error}.") from None
+    except (RecursionError, MemoryError):
+        raise ConfigError(f"{path} is nested too deeply to be read.") from None
+
+
+class _Reader:
+    def __init__(self, path: str, tree: ast.Module) -> None:
+        self._path = path
+        self._syntax = Syntax(tree, lambda name: name in _TRAINERS or name in _CONFIGS or name in _KNOWN)
+        self._script = Script()
+
+    def read(self) -> Script:
+        calls = [node for node in self._syntax.nodes if isinstance(node, ast.Call)]
+        own = dict(self._subclasses())
+        trainers = [(call, kind) for call in calls if (kind := self._kind(call, own)) in _TRAINERS]
+        configs = [call for call in calls if self._syntax.called(call) in _CONFIGS]
+        self._check_number("trainer", [call for call, _ in trainers])
+        if trainers:
+            ((call, kind),) = trainers
+            self._script.trainer = _TRAINERS[kind]
+            self._read_trainer(call)
+        else:
+            self._check_number("configuration", configs)
+            if not configs:
+                self._refuse(calls)
+            self._script.trainer = _CONFIGS[self._syntax.called(configs[0])]
+            self._read_config(configs[0])
+        return self._script
+
+    def _subclasses(self) -> Iterator[tuple[str, str]]:
+        """Names of the script's own trainers, with the one of TRL that each is made from."""
+        for node in self._syntax.nodes:
+            for base in node.bases if isinstance(node, ast.ClassDef) else ():
+                name = getattr(base, "attr", getattr(base, "id", ""))
+                name = self._syntax.imported.get(name, name)
+                if name in _TRAINERS and isinstance(node, ast.ClassDef):
+                    yield node.name, name
+                    self._unread(node.name, node, "a class of the script's own, whose methods are not converted", name)
+
+    def _kind(self, call: ast.Call, own: Mapping[str, str]) -> str:
+        name = self._syntax.called(call)
+        return own.get(name, name)
+
+    def _check_number(self, what: str, calls: list[ast.Call]) -> None:
+        if len(calls) > 1:
+            lines = ", ".join(str(call.lineno) for call in calls)
+            raise ConfigError(
+                f"{self._path} makes {len(calls)} {what}s (lines {lines}): convert one at a time, from a script that "
+                "has no other."
+            )
+
+    def _refuse(self, calls: list[ast.Call]) -> None:
+        known = ", ".join(_TRAINERS)
+        for call in calls:
+            if _OTHER_TRAINER.fullmatch(name := self._syntax.called(call)):
+                raise ConfigError(f"{self._path}:{call.lineno}: {name} is not converted. Converted are {known}.")
+        raise ConfigError(f"{self._path} calls none of TRL's trainers that are converted: {known}.")
+
+    def _unread(self, key: str, node: ast.AST, why: str, value: Any = None) -> None:
+        line = getattr(node, "lineno", 0)
+        shown = source_of(node) if value is None else value
+        self._script.unread.append(Said(key=key, value=shown, given=True, outcome="lost", text=f"line {line}: {why}"))
+
+    def _take(self, key: str, node: ast.expr) -> Any:
+        """Read the value of a key; one that cannot be read is listed, and `None`."""
+        try:
+            self._script.given[key] = self._syntax.value(node)
+        except NotStatic as reason:
+            self._unread(key, node, f"{reason}; {_UNREAD}")
+        return self._script.given.get(key)
+
+    def _keywords(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
+        """A call's arguments by name, those of a dictionary that is given as `**` too."""
+        for keyword in call.keywords:
+            if keyword.arg is not None:
+                yield keyword.arg, keyword.value
+                continue
+            try:
+                found = self._syntax.value(keyword.value)
+                if not isinstance(found, dict):
+                    raise NotStatic(f"`{source_of(keyword.value)}` is no dictionary")
+            except NotStatic as reason:
+                self._unread(f"**{source_of(keyword.value)}", keyword.value, f"{reason}; {_UNREAD}")
+                continue
+            for name, value in found.items():
+                entry = ast.copy_location(ast.Constant(value=value), keyword.value)
+                self._syntax.known[entry] = value
+                yield name, entry
+
+    def _read_trainer(self, call: ast.Call) -> None:
+        order = _ORDER[self._script.trainer]
+        arguments: dict[str, ast.expr] = {}
+        for place, node in enumerate(call.args):
+            if isinstance(node, ast.Starred) or place >= len(order):
+                self._unread(f"argument {place + 1}", node, f"the trainer's arguments need their names; {_UNREAD}")
+                break
+            arguments[order[place]] = node
+        arguments |= dict(self._keywords(call))
+        if "tokenizer" in arguments:
+            arguments.setdefault("processing_class", arguments.pop("tokenizer"))
+        for name in sorted(arguments, key=lambda name: _READ.index(name) if name in _READ else len(_READ)):
+            node = arguments[name]
+            if isinstance(node, ast.Constant) and node.value is None:
+                continue
+            if name in _READ:
+                getattr(self, f"_read_{name}")(node)
+            else:
+                self._unread(name, node, f"the trainer's argument `{name}` has no counterpart in a file of ROLL")
+
+    def _read_args(self, node: ast.expr) -> None:
+        try:
+            config = self._syntax.resolved(node)
+            is_one = isinstance(config, ast.Call) and self._syntax.called(config) in (*_CONFIGS, "TrainingArguments")
+            if not is_one:
+                raise NotStatic(f"`{source_of(node)}` is made by `{source_of(config)}`")
+        except NotStatic as reason:
+            self._unread("args", node, f"{reason}; {_UNREAD}")
+            return
+        assert isinstance(config, ast.Call)
+        self._read_config(config)
+        if isinstance(node, ast.Name):
+            self._drop_changed(node)
+
+    def _drop_changed(self, name: ast.Name) -> None:
+        """Leave out what is set on the arguments after they were made: by then TRL has computed others from them."""
+        bindings = self._syntax.scopes[name].find(name.id)
+        for node in self._syntax.nodes:
+            if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
+                continue
+            owner = node.value
+            if isinstance(owner, ast.Name) and self._syntax.scopes[owner].find(owner.id) is bindings:
+                self._script.given.pop(node.attr, None)
+                self._unread(
+                    node.attr, node, f"it is set after `{name.id}` was made; write it into the call that makes it"
+                )
+
+    def _read_config(self, call: ast.Call) -> None:
+        for place, node in enumerate(call.args):
+            if place == 0 and not isinstance(node, ast.Starred):
+                self._take("output_dir", node)
+            else:
+                self._unread(f"argument {place + 1}", node, f"arguments need their names; {_UNREAD}")
+        for name, node in self._keywords(call):
+            self._take(name, node)
+
+    def _read_model(self, node: ast.expr) -> None:
+        try:
+            made = self._syntax.resolved(node)
+            if not (isinstance(made, ast.Call) and self._syntax.called(made) == "from_pretrained"):
+                made = None
+        except NotStatic as reason:
+            self._unread("model_name_or_path", node, f"{reason}; {_UNREAD}")
+            return
+        if made is None:
+            self._take("model_name_or_path", node)
+            return
+        named = {"pretrained_model_name_or_path": made.args[0]} if made.args else {}
+        for name, value in (named | dict(self._keywords(made))).items():
+            if name == "pretrained_model_name_or_path":
+                self._take("model_name_or_path", value)
+            elif name in MODEL_KEYS:
+                self._take(MODEL_KEYS[name], value)
+            elif name not in NEEDLESS_MODEL_ARGUMENTS:
+                self._unread(name, value, "an argument of from_pretrained without a counterpart in a file of ROLL")
+
+    def _read_reward_funcs(self, node: ast.expr) -> None:
+        entries = [node]
+        with suppress(NotStatic):  # a function, which is defined or imported
+            found = self._syntax.resolved(node)
+            entries = found.elts if isinstance(found, ast.List | ast.Tuple) else [node]
+        if isinstance(node, ast.Name) and entries != [node]:
+            try:
+                self._syntax.check_unchanged(node)
+            except NotStatic as reason:
+                self._unread("reward_funcs", node, f"{reason}; {_UNREAD}")
+                return
+        names: list[str] = []
+        for place, entry in enumerate(entries):
+            try:
+                names.append(self._reward(entry, place))
+            except NotStatic as reason:
+                self._unread(f"reward_funcs[{place}]", entry, f"{reason}; {_UNREAD}")
+        if any(names):
+            self._script.given["reward_funcs"] = [name for name in names if name]
+
+    def _reward(self, node: ast.expr, place: int) -> str:
+        """Return the name of a reward function as TRL's command line takes it; empty for a reward model."""
+        if isinstance(node, ast.Attribute) and node.attr in TRL_REWARDS:
+            return node.attr
+        if isinstance(node, ast.Name) and len(self._syntax.scopes[node].find(node.id)) == 1:
+            if node.id in self._syntax.imported:
+                name = self._syntax.imported[node.id]
+                return name if name in TRL_REWARDS else f"{self._module_of(node)}.{name}"
+            if self._syntax.scopes[node].find(node.id)[0].what == "defined in the script":
+                return f"{Path(self._path).stem}.{node.id}"
+        model = self._syntax.value(node)
+        if not isinstance(model, str):
+            raise NotStatic(f"`{source_of(node)}` is neither a function nor the name of a model")
+        if place:
+            raise NotStatic(f"the reward model '{model}' is not the first reward; put it first, and its weight")
+        self._script.given["reward_model_name_or_path"] = model
+        return ""
+
+    def _module_of(self, name: ast.Name) -> str:
+        for node in self._syntax.nodes:
+            names = node.names if isinstance(node, ast.ImportFrom) else []
+            if isinstance(node, ast.ImportFrom) and any((one.asname or one.name) == name.id for one in names):
+                return node.module or Path(self._path).parent.name
+        raise NotStatic(f"`{name.id}` is a module, not a function")
+
+    def _rows(self, key: str, node: ast.expr) -> Rows | None:
+        try:
+            rows = read_rows(self._syntax, node)
+        except NotStatic as reason:
+            self._unread(key, node, f"{reason}; prepare the rows and name their file: data.0.path")
+            return None
+        for method, line in rows.changes:
+            self._unread(
+                key, line, f"rows are changed by `.{method}(…)`: prepare them so, and name their file", f".{method}"
+            )
+        return rows
+
+    def _read_train_dataset(self, node: ast.expr) -> None:
+        if (rows := self._rows("train_dataset", node)) is None:
+            return
+        found = {"dataset_name": rows.path, "dataset_config": rows.name, "dataset_train_split": rows.split}
+        self._script.given |= {key: value for key, value in found.items() if value is not None}
+
+    def _read_eval_dataset(self, node: ast.expr) -> None:
+        if (rows := self._rows("eval_dataset", node)) is None:
+            return
+        if rows.path == self._script.given.get("dataset_name") and rows.split is not None:
+            self._script.given["dataset_test_split"] = rows.split
+        else:
+            self._unread("eval_dataset", node, "held-out rows of another data set: set data.0.held_out_path")
+
+    def _read_peft_config(self, node: ast.expr) -> None:
+        try:
+            made = self._syntax.resolved(node)
+            if not (isinstance(made, ast.Call) and self._syntax.called(made) == "LoraConfig"):
+                raise NotStatic(f"`{source_of(made)}` is no LoraConfig")
+        except NotStatic as reason:
+            self._unread("peft_config", node, f"{reason}; {_UNREAD}")
+            return
+        self._script.given |= {"use_peft": True, **PEFT_DEFAULTS}
+        if made.args:
+            self._unread("peft_config", made.args[0], f"arguments need their names; {_UNREAD}")
+        for name, value in self._keywords(made):
+            if name in PEFT_KEYS:
+                key = PEFT_KEYS[name]
+                if key in PEFT_DEFAULTS:
+                    del self._script.given[key]
+                self._take(key, value)
+            elif not (name == "bias" and isinstance(value, ast.Constant) and value.value == "none"):
+                self._unread(name, value, "an argument of LoraConfig without a counterpart in a file of ROLL")
+
+    def _read_processing_class(self, node: ast.expr) -> None:
+        try:
+            made = self._syntax.resolved(node)
+            name = self._syntax.value(made.args[0]) if isinstance(made, ast.Call) and made.args else None
+        except NotStatic:
+            name = None
+        if name is None or name != self._script.given.get("model_name_or_path"):
+            self._unread("processing_class", node, "the model's own tokenizer is used; put this one into its directory")
+
+
+_KNOWN = ("LoraConfig", "from_pretrained", "load_dataset")

@@ -1,0 +1,132 @@
+"""Parts of a script for TRL that are other libraries': models, adapters and data sets."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, replace
+from typing import Any
+
+from roll.config.migration.script_values import NotStatic, Syntax, source_of
+
+__all__ = ["MODEL_KEYS", "NEEDLESS_MODEL_ARGUMENTS", "PEFT_DEFAULTS", "PEFT_KEYS", "TRL_REWARDS", "Rows", "read_rows"]
+
+MODEL_KEYS = {
+    "attn_implementation": "attn_implementation",
+    "dtype": "dtype",
+    "revision": "model_revision",
+    "torch_dtype": "dtype",
+    "trust_remote_code": "trust_remote_code",
+    "use_cache": "use_cache",
+}
+"""Arguments of `from_pretrained`, and what TRL's command line calls them."""
+NEEDLESS_MODEL_ARGUMENTS = ("device_map", "low_cpu_mem_usage")
+"""They say where weights are loaded, which cluster.device_mapping does."""
+PEFT_KEYS = {
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "modules_to_save": "lora_modules_to_save",
+    "r": "lora_r",
+    "target_modules": "lora_target_modules",
+    "target_parameters": "lora_target_parameters",
+    "task_type": "lora_task_type",
+    "use_dora": "use_dora",
+    "use_rslora": "use_rslora",
+}
+"""Arguments of `LoraConfig`, and what TRL's command line calls them."""
+PEFT_DEFAULTS: dict[str, Any] = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
+"""Of `LoraConfig`, which differ from those of TRL's command line."""
+TRL_REWARDS = (
+    "accuracy_reward",
+    "get_soft_overlong_punishment",
+    "reasoning_accuracy_reward",
+    "think_format_reward",
+)
+"""Functions of TRL that its command line knows by name."""
+_FILES = ("json", "parquet")
+_KEEPS_ROWS = ("shuffle",)
+"""Methods after which a data set has the same rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rows:
+    """A data set of a script."""
+
+    path: str
+    """A file, or the name of a data set on a hub."""
+    name: str | None = None
+    split: str | None = None
+    changes: tuple[tuple[str, ast.AST], ...] = ()
+    """Methods that change the rows, each with where it is called."""
+
+
+def read_rows(syntax: Syntax, node: ast.expr) -> Rows:
+    """Read what `load_dataset` is given, and what is done to its rows afterwards.
+
+    Raises:
+        NotStatic: the rows come from elsewhere, or an argument cannot be read.
+    """
+    match node:
+        case ast.Name():
+            return _rows_of_name(syntax, node)
+        case ast.Subscript():
+            split = syntax.value(node.slice)
+            if not isinstance(split, str):
+                raise NotStatic(f"`{source_of(node)}` is no split")
+            return replace(read_rows(syntax, node.value), split=split)
+        case ast.Call() if syntax.called(node) == "load_dataset":
+            return _loaded(syntax, node)
+        case ast.Call(func=ast.Attribute(value=inner, attr=method)) if not _is_imported(syntax, inner):
+            rows = read_rows(syntax, inner)
+            return rows if method in _KEEPS_ROWS else replace(rows, changes=(*rows.changes, (method, node)))
+    raise NotStatic(f"`{source_of(node)}` is no call of load_dataset")
+
+
+def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
+    """Whether it is a class or module, such as `Dataset` in `Dataset.from_list`."""
+    return isinstance(node, ast.Name) and node.id in syntax.imported
+
+
+def _rows_of_name(syntax: Syntax, node: ast.Name) -> Rows:
+    """Read a name that is assigned once, or assigned anew from itself, as in `rows = rows.map(f)`."""
+    found = syntax.scopes[node].find(node.id)
+    if len(found) <= 1:
+        return read_rows(syntax, syntax.bound(node))
+    if any(one.value is None or one.is_conditional for one in found):
+        lines = ", ".join(str(one.line) for one in found)
+        raise NotStatic(f"`{node.id}` is assigned on lines {lines}")
+    first, *others = (one.value for one in found)
+    assert first is not None
+    rows = read_rows(syntax, first)
+    for value in others:
+        root: ast.expr | None = value
+        changes: list[tuple[str, ast.AST]] = []
+        while isinstance(root, ast.Call) and isinstance(root.func, ast.Attribute):
+            changes.insert(0, (root.func.attr, root))
+            root = root.func.value
+        if isinstance(root, ast.Subscript):
+            rows = replace(rows, split=str(syntax.value(root.slice)))
+            root = root.value
+        if not (isinstance(root, ast.Name) and root.id == node.id):
+            raise NotStatic(f"`{node.id}` is assigned on lines {', '.join(str(one.line) for one in found)}")
+        changes = [one for one in changes if one[0] not in _KEEPS_ROWS]
+        rows = replace(rows, changes=(*rows.changes, *changes))
+    return rows
+
+
+def _loaded(syntax: Syntax, call: ast.Call) -> Rows:
+    given: dict[str, Any] = {}
+    for name, argument in zip(("path", "name"), call.args, strict=False):
+        given[name] = syntax.value(argument)
+    if len(call.args) > 2 or any(keyword.arg is None for keyword in call.keywords):
+        raise NotStatic(f"the arguments of `{source_of(call)}` need their names")
+    given |= {keyword.arg: syntax.value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
+    path, split, files = given.pop("path", None), given.pop("split", None), given.pop("data_files", None)
+    name = given.pop("name", None)
+    given.pop("streaming", None)  # the same rows
+    if given:
+        raise NotStatic(f"load_dataset's {', '.join(given)} has no counterpart")
+    if path in _FILES and isinstance(files, str) and files.endswith((".jsonl", ".parquet")):
+        path, files = files, None
+    if files is not None or not isinstance(path, str) or not isinstance(split, str | None):
+        raise NotStatic(f"`{source_of(call)}` is not one file or data set, with one split")
+    return Rows(path=path, name=name, split=split)
