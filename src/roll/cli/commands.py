@@ -138,7 +138,8 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
 def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool) -> None:
     """Check a run before it starts, and show what it needs.
 
-    Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights.
+    Prints devices, memory, batch arithmetic, files, one prompt and one reward. Takes seconds and loads no weights; of a
+    hub model that is not here it fetches config.json.
     With --dry-run also what a rank of the trainer, under its layout, holds at most and sends in a step: seconds for
     each billion parameters, on this machine, however many ranks there are.
     Exits with code 2 if the run could not start.

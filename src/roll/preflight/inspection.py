@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from roll.config.run import RunConfig
-from roll.errors import RunDirectoryError, UserError
+from roll.errors import ModelError, RunDirectoryError, UserError
 from roll.preflight.machine import free_disk
 from roll.preflight.report import Report
 
@@ -45,7 +45,10 @@ def look_at_places(report: Report, config: RunConfig) -> None:
 
 
 def described(report: Report, path: str, whose: str, *, allow_quantized: bool = False) -> ModelDescription | None:
-    """Return a model's sizes where they are known without a download; add a note where the run has to fetch it first.
+    """Return a model's sizes; add a note where the run has to fetch it first.
+
+    Of a hub model whose weights are not here the sizes come from its config.json; the note says so, and why there are
+    none where that cannot be had.
 
     Args:
         report: of the check.
@@ -61,11 +64,24 @@ def described(report: Report, path: str, whose: str, *, allow_quantized: bool = 
     here = find_model(path, allow_quantized=allow_quantized)
     if here is not None:
         check_stored_finite(here)
-    else:
-        ours = path in CATALOGUE
-        what = "the run will prepare it (about 20 s)" if ours else "train it if it is a run, else it is downloaded"
-        report.notes.append(f"{whose} '{path}' is not here yet: {what} first.")
-    return describe_model(path) if here is not None or path in CATALOGUE else None
+        return describe_model(path)
+    note = f"{whose} '{path}' is not here yet:"
+    if path in CATALOGUE:
+        report.notes.append(f"{note} the run will prepare it (about 20 s) first.")
+        return describe_model(path)
+    from roll.preflight.config_sizes import sizes_from_config
+
+    note += " train it if it is a run, else it is downloaded first."
+    try:
+        sizes = sizes_from_config(path)
+    except ModelError as error:
+        report.notes.append(f"{note} Its sizes, and the memory of roles, are not known: {error}")
+        return None
+    report.notes.append(
+        f"{note} Its sizes are those of its config.json; without its tokenizer the lengths of prompts and examples are "
+        "not known, and memory is estimated without them."
+    )
+    return sizes
 
 
 def compare_memory(report: Report) -> None:

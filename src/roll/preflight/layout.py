@@ -70,7 +70,7 @@ def try_a_step(report: Report, config: RunConfig, say: Callable[[str], None] = l
     """
     if not _can_be_tried(config):
         raise ModelError("a dry run is one of the back-end torch, without weights in 4 bits: leave --dry-run out")
-    if not _is_here(config):
+    if not (_directory(config, or_config=True) / "config.json").is_file():
         raise ModelError(f"a dry run needs the model's configuration: '{config.model.path}' is not on this machine")
     parallel = config.section("training", TrainingConfig).parallel
     count, stages = config.roles["actor_train"].count, parallel.pp
@@ -93,20 +93,25 @@ def _is_here(config: RunConfig) -> bool:
     return (_directory(config) / "config.json").is_file()
 
 
-def _directory(config: RunConfig) -> Path:
+def _directory(config: RunConfig, *, or_config: bool = False) -> Path:
+    """Return where the model is; with `or_config` also where the hub's cache has its config.json alone."""
     from roll.models import CATALOGUE, find_model, find_model_directory
+    from roll.preflight.config_sizes import cached_config
 
     if config.model.path in CATALOGUE:
         return find_model(config.model.path) or Path(config.model.path)
     local = Path(config.model.path).expanduser()
-    return (find_model_directory(local) or local) if local.is_dir() else find_model(config.model.path) or local
+    if local.is_dir():
+        return find_model_directory(local) or local
+    found = find_model(config.model.path)
+    return found or (cached_config(config.model.path) if or_config else None) or local
 
 
 def _request(config: RunConfig, rank: int, *, with_step: bool) -> tuple[TrainerSpec, bool]:
     from roll.training import TrainerSpec
 
     spec = TrainerSpec(
-        model_path=str(_directory(config)),
+        model_path=str(_directory(config, or_config=with_step)),
         model=config.model,
         training=config.section("training", TrainingConfig),
         holds_reference=getattr(config, "trainer_holds_reference", False),

@@ -93,7 +93,8 @@ def test_critics_are_shown_where_they_sit(place, capsys):
     assert "node 0 device 2; node 0 device 3" in line
 
 
-def test_a_critics_model_that_is_not_here_is_noted(place):
+def test_a_critics_model_that_is_not_here_is_noted(place, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     report = inspect(load_config("config.yaml", ["algorithm.type=ppo", "algorithm.critic.model=nobody/nothing"]))
     assert any("the critics' model 'nobody/nothing' is not here yet" in note for note in report.notes)
 

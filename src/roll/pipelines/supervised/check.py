@@ -97,7 +97,11 @@ def _look_at_model(report: Report, config: SupervisedConfig) -> None:
 def _look_at_examples(
     report: Report, config: SupervisedConfig, kind: ExampleKind, loss: str, other: Other, role: Role
 ) -> None:
-    if report.model is None or find_model(config.model.path) is None:
+    if report.model is None:
+        return
+    if find_model(config.model.path) is None:  # without its tokenizer: a full micro-batch is what needs most
+        if not other.paths and config.answering() is None:
+            _estimate_memory(report, config, config.training.max_tokens_per_micro_batch, 1, other, role)
         return
     prepared = prepare(config, kind, score_at_end=role == "reward_model")
     examples, training = prepared.examples, prepared.training

@@ -1,0 +1,80 @@
+"""Sizes of a model whose weights are not on this machine, from its config.json alone.
+
+In a process of its own: the network is built on the meta device, which needs torch, and `roll check` does not load it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from roll.errors import ModelError, UserError
+from roll.models import ModelDescription, describe_config, find_config
+
+__all__ = ["cached_config", "sizes_from_config"]
+
+FETCH_LIMIT_S = 10.0
+"""Seconds for the hub's answer; without a network its client tries again for longer."""
+BUILD_LIMIT_S = 90.0
+"""Seconds for building the network, nearly all of them for importing torch."""
+
+
+def sizes_from_config(name: str) -> ModelDescription:
+    """Return the sizes of a hub model; only its config.json is fetched, where the hub's cache does not have it.
+
+    Raises:
+        ModelError: the file is neither here nor to be had, or describes no model that transformers can build.
+    """
+    from huggingface_hub import constants
+
+    if cached_config(name) is None and constants.HF_HUB_OFFLINE:
+        find_config(name)  # which says what is missing
+    elif cached_config(name) is None:
+        _ask("fetch", name, FETCH_LIMIT_S)
+    return ModelDescription(**_ask("build", name, BUILD_LIMIT_S))
+
+
+def _ask(what: str, name: str, limit_s: float) -> dict[str, Any]:
+    """Return what a process of its own finds out."""
+    command = [sys.executable, "-P", "-m", __name__, what, name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+    except subprocess.TimeoutExpired:
+        raise ModelError(f"the config.json of '{name}' was not to be had within {limit_s:g} s") from None
+    lines = done.stdout.splitlines()
+    if done.returncode != 0 or not lines:
+        last = done.stderr.strip().rpartition("\n")[2]
+        problem = f"exit code {done.returncode}{last and ': '}{last}"
+        raise ModelError(f"the config.json of '{name}' could not be read: {problem}")
+    found = json.loads(lines[-1])
+    if isinstance(found, str):
+        raise ModelError(found)
+    return dict(found)
+
+
+def cached_config(name: str) -> Path | None:
+    """Return the directory of a hub model's config.json, where the hub's cache has it; whatever else it lacks."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _main(what: str, name: str) -> None:
+    try:
+        directory = find_config(name)
+        print(json.dumps(dataclasses.asdict(describe_config(directory, name)) if what == "build" else {}))
+    except UserError as error:
+        print(json.dumps(str(error)))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
