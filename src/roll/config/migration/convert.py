@@ -187,7 +187,11 @@ def _refusal(source: str, problems: Sequence[str], unread: Sequence[Said]) -> st
     if len(unique) > 1:
         lines = [f"{source} has {len(unique)} problems:", *(f"  {line}" for line in unique)]
     if unread:
-        lines += ["Not read, or not converted:", *(_one_line(f"  {said.key}: {said.text}") for said in unread)]
+        advice = "write constants there, or say `--set KEY=VALUE`"
+        lines += [
+            f"Not read, as the script is not run, or not converted ({advice}):",
+            *(_one_line(f"  {said.key}: {said.text}") for said in unread),
+        ]
     return "\n".join(lines)
 
 

@@ -44,8 +44,8 @@ _ORDER = {
 _READ = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class")
 _OTHER_TRAINER = re.compile(r"[A-Z]\w*Trainer")
 _LARGEST = 2**20
-"""Characters of a script."""
-_UNREAD = "without running the script it cannot be read. Write a constant there, or say `--set KEY=VALUE`"
+"""Bytes of a script."""
+_UNREAD = "TRL's default stands in its place"
 
 
 @dataclass(eq=False, slots=True)
@@ -67,11 +67,13 @@ def read_script(path: str | Path) -> Script:
         ConfigError: the file cannot be read, is not Python, or does not train with one trainer that is converted.
     """
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        with Path(path).open("rb") as file:
+            text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
-            raise ConfigError(f"{path} has more than {_LARGEST:,} characters: this is no script for TRL.")
-        tree = ast.parse(text)
-        return _Reader(str(path), tree).read()
+            raise ConfigError(f"{path} has more than {_LARGEST:,} bytes: this is no script for TRL.")
+        tree = ast.parse(text)  # which knows how Python declares an encoding
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     except SyntaxError as error:
@@ -79,6 +81,10 @@ def read_script(path: str | Path) -> Script:
     except ValueError as error:  # not UTF-8, or a NUL
         raise ConfigError(f"{path} is not a Python script: {error}.") from None
     except (RecursionError, MemoryError):
+        raise ConfigError(f"{path} is nested too deeply to be read.") from None
+    try:
+        return _Reader(str(path), tree).read()
+    except RecursionError:
         raise ConfigError(f"{path} is nested too deeply to be read.") from None
 
 
@@ -203,15 +209,18 @@ class _Reader:
     def _drop_changed(self, name: ast.Name) -> None:
         """Leave out what is set on the arguments after they were made: by then TRL has computed others from them."""
         bindings = self._syntax.scopes[name].find(name.id)
+        later = f"it is set after `{name.id}` was made; write it into the call that makes it"
         for node in self._syntax.nodes:
-            if not isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load):
+            if not isinstance(node, ast.Name) or self._syntax.scopes[node].find(node.id) is not bindings:
                 continue
-            owner = node.value
-            if isinstance(owner, ast.Name) and self._syntax.scopes[owner].find(owner.id) is bindings:
-                self._script.given.pop(node.attr, None)
-                self._unread(
-                    node.attr, node, f"it is set after `{name.id}` was made; write it into the call that makes it"
-                )
+            parent = self._syntax.parents[node]
+            if isinstance(parent, ast.Attribute) and not isinstance(parent.ctx, ast.Load):
+                self._script.given.pop(parent.attr, None)
+                self._unread(parent.attr, parent, later)
+            elif isinstance(parent, ast.Attribute) and parent.attr.startswith("set_"):
+                self._unread(f"{name.id}.{parent.attr}", self._syntax.parents[parent], later)
+            elif isinstance(parent, ast.Call) and self._syntax.called(parent) == "setattr":
+                self._unread(f"setattr({name.id}, …)", parent, later)
 
     def _read_config(self, call: ast.Call) -> None:
         for place, node in enumerate(call.args):

@@ -233,6 +233,10 @@ def test_trl_script_arguments_that_are_set_later_are_listed(tmp_path: Path) -> N
     assert unread(found) == {
         "beta": "line 7: it is set after `training_args` was made; write it into the call that makes it"
     }
+    found = script(tmp_path, between="training_args.set_lr_scheduler(); setattr(training_args, 'beta', 1)")
+    assert list(unread(found)) == ["training_args.set_lr_scheduler", "setattr(training_args, …)"]
+    found = script(tmp_path, between="training_args = replace(training_args, beta=1)")
+    assert list(unread(found)) == ["args"] and "beta" not in found.given
 
 
 @pytest.mark.parametrize(
@@ -322,12 +326,14 @@ def test_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> None:
         ("a\0b", "is not a Python script|is not Python"),
         ("(" * 5000 + ")" * 5000, "nested|not Python"),
         ("+".join("1" * 20_000), "nested too deeply"),
-        ("x" * (2**20 + 1), "more than 1,048,576 characters"),
+        ("x" * (2**20 + 1), "more than 1,048,576 bytes"),
     ],
 )
 def test_trl_script_files_that_are_none_are_refused(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_script(written(tmp_path, text))
+    path = written(tmp_path, text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        read_script(path)
+    assert str(caught.value).startswith(str(path)) and str(caught.value).count(str(path)) == 1
     with pytest.raises(ConfigError, match="cannot be read"):
         read_script(tmp_path / "none.py")
 
@@ -375,7 +381,7 @@ def test_trl_script_problems_are_all_listed_with_what_was_not_read(tmp_path: Pat
         "no reward",
         "neither dataset_name nor datasets",
         "--rows",
-        "Not read, or not converted:",
+        "Not read, as the script is not run, or not converted (write constants",
         "model_name_or_path: line 1: `model` is assigned nowhere",
         "learning_rate: line 1: `lr` is assigned nowhere",
     ):
@@ -384,6 +390,17 @@ def test_trl_script_problems_are_all_listed_with_what_was_not_read(tmp_path: Pat
     result = from_trl(path, further={**said, "reward_funcs": "accuracy_reward", "dataset_name": "a/b"})
     assert load_config(result.tree).training.learning_rate == 1e-5
     assert "learning_rate" not in {one.key for one in result.lost}
+
+
+def test_trl_script_may_declare_its_encoding(tmp_path: Path) -> None:
+    path = tmp_path / "train.py"
+    path.write_bytes("# -*- coding: latin-1 -*-\nSFTConfig(run_name='é')".encode("latin-1"))
+    assert read_script(path).given == {"run_name": "é"}
+    path.write_bytes(b"\xef\xbb\xbfSFTConfig(run_name='\xc3\xa9')")
+    assert read_script(path).given == {"run_name": "é"}
+    path.write_bytes(b"SFTConfig(run_name='\xe9')")
+    with pytest.raises(ConfigError, match=r"train\.py"):
+        read_script(path)
 
 
 def test_trl_script_and_trainer_must_agree(tmp_path: Path) -> None:
