@@ -44,7 +44,9 @@ def look_at_places(report: Report, config: RunConfig) -> None:
         report.placement = place(config.cluster, config.roles, per_node)
 
 
-def described(report: Report, path: str, whose: str, *, allow_quantized: bool = False) -> ModelDescription | None:
+def described(
+    report: Report, path: str, whose: str, *, allow_quantized: bool = False, needs_sizes: bool = True
+) -> ModelDescription | None:
     """Return a model's sizes; add a note where the run has to fetch it first.
 
     Of a hub model whose weights are not here the sizes come from its config.json; the note says so, and why there are
@@ -55,6 +57,7 @@ def described(report: Report, path: str, whose: str, *, allow_quantized: bool = 
         path: of the model, as its user named it.
         whose: how messages call it.
         allow_quantized: it is served and not trained.
+        needs_sizes: the report has its sizes; otherwise no config.json is fetched for them.
 
     Raises:
         ModelError: it is here and cannot be used; see `roll.models.directory`.
@@ -72,6 +75,9 @@ def described(report: Report, path: str, whose: str, *, allow_quantized: bool = 
     from roll.preflight.config_sizes import sizes_from_config
 
     note += " train it if it is a run, else it is downloaded first."
+    if not needs_sizes:
+        report.notes.append(note)
+        return None
     try:
         sizes = sizes_from_config(path)
     except ModelError as error:

@@ -63,7 +63,7 @@ def try_a_step(report: Report, config: RunConfig, say: Callable[[str], None] = l
     """Find out what a rank of each stage holds and sends in a step of full micro-batches.
 
     Args:
-        say: told now and then how far it is; a large model takes minutes.
+        say: told every ten seconds how far it is.
 
     Raises:
         ModelError: the model is not on this machine, or cannot be divided so.

@@ -12,11 +12,11 @@ __all__ = ["OLDER", "RENAMED"]
 
 RENAMED: Mapping[str, str] = {
     "evaluation_strategy": "eval_strategy",
-    "max_new_tokens": "max_completion_length",
     "max_seq_length": "max_length",
     "torch_dtype": "dtype",
     "use_liger": "use_liger_kernel",
     "use_liger_loss": "use_liger_kernel",
+    "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
 }
 """Older names of keys, with those of TRL 1.16 that mean the same."""
 

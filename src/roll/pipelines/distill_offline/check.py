@@ -50,7 +50,7 @@ def inspect(config: DistillOfflineConfig) -> Report:
 
 def _look_at_teachers(report: Report, config: DistillOfflineConfig) -> None:
     for teacher in config.teacher:
-        described(report, teacher.model, "the teacher")
+        described(report, teacher.model, "the teacher", needs_sizes=False)
 
 
 def _size_of(paths: Sequence[str]) -> float:

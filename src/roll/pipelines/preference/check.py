@@ -33,4 +33,4 @@ def inspect(config: PreferenceConfig) -> Report:
 
 def _look_at_reference(report: Report, config: PreferenceConfig) -> None:
     if (name := config.preference.reference_model) is not None:
-        described(report, name, "the reference's model")
+        described(report, name, "the reference's model", needs_sizes=False)
