@@ -120,3 +120,13 @@ def test_sizes_from_a_config_that_ends_its_process_are_an_error(
     monkeypatch.setattr("sys.executable", "/bin/false")
     with pytest.raises(ModelError, match="could not be read: exit code 1"):
         sizes_from_config(NAME)
+
+
+@pytest.mark.usefixtures("hub", "in_process")
+def test_check_of_a_hub_model_says_that_engines_of_an_evaluation_are_not_estimated() -> None:
+    answers = {"data": [{"source": "arithmetic", "reward": "math"}], "max_new_tokens": 8}
+    report = checked(NAME, evaluation={"answers": answers})
+    roles = {role.role for role in report.memory}
+    assert "actor_train" in roles and "actor_infer" not in roles
+    assert any("engines for evaluation.answers is not known" in note for note in report.notes)
+    assert report.problems == []

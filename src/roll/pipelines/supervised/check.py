@@ -100,7 +100,7 @@ def _look_at_examples(
     if report.model is None:
         return
     if find_model(config.model.path) is None:  # without its tokenizer: a full micro-batch is what needs most
-        if not other.paths and config.answering() is None:
+        if not other.paths:
             _estimate_memory(report, config, config.training.max_tokens_per_micro_batch, 1, other, role)
         return
     prepared = prepare(config, kind, score_at_end=role == "reward_model")
@@ -184,6 +184,11 @@ def _answering(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
     """The engines of `evaluation.answers`."""
     answering, sizes = config.answering(), report.model
     if answering is None or sizes is None:
+        return []
+    if find_model(config.model.path) is None:
+        report.notes.append(
+            "the memory of the engines for evaluation.answers is not known before the tokenizer is here."
+        )
         return []
     evaluation, count = answering.evaluation, answering.num_engines
     report.engine_kind = resolve_engine_kind(answering.inference.engine)
