@@ -97,6 +97,7 @@ class _Reader:
     def read(self) -> Script:
         calls = [node for node in self._syntax.nodes if isinstance(node, ast.Call)]
         own = dict(self._subclasses())
+        self._list_other_classes()
         trainers = [(call, kind) for call in calls if (kind := self._kind(call, own)) in _TRAINERS]
         configs = [call for call in calls if self._syntax.called(call) in _CONFIGS]
         self._check_number("trainer", [call for call, _ in trainers])
@@ -121,6 +122,16 @@ class _Reader:
                 if name in _TRAINERS and isinstance(node, ast.ClassDef):
                     yield node.name, name
                     self._unread(node.name, node, "a class of the script's own, whose methods are not converted", name)
+
+    def _list_other_classes(self) -> None:
+        """List classes that are called as TRL's are and come from elsewhere: they may have other defaults."""
+        for node in self._syntax.nodes:
+            if isinstance(node, ast.ClassDef) and node.name in (*_CONFIGS, *_TRAINERS):
+                self._unread(node.name, node, "a class of the script's own, which is read as TRL's", node.name)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] != "trl":
+                for one in node.names:
+                    if one.name in (*_CONFIGS, *_TRAINERS):
+                        self._unread(one.name, node, f"imported from `{node.module}`, and read as TRL's", one.name)
 
     def _kind(self, call: ast.Call, own: Mapping[str, str]) -> str:
         name = self._syntax.called(call)

@@ -316,6 +316,19 @@ def test_trl_script_trainers_of_its_own_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("before", "text"),
+    [
+        ("from mine import SFTConfig", "line 1: imported from `mine`, and read as TRL's"),
+        ("class SFTConfig(Base): pass", "line 1: a class of the script's own, which is read as TRL's"),
+        ("from trl.trainer.sft_config import SFTConfig", ""),
+    ],
+)
+def test_trl_script_classes_of_the_same_name_from_elsewhere_are_listed(tmp_path: Path, before: str, text: str) -> None:
+    found = read_script(written(tmp_path, before + "\nSFTConfig(learning_rate=1)"))
+    assert unread(found) == ({"SFTConfig": text} if text else {})
+
+
+@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("x = 1", "calls none of TRL's trainers that are converted: GRPOTrainer, SFTTrainer, DPOTrainer, Reward"),
