@@ -130,8 +130,11 @@ def test_code_in_an_indented_fence_is_the_code(content: str, prefix: str) -> Non
 def test_code_is_found_in_linear_time(piece: str) -> None:
     def seconds(size: int) -> float:
         text = (piece * size)[:size] + ">" * 5000 + "```\n" + "> x\n" * 1000
-        started = time.process_time()
-        extract_code(text, "python", names={"f"}, reads_input=True)
-        return time.process_time() - started
+        taken = []
+        for _ in range(3):  # a collection of garbage takes longer than the text in a process of many tests
+            started = time.process_time()
+            extract_code(text, "python", names={"f"}, reads_input=True)
+            taken.append(time.process_time() - started)
+        return min(taken)
 
     assert seconds(200_000) < 20 * (seconds(20_000) + 0.02)
