@@ -54,7 +54,8 @@ def failing(own: Path) -> list[dict[str, Any]]:
     return [
         {
             "source": "arithmetic",
-            "reward": {"type": "python", "function": f"{own}:fails", "require_finished": False},
+            # a limit that a machine under load keeps, too: a time-out is a reward of 0, not a failure
+            "reward": {"type": "python", "function": f"{own}:fails", "require_finished": False, "time_limit_s": 100},
         }
     ]
 

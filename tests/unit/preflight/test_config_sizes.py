@@ -114,6 +114,7 @@ def test_sizes_from_a_hub_that_does_not_answer_are_given_up(hub: Path, monkeypat
         sizes_from_config("owner/other")
 
 
+@pytest.mark.usefixtures("hub")
 def test_sizes_from_a_config_that_ends_its_process_are_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
