@@ -74,11 +74,12 @@ def cache_width(directory: Path, description: ModelDescription) -> int:
 
 
 def _fetch_config(name: str) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        return Path(hf_hub_download(name, "config.json")).parent
+        cached = try_to_load_from_cache(name, "config.json")  # asks no network, which may take half a minute to fail
+        return Path(cached if isinstance(cached, str) else hf_hub_download(name, "config.json")).parent
     except (HFValidationError, OSError, ValueError) as error:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
