@@ -53,9 +53,10 @@ def assert_same(run: Path, replayed: Path, first: int = 1) -> None:
     one, other = (load_file(newest(path) / "model" / "model.safetensors") for path in (run, replayed))
     assert one.keys() == other.keys() and all(one[name].equal(other[name]) for name in one)
     assert (newest(run) / "ledger.jsonl").read_text() == (newest(replayed) / "ledger.jsonl").read_text()
-    evaluated = ("scores", "evaluated_at", "best_step")  # nobody answers in a replay
+    evaluated = ("scores", "evaluated_at", "best_step", "unchanging")  # nobody answers held-out rows in a replay
     one, other = (json.loads((newest(path) / "state.json").read_text()) for path in (run, replayed))
     assert {**one, **dict.fromkeys(evaluated)} == {**other, **dict.fromkeys(evaluated)}
+    assert {k: v for k, v in one["unchanging"].items() if not k.startswith("the held-out rows")} == other["unchanging"]
 
 
 KINDS: dict[str, dict[str, Any]] = {

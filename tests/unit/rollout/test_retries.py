@@ -49,7 +49,7 @@ def attempts(num_failures: int, asked_at: list[float], life: LifeCycle, max_atte
         return RewardResult(value=1.0)
 
     proxy: Any = AtOnce()
-    renderer: Any = SimpleNamespace(decode=lambda ids: "")
+    renderer: Any = SimpleNamespace(decode=lambda ids: "", final_text=lambda ids, prompt: "")
     return Attempts(proxy, {"d": reward}, renderer, life, seed=0, max_attempts=max_attempts, retry_wait_s=1.0)
 
 

@@ -94,6 +94,7 @@ class Attack:
 async def _attack(way: str, seed: int, *, users: int, turns: int, kills: int, kill_spawner: bool) -> Attack:
     if reason := missing("bubblewrap"):
         pytest.skip(reason)
+    others = set(psutil.Process().children(recursive=True))  # of earlier tests, a database among them
     manager = SandboxManager(BubblewrapRuntime(zygote=way == "zygote"), spec=SPEC, warm=1)
     await manager.start()
     attack = Attack(manager, seed)
@@ -115,7 +116,7 @@ async def _attack(way: str, seed: int, *, users: int, turns: int, kills: int, ki
             break
         await asyncio.sleep(0.02)
     assert left == [], left
-    assert psutil.wait_procs(psutil.Process().children(recursive=True), timeout=10)[1] == []
+    assert psutil.wait_procs(set(psutil.Process().children(recursive=True)) - others, timeout=10)[1] == []
     return attack
 
 
