@@ -113,7 +113,7 @@ class MessagesRequest(CountRequest):
 
 async def answer_messages(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
-    request = wire.checked(MessagesRequest, raw)
+    request = wire.checked(MessagesRequest, raw, session.notes)
     if request.messages[-1].role == "assistant":
         message = "the last message is the assistant's: an answer that was begun cannot be continued here."
         raise Refusal(400, "invalid_value", message, field="messages")
@@ -157,7 +157,7 @@ def _conversation(request: CountRequest, notes: Notes) -> Conversation:
         tools=[offer.function for offer in functions if not offer.deferred],
         deferred_tools=[offer.function for offer in functions if offer.deferred],
         demands=[
-            *wire.demanded_call(choice.model_dump() if choice.type == "tool" else choice.type),
+            *wire.demanded_call(choice.model_dump() if choice.type == "tool" else choice.type, notes),
             *wire.demanded_format("output_config", request.output_config),
         ],
     )

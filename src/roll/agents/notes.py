@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from roll.tracking.visible import printable
+
 __all__ = ["Notes"]
 
 logger = logging.getLogger(__name__)
@@ -25,6 +27,11 @@ class Notes:
             kind: identifies what was left out, such as `tool web_search`.
             text: what was left out, and what to do about it.
         """
-        if kind not in self._kinds and len(self._kinds) < MOST_NOTES:
-            self._kinds.add(kind)
-            logger.warning("%s", text)
+        if kind in self._kinds or len(self._kinds) >= MOST_NOTES:
+            return
+        self._kinds.add(kind)
+        logger.warning("%s", printable(text).replace("\n", " "))
+        if len(self._kinds) == MOST_NOTES:
+            logger.warning(
+                "agents send more that is not served than %d notes can say: the rest is not noted", MOST_NOTES
+            )

@@ -98,12 +98,12 @@ def served(offers: Sequence[Offer], left_out: Sequence[str], notes: Notes) -> li
     advice = "switch it off in the agent's settings, or give the agent a function that does the same"
     if names and not offers:
         listed = ", ".join(sorted(set(names))[:8])
-        message = f"tools: {listed} cannot be served, since the vendor's own servers run it: {advice}."
+        message = f"tools: {listed} cannot be served, since only the vendor's own models or servers know it: {advice}."
         raise Refusal(400, "unsupported_parameter", message, field="tools")
     for name in names:
         notes.add(
             f"tool {name}",
-            f"agents offer the tool '{name}', which the vendor's own servers run: the policy is not told of it "
-            f"({advice}).",
+            f"agents offer the tool '{name}', which only the vendor's own models or servers know: the policy is not "
+            f"told of it ({advice}).",
         )
     return _named_apart(offers)

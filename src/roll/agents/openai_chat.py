@@ -116,7 +116,7 @@ class ChatRequest(wire.Choosing):
 
 async def chat(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
-    request = wire.checked(ChatRequest, raw)
+    request = wire.checked(ChatRequest, raw, session.notes)
     offers = _offers(request, session.notes)
     answers = await converse(
         session,
@@ -208,9 +208,9 @@ def _conversation(request: ChatRequest, offers: Sequence[Offer], notes: Notes) -
     choice = request.tool_choice
     return Conversation(
         messages=[_message(message, notes) for message in request.messages],
-        tools=[] if choice == "none" else [offer.function for offer in offers],
+        tools=[] if wire.chosen_kind(choice) == "none" else [offer.function for offer in offers],
         demands=[
-            *wire.demanded_call(choice),
+            *wire.demanded_call(choice, notes),
             *wire.demanded_format("response_format", wire.Form(format=request.response_format)),
         ],
     )

@@ -31,7 +31,7 @@ class CompletionRequest(wire.Choosing):
 
 async def complete(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
-    request = wire.checked(CompletionRequest, raw)
+    request = wire.checked(CompletionRequest, raw, session.notes)
     for name in ("echo", "suffix"):
         if getattr(request, name):
             raise Refusal(400, "unsupported_parameter", f"{name} is not supported here: leave it out.", field=name)

@@ -13,6 +13,7 @@ from pydantic import Field
 from roll.agents import wire
 from roll.agents.answering import Part, Piece, Reply, assistant, blocks, converse, streamed, usage
 from roll.agents.contexts import Conversation
+from roll.agents.notes import Notes
 from roll.agents.offers import Offer, as_text
 from roll.agents.refusals import Refusal
 from roll.agents.response_items import Item, Tools, messages_of, offers_of
@@ -39,15 +40,16 @@ class ResponsesRequest(wire.Asking):
     tools: Tools | None = None
     tool_choice: wire.Choice | None = None
     text: wire.Form | None = None
+    conversation: Any = None
+    prompt: Any = None
 
 
 async def respond(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
-    request = wire.checked(ResponsesRequest, raw)
+    request = wire.checked(ResponsesRequest, raw, session.notes)
     said, offers = _read(session, request)
-    [answer] = answers = await converse(
-        session, _conversation(request, said, offers), max_tokens=request.max_output_tokens
-    )
+    conversation = _conversation(request, said, offers, session.notes)
+    [answer] = answers = await converse(session, conversation, max_tokens=request.max_output_tokens)
     response_id = f"resp_{secrets.token_hex(12)}"
     session.answers[response_id] = (*said, assistant(answer))
     body = _response(response_id, request, answer, {offer.name: offer for offer in offers})
@@ -56,24 +58,30 @@ async def respond(session: Session, raw: bytes) -> Reply:
 
 async def count_input(session: Session, raw: bytes) -> Reply:
     """Count the tokens that the model would be given; nothing is asked of it."""
-    request = wire.checked(ResponsesRequest, raw)
-    num_tokens = session.contexts.count(_conversation(request, *_read(session, request)))
+    request = wire.checked(ResponsesRequest, raw, session.notes)
+    num_tokens = session.contexts.count(_conversation(request, *_read(session, request), session.notes))
     return Reply({"object": "response.input_tokens", "input_tokens": num_tokens})
 
 
 def _read(session: Session, request: ResponsesRequest) -> tuple[list[Message], list[Offer]]:
+    for field in ("conversation", "prompt"):
+        if getattr(request, field):
+            message = f"{field} names what the vendor keeps: have the agent send it in input, or previous_response_id."
+            raise Refusal(400, "unsupported_parameter", message, field=field)
     said = [*_before(session, request.previous_response_id), *messages_of(request.input, session.notes)]
     if not said:
         raise Refusal(400, "invalid_value", "input has no message: send one.", field="input")
     return said, offers_of(request.tools or (), request.input, session.notes)
 
 
-def _conversation(request: ResponsesRequest, said: Sequence[Message], offers: Sequence[Offer]) -> Conversation:
+def _conversation(
+    request: ResponsesRequest, said: Sequence[Message], offers: Sequence[Offer], notes: Notes
+) -> Conversation:
     choice = request.tool_choice
     return Conversation(
         messages=[*([wire.chat_message("system", request.instructions)] if request.instructions else []), *said],
-        tools=[] if choice == "none" else [offer.function for offer in offers],
-        demands=[*wire.demanded_call(choice), *wire.demanded_format("text", request.text)],
+        tools=[] if wire.chosen_kind(choice) == "none" else [offer.function for offer in offers],
+        demands=[*wire.demanded_call(choice, notes), *wire.demanded_format("text", request.text)],
     )
 
 

@@ -33,9 +33,9 @@ _MEDIA = {
 
 
 def type_of(value: Any, default: str = "") -> str:
-    """Return the `type` of a tagged object; empty for one whose type is not a text."""
-    found = value.get("type", default) if isinstance(value, Mapping) else getattr(value, "type", default)
-    return found if isinstance(found, str) else ""
+    """Return the `type` of a tagged object: `default` where it has none, empty where that is not a text."""
+    found = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    return default if found is None else found if isinstance(found, str) else ""
 
 
 class Foreign(Body):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, model_validator
 from pydantic_core import from_json, to_json
 
+from roll.agents.notes import Notes
 from roll.agents.refusals import Refusal
 from roll.types import Message
 
@@ -18,10 +20,62 @@ Choice = Literal["auto", "none", "required"] | dict[str, Any]
 """Of tools."""
 
 
+MOST_OBJECTS = 65_536
+"""In one body: to read so many takes a third of a second, in which no other agent is answered."""
+_WITHOUT_EFFECT = """
+metadata user store service_tier include prompt_cache_key prompt_cache_retention safety_identifier client_metadata
+cache_control diagnostics id status phase caller eager_input_streaming include_obfuscation annotations citations
+signature logprobs is_error encrypted_content provider_specific_fields
+thinking thinking_blocks reasoning reasoning_content reasoning_details reasoning_effort effort verbosity
+"""
+WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())
+"""Fields that change nothing in what the policy is given, or ask for more or less reasoning: its own affair."""
+
+
+class _Reading:
+    """One body as it is read."""
+
+    def __init__(self, notes: Notes | None) -> None:
+        self._notes, self._num_objects = notes, 0
+
+    def see(self, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
+        """Count an object, and note which of its fields are not known.
+
+        Raises:
+            Refusal: there are too many.
+        """
+        self._num_objects += 1
+        if self._num_objects > MOST_OBJECTS:
+            raise Refusal(413, "request_too_large", f"a body has at most {MOST_OBJECTS} messages, parts and tools.")
+        if self._notes is None or fields.keys() <= known.keys():
+            return
+        for name in fields.keys() - known.keys() - WITHOUT_EFFECT:
+            if _asks(name, fields[name]):
+                said = f"agents send the field '{name[:64]}', which is not served here: it has no effect."
+                self._notes.add(f"field {name[:64]}", said)
+
+
+def _asks(name: str, value: Any) -> bool:
+    """Whether a field asks for anything: most are off where they are false or empty."""
+    return value is False if name == "parallel_tool_calls" else value not in (None, False, "", [], {})
+
+
 class Body(BaseModel):
-    """What a vendor's interface sends; what has no meaning here is ignored, as programs send much of it."""
+    """What a vendor's interface sends. A null is no field; a field that is not known is left out with a note."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sent(cls, value: Any, info: ValidationInfo) -> Any:
+        if not isinstance(value, dict):
+            return value
+        if info.context is not None:
+            known = value if cls.model_config.get("extra") == "allow" else cls.__pydantic_fields__
+            info.context.see(value, known)
+        if None in value.values():
+            return {name: field for name, field in value.items() if field is not None}
+        return value
 
 
 class Asking(Body):
@@ -70,21 +124,40 @@ class Form(Body):
 B = TypeVar("B", bound=BaseModel)
 
 
-def checked(model: type[B], raw: bytes) -> B:
+def checked(model: type[B], raw: bytes, notes: Notes | None = None) -> B:
     """The body of a request.
+
+    Args:
+        model: of the body.
+        raw: as it was sent.
+        notes: receives the fields that are not served.
 
     Raises:
         Refusal: names the field that is wrong.
     """
     try:
-        return model.model_validate_json(raw)
+        return model.model_validate_json(raw, context=_Reading(notes))
     except ValidationError as error:
+        if error.errors()[0]["type"] == "json_invalid" and (repaired := _repaired(raw)) != raw:
+            return checked(model, repaired, notes)
         found = max(error.errors(include_url=False, include_context=False), key=lambda entry: len(entry["loc"]))
         place = _place(found["loc"])
         message = f"{place}: {found['msg']}" if place else found["msg"]
         raise Refusal(400, "invalid_value", f"{message[:400]}.", field=place) from error
     except RecursionError as error:
         raise Refusal(400, "invalid_value", "the body is nested too deeply.") from error
+
+
+_HALF_CHARACTER = re.compile(
+    rb"""(\\\\ | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2}) | \\u[dD][89a-fA-F][0-9a-fA-F]{2}""",
+    re.VERBOSE,
+)
+"""Half of a character that JSON writes as two (or, in the group, what must be left as it is)."""
+
+
+def _repaired(raw: bytes) -> bytes:
+    """Replace halves of characters, which agents make where they cut a text that a tool printed."""
+    return _HALF_CHARACTER.sub(lambda found: found[1] or rb"\ufffd", raw)
 
 
 def _place(loc: Sequence[int | str]) -> str:
@@ -133,23 +206,43 @@ def function_tool(name: str, description: str | None, parameters: Mapping[str, A
 # ---- what an answer is to be like: the field, and what the model is told
 
 
-def demanded_call(choice: str | Mapping[str, Any] | None) -> list[tuple[str, str]]:
-    """That tools are called, where a request leaves the model no choice: a mapping names one, in some depth."""
+def chosen_kind(choice: str | Mapping[str, Any] | None) -> str:
+    """Return `auto`, `none`, `required` or another kind of choice of tools, in whichever form it was sent."""
+    if not isinstance(choice, Mapping):
+        return choice or "auto"
+    kind = choice.get("type")
+    if kind == "allowed_tools":
+        nested = choice.get("allowed_tools")
+        kind = (nested if isinstance(nested, Mapping) else choice).get("mode")
+    return kind if isinstance(kind, str) else "auto"
+
+
+def demanded_call(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[tuple[str, str]]:
+    """That tools are called, where a request leaves the model no choice: a mapping may name one, in some depth."""
+    kind = chosen_kind(choice)
+    if kind in ("auto", "none"):
+        return []
+    if kind not in ("required", "any", "function", "tool", "custom"):
+        said = (
+            f"agents demand with tool_choice a call of the vendor's tool '{kind[:64]}': the policy is not told of it."
+        )
+        notes.add(f"choice {kind[:64]}", said)
+        return []
     if isinstance(choice, Mapping):
-        function = choice.get("function")
-        name = (function if isinstance(function, Mapping) else choice).get("name")
+        nested = choice.get(kind)
+        name = (nested if isinstance(nested, Mapping) else choice).get("name")
         if isinstance(name, str) and name:
             return [("tool_choice", f"Answer with a call of the function {name[:256]}.")]
-    elif choice in (None, "auto", "none"):
-        return []
     return [("tool_choice", "Answer with a call of one of the functions.")]
 
 
 def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
     """That the answer is JSON, perhaps of a schema, which OpenAI's older interface has one level deeper."""
     given = form.format if form is not None and form.format is not None else {}
-    if given.get("type") not in ("json_object", "json_schema"):
+    if given.get("type", "text") == "text":
         return []
+    if given["type"] not in ("json_object", "json_schema"):
+        return [(field, f"Answer in this format: {to_json(given, inf_nan_mode='null').decode()}")]
     nested = given.get("json_schema")
     schema = (nested if isinstance(nested, dict) else given).get("schema")
     words = f" It has this schema: {to_json(schema, inf_nan_mode='null').decode()}" if isinstance(schema, dict) else ""

@@ -295,9 +295,9 @@ raise SystemExit("API error")
             await rollout_by(loop, Speaker(renderer, []))
     assert str(raised.value) == (
         "the agent failed: the endpoint refused /v1/chat/completions: 400 messages: List should have at least 1 item "
-        "after validation, not 0; /v1/responses: 400 tools: mcp cannot be served, since the vendor's own servers run "
-        "it: switch it off in the agent's settings, or give the agent a function that does the same. The agent: exit "
-        "code 1: API error"
+        "after validation, not 0; /v1/responses: 400 tools: mcp cannot be served, since only the vendor's own models "
+        "or servers know it: switch it off in the agent's settings, or give the agent a function that does the same. "
+        "The agent: exit code 1: API error"
     )
     assert raised.value.__cause__ is None  # it is printed once
 

@@ -341,3 +341,166 @@ async def test_the_models_list_says_how_long_a_context_is(tiny_model: Path) -> N
             assert response.status == 200
     [model] = said["data"]
     assert (said["first_id"], said["last_id"], model["max_model_len"]) == ("policy", "policy", 16384)
+
+
+# ---- fields that are not served, and odd values of those that are
+
+ASK = [{"role": "user", "content": "a"}]
+LOOK = {"type": "function", "function": {"name": "look"}}
+SERVED: dict[str, dict[str, Any]] = {
+    "/chat/completions": {"messages": ASK},
+    "/completions": {"prompt": "a"},
+    "/responses": {"input": "a"},
+    "/messages": {"messages": ASK, "max_tokens": 9},
+}
+
+
+@pytest.mark.parametrize("path", sorted(SERVED))
+async def test_fields_that_are_not_known_are_left_out_with_one_note_each(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    deep: Any = 1
+    for _ in range(150):
+        deep = {"a": deep}
+    odd = {"seed": 5, "zzz": deep, "x\n\x1b[2J": "text", "parallel_tool_calls": False}
+    off = {"background": False, "plugins": [], "options": {}, "modalities": None, "mask": ""}
+    with caplog.at_level(logging.WARNING):
+        async with world(tiny_model, "b", "c") as here:
+            for _ in range(2):
+                body = {**SERVED[path], **odd, **off, "metadata": {"user_id": "u"}, "store": True}
+                await here.post(path, **body)
+    assert sorted(record.message for record in caplog.records) == [
+        f"agents send the field '{name}', which is not served here: it has no effect."
+        for name in ("parallel_tool_calls", "seed", "x \\x1b[2J", "zzz")
+    ]
+
+
+async def test_fields_inside_of_messages_and_tools_are_noted_as_well(
+    tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    told = [{"role": "assistant", "content": "b", "function_call": {"name": "look", "arguments": "{}"}}]
+    with caplog.at_level(logging.WARNING):
+        async with world(tiny_model, "c") as here:
+            tools = [{"type": "function", "function": {"name": "look", "strict": True}, "cache_control": {}}]
+            await here.post("/chat/completions", messages=[*ASK, *told, *ASK], tools=tools)
+    assert sorted(record.message.split("'")[1] for record in caplog.records) == ["function_call", "strict"]
+
+
+async def test_notes_end_with_one_that_says_so(caplog: pytest.LogCaptureFixture, tiny_model: Path) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with world(tiny_model, "b", "c") as here:
+            for _ in range(2):
+                await here.post("/responses", input="a", **{f"field_{number}": 1 for number in range(99)})
+    assert len(caplog.records) == 65 and "the rest is not noted" in caplog.records[-1].message
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/chat/completions", {"messages": ASK, "stream": True, "stream_options": {"include_usage": None}}),
+        ("/chat/completions", {"messages": ASK, "tools": [{**LOOK, "type": None}], "stop": None, "n": None}),
+        ("/chat/completions", {"messages": [{"role": "user", "content": [{"type": None, "text": None}]}]}),
+        (
+            "/chat/completions",
+            {
+                "messages": [
+                    *ASK,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{"id": None, "type": None, "function": {"name": "look", "arguments": None}}],
+                    },
+                    *ASK,
+                ]
+            },
+        ),
+        (
+            "/messages",
+            {
+                "max_tokens": 9,
+                "messages": [
+                    {"role": "assistant", "content": [{"type": "tool_use", "id": None, "name": "look", "input": None}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": None, "content": None}]},
+                ],
+            },
+        ),
+        ("/responses", {"input": [{"type": None, "role": "user", "content": "a"}], "text": {"format": None}}),
+        ("/responses", {"input": [{"type": "function_call", "call_id": None, "name": "look", "arguments": None}]}),
+        ("/responses", {"input": [{"type": "custom_tool_call", "name": "look", "input": None}]}),
+        ("/responses", {"input": "a", "tools": [{"type": "namespace", "name": "x", "tools": None}]}),
+    ],
+)
+async def test_optional_fields_that_are_null_are_as_if_they_were_absent(
+    tiny_model: Path, path: str, body: dict[str, Any]
+) -> None:
+    async with world(tiny_model, "b") as here:
+        await here.post(path, **body)
+
+
+@pytest.mark.parametrize(
+    ("path", "choice", "words"),
+    [
+        ("/chat/completions", {"type": "auto"}, None),
+        ("/chat/completions", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [LOOK]}}, None),
+        ("/chat/completions", {"type": "allowed_tools", "allowed_tools": {"mode": "required"}}, "one of the functions"),
+        ("/chat/completions", {"type": "custom", "custom": {"name": "look"}}, "the function look"),
+        ("/responses", {"type": "allowed_tools", "mode": "auto", "tools": []}, None),
+        ("/responses", {"type": "allowed_tools", "mode": "required", "tools": []}, "one of the functions"),
+        ("/responses", {"type": "function", "name": "look"}, "the function look"),
+        ("/responses", {"type": "web_search"}, None),
+    ],
+)
+async def test_choices_of_tools_demand_a_call_only_where_they_do(
+    tiny_model: Path, path: str, choice: dict[str, Any], words: str | None
+) -> None:
+    look = LOOK if path == "/chat/completions" else {"type": "function", "name": "look"}
+    async with world(tiny_model, "b", "c") as here:
+        here.session.tells_demands = True
+        await here.post(path, **SERVED[path], tools=[look], tool_choice=choice)
+        assert ("Answer with a call" in here.seen()) is (words is not None)
+        assert words is None or f"Answer with a call of {words}." in here.seen()
+        assert '"look"' in here.seen()
+        await here.post(path, **SERVED[path], tools=[look], tool_choice={"type": "none"})
+        assert "Answer with a call" not in here.seen() and '"look"' not in here.seen()
+
+
+async def test_a_choice_of_the_vendors_tool_is_noted(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        async with world(tiny_model, "b") as here:
+            await here.post("/responses", input="a", tool_choice={"type": "web_search"})
+    assert ["'web_search'" in record.message for record in caplog.records] == [True]
+
+
+async def test_other_formats_of_an_answer_are_told_in_words(tiny_model: Path) -> None:
+    async with world(tiny_model, "b", "c") as here:
+        here.session.tells_demands = True
+        await here.post("/responses", input="a", text={"format": {"type": "grammar", "definition": "x"}})
+        assert 'Answer in this format: {"type":"grammar","definition":"x"}' in here.seen()
+        await here.post("/chat/completions", messages=ASK, response_format={"type": "text"})
+        assert "format" not in here.seen()
+
+
+@pytest.mark.parametrize("field", ["conversation", "prompt"])
+async def test_what_the_vendor_keeps_is_refused_with_what_to_send(tiny_model: Path, field: str) -> None:
+    async with world(tiny_model) as here:
+        status, said = await here.try_post("/responses", input="a", **{field: {"id": "x"}})
+        assert status == 400 and said["error"]["param"] == field and "send it in input" in said["error"]["message"]
+
+
+async def test_halves_of_characters_are_replaced(tiny_model: Path) -> None:
+    """Agents written in JavaScript cut what a tool printed in the middle of a character."""
+    content = r"cut \ud83d\u0021 \\ud83d \ud83d\ude00 \udcff."
+    body = f'{{"model": "m", "messages": [{{"role": "user", "content": "{content}"}}]}}'
+    async with world(tiny_model, "b") as here:
+        headers = {"x-api-key": here.session.key}
+        async with here.http.post(
+            f"{here.server.base_url}/chat/completions", data=body.encode(), headers=headers
+        ) as response:
+            assert response.status == 200, await response.text()
+        assert "cut \ufffd! \\ud83d \U0001f600 \ufffd." in here.seen()
+
+
+async def test_a_body_of_very_many_objects_is_refused_before_all_are_read(tiny_model: Path) -> None:
+    async with world(tiny_model) as here:
+        messages = [{"role": "user", "content": [{}] * 70_000}]
+        status, said = await here.try_post("/chat/completions", messages=messages)
+        assert status == 413 and "65536 messages, parts and tools" in said["error"]["message"]
