@@ -85,7 +85,7 @@ async def converse(
     offered = [*conversation.tools, *conversation.deferred_tools]
     answers = await session.ask(context, n=n, max_tokens=max_tokens, stop=stop, tools=offered)
     for answer in answers:
-        contexts.remember(conversation, assistant(answer), context, answer.call.token_ids)
+        contexts.remember(conversation, assistant(answer), context, answer.call.token_ids, answer.stopped_by)
     return answers
 
 

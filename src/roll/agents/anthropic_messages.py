@@ -115,7 +115,7 @@ async def answer_messages(session: Session, raw: bytes) -> Reply:
     """Answer a request."""
     request = wire.checked(MessagesRequest, raw, session.notes)
     if request.messages[-1].role == "assistant":
-        message = "the last message is the assistant's: an answer that was begun cannot be continued here."
+        message = "the last message is the assistant's: an answer cannot be continued here, so end with a user's."
         raise Refusal(400, "invalid_value", message, field="messages")
     conversation = _conversation(request, session.notes)
     [answer] = answers = await converse(

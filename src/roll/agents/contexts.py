@@ -4,6 +4,7 @@
          └────── none ──────────────────────────────────────────────────────► a fresh rendering
 
 An answer is known again by all messages before it, the tools, its text (spaces around it aside) and its calls of tools.
+One that ended with a stop text may be the beginning of a message, to which the agent has added something.
 So an agent that sends its history back unchanged has a context that extends the engine's tokens exactly. One that
 changes it gets what the template makes of the changed history.
 """
@@ -60,19 +61,25 @@ class Conversation:
     """Fields that say what the answer is to be like, with what the model is told of them. A history has none of it."""
 
     @cached_property
-    def _hashed(self) -> tuple[dict[int, bytes], xxhash.xxh3_128]:
+    def _hashed(self) -> tuple[dict[int, tuple[bytes, bytes]], xxhash.xxh3_128]:
         state = xxhash.xxh3_128(to_json(self.tools) if self.tools else b"")
-        answers: dict[int, bytes] = {}
+        answers: dict[int, tuple[bytes, bytes]] = {}
         for place, message in enumerate(self.messages):
+            before = state.digest() if message["role"] == "assistant" else b""
             state.update(_spelt(message))
-            if message["role"] == "assistant":
-                answers[place] = state.digest()
+            if before:
+                answers[place] = (before, state.digest())
         return answers, state
 
     @property
-    def answers(self) -> dict[int, bytes]:
-        """The places of earlier answers, each with a digest of the tools and all messages up to it."""
+    def answers(self) -> dict[int, tuple[bytes, bytes]]:
+        """The places of earlier answers, each with digests of the tools and all messages before it, and up to it."""
         return self._hashed[0]
+
+    @property
+    def digest(self) -> bytes:
+        """Of the tools and all messages."""
+        return self._hashed[1].digest()
 
     def digest_with(self, answer: Message) -> bytes:
         """Of the tools and all messages, and an answer to them."""
@@ -100,6 +107,8 @@ class Contexts:
         self._plain = tool_format in ("plain", "none")
         self._max_bytes = BYTES_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}
+        self._stopped: dict[bytes, dict[str, _Known]] = {}
+        """Answers that a stop text ended, with it, by the digest of what is before them."""
         self._calls: dict[str, Mapping[str, Any]] = {}
         """Calls of tools in the answers, as they were given, by their ids."""
         self._texts: dict[str, IntArray] = {}
@@ -114,13 +123,21 @@ class Contexts:
         conversation = self._restored(conversation)
         messages = [self._harmless(message) for message in _with_demands(conversation)]
         try:
-            for place, digest in reversed(conversation.answers.items()):
-                known = self._answers.get(digest) if place + 1 < len(messages) else None
-                if known is not None:
-                    answer, *following = self._said(messages[place:], ())
-                    ended = self._is_end(known.token_ids[-1:])
-                    tail = self._after(answer, following, ended, self._tools(conversation))
-                    return np.concatenate([known.context, known.token_ids, tail]).astype(np.int32, copy=False)
+            for place, (before, digest) in reversed(conversation.answers.items()):
+                if place + 1 == len(messages):
+                    continue
+                known, added = self._known(messages[place], before, digest)
+                if known is None:
+                    continue
+                answer, *following = self._said(messages[place:], ())
+                ended = self._is_end(known.token_ids[-1:])
+                try:
+                    tail = self._after(answer, following, ended, self._tools(conversation), added)
+                except DataError:
+                    if added:
+                        continue
+                    raise
+                return np.concatenate([known.context, known.token_ids, tail]).astype(np.int32, copy=False)
             said = self._said(messages, conversation.tools)
             return self._renderer.tokens(fitted_text(self._renderer, said, self._tools(conversation)))
         except DataError as error:
@@ -151,11 +168,31 @@ class Contexts:
             raise Refusal(400, "invalid_request", "the prompt is empty: send some text.", field="prompt")
         return ids
 
-    def remember(self, conversation: Conversation, answer: Message, context: IntArray, token_ids: IntArray) -> None:
-        """An answer was given to a conversation."""
-        self._answers[self._restored(conversation).digest_with(answer)] = _Known(context, token_ids)
+    def remember(
+        self,
+        conversation: Conversation,
+        answer: Message,
+        context: IntArray,
+        token_ids: IntArray,
+        stopped_by: str | None = None,
+    ) -> None:
+        """An answer was given to a conversation; a stop text may have ended it."""
+        restored, known = self._restored(conversation), _Known(context, token_ids)
+        self._answers[restored.digest_with(answer)] = known
+        if stopped_by is not None and not _calls(answer):
+            said = (answer["content"] + stopped_by).lstrip()
+            self._stopped.setdefault(restored.digest, {})[said] = known
         for call in _calls(answer):
             self._calls[call["id"]] = call
+
+    def _known(self, message: Message, before: bytes, digest: bytes) -> tuple[_Known | None, str]:
+        """Return the answer that a message is or begins with, and what the agent added to it."""
+        known = self._answers.get(digest)
+        if known is not None or _calls(message) or before not in self._stopped:
+            return known, ""
+        text = message["content"].lstrip()
+        begun = max((said for said in self._stopped[before] if text.startswith(said)), key=len, default=None)
+        return (None, "") if begun is None else (self._stopped[before][begun], text[len(begun) :])
 
     def _restored(self, conversation: Conversation) -> Conversation:
         """The conversation with calls of tools as they were given.
@@ -191,7 +228,9 @@ class Contexts:
         if text:
             self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
 
-    def _after(self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any]) -> IntArray:
+    def _after(
+        self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any], added: str = ""
+    ) -> IntArray:
         """Ids from an answer's last token to where the next answer begins.
 
         Args:
@@ -199,21 +238,22 @@ class Contexts:
             following: what came after it.
             ended: whether a token that ends answers ended it; otherwise that is among what comes.
             tools: for the template.
+            added: by the agent, to the answer.
 
         Raises:
             DataError: the template refuses the conversation, or nothing in it ends an answer.
         """
         renderer = self._renderer
         if not renderer.has_template:
-            return renderer.piece("\n\n".join(["", *(message["content"] for message in following), ""]))
+            return renderer.piece("\n\n".join([added, *(message["content"] for message in following), ""]))
         question: Message = {"role": "user", "content": "a"}
-        text = fitted_text(renderer, [question, _marked(answer), *following], tools)
+        text = fitted_text(renderer, [question, _marked(answer, added), *following], tools)
         begin = text.rfind(_MARK)
         places = [(place, end) for end in self._spelt_ends if (place := text.find(end, begin)) >= 0]
         if begin < 0 or not places:
             raise DataError("the model's chat template does not say where an answer ends once a conversation goes on.")
         place, end = min(places)
-        return renderer.piece(text[place + len(end) * ended :])
+        return renderer.piece(text[begin + len(_MARK) if added else place + len(end) * ended :])
 
     def _is_end(self, last: IntArray) -> bool:
         return bool(len(last)) and int(last[0]) in self._ends
@@ -249,9 +289,9 @@ def _calls(message: Message) -> Sequence[Any]:
     return calls or ()
 
 
-def _marked(answer: Message) -> Message:
+def _marked(answer: Message, added: str) -> Message:
     """The answer, marked near its end: in its text, and in the last of its calls, as some templates drop the text."""
-    full: dict[str, Any] = {**answer, "content": _MARK}
+    full: dict[str, Any] = {**answer, "content": _MARK + added}
     if full.get("tool_calls"):
         *before, last = full["tool_calls"]
         full["tool_calls"] = [*before, {**last, "function": {**last["function"], "name": _MARK}}]

@@ -82,6 +82,7 @@ class CallItem(wire.Body):
     name: wire.Name
     arguments: str = "{}"
     input: str = ""
+    namespace: Any = None
 
 
 class OutputItem(wire.Body):
@@ -96,6 +97,7 @@ class ToolsItem(wire.Body):
     """Further tools."""
 
     type: Literal["additional_tools"]
+    role: Any = None
     tools: Tools = Field(default_factory=list)
 
 

@@ -278,7 +278,8 @@ class Session:
         if self.failed.done():
             raise Refusal(503, "engine_failure", "this session has failed: it will be tried again from its beginning.")
         if n > limits.choices:
-            raise Refusal(400, "invalid_value", f"n is {n}, at most {limits.choices} are given here.", field="n")
+            message = f"n is {n}, but at most {limits.choices} answers are given (rollout.agent.limits.choices)."
+            raise Refusal(400, "invalid_value", message, field="n")
         if len(self._running) + n > limits.parallel:
             message = f"{len(self._running)} requests of this session run; {limits.parallel} may at once."
             raise Refusal(429, "rate_limit_exceeded", message, retry_after_s=1)

@@ -224,6 +224,42 @@ async def test_tokens_that_no_text_has_stay_as_the_engine_made_them(tiny_model: 
     assert second.token_ids.tolist()[: len(whole)] == whole and half in whole
 
 
+@pytest.mark.parametrize("name", sorted(ALL))
+async def test_an_answer_that_a_stop_text_ended_keeps_its_tokens_where_the_agent_adds_to_it(
+    tiny_model: Path, name: str
+) -> None:
+    """Agents of text (ReAct, smolagents' CodeAgent) write what they did behind the stop text, in the same message."""
+    renderer, end = renderer_of(tiny_model, ALL[name])
+    half = int(renderer.piece("é")[0])
+
+    class Halves(Speaker):
+        async def generate(self, request: Any) -> Any:
+            generation = await super().generate(request)
+            generation.token_ids[0] = half
+            return generation
+
+    says = ["x Act</code> more", "y Act</code>", "z"]
+    async with opened(Halves(renderer, says, end)) as (server, session), aiohttp.ClientSession() as http:
+        speaker, client = session._generate.__self__, Client(http, server.base_url, session)
+        messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
+        for added in ("\nCalled <|b|>", ""):
+            answer = await client.chat(messages, stop=["</code>", "zzz"])
+            assert answer["content"] == "\ufffd Act"
+            whole = {"role": "assistant", "content": f"{answer['content']}</code>{added}"}
+            messages = [*messages, whole, {"role": "user", "content": "b"}]
+        await client.chat(messages, stop=["</code>"])
+        other = {"role": "assistant", "content": "\ufffd Act</code"}
+        speaker.says = ["w"]
+        await client.chat([messages[0], other, messages[2]])
+    first, second, third, fresh = (request.token_ids.tolist() for request in speaker.requests)
+    written = [call.token_ids.tolist() for call in session.calls]
+    assert second[: len(first + written[0])] == first + written[0]
+    assert third[: len(second + written[1])] == second + written[1]
+    ends = renderer.spelt(speaker.requests[1].token_ids[len(first + written[0]) :])
+    assert ends.startswith("\nCalled <|b|>") and half not in fresh
+    assert len(as_rollout(draw_of(renderer), 0, session.calls[:3], text="").branches) == 1
+
+
 async def test_an_answer_is_known_again_without_its_outer_spaces_and_not_under_other_tools(tiny_model: Path) -> None:
     renderer, end = renderer_of(tiny_model, ALL["qwen-with-tools"])
     said = ["  so ", "a", "b"]
