@@ -34,6 +34,8 @@ class Speaker:
     requests: list[GenerationRequest] = field(default_factory=list)
     generations: list[Generation] = field(default_factory=list)
     latency_s: float = 0.0
+    by_letter: bool = False
+    """It writes each character as a piece of its own, as no tokenizer would: written anew, these are other tokens."""
 
     async def generate(self, request: GenerationRequest) -> Generation:
         self.requests.append(request)
@@ -41,7 +43,8 @@ class Speaker:
         if self.latency_s:
             await asyncio.sleep(self.latency_s)
         said = self.says.pop(0) if isinstance(self.says, list) else self.says(self.renderer.spelt(request.token_ids))
-        ids = [*self.renderer.piece(said).tolist(), self.end]
+        pieces = [self.renderer.piece(piece) for piece in (said if self.by_letter else [said])]
+        ids = [*np.concatenate(pieces).tolist(), self.end]
         cut = len(ids) > request.sampling.max_new_tokens
         ids = ids[: request.sampling.max_new_tokens]
         generation = Generation(

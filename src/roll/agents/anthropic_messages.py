@@ -62,6 +62,7 @@ class Said(wire.Body):
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
+    output_config: Any = None
 
 
 class AgentsTool(wire.Body):

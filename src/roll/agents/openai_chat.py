@@ -99,6 +99,7 @@ class ChatMessage(wire.Body):
     content: Content = None
     tool_calls: Annotated[list[Called], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
+    name: Any = None
 
 
 class ChatRequest(wire.Choosing):
@@ -221,6 +222,8 @@ def _message(message: ChatMessage, notes: Notes) -> Message:
         raise Refusal(
             400, "missing_required_parameter", "a message of role tool names its tool_call_id.", field="messages"
         )
+    if message.name and message.role != "tool":  # whose name is in the call that it answers
+        wire.note_field("name", notes)
     calls: list[Mapping[str, Any]] = []
     for call in (message.tool_calls or ()) if message.role == "assistant" else ():
         if isinstance(call, FunctionCall):

@@ -51,8 +51,12 @@ class _Reading:
             return
         for name in fields.keys() - known.keys() - WITHOUT_EFFECT:
             if _asks(name, fields[name]):
-                said = f"agents send the field '{name[:64]}', which is not served here: it has no effect."
-                self._notes.add(f"field {name[:64]}", said)
+                note_field(name, self._notes)
+
+
+def note_field(name: str, notes: Notes) -> None:
+    """Note that a field is left out."""
+    notes.add(f"field {name[:64]}", f"agents send the field '{name[:64]}', which is not served here: it has no effect.")
 
 
 def _asks(name: str, value: Any) -> bool:

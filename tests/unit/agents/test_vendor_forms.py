@@ -378,12 +378,18 @@ async def test_fields_that_are_not_known_are_left_out_with_one_note_each(
 async def test_fields_inside_of_messages_and_tools_are_noted_as_well(
     tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    told = [{"role": "assistant", "content": "b", "function_call": {"name": "look", "arguments": "{}"}}]
+    told: list[Any] = [
+        {"role": "assistant", "content": "b", "function_call": {"name": "look", "arguments": "{}"}},
+        {"role": "tool", "tool_call_id": "x", "name": "look", "content": "c"},
+    ]
     with caplog.at_level(logging.WARNING):
         async with world(tiny_model, "c") as here:
             tools = [{"type": "function", "function": {"name": "look", "strict": True}, "cache_control": {}}]
             await here.post("/chat/completions", messages=[*ASK, *told, *ASK], tools=tools)
-    assert sorted(record.message.split("'")[1] for record in caplog.records) == ["function_call", "strict"]
+            assert sorted(record.message.split("'")[1] for record in caplog.records) == ["function_call", "strict"]
+            here.speaker.says = ["d"]
+            await here.post("/chat/completions", messages=[{**ASK[0], "name": "Ann"}])
+    assert "'name'" in caplog.records[-1].message
 
 
 async def test_notes_end_with_one_that_says_so(caplog: pytest.LogCaptureFixture, tiny_model: Path) -> None:
