@@ -243,9 +243,10 @@ def demanded_call(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[
 def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
     """That the answer is JSON, perhaps of a schema, which OpenAI's older interface has one level deeper."""
     given = form.format if form is not None and form.format is not None else {}
-    if given.get("type", "text") == "text":
+    kind = given.get("type") or "text"
+    if kind == "text":
         return []
-    if given["type"] not in ("json_object", "json_schema"):
+    if kind not in ("json_object", "json_schema"):
         return [(field, f"Answer in this format: {to_json(given, inf_nan_mode='null').decode()}")]
     nested = given.get("json_schema")
     schema = (nested if isinstance(nested, dict) else given).get("schema")

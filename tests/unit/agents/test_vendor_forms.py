@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -510,3 +511,66 @@ async def test_a_body_of_very_many_objects_is_refused_before_all_are_read(tiny_m
         messages = [{"role": "user", "content": [{}] * 70_000}]
         status, said = await here.try_post("/chat/completions", messages=messages)
         assert status == 413 and "65536 messages, parts and tools" in said["error"]["message"]
+
+
+USED = {"type": "tool_use", "id": "x", "name": "look", "input": {"at": "y"}}
+RICH: dict[str, dict[str, Any]] = {
+    "/chat/completions": {
+        "messages": [
+            {"role": "system", "content": [{"type": "text", "text": "a"}]},
+            {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}], "name": "Ann"},
+            {
+                "role": "assistant",
+                "content": None,
+                "tool_calls": [{"id": "x", "type": "function", "function": {"name": "look", "arguments": "{}"}}],
+            },
+            {"role": "tool", "tool_call_id": "x", "content": "b"},
+        ],
+        "tools": [LOOK, {"type": "custom", "custom": {"name": "exec", "format": {"type": "text"}}}],
+        "stream_options": {"include_usage": True},
+    },
+    "/responses": {
+        "input": [
+            {"type": "additional_tools", "role": "developer", "tools": [GROUP]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+            {"type": "function_call", "call_id": "x", "name": "wait", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "x", "output": [{"type": "input_text", "text": "b"}]},
+        ],
+        "tools": [{"type": "function", "name": "look", "parameters": {}}, {"type": "web_search"}],
+        "text": {"format": {"type": "text"}},
+    },
+    "/messages": {
+        "max_tokens": 9,
+        "system": [{"type": "text", "text": "a"}],
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "a"}, PICTURE]},
+            {"role": "assistant", "content": [USED]},
+            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "x", "content": [PICTURE]}]},
+        ],
+        "tools": [{"name": "look", "input_schema": {"type": "object"}}],
+        "tool_choice": {"type": "auto"},
+        "output_config": {"format": {"type": "text"}},
+    },
+}
+
+
+def _objects(value: Any) -> Iterator[dict[str, Any]]:
+    """All objects in a body, the outermost first."""
+    if isinstance(value, dict):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from _objects(inner)
+
+
+@pytest.mark.parametrize("path", sorted(RICH))
+async def test_an_unknown_field_or_a_null_anywhere_ends_no_episode(tiny_model: Path, path: str) -> None:
+    """A null is refused only where the field has to be there."""
+    async with world(tiny_model) as here:
+        here.speaker.says = lambda context: "b"
+        for place, found in enumerate(_objects(RICH[path])):
+            for change in [{"zzz": {"a": [1]}}, *({name: None} for name in found)]:
+                body = deepcopy(RICH[path])
+                list(_objects(body))[place].update(change)
+                status, said = await here.try_post(path, **body)
+                allowed = "zzz" not in change and ("required" in str(said) or "tool_call_id" in str(said))
+                assert status == 200 or (status == 400 and allowed), (change, found, said)
