@@ -9,6 +9,7 @@ from roll.rewards.mathematics.units import unit_of
 
 __all__ = [
     "answer_in_tag",
+    "boxes_with_braces",
     "is_sentence",
     "last_boxed",
     "last_boxes",
@@ -24,6 +25,7 @@ __all__ = [
 ]
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BARE_BOX = re.compile(r"(\\(?:boxed|fbox))\s*+(-?\d++(?:[.,]\d++)*+)(?=[\s$.,;:)]|\\[)\],;! ]|$)")
 _DELIMITER = re.compile(r"\$\$|\$|\\[()\[\]]|\n")
 _CLOSING = {"$$": "$$", "$": "$", "\\(": "\\)", "\\[": "\\]"}
 _UNIT = re.compile(r"\s?(?:square |cubic )?[a-zA-Z]{1,12}(?:\s?(?:/|per )\s?[a-zA-Z]{1,12})?(?:\^\{?[23]\}?|[²³])?")
@@ -48,9 +50,16 @@ _SENTENCE = re.compile(r"(?<![\\a-zA-Z])(?:is|are|the|so)(?![a-zA-Z])|\n", re.IG
 _MARKED = re.compile(r"#{4}[ \t]*+(\S.*)")
 _STATED = "final answer is"
 LONGEST_STATED = 400
+_COLON = r"(?:(?<!\d)(?<!\d ):|(?<=\d):(?!\d)|(?<=\d ):(?! \d))"
+"""A colon that is not the one of `12:30` or `3 : 2`."""
 LONGEST_BETWEEN = 70
 """Characters between two boxes of one answer."""
 _RELATION = re.compile(r"(?<![<>!\\])=|\\Rightarrow|\\implies")
+
+
+def boxes_with_braces(text: str) -> str:
+    r"""Return the text with braces around numbers that are boxed without: `\boxed 2`, as in some solutions of MATH."""
+    return _BARE_BOX.sub(r"\1{\2}", text)
 
 
 def last_boxed(text: str) -> str | None:
@@ -143,6 +152,7 @@ def reference_answer(reference: str) -> str:
     r"""Return the answer that a reference holds: in its last `\boxed{…}` (as in MATH's column `solution`), in
     `<answer>…</answer>`, or behind `####` (GSM8K); else the reference itself.
     """
+    reference = boxes_with_braces(reference)
     found = (last_boxes(reference, several=False), answer_in_tag(reference), marked_answer(reference))
     return next((answer for answer in found if answer is not None), reference)
 
@@ -297,7 +307,7 @@ def last_line(text: str, *, whole: bool = False) -> str | None:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None
-    end = re.split(r"\b(?:is|are)\b|:" if whole else r"\b(?:is|are)\b|[:=]", lines[-1])[-1]
+    end = re.split(rf"\b(?:is|are)\b|{_COLON}" if whole else rf"\b(?:is|are)\b|=|{_COLON}", lines[-1])[-1]
     if whole:
         end = re.sub(
             r"^\W{0,9}(?:[a-zA-Z]{2,20}\W{1,9}){1,9}(?=[^\W\d_]\s*(?:=|[<>]|\\)|\S{0,20}\d)", "", end

@@ -19,6 +19,7 @@ from roll.protocols import WorkerPool
 from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
 from roll.rewards.final_answer import (
     answer_in_tag,
+    boxes_with_braces,
     is_sentence,
     last_boxed,
     last_boxes,
@@ -88,7 +89,7 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
 
 
 def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
-    reference = reference_answer(reference)
+    text, reference = boxes_with_braces(text), reference_answer(reference)
     right_number = number_of(reference)
     answer = _final_answer(text, extract, reference, right_number)
     if answer is None or not answer.strip():

@@ -228,6 +228,10 @@ SOLUTION = r"We have $2x = 1$, so $x=\boxed{\frac{1}{2}}$. (The other root, $3$,
         (r"$x = \boxed{1}$ or $\boxed{2}$", "1, 2"),
         (r"\boxed{\text{Monday}}", r"\text{Monday}"),
         (r"\fbox{7}", "7"),
+        (r"so there are $\boxed 7$ of them, out of 9", "7"),  # as some solutions of MATH write it
+        (r"$x=\boxed3,$ and $y = 1$", "3"),
+        (r"$\boxed{1}$, then $\boxed -2.5.$", "-2.5"),
+        (r"put it in \boxed form: 5", r"put it in \boxed form: 5"),
         ("48 / 2 = 24\n48 + 24 = 72\n#### 72", "72"),
         ("<answer>7</answer>", "7"),
         (r"\boxed{7", r"\boxed{7"),  # never closed
@@ -236,6 +240,29 @@ SOLUTION = r"We have $2x = 1$, so $x=\boxed{\frac{1}{2}}$. (The other root, $3$,
 )
 def test_math_reference_is_the_answer_that_a_solution_ends_with(reference: str, answer: str) -> None:
     assert reference_answer(reference) == answer
+
+
+@pytest.mark.parametrize(
+    ("text", "reference", "right"),
+    [
+        (r"so it is $\boxed 7$ of 9", "7", True),
+        (r"so it is $\boxed 7$ of 9", "9", False),
+        ("The ratio is 3 : 2.", "3:2", True),
+        ("Answer: 3 : 2", "3:2", True),
+        ("The ratio is 3:2.", "3 : 2", True),
+        ("The ratio is 2 : 3.", "3:2", False),
+        ("For 2024: 5", "3:2", False),
+        (r"\boxed{12{:}30}", "12:30", True),
+        (r"\boxed{12\!:\!30}", "12:30", True),
+        ("12:30PM", "12:30 PM", True),
+        (r"\boxed{12:30 \text{ p.m.}}", "12:30 PM", True),
+        ("It ends at noon. Answer: 12:30 p. m.", "12:30 PM", True),
+        (r"\boxed{12:30 \text{ a.m.}}", "12:30 PM", False),
+        (r"\boxed{12:30}", "12:30 PM", False),
+    ],
+)
+def test_math_reads_bare_boxes_ratios_and_times_of_day(text: str, reference: str, right: bool) -> None:
+    assert score_math(text, reference, "auto")[0] is right
 
 
 def test_math_scores_against_solutions_of_published_columns() -> None:

@@ -1,7 +1,8 @@
 r"""Answers that are the reference's own text, whatever it means: `12:30 PM`, `Alice is taller`, `\pm 2`.
 
-Layout does not count (`$…$`, `\text{…}`, bold around it, spaces, a full stop at the end, case). A text without any
-letter, digit or command is the same as nothing.
+Layout does not count (`$…$`, `\text{…}`, bold around it, spaces, a full stop at the end, case), nor how a colon between
+numbers (`3 : 2`) and the half of the day (`12:30 p.m.`) are written. A text without any letter, digit or command is the
+same as nothing.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ __all__ = ["gives_text", "normalized_text", "unwrapped_text"]
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|textnormal|mathrm|mathbf|mbox)\s*+\{([^{}]*)\}")
 _LAYOUT = re.compile(r"(?<!\\)\\[()\[\],;:! ]|\\(?:displaystyle|quad|qquad|left|right)(?![a-zA-Z])|[$~]")
 _BLANKS = re.compile(r"\s++")
+_COLON = re.compile(r"(?<=\d) ?(?:\{:\}|:) ?(?=\d)")
+_HALF_OF_DAY = re.compile(r"(?<=\d) ?([ap])(?:m|\. ?m\.?)(?!\w)")
 _INTRODUCTION = re.compile(
     r"^(?:[^\n]{0,120}?\banswers?\b|\s*+(?:so|thus|therefore|hence|result|solution|then)\b)[\s*_:=,]*+"
     r"(?:(?:is|are|will be|would be)\b[\s*_:=,]*+)?+",
@@ -31,6 +34,7 @@ def normalized_text(text: str) -> str:
     """Return a text without layout, with single spaces and in lower case; empty where it says nothing."""
     plain = _LAYOUT.sub(" ", unwrapped_text(text).replace("\\$", "$"))
     plain = _BLANKS.sub(" ", plain).strip("*_` ").rstrip(".").strip("*_` ").casefold()
+    plain = _HALF_OF_DAY.sub(r" \1m", _COLON.sub(":", plain))
     return plain if re.search(r"\w|\\[a-z]|[^\x00-\x7f]", plain) else ""
 
 
