@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any, cast
 
 from roll.types import Message
 
 __all__ = ["shows_arguments_as_python", "with_json_arguments"]
+
+NUM_TRIED = 8
+"""Calls that are looked for in a rendering, so that its time does not grow with the square of their number."""
 
 
 def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
@@ -29,12 +33,19 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shows_arguments_as_python(messages: Sequence[Message], text: str) -> bool:
-    """Return whether a rendering has a call's arguments as Python writes an object, which no model was trained on."""
+    """Return whether a rendering has a call's arguments as Python writes an object, which no model was trained on.
+
+    Some of the calls are looked for: a template writes all of them alike.
+    """
+    return any(spelled in text for spelled in islice(_as_python(messages), NUM_TRIED))
+
+
+def _as_python(messages: Sequence[Message]) -> Iterator[str]:
+    """Yield the arguments of calls as Python writes them, where that is not JSON."""
     for message in messages:
         for call in message.get("tool_calls", ()):
             arguments = call.get("function", {}).get("arguments")
             if arguments and not isinstance(arguments, str):
                 spelled = str(arguments)
-                if spelled in text and spelled != json.dumps(arguments, ensure_ascii=False):
-                    return True
-    return False
+                if spelled != json.dumps(arguments, ensure_ascii=False):
+                    yield spelled

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from array import array
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,8 +154,8 @@ class _RepeatedKey(Exception):
 def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise _RepeatedKey(short(next(name for name in names if names.count(name) > 1)))
+        counts = Counter(name for name, _ in pairs)
+        raise _RepeatedKey(short(next(name for name, count in counts.items() if count > 1)))
     return found
 
 

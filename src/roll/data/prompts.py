@@ -24,6 +24,7 @@ from roll.data.conversations import (
     with_prompt_template,
     with_system,
 )
+from roll.data.conversations.messages import check_text
 from roll.data.source import content_of_prompt
 from roll.errors import DataError, short
 from roll.types import Message, Prompt
@@ -95,7 +96,7 @@ def _messages(
     """Return the messages of a prompt, and its text where that is all that the row has."""
     key, text, messages = config.prompt_key, None, None
     if isinstance(content, str):
-        unicode_text(content, key, where)
+        check_text(content, key, where)
         found = prompt_of_text(content)
         messages = found.messages if found else None
         content = found.listed if found and found.listed else content

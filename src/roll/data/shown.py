@@ -6,7 +6,6 @@ compared with a rendering without it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
@@ -38,7 +37,7 @@ def check_shown(
             )
         return
     for name in template_kwargs:
-        if not re.search(rf"\b{re.escape(name)}\b", template.source):
+        if name not in template.variables:
             raise DataError(
                 f"the model's chat template does not read {short(name)}, which the row gives as an argument of the "
                 "template: remove it, or choose a model whose template reads it."
@@ -61,7 +60,7 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
     for place, message in enumerate(messages):
         before, role = messages[:place], message["role"]
         for fewer, left_out in _fewer(message):
-            if _same(render, [*before, message], [*before, fewer]):
+            if _same(render, before, message, fewer):
                 raise DataError(
                     f"the model's chat template leaves out {left_out} of message {place + 1}, of the {role}: write it "
                     "into `content` as the model spells it, name its field in `ignored_fields`, leave such rows out, "
@@ -86,8 +85,14 @@ def _fewer(message: Message) -> Iterator[tuple[Message, str]]:
         yield cast(Message, {**message, "content": ""}), "the text next to a call of a tool"
 
 
-def _same(render: _Render, messages: Sequence[Message], others: Sequence[Message]) -> bool:
-    try:
-        return render(messages) == render(others)
-    except DataError:  # what the template refuses is said where the whole conversation is rendered
-        return False
+def _same(render: _Render, before: Sequence[Message], message: Message, fewer: Message) -> bool:
+    """Return whether two forms of a message are rendered alike, after the latest question and after everything."""
+    asked = max((place for place, earlier in enumerate(before) if earlier["role"] == "user"), default=0)
+    for context in (before[asked:], before)[asked == 0 :]:
+        try:
+            if render([*context, message]) != render([*context, fewer]):
+                return False
+        except DataError:  # what the template refuses is said where the whole conversation is rendered
+            if context is before:
+                return False
+    return True

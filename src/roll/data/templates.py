@@ -108,6 +108,18 @@ class ChatTemplate:
         return messages, text
 
     @cached_property
+    def variables(self) -> frozenset[str]:
+        """Variables that the template reads beside those that it makes itself; empty where it cannot be compiled."""
+        from jinja2 import TemplateError, meta
+        from transformers.utils.chat_template_utils import _compile_jinja_template
+
+        try:
+            environment: Any = _compile_jinja_template(self.source).environment
+            return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
+        except TemplateError:  # what is wrong with it is said where it is rendered
+            return frozenset()
+
+    @cached_property
     def drops_system(self) -> bool:
         """Whether the template leaves out a system message without an error."""
         told: list[Message] = [{"role": "system", "content": PROBE}, {"role": "user", "content": "a"}]

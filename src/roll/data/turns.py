@@ -192,7 +192,8 @@ def _head(messages: Sequence[Message], so_far: str, render: Render, modes: Seque
         if so_far.startswith(prompt):
             return _Head(prompt=prompt, text=prompt)
     prompt = render(messages, True)
-    shared = next(k for k in range(len(prompt), -1, -1) if so_far.startswith(prompt[:k]))
+    pairs = enumerate(zip(prompt, so_far, strict=False))
+    shared = next((k for k, (a, b) in pairs if a != b), min(len(prompt), len(so_far)))
     return _Head(prompt=prompt, text=prompt[:shared])
 
 

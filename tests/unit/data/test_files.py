@@ -15,6 +15,7 @@ from pyarrow import parquet
 from pydantic import ValidationError
 
 from roll.config.data import FileData
+from roll.data.files import _as_dict, _RepeatedKey
 from roll.data.rows import RowItems
 from roll.data.tables import table_prompts
 from roll.errors import DataError
@@ -262,3 +263,20 @@ def test_any_corpus_loads_or_gives_a_data_error_with_a_line(
         for prompt in prompts(training):
             assert prompt.messages and all(m["content"].encode() or True for m in prompt.messages)
             assert prompt.answer.strip()
+
+
+def test_files_name_a_repeated_key_among_many_in_linear_time(tmp_path: Path) -> None:
+    compared = 0
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return str.__eq__(self, other)
+
+    pairs: list[tuple[str, Any]] = [(Name(f"k{i}"), 1) for i in range(1000)]
+    with pytest.raises(_RepeatedKey, match="'k999'"):
+        _as_dict([*pairs, (Name("k999"), 2)])
+    assert compared < 10_000

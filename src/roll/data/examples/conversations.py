@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from roll.config.examples import ExampleColumns
-from roll.data.cells import BadRow, as_list, column, is_null
+from roll.data.cells import BadRow, column, is_null
 from roll.data.conversations import (
     MessageReader,
     ReadMessages,
@@ -77,7 +77,9 @@ class RowReading:
             BadRow: it is none of these.
         """
         value = column(self._row, key, self._where, option)
-        if isinstance(value, str) and not value.lstrip().startswith('[{"'):
+        found = prompt_of_text(value) if isinstance(value, str) else None
+        value = found.listed if found and found.listed else value
+        if isinstance(value, str):
             text = self._text(value, key, what="answer")
             if self._config.prompt_key is None:
                 self._context.refuse_with_text(self._where)
@@ -217,27 +219,44 @@ class RowReading:
         )
 
 
-def texts_of(value: Any) -> list[str]:
-    """Return the texts of a column that is a form of a conversation: a text, or what its messages say."""
-    value = as_list(value)
-    if isinstance(value, str):
-        return [value]
-    if isinstance(value, Mapping):
-        said = value.get("content") if not is_null(value.get("content")) else value.get("value", value.get("text"))
-        return texts_of(said)
-    return [text for inner in value for text in texts_of(inner)] if isinstance(value, list | tuple) else []
-
-
-def repeats(value: Any, said: list[str], *, rendered: bool = False) -> bool:
+def repeats(
+    value: Any, conversations: Sequence[Conversation], reader: MessageReader, *, rendered: bool = False
+) -> bool:
     """Return whether a column says nothing but what was read already, in another form.
 
     Args:
-        value: of the column.
-        said: the contents of the messages that were read.
-        rendered: the column may be a text with all of these contents in it.
+        value: of the column: a text, or messages, whose roles, order, calls, reasoning and marks count.
+        conversations: what was read.
+        reader: of messages.
+        rendered: the column may be a text with all that was read in it.
     """
-    known = {"".join(text.split()) for text in said}
-    texts = ["".join(text.split()) for text in texts_of(value)]
-    if texts and all(text in known for text in texts):
-        return True
-    return rendered and len(texts) == 1 and bool(known) and all(text in texts[0] for text in known)
+    if isinstance(value, str) and (found := prompt_of_text(value)) and found.listed:
+        value = found.listed
+    if isinstance(value, str):
+        said = {"".join(said.split()) for c in conversations for said in (c.text, *_contents(c.messages)) if said}
+        text = "".join(value.split())
+        return text in said or (rendered and bool(said) and all(part in text for part in said))
+    try:
+        read = reader.read(value, "", "")
+    except BadRow:
+        return False
+    return any(_has(conversation, read) for conversation in conversations)
+
+
+def _contents(messages: Sequence[Message]) -> list[str]:
+    return [message["content"] for message in messages]
+
+
+def _has(conversation: Conversation, read: ReadMessages) -> bool:
+    """Return whether the messages are some of the conversation's, in its order, with none that says more."""
+    rest = iter(enumerate(map(_squeezed, conversation.messages)))
+    for place, message in enumerate(map(_squeezed, read.messages)):
+        same = next((there for there, other in rest if other == message), None)
+        if same is None or (place in read.untrained and same not in conversation.untrained):
+            return False
+    return True
+
+
+def _squeezed(message: Message) -> dict[str, Any]:
+    """Return the message without the white space of its content."""
+    return {**message, "content": "".join(message["content"].split())}

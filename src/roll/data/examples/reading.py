@@ -13,7 +13,7 @@ import numpy as np
 from roll.config.examples import ExampleColumns
 from roll.data.bad_rows import BadRows
 from roll.data.cells import BadRow, Row, column
-from roll.data.conversations import RowView, check_columns
+from roll.data.conversations import MessageReader, RowView, check_columns
 from roll.data.examples.conversations import RowReading, repeats
 from roll.data.source import content_of_message, content_of_rest, texts_in, texts_of_tools
 from roll.errors import DataError, short
@@ -90,11 +90,11 @@ class ExampleReader:
             *(config.instruction_key, config.input_key, config.output_key, config.text_key),
             *(config.chosen_key, config.rejected_key),
         }
-        said = [text for c in conversations for text in (c.text, *(m["content"] for m in c.messages)) if text]
+        reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=row.drop_nulls)
         row.read |= {
             name
             for name in row.unread
-            if name in forms and repeats(row.peek(name), said, rendered=name == config.text_key)
+            if name in forms and repeats(row.peek(name), conversations, reader, rendered=name == config.text_key)
         }
         check_columns(row, config, self._columns, where)
 

@@ -190,3 +190,11 @@ def test_rlvr_rows_that_are_too_long_are_named_and_may_be_skipped(tiny_model: Pa
     strict = entry.model_copy(update={"on_bad_row": "refuse"}).with_rows(rows)
     with pytest.raises(DataError, match=r"1 × too long\n.*row 1: prompt 'python/1' has 3\d\d tokens"):
         build_data([strict], tokenizer, 0, 100)
+
+
+@pytest.mark.parametrize("prompt", ["q\x00", [{"role": "user", "content": "q\x00"}]])
+def test_rlvr_prompts_with_nul_characters_are_refused_in_every_form(
+    qwen3: PreTrainedTokenizerBase, prompt: Any
+) -> None:
+    with pytest.raises(DataError, match="1 × NUL character"):
+        prompt_data(qwen3, [row(prompt)])

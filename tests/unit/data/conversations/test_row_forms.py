@@ -13,7 +13,11 @@ from transformers import PreTrainedTokenizerBase
 from worlds.published_templates import published_tokenizer
 from worlds.rows import learnt, row_examples, whole
 
+from roll.data.call_arguments import shows_arguments_as_python
+from roll.data.chat import ChatRenderer
+from roll.data.templates import ChatTemplate
 from roll.errors import DataError
+from roll.types import Message
 
 USER, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 AGAIN = [{"role": "user", "content": "r"}, {"role": "assistant", "content": "b"}]
@@ -344,3 +348,79 @@ def test_arrow_tables_fill_in_no_arguments_of_calls(qwen3: PreTrainedTokenizerBa
     assert texts == {text for one in rows for text in whole(qwen3, one)}
     explicit = row({"c": None})
     assert '"arguments": {"c": null}' in whole(qwen3, explicit)[0]
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_sft_answers_that_are_messages_as_json_are_read_however_they_are_laid_out(
+    qwen3: PreTrainedTokenizerBase, indent: int | None
+) -> None:
+    row = {"prompt": [USER], "completion": json.dumps([ANSWER], indent=indent)}
+    assert whole(qwen3, row) == whole(qwen3, messages(USER, ANSWER))
+
+
+@pytest.mark.parametrize("text", ['[{"city": "Paris"}]', '[ {"role": "admin"}, 3 ]', "[{"])
+def test_sft_answers_that_are_other_json_are_learnt_as_text(qwen3: PreTrainedTokenizerBase, text: str) -> None:
+    assert learnt(qwen3, {"prompt": "q", "completion": text})[0][0].endswith(f"{text}<|im_end|>")
+
+
+def test_sft_columns_that_repeat_the_messages_are_left_unread(qwen3: PreTrainedTokenizerBase) -> None:
+    again = {"conversations": [{"from": "human", "value": " q"}, {"from": "gpt", "value": "a"}], "prompt": "q"}
+    assert whole(qwen3, messages(USER, ANSWER, **again)) == whole(qwen3, messages(USER, ANSWER))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        [USER, {**ANSWER, "weight": 0}],
+        [USER, {**ANSWER, "reasoning": "because"}],
+        [USER, {**ANSWER, "tool_calls": [CALL]}],
+        [ANSWER, USER],
+        [{**ANSWER, "content": "q"}],
+    ],
+)
+def test_sft_columns_that_say_more_than_the_messages_are_refused(qwen3: PreTrainedTokenizerBase, other: Any) -> None:
+    for form in (other, json.dumps(other)):
+        with pytest.raises(DataError, match=r"1 of 1 rows.*\n.*1 × unread column: 'conversations'"):
+            row_examples(qwen3, [messages(USER, ANSWER, conversations=form)])
+
+
+@pytest.mark.parametrize("name", ["system", "message", "name", "loop", "x"])
+def test_sft_template_arguments_that_are_no_variables_of_the_template_are_refused(
+    qwen3: PreTrainedTokenizerBase, name: str
+) -> None:
+    """The template's text has these words, but the values would change nothing."""
+    with pytest.raises(DataError, match=f"does not read '{name}'"):
+        row_examples(qwen3, [messages(USER, ANSWER, chat_template_kwargs={name: "y"})])
+
+
+def test_sft_fields_are_compared_in_a_time_that_does_not_grow_with_the_square_of_the_messages(
+    qwen3: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message is rendered after the latest question; a few are after all that came before."""
+    rendered: list[int] = []
+    render = ChatTemplate.render
+
+    def counted(self: ChatTemplate, messages: Any, *args: Any, **named: Any) -> str:
+        rendered.append(len(messages))
+        return render(self, messages, *args, **named)
+
+    monkeypatch.setattr(ChatTemplate, "render", counted)
+    called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+    turns = [USER, called, {"role": "tool", "content": "t"}, ANSWER] * 20
+    ChatRenderer(qwen3).check_shown(turns, [], {})
+    assert sum(rendered) <= 10 * len(turns)
+
+
+def test_sft_messages_of_many_calls_take_linear_time() -> None:
+    """Of the calls whose arguments Python writes otherwise than JSON does, a few are looked for in the text."""
+    looked: list[str] = []
+
+    class Text(str):
+        def __contains__(self, part: object) -> bool:
+            looked.append(str(part))
+            return False
+
+    calls = [{"function": {"name": "f", "arguments": {"x": f"{i}"}}} for i in range(1000)]
+    message: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+    assert not shows_arguments_as_python([message], Text())
+    assert 0 < len(looked) <= 10
