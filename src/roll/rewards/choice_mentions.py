@@ -28,8 +28,9 @@ _MARKS = r"(?:[\s*_\"'“”\u2018’$:=(\[【{<>~–—-]|\\\(|\\boxed\{|\\text
 _ARTICLE = r"(?:(?:the|an?|my)\s{1,3})?"
 _NOUN = r"(?:(?:option|choice|answer|letter|candidate)\b|选项|选择)"
 _VERB = r"(?:is|was|are|be|must be|would be|should be|has to be|will be|remains|becomes)\b"
+_SUBJECT = r"\b(?:answers?|ans|solution|choice|option|selection|response)\b"
 _ANSWER_IS = re.compile(
-    rf"\b(?:answers?|ans|solution|choice|option|selection|response)\b(?P<between>[^.!?。\n]{{0,70}}?)"
+    rf"{_SUBJECT}(?P<between>(?:(?!{_SUBJECT})[^.!?。\n]){{0,70}}?)"
     rf"(?:\b{_VERB}|[:=]){_MARKS}(?:(?:probably|clearly|likely|thus|therefore|simply|both|either)\s{{1,3}})?"
     rf"{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
@@ -93,6 +94,8 @@ _CONFIRMED = re.compile(
     r"\s{1,3}(?:(?:the|clearly|definitely|indeed|therefore|thus|most|only|a|one)\s{1,3}){0,3}"
     r"(?:correct|right|answer|best|true|valid|appropriate|accurate|better)\b"
     r"|^ ?the (?:correct|right|best|only) (?:answer|choice|option)\b"
+    r"|\bis the only (?:option|choice|answer|one|candidate) (?:(?:that|which|to) )?(?:works?|fits?|meets?|left"
+    r"|remaining|satisf\w{1,5}|match\w{0,3}|remains)\b"
     rf"|\bfits best\b|\bit is{_CLOSING}(?:$|\n))|{_CLOSING}(?:项|选项)?(?:是|为|才)?(?:正确|对的?(?:[。,.]|$)|最佳)",
     re.IGNORECASE,
 )

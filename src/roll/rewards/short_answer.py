@@ -30,7 +30,9 @@ __all__ = [
 DEEPEST = 4
 """Lists and objects inside each other in a cell of reference answers."""
 _REFERENCE_KEYS = ("text", "value", "answer", "answers", "aliases", "normalized_value", "normalized_aliases")
-_PUNCTUATION = str.maketrans(string.punctuation, " " * len(string.punctuation))
+_SIGNS = string.punctuation + "\u2018\u2019\u201a\u201c\u201d\u201e\u00b4\u00ab\u00bb\u2013\u2014\u2026"
+"""ASCII's punctuation, and the quotation marks, apostrophes, dashes and dots that models write in its place."""
+_PUNCTUATION = str.maketrans(_SIGNS, " " * len(_SIGNS))
 _ARTICLES = {"a", "an", "the"}
 
 

@@ -222,6 +222,10 @@ CHOSEN = [
     ("It must be (B), not (A).", "B"),
     ("The best choice is D, rather than (A).", "D"),
     ("(B), as opposed to what was said, not (A)", "B"),
+    ("The answer is not A; the answer is C.", "C"),
+    ("If A were true, the answer would be B; but A is false, so the answer is C.", "C"),
+    ("C is the only option that works.", "C"),
+    ("D is the only one left.", "D"),
 ]
 
 
@@ -282,6 +286,7 @@ NONE = [
     "\\boxed{7}",
     "\\boxed{A dog}",
     "It is a dog",
+    "C is the only option that fails.",
 ]
 
 

@@ -141,6 +141,8 @@ FORMS = [
     "So the answer is \\({}\\).",
     "<answer>{}</answer> because 2 + 2 is 4.",
     "Final Answer: **{}**",
+    "It is {}.",
+    "So it's {}.",
 ]
 
 

@@ -33,6 +33,7 @@ def build(pool: LocalWorkerPool, *entries: Any) -> Reward:
 def test_words_are_compared_without_case_articles_and_punctuation() -> None:
     assert exact_match("The Eiffel-Tower!", "eiffel tower")
     assert not exact_match("tower eiffel", "eiffel tower")
+    assert exact_match("\u201cRock \u2019n\u2019 roll\u201d\u2026", "rock 'n' roll")  # as models write them
     # 2 common words of 3 and 2: precision 2/3, recall 1, F1 = 2 x 2/3 / (5/3) = 0.8
     assert f1("in Paris France", "paris france") == pytest.approx(0.8)
     assert f1("", "paris") == 0.0

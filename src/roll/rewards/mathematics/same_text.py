@@ -21,6 +21,7 @@ _INTRODUCTION = re.compile(
     r"(?:(?:is|are|will be|would be)\b[\s*_:=,]*+)?+",
     re.IGNORECASE,
 )
+_IT_IS = re.compile(r"^\s*+(?:it|this|that)(?:['’]s|\s++is)\b[\s*_:=,]*+", re.IGNORECASE)
 LONGEST_LINE = 2_000
 """Characters of a line that may introduce an answer."""
 
@@ -47,4 +48,5 @@ def gives_text(text: str, reference: str) -> bool:
     candidates = [text, line]
     if len(line) <= LONGEST_LINE:
         candidates.append(_INTRODUCTION.sub("", line, count=1))
+        candidates.append(_IT_IS.sub("", candidates[-1], count=1))
     return any(normalized_text(candidate) == wanted for candidate in candidates)
