@@ -5,8 +5,8 @@ PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
 FAST := not slow and not gpu and not chaos and not extras
 CODE := src tests tools benchmarks
-# Tests fetch nothing and report nothing.
-OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0
+# Tests fetch nothing and report nothing; their OpenMP threads wait as those of a run do (roll.process_environment).
+OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=10000
 
 .DEFAULT_GOAL := help
 # every target is a command

@@ -6,6 +6,10 @@ Every step draws 8 prompts x 8 rollouts of at most 32 new tokens, scores them, a
 or not. TRL runs in each dtype it offers, without gradient checkpointing (its faster setting here), and its fastest
 one counts. The sides take turns, each in a process of its own; the first steps of each process warm up and are not
 counted.
+
+The machine's own rates of matrix products and of copies are measured before and after each side, and ROLL's step is
+shown by phase. `ideal_s` is what the step's multiplications and additions would take at the rate of a large square
+product; no step can be faster on that machine.
 """
 
 from __future__ import annotations
@@ -25,6 +29,15 @@ LEARNING_RATE = 1e-6
 WARM_UP_STEPS = 1
 WAITING = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
 MODEL = "smollm2-135m-instruct"
+PHASES = {
+    "generate": "time/generate_s",
+    "forward_backward": "time/forward_backward_s",
+    "optimizer": "time/optimizer_s",
+    "sync_transfer": "sync/transfer_s",
+    "sync_probe": "sync/probe_s",
+}
+"""Parts of ROLL's step, and the metrics that have their seconds."""
+COPIED_BYTES = 2**28
 
 
 def run_config(directory: str, num_steps: int) -> dict[str, Any]:
@@ -59,6 +72,9 @@ def run_roll(num_steps: int) -> dict[str, Any]:
     return {
         "seconds": [row["time/step_s"] for row in counted],
         "length": statistics.fmean(row["rollout/length_mean"] for row in counted),
+        "phases": {phase: statistics.median(row[name] for row in counted) for phase, name in PHASES.items()},
+        "trained_tokens": statistics.median(row["training/num_tokens"] for row in counted),
+        "loss_tokens": statistics.median(row["training/num_loss_tokens"] for row in counted),
     }
 
 
@@ -121,6 +137,31 @@ def run_trl(num_steps: int, dtype: str) -> dict[str, Any]:
     return {"seconds": seconds[WARM_UP_STEPS:], "length": statistics.fmean(lengths[WARM_UP_STEPS:])}
 
 
+def machine_rates() -> dict[str, float]:
+    """FLOP/s of bfloat16 products of large square matrices, and bytes/s of a copy in memory."""
+    import torch
+    from _trainer_parts import seconds_of, square_rate
+
+    device = torch.device("cpu")
+    source, target = (torch.ones(COPIED_BYTES, dtype=torch.uint8) for _ in range(2))
+    return {
+        "flops_per_s": square_rate(device),
+        "copied_bytes_per_s": COPIED_BYTES / seconds_of(lambda: target.copy_(source), device),
+    }
+
+
+def ideal_seconds(result: dict[str, Any], flops_per_s: float) -> float:
+    """Time of the products of one step of ROLL's at a rate: every prompt computed once, each answer generated once."""
+    import torch
+    from _trainer_parts import Products
+
+    from roll.models import load_causal_lm, resolve_model
+
+    products = Products.of(load_causal_lm(resolve_model(MODEL), torch.bfloat16))
+    tokens, predicted = int(result["trained_tokens"]), int(result["loss_tokens"])
+    return (products.projection_flops(tokens, predicted) * 4 / 3) / flops_per_s
+
+
 def in_process(side: str, num_steps: int, dtype: str = "") -> dict[str, Any]:
     """Run one side in a fresh process."""
     command = [sys.executable, __file__, "--side", side, "--steps", str(num_steps), "--dtype", dtype]
@@ -150,19 +191,32 @@ def main() -> None:
         return
     from _report import report
 
+    rates = [machine_rates()]
     first = in_process("roll", 9)
-    trl = {dtype: in_process("trl", 4, dtype) for dtype in arguments.trl_dtypes.split(",")}
+    rates.append(machine_rates())
+    trl: dict[str, dict[str, Any]] = {}
+    for dtype in arguments.trl_dtypes.split(","):
+        trl[dtype] = in_process("trl", 4, dtype)
+        rates.append(machine_rates())
     second = in_process("roll", 9)
+    rates.append(machine_rates())
     roll_seconds = first["seconds"] + second["seconds"]
     medians = {dtype: statistics.median(result["seconds"]) for dtype, result in trl.items()}
     fastest = min(medians, key=medians.__getitem__)
     ours = statistics.median(roll_seconds)
+    rate = statistics.median(found["flops_per_s"] for found in rates)
+    phases = {phase: statistics.fmean([first["phases"][phase], second["phases"][phase]]) for phase in PHASES}
+    phases["rest"] = ours - sum(phases.values())
     report(
         "step",
         {
             "roll_seconds_per_step": ours,
             "roll_seconds_all": roll_seconds,
             "roll_mean_length": statistics.fmean([first["length"], second["length"]]),
+            "phase_seconds": phases,
+            "phase_shares": {phase: seconds / ours for phase, seconds in phases.items()},
+            "ideal_s": ideal_seconds(first, rate),
+            "machine_rates": rates,
             "trl_seconds_per_step": medians,
             "trl_mean_length": {dtype: result["length"] for dtype, result in trl.items()},
             "trl_fastest": fastest,

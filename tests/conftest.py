@@ -11,6 +11,7 @@ from worlds.tiny_model import write_tiny_model
 
 from roll.errors import ModelError
 from roll.models import resolve_model
+from roll.openmp import start_spin_control
 
 # A machine with other work is no failure, and the same code passes every time; `make explore` looks for new examples.
 hypothesis.settings.register_profile("roll", deadline=None, derandomize=True)
@@ -20,6 +21,7 @@ hypothesis.settings.load_profile("roll")
 
 def pytest_configure() -> None:
     """Ctrl-C works in the tests' processes also where a script started pytest in the background, which ignores it."""
+    start_spin_control()  # two processes of tests share the cores
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 

@@ -34,6 +34,7 @@ from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
 from roll.inference.spec import EngineSpec
 from roll.models import describe_model, find_mixers, load_causal_lm
+from roll.openmp import start_spin_control
 from roll.types import FloatArray, IntArray, WeightUpdate
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ class Decoder:
         Raises:
             ModelError: the model cannot be loaded or decoded here, or the cache cannot hold one request.
         """
+        start_spin_control()
         register_attention()
         self.device = device
         self.model: PreTrainedModel = load_causal_lm(

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
+from roll.openmp import start_spin_control
 from roll.protocols import LossFn, StateKind, WeightSource
 from roll.training.distributed import Ranks, default_num_threads, pick_device
 from roll.training.export import export_trained
@@ -56,6 +57,7 @@ class TrainerRank(ABC):
         self.spec = spec
         self.schedule = spec.schedule or Schedule.of(spec.training)
         torch.set_num_threads(spec.training.num_threads or default_num_threads(spec.node_ranks))
+        start_spin_control()
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
         self.head_factor = (spec.value_head_learning_rate or self.schedule.peak) / self.schedule.peak

