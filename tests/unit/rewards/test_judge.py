@@ -456,6 +456,8 @@ async def test_a_watched_judge_that_fails_costs_no_rollout(
         ('{"sure": True, "score": 10}', 1.0),
         ('{"score": "10"}', 1.0),
         ('{"score": "10/10"}', 1.0),
+        ('{"reasoning": "the tag </think> is closed", "score": 10}', 1.0),  # quoted from what is judged
+        ('```json\n{"reasoning": "<think>2</think> and <think>", "score": 10}\n```', 1.0),
     ],
 )
 def test_replies_are_read_as_models_write_them(reply: str, value: float) -> None:
@@ -473,6 +475,7 @@ def test_replies_are_read_as_models_write_them(reply: str, value: float) -> None
         '{"score": 0}',
         '{"score": 1e9}',
         '{"grade": 10}',
+        '{"score": "4/5"}',  # on another scale
         '{"explanation": "good", "score": 1',  # of 10, perhaps
         '{"explanation": "good", "score": 10',
         '{"score": 3} No, rather: {"score": 1',

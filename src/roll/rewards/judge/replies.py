@@ -76,7 +76,19 @@ def _repaired(text: str) -> Iterator[str]:
     yield re.sub(r"(?<=[{,:\s])'|'(?=[},:\s])", '"', text)
 
 
+def _whole(reply: str) -> dict[str, Any] | None:
+    """Return the object that a reply is as a whole: marks of thoughts in its texts are quoted from what is judged."""
+    text = reply[: LONGEST_REPLY + 1].strip().removeprefix("```json").removeprefix("```").removesuffix("```")
+    try:
+        value = json.loads(text, strict=False)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 def _parsed(reply: str) -> dict[str, Any]:
+    if (whole := _whole(reply)) is not None:
+        return whole
     answer = answer_of(reply)
     if answer is None:
         raise ReplyError("Your reply never ends its reasoning.")
@@ -100,7 +112,9 @@ def read_score(reply: str, lowest: int, highest: int) -> float:
     """
     value = _parsed(reply).get("score")
     if isinstance(value, str):
-        number = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*\d+)?\s*", value)
+        number = re.fullmatch(r"\s*(-?\d+(?:\.\d+)?)\s*(?:/\s*(\d+)\s*)?", value)
+        if number and number[2] and number[2] != str(highest):
+            raise ReplyError(f"Your score {value} is on another scale than {lowest} to {highest}.")
         value = float(number[1]) if number else None
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ReplyError("Your reply has no number as `score`.")
