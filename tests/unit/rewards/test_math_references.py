@@ -302,6 +302,7 @@ UNITS: list[tuple[str, str, bool]] = [
     (r"2\pi \text{ cm of rope}", r"2\pi m", False),
     ("5 in total", "5 cm", True),  # no inch
     ("5 square meters of carpet", "5 cm", False),
+    ("5 square meters of carpet", "5 m", False),  # of another dimension, and both are units of their own
     (r"5 \text{ cm}^2", "5", True),
     (r"5 \text{ m2}", "5", True),
     (r"\text{\$}18.90", r"\$18.90", True),
