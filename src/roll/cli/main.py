@@ -27,7 +27,7 @@ from typing import NoReturn
 import click
 
 from roll.cli.commands import Session, roll
-from roll.errors import AlarmError, RollError, UserError, leaves
+from roll.errors import AlarmError, RollError, UserError, leaves, short
 from roll.tracking.visible import printable
 
 __all__ = ["end", "guarded", "run"]
@@ -108,7 +108,12 @@ def _failed(error: Exception, session: Session) -> int:
     if user is not None:
         _say(f"Error: {user}")
         return 2
-    disk = next((leaf for leaf in leaves(error) if isinstance(leaf, OSError) and leaf.errno in _DISK), None)
+    files = [leaf for leaf in leaves(error) if isinstance(leaf, OSError)]
+    too_long = next((leaf for leaf in files if leaf.errno == errno.ENAMETOOLONG), None)
+    if too_long is not None:
+        _say(f"Error: {short(too_long.filename)} is longer than a file's name may be.")
+        return 2
+    disk = next((leaf for leaf in files if leaf.errno in _DISK), None)
     if disk is not None:
         place = f" '{disk.filename}'" if disk.filename else ""
         _say(f"Error: cannot use{place}: {disk.strerror}. Free space or check permissions.")

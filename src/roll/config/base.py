@@ -8,9 +8,13 @@ from typing import Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from roll.errors import short
+
 __all__ = ["FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expanded", "option", "path_option"]
 
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
+LONGEST_NAME = 255
+"""Bytes of a file's name, as file systems have them."""
 
 FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
 """Pattern of a function that a key names: `package.module:function`, or `path/to/file.py:function`."""
@@ -48,12 +52,19 @@ def expanded(value: Any) -> Any:
             does a file whose own name has such characters.
 
     Raises:
-        ValueError: a variable is not set, or a user is not known here.
+        ValueError: a variable is not set or empty, a user is not known here, or no file can have such a name.
     """
     if isinstance(value, dict):
         return {name: expanded(each) for name, each in value.items()}
-    if not isinstance(value, str) or not ("$" in value or value.startswith("~")):
+    if not isinstance(value, str):
         return value
+    if "\x00" in value or any(len(os.fsencode(name)) > LONGEST_NAME for name in value.split("/")):
+        raise ValueError(f"{short(value)} can be no file's name: it has a NUL, or more than {LONGEST_NAME} bytes")
+    if not ("$" in value or value.startswith("~")):
+        return value
+    empty = next((name for name in _VARIABLE.findall(value) if os.environ.get(name.strip("${}")) == ""), None)
+    if empty is not None:
+        raise ValueError(f"{value!r} names the variable {empty}, which is empty: write the path itself")
     path = os.path.expanduser(os.path.expandvars(value))
     unset = _VARIABLE.search(path)
     if (unset is None and not path.startswith("~")) or os.path.exists(path.rpartition(":")[0] or path):

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 from typing import NoReturn
 
+from roll.config.base import expanded
 from roll.errors import ModelError
 from roll.models.catalogue import CATALOGUE, cached_directory, prepare
 from roll.models.directory import MissingFileError, check_directory
@@ -42,11 +43,14 @@ def find_model(path: str | Path, *, allow_quantized: bool = False) -> Path | Non
     Raises:
         ModelError: a directory that is missing or refused, or a name that can only be a misspelling.
     """
-    name = str(path)
+    try:
+        name = expanded(str(path))
+    except ValueError as error:
+        raise ModelError(f"model {error}.") from None
     if name in CATALOGUE:
         directory = cached_directory(CATALOGUE[name])
         return directory if (directory / "config.json").is_file() else None
-    local = Path(name).expanduser()
+    local = Path(name)
     if local.is_dir():
         local = find_model_directory(local) or local
         check_directory(local, allow_quantized=allow_quantized)

@@ -9,10 +9,10 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError, field_validator, model_validator
 
-from roll.config.base import Section, option
+from roll.config.base import Section, expanded, option
 from roll.config.document import Document, read
 from roll.config.problems import describe, message
-from roll.errors import ConfigError
+from roll.errors import ConfigError, ModelError
 from roll.models import CATALOGUE, ModelDescription, cache_width, describe_config, describe_model, find_config
 from roll.registry import looked_from, nearest
 
@@ -191,7 +191,10 @@ def model(name: str) -> Model:
         ConfigError: as `device`.
         ModelError: the config.json cannot be found or read.
     """
-    path = Path(name).expanduser()
+    try:
+        path = Path(expanded(name))
+    except ValueError as error:
+        raise ModelError(f"model {error}.") from None
     file = path / "config.json" if path.is_dir() else path
     return _read_model(name, file.stat().st_mtime_ns if file.is_file() else 0)
 
@@ -212,6 +215,11 @@ def _read_model(name: str, changed_at: int) -> Model:
 
 
 def _of_description(name: str, found: ModelDescription, width: int | None) -> Model:
+    if found.expert_parameters and not 1 <= found.experts_per_token <= found.num_experts:
+        raise ModelError(
+            f"model '{name}' has experts, but its config.json does not say how many, or how many a token goes to "
+            "(num_experts or num_local_experts, num_experts_per_tok): add them."
+        )
     chosen = found.experts_per_token / found.num_experts if found.expert_parameters else 1.0
     return Model(
         name=name,

@@ -8,11 +8,13 @@ from typing import Any, get_args
 import pytest
 from pydantic import AfterValidator, BaseModel
 
+from roll.cli.main import run
 from roll.config.base import expanded
 from roll.config.load import load_config
 from roll.config.pipelines import PIPELINES
 from roll.config.simulation import SimulationConfig
-from roll.errors import ConfigError
+from roll.errors import ConfigError, ModelError
+from roll.models import find_model
 
 BASE: dict[str, Any] = {
     "name": "run",
@@ -115,3 +117,26 @@ def test_a_seed_is_one_that_every_generator_takes(seed: int, good: bool) -> None
         return
     with pytest.raises(ConfigError, match=r"'seed'.* must be a whole number >= 0 and < 18446744073709551616"):
         load_config(BASE, {"seed": seed})
+
+
+@pytest.mark.parametrize("name", ["a\x00b", "a/" + "x" * 300, "é" * 200])
+def test_paths_that_no_file_can_have_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"'output_dir': .* can be no file's name"):
+        load_config({**BASE, "output_dir": name})
+    with pytest.raises(ModelError, match="can be no file's name"):
+        find_model(name)
+
+
+@pytest.mark.parametrize("path", ["$EMPTY/there", "${EMPTY}/there"])
+def test_paths_with_an_empty_variable_are_refused(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """They would begin at the root of all files."""
+    monkeypatch.setenv("EMPTY", "")
+    with pytest.raises(ConfigError, match=r"names the variable \$\{?EMPTY\}?, which is empty"):
+        load_config({**BASE, "output_dir": path})
+
+
+@pytest.mark.parametrize("command", [["resume"], ["view"], ["export", "out"], ["dashboard"]])
+def test_paths_that_are_too_long_are_said_in_one_line(capsys: pytest.CaptureFixture[str], command: list[str]) -> None:
+    name, *rest = command
+    assert run([name, "x" * 300, *rest]) == 2
+    assert capsys.readouterr().err.endswith("is longer than a file's name may be.\n")

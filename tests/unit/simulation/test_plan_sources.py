@@ -108,6 +108,16 @@ def test_plan_refuses_a_config_that_transformers_cannot_build(tmp_path: Path) ->
         read_plan_source(str(tmp_path))
 
 
+@pytest.mark.parametrize("missing", ["num_experts", "num_experts_per_tok"])
+def test_plan_refuses_a_config_that_does_not_say_how_many_experts(tmp_path: Path, missing: str) -> None:
+    file = write_config(tmp_path, "Qwen/Qwen3-30B-A3B")
+    file.write_text(
+        json.dumps({key: value for key, value in PUBLISHED["Qwen/Qwen3-30B-A3B"][0].items() if key != missing})
+    )
+    with pytest.raises(ModelError, match="does not say how many"):
+        read_plan_source(str(file))
+
+
 MOE = Model(
     name="moe", parameters=1000e6, num_layers=10, hidden_size=100, intermediate_size=200, vocab_size=1000, num_heads=4,
     num_kv_heads=4, head_dim=25, num_experts=8, experts_per_token=2, expert_parameters=800_000_000,
