@@ -294,6 +294,20 @@ BUGS = (
         "if slot.num_requests - spared > least.num_requests:",
         "rollout/test_proxy.py",
     ),
+    Bug(
+        "tied weights that differ become one",
+        "models/tying.py",
+        "if a.shape != b.shape or not torch.equal(a, b):",
+        "if a.shape != b.shape:",
+        "models/test_directory.py::test_model_weights_that_are_tied_are_compared_again_once_they_are_loaded",
+    ),
+    Bug(
+        "an answer of a pair that is marked as context is judged",
+        "data/examples/reading.py",
+        'if kind != "supervised" and any(place >= conversation.num_given for place in conversation.untrained):',
+        "if False:",
+        "data/conversations/test_row_forms.py",
+    ),
 )
 
 

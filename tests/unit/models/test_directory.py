@@ -24,6 +24,7 @@ from roll.models import (
     resolve_model,
     stop_token_ids,
 )
+from roll.models.tying import tie
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind not in NOT_FINITE])
@@ -87,6 +88,18 @@ def test_model_head_is_tied_where_the_default_of_its_class_ties(tiny_model: Path
     (directory / "config.json").write_text(json.dumps(config | {"model_type": "gemma"}))
     with pytest.raises(ModelError, match="ties its weights"):
         find_model(directory)
+
+
+def test_model_weights_that_are_tied_are_compared_again_once_they_are_loaded(tiny_model: Path):
+    model = load_causal_lm(tiny_model, "float32")
+    embeddings = model.get_parameter("model.embed_tokens.weight")
+    head = model.get_submodule("lm_head")
+    head.weight = torch.nn.Parameter(embeddings.detach().clone())
+    tie(model, "m")
+    assert head.weight is embeddings
+    head.weight = torch.nn.Parameter(embeddings.detach() + 1)
+    with pytest.raises(ModelError, match="ties its weights"):
+        tie(model, "m")
 
 
 def test_model_head_in_another_dtype_is_equal_where_its_numbers_are(tiny_model: Path, tmp_path: Path):

@@ -316,6 +316,19 @@ def test_preference_rows_of_hh_rlhf_are_pairs_of_conversations(plain: PreTrained
     assert learnt(plain, row, completion_key="chosen") == [["Hello<|im_end|>", "4<|im_end|>"]]
 
 
+def test_preference_rows_whose_judged_answers_are_marked_are_refused(plain: PreTrainedTokenizerBase) -> None:
+    """A loss of pairs takes whole answers: neither the only one nor one of several can be left out."""
+    row = {"prompt": "q", "chosen": [{**ANSWER, "train": False}], "rejected": [AGAIN[1]]}
+    with pytest.raises(DataError, match="nothing to learn"):
+        row_examples(plain, [row], "pair")
+    row["chosen"] += AGAIN
+    with pytest.raises(DataError, match=r"judged answer that is not to be learnt\n.*remove the mark"):
+        row_examples(plain, [row], "pair")
+    given = [USER, {**ANSWER, "train": False}, AGAIN[0]]  # earlier turns may be marked
+    pair = {"chosen": [*given, AGAIN[1]], "rejected": [*given, {**AGAIN[1], "content": "c"}]}
+    assert learnt(plain, pair, "pair") == [["b<|im_end|>"], ["c<|im_end|>"]]
+
+
 def test_preference_rows_of_llama_factory_have_their_prompt_among_the_conversations(
     plain: PreTrainedTokenizerBase,
 ) -> None:
