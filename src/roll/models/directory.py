@@ -23,7 +23,7 @@ __all__ = ["MissingFileError", "StoredTensor", "check_directory", "read_json", "
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json", "spiece.model")
 SETTINGS_FILES = ("generation_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
-TEMPLATE_FILE = "chat_template.jinja"
+TEMPLATE_FILE, ADAPTER_FILE = "chat_template.jinja", "adapter_config.json"
 POINTER = b"version https://git-lfs.github.com/spec/"
 """How a Git LFS pointer begins."""
 
@@ -67,6 +67,8 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
         MissingFileError: a file is missing.
         ModelError: the directory cannot be used otherwise; the message names the file and what to do.
     """
+    for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE, ADAPTER_FILE):
+        _refuse_no_file(directory / name)
     _check_adapter(directory)
     if not (directory / "config.json").is_file():
         if (directory / "config.yaml").is_file():
@@ -204,6 +206,12 @@ def _hint(directory: Path) -> str:
     return f" It has '{other[0]}': rename it to '{SINGLE}' if it holds the whole model, else copy '{INDEX}' as well."
 
 
+def _refuse_no_file(file: Path) -> None:
+    """Refuse what has a file's name and is none: without its settings, the model would be used as another one."""
+    if os.path.lexists(file) and not file.is_file():
+        raise MissingFileError(f"'{file}' is no file, or a link to one that is not there: copy the model again.")
+
+
 def _refuse_pointer(file: Path) -> None:
     try:
         with file.open("rb") as opened:
@@ -219,7 +227,7 @@ def _refuse_pointer(file: Path) -> None:
 
 def _check_adapter(directory: Path) -> None:
     """Refuse a directory with a PEFT adapter, which `transformers` would load unasked, and then freeze the model."""
-    file = directory / "adapter_config.json"
+    file = directory / ADAPTER_FILE
     if not file.is_file():
         return
     base = read_json(file).get("base_model_name_or_path")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -179,3 +180,25 @@ def test_model_weights_that_overflow_the_dtype_asked_for_are_refused(tiny_model:
     load_causal_lm(directory, "bfloat16")
     with pytest.raises(ModelError, match=r"weight 'model\.norm\.weight' .* has NaN or infinite numbers"):
         load_causal_lm(directory, "float16")
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "tokenizer.json", "chat_template.jinja", "adapter_config.json"]
+)
+@pytest.mark.parametrize("kind", ["link to nothing", "link to itself", "directory", "pipe"])
+def test_model_directories_with_something_else_in_a_files_place_are_refused(
+    tiny_model: Path, tmp_path: Path, name: str, kind: str
+):
+    """A file of which a download left a link alone is not one that the model never had."""
+    directory = tmp_path / "model"
+    shutil.copytree(tiny_model, directory)
+    file = directory / name
+    file.unlink(missing_ok=True)
+    if kind == "directory":
+        file.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(file)
+    else:
+        file.symlink_to(name if kind == "link to itself" else "blob")
+    with pytest.raises(ModelError, match=f"{name}' is no file, or a link to one that is not there"):
+        find_model(directory)
