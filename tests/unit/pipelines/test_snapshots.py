@@ -113,6 +113,14 @@ def test_mismatch_and_staleness_by_hand() -> None:
     assert found == pytest.approx({f"train_inference/{name}": value for name, value in expected.items()}, abs=1e-7)
 
 
+def test_mismatch_of_a_token_that_the_trainer_finds_nearly_certain_is_finite() -> None:
+    """An engine's log-prob may be arbitrarily low; the divergence counts it as one of e^20."""
+    own = sample(0, [5], [-2000.0], old_logprobs=[-1.0])
+    found = train_inference(TrainingBatch(samples=(own,)), [], version=5)
+    assert found["train_inference/mismatch/log_ratio_max_abs"] == pytest.approx(1999.0)
+    assert found["train_inference/mismatch/kl"] == pytest.approx(math.exp(20) - 21)
+
+
 def test_without_snapshots_mismatch_is_of_fresh_tokens_and_staleness_is_not_claimed() -> None:
     """The log-probs come from the only update's own forward pass."""
     batch = TrainingBatch(samples=(sample(0, [4, 5], [-1.0, -2.0]),))
