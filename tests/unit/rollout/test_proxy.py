@@ -17,7 +17,7 @@ from roll.rollout import LLMProxy, Router
 from roll.rollout.proxy import _joined
 from roll.rollout.routing import RoutingPolicy
 from roll.simulation.clock import run
-from roll.types import Generation, GenerationRequest, SamplingParams
+from roll.types import EngineLoad, Generation, GenerationRequest, SamplingParams
 
 NUM_TOKENS = 8
 
@@ -244,6 +244,23 @@ def test_router_of_4_and_16_slots_dispatches_20_requests_by_share() -> None:
     router.give_back("large")
     chosen = router.take()
     assert chosen is not None and chosen.engine_id == "large"
+
+
+def test_router_looks_beyond_the_least_loaded_where_their_caches_are_full() -> None:
+    """Two engines run one request each and have no cache left; the third is busier and has room."""
+    router = Router(max_kv_used=0.5)
+    engines = [engine(name, 4) for name in "abc"]
+    for own in engines:
+        router.add(own)  # type: ignore[arg-type]
+    for _ in range(6):
+        assert router.take()
+    for name in "ab":
+        router.give_back(name)
+    full = EngineLoad(num_running=1, num_waiting=0, kv_used=0.9, capacity=4)
+    for own in engines[:2]:
+        own.load = lambda: full  # type: ignore[method-assign]
+    chosen = router.take()
+    assert chosen is not None and chosen.engine_id == "c"
 
 
 def test_router_keeps_a_session_at_an_engine_that_is_not_busier_for_its_slots() -> None:
