@@ -61,8 +61,13 @@ def as_list(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") and not isinstance(value, str) else value
 
 
-def unicode_text(value: str, column: str, where: str) -> str:
+def unicode_text(value: str, what: str, where: str) -> str:
     """The text, if it is one: half a surrogate pair, which JSON can spell, has no tokens.
+
+    Args:
+        value: a cell, or a part of one.
+        what: it is, for messages: "column 'text'".
+        where: file and line.
 
     Raises:
         BadRow: it is none.
@@ -72,6 +77,6 @@ def unicode_text(value: str, column: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise BadRow(
             "invalid Unicode",
-            f"{where}: column '{column}' is not valid Unicode text at character {error.start}: {short(value)}.",
+            f"{where}: {what} is not valid Unicode text at character {error.start}: {short(value)}.",
         ) from None
     return value

@@ -140,7 +140,7 @@ def _answer(row: RowView, config: TableConfig, where: str) -> str:
         raise BadRow(
             "wrong type", f"{where}: column '{config.answer_key}' is too long a number: give it as text."
         ) from None
-    text = unicode_text(text, config.answer_key, where)
+    text = unicode_text(text, f"column '{config.answer_key}'", where)
     if config.answer_pattern is not None:
         found = re.search(config.answer_pattern, text)
         if found is None:
@@ -172,4 +172,4 @@ def _expert(row: RowView, config: TableConfig, where: str) -> tuple[str, ...]:
             f"{where}: column '{config.expert_key}' must be the text of an answer, or null where there is none, got "
             f"{short(value)}.",
         )
-    return (unicode_text(value, config.expert_key, where),)
+    return (unicode_text(value, f"column '{config.expert_key}'", where),)

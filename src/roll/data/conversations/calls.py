@@ -85,12 +85,12 @@ def function_call(name: Any, arguments: Any, call_id: Any, where: str, *, drop_n
     if not isinstance(arguments, Mapping):
         raise BadRow("wrong type", f"{where}: a call's `arguments` must be an object, got {short(arguments)}.")
     function = {
-        "name": unicode_text(name, "tool_calls", where),
+        "name": unicode_text(name, "the name of a tool call", where),
         "arguments": plain_data(arguments, "a call's `arguments`", where, drop_nulls=drop_nulls),
     }
     call: dict[str, Any] = {"type": "function", "function": function}
     if not is_null(call_id):
-        call = {"id": unicode_text(str(call_id), "tool_calls", where), **call}
+        call = {"id": unicode_text(str(call_id), "the id of a tool call", where), **call}
     return call
 
 

@@ -249,7 +249,7 @@ def check_text(text: str, key: str, where: str) -> None:
     Raises:
         BadRow: half of a surrogate pair, or a NUL, is in it.
     """
-    unicode_text(text, key, where)
+    unicode_text(text, f"column '{key}'", where)
     if "\x00" in text:
         raise BadRow("NUL character", f"{where}: column '{key}' has a NUL character at {text.index(chr(0))}.")
 
