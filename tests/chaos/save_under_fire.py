@@ -37,7 +37,7 @@ from roll.pipelines.state import RunState
 from roll.protocols import LossFn
 from roll.rollout import DataLedger
 from roll.tracking import RunDirectory
-from roll.training import Role, TorchBackend, TrainerSpec
+from roll.training import Role, TorchBackend, TrainerSpec, rank
 from roll.types import TrainingBatch, TrainingSample
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,7 @@ def main() -> None:
     model, directory = Path(sys.argv[1]), Path(sys.argv[2])
     every = int(sys.argv[3]) if len(sys.argv) > 3 else 1
     torch.set_num_threads(1)
+    rank.start_spin_control = lambda: None  # a thread
     trainers = trained_backend(model, "policy", PolicyLoss()), trained_backend(model, "critic", ValueLoss())
     assert threading.active_count() == 1, "forking needs a process without threads"
     run = RunDirectory.create(directory, {"name": directory.name})

@@ -25,7 +25,8 @@ _PREPARE = (
     '__roll_end() { local s=$?; builtin printf "%d\\n" "$s" >&4; return "$s"; }'
 )
 _RETRY_S = 0.05
-_GRACE_S = 1.0
+_GRACE_S = 2.0
+"""For an interrupted command to end, before the session does: a shell on a busy machine took more than one second."""
 _SWEEP_S = 0.1
 """How long the loop may be held up by ending what an interrupted command has left."""
 
