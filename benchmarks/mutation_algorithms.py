@@ -204,14 +204,14 @@ BUGS = (
         "training/test_snapshots.py",
     ),
     Bug(
-        "the template's marks alone say what is learnt",
+        "the template's marks alone say what is trained",
         "data/turns.py",
         "mask &= _in_spans(starts, marked)",
         "mask = _in_spans(starts, marked)",
         "data/test_training_templates.py",
     ),
     Bug(
-        "an earlier turn that is rendered otherwise is learnt",
+        "an earlier turn that is rendered differently is trained",
         "data/turns.py",
         "return (begin, start) if same else None",
         "return begin, start",
