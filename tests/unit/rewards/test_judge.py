@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import sqlite3
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -371,6 +372,21 @@ async def test_equal_answers_are_judged_once_also_at_the_same_time_and_in_a_late
     await fresh(rollout("7", "7"))
     assert len(server.bodies) == 5
     await fresh.close()
+
+
+async def test_judge_a_kept_reply_that_cannot_be_read_any_more_is_asked_for_again(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, tmp_path: Path
+) -> None:
+    reward = build(server, pool, cache_dir=str(tmp_path))
+    await reward(rollout("7", "7"))
+    await reward.close()
+    with sqlite3.connect(tmp_path / "replies.sqlite") as file:  # as of a version that read replies by other rules
+        file.execute("UPDATE replies SET reply = ?", ('{"score": 95}',))
+    file.close()
+    later = build(server, pool, cache_dir=str(tmp_path))
+    assert [(await later(rollout("7", "7"))).value for _ in range(2)] == [1.0, 1.0]
+    assert len(server.bodies) == 2
+    await later.close()
 
 
 async def test_a_failed_request_is_not_kept(server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout) -> None:

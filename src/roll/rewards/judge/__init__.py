@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from roll.config.rewards import JudgeReward
@@ -122,8 +123,10 @@ class Judge:
         self._usage.num_asked += 1
         kept = self._cache.get(key)
         if kept is not None:
-            self._usage.num_kept += 1
-            return read(kept)
+            with suppress(ReplyError):  # the file may hold replies that an earlier version could read
+                value = read(kept)
+                self._usage.num_kept += 1
+                return value
         if not config.cache_size:
             return read(await self._readable(messages, schema, read))
         task = self._under_way.get(key)
