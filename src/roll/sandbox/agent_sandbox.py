@@ -37,6 +37,7 @@ SILENCE_S = 10.0
 FILE_S = 60.0
 TERMINAL_KEPT_BYTES = 2**22
 """Of a terminal's output: more than may wait to be shown, so that whoever comes back sees how it stands."""
+_SESSION_ENDED = "the shell session has ended: open another one"
 
 
 class Sandbox:
@@ -282,7 +283,7 @@ class Session:
                 await self._last.wait()
                 self._note_end(self._last)
             if self.closed:
-                raise SandboxSessionError("the shell session has ended: open another one")
+                raise SandboxSessionError(_SESSION_ENDED)
             limits: Limits = self._sandbox.spec.limits
             wall_s = limits.wall_s if wall_s is None else wall_s
             request = {"command": command, "wall_s": wall_s, "output_bytes": limits.output_bytes}
@@ -295,11 +296,16 @@ class Session:
         """Start a command as a program of its own, with the session's directory and exported variables.
 
         The job goes on while the session runs other commands, and ends with the session.
+
+        Raises:
+            SandboxError: the sandbox broke, or the session has ended, perhaps since this was called.
         """
         state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
         text = state.stdout.decode("utf-8", "surrogateescape")
         script = f"{text}\neval {shlex.quote(command)}"
-        job = await self._sandbox.start(Command(argv=("bash", "-c", script), wall_s=wall_s))
+        if self.closed:
+            raise SandboxSessionError(_SESSION_ENDED)
+        job = self._sandbox.begin(Command(argv=("bash", "-c", script), wall_s=wall_s))
         self._background = [*(each for each in self._background if not each.done()), job]
         return job
 

@@ -323,6 +323,16 @@ except ConnectionRefusedError: print("gone")
             assert (await sandbox.execute(PythonCode(source=ask))).stdout == b"gone\n"
 
 
+async def test_sessions_that_end_while_a_background_job_is_begun_begin_none(sandboxes: SandboxManager) -> None:
+    async with await sandboxes.create() as sandbox:
+        shell = await sandbox.session()
+        begins = asyncio.create_task(shell.background("sleep 1000"))
+        await asyncio.sleep(0)  # it asks for the session's variables
+        shell.end()
+        with pytest.raises(SandboxSessionError, match="open another one"):
+            await begins
+
+
 async def test_programs_that_are_kept_end_what_they_started(sandboxes: SandboxManager) -> None:
     loop = "(while :; do echo x >> {0}; sleep 0.01; done) </dev/null >/dev/null 2>&1 & while ! [ -s {0} ]; do :; done"
     async with await sandboxes.create() as sandbox:
