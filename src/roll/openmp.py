@@ -10,6 +10,9 @@ cores, none spins (`do_spin` in libgomp's wait.h). `SpinControl` uses this rule.
 says for which share of time some thread waited for a core; while that is high, it keeps a team of idle threads, one
 more than there are cores. The number of threads that compute stays the same, and so does every result. With another
 OpenMP runtime, or a kernel without pressure stall information, nothing happens.
+
+libgomp ends the process where it cannot start a thread. So a team is made only where this process may have twice as
+many further threads, which is tried with Python's.
 """
 
 from __future__ import annotations
@@ -22,7 +25,15 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["IdleTeam", "SpinControl", "loaded_libgomp", "pressure_file", "start_spin_control"]
+__all__ = [
+    "IdleTeam",
+    "SpinControl",
+    "loaded_libgomp",
+    "may_start",
+    "pressure_file",
+    "start_spin_control",
+    "watch",
+]
 
 PERIOD_S = 0.25
 CONTENDED = 0.3
@@ -73,6 +84,23 @@ class IdleTeam:
         self._end.wait()
 
 
+def may_start(num_threads: int) -> bool:
+    """Return whether this process may have so many further threads, by starting them for a moment."""
+    end, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(num_threads):
+            threads.append(threading.Thread(target=end.wait, name="trial", daemon=True))
+            threads[-1].start()
+    except RuntimeError:  # of a container, a user or the machine, there may be no more
+        threads.pop()
+        return False
+    finally:
+        end.set()
+        for thread in threads:
+            thread.join()
+    return True
+
+
 class SpinControl:
     """Decides whether this process's OpenMP threads may spin.
 
@@ -103,8 +131,17 @@ class SpinControl:
         share = (stalled_s - before[1]) / (now_s - before[0])
         if self._team is None and share > CONTENDED:
             self._team = self._make_team()
-        elif self._team is not None and share < QUIET:
-            team, self._team = self._team, None
+        elif share < QUIET:
+            self._let_spin()
+
+    def forget(self) -> None:
+        """Let threads spin, and begin anew: the counts cannot be read."""
+        self._last = None
+        self._let_spin()
+
+    def _let_spin(self) -> None:
+        team, self._team = self._team, None
+        if team is not None:
             team.close()
 
 
@@ -144,16 +181,40 @@ def start_spin_control() -> None:
 
 
 def _watch() -> None:
-    if (path := pressure_file()) is None:
-        return
-    control = SpinControl(_team)
-    pause = threading.Event()
-    while not pause.wait(PERIOD_S):
-        if (stalled_s := _stalled_s(path)) is None:
+    path = pressure_file()
+    if path is not None:
+        watch(SpinControl(_team), path, threading.Event().wait)
+
+
+def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool]) -> None:
+    """Let a control observe this process, until `pause` returns true, or a team that is wanted cannot be had.
+
+    A file that cannot be read any more (all files are open that may be, or the control group is another one) is looked
+    for again.
+    """
+    while not pause(PERIOD_S):
+        stalled_s = None if path is None else _stalled_s(path)
+        if stalled_s is None:
+            control.forget()
+            path = pressure_file()
+            continue
+        try:
+            control.observe(time.monotonic(), stalled_s)
+        except (OSError, RuntimeError):
             return
-        control.observe(time.monotonic(), stalled_s)
 
 
 def _team() -> IdleTeam | None:
+    """Make a team; `None` where PyTorch computes with another runtime.
+
+    Raises:
+        OSError: the library's file is another one by now.
+        RuntimeError: there may be no more threads.
+    """
     library = loaded_libgomp()
-    return IdleTeam(library, len(os.sched_getaffinity(0)) + 1) if library else None
+    num_threads = len(os.sched_getaffinity(0)) + 1
+    if library is None:
+        return None
+    if not may_start(2 * num_threads):  # those of the trial may end a moment later, and others start threads too
+        raise RuntimeError("no more threads may be started")
+    return IdleTeam(library, num_threads)

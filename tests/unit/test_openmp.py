@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from roll.openmp import SpinControl, loaded_libgomp, pressure_file
+from roll import openmp
+from roll.openmp import SpinControl, loaded_libgomp, pressure_file, watch
 
 
 class Team:
@@ -60,6 +62,75 @@ def test_openmp_the_first_counts_and_a_clock_that_stands_still_decide_nothing() 
     control.observe(5.0, 3600.0)
     control.observe(5.0, 3601.0)
     assert seen == []
+
+
+def test_openmp_counts_that_cannot_be_read_for_a_while_are_looked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    monkeypatch.setattr(openmp, "pressure_file", lambda: second if second.exists() else None)
+    seen: list[str] = []
+    make_team: Any = lambda: Team(seen)  # noqa: E731
+    # far more between two looks than the time that can be between them: cores are shared
+    events: list[Any] = [(first, 7), (first, 10**9), "gone", "still gone", (second, 3), (second, 4), (second, 10**9)]
+    log: list[str] = []
+
+    def pause(seconds: float) -> bool:
+        log.append(" ".join(seen))
+        if not events:
+            return True
+        event = events.pop(0)
+        if isinstance(event, str):
+            first.unlink(missing_ok=True)
+        else:
+            event[0].write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={event[1]}000000\n")
+        return False
+
+    watch(SpinControl(make_team), first, pause)
+    closed = "made closed"  # the second file is found with 3, counts from 4 on, and says nothing of what was before
+    assert log == ["", "", "made", closed, closed, closed, closed, "made closed made"]
+
+
+@pytest.mark.parametrize("error", [OSError("the file is another one"), RuntimeError("can't start new thread")])
+def test_openmp_where_no_team_can_be_had_nothing_is_watched_any_more(tmp_path: Path, error: Exception) -> None:
+    counts, total_s, pauses = tmp_path / "counts", [0.0], []
+
+    def make_team() -> None:
+        raise error
+
+    def pause(seconds: float) -> bool:
+        pauses.append(seconds)
+        total_s[0] += 1e6
+        counts.write_text(f"some avg10=0.00 avg60=0.00 avg300=0.00 total={total_s[0]:.0f}\n")
+        return len(pauses) > 9
+
+    watch(SpinControl(make_team), counts, pause)
+    assert len(pauses) < 9
+
+
+def test_openmp_a_process_that_may_start_no_more_threads_gets_no_team(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """libgomp would end the process."""
+    start, left, made = threading.Thread.start, [5], []
+
+    def start_some(thread: threading.Thread) -> None:
+        if left[0] == 0:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_some)
+    monkeypatch.setattr(openmp, "IdleTeam", lambda *arguments: made.append(arguments))
+    monkeypatch.setattr(openmp, "loaded_libgomp", lambda: "libgomp.so.1")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    before = threading.active_count()
+    with pytest.raises(RuntimeError, match="no more threads"):
+        openmp._team()
+    assert made == [] and threading.active_count() == before
+    left[0] = 6  # twice as many as the team has: one more than there are cores
+    openmp._team()
+    assert made == [("libgomp.so.1", 3)] and threading.active_count() == before
 
 
 @pytest.mark.parametrize(
