@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from roll.errors import DataError
 from roll.registry import looked_from, nearest
 
 __all__ = ["DatasetTable", "huggingface_tables"]
+
+MOST_LOOKED_AT = 64
+"""Files, before a row is read: some 0.1 ms."""
 
 
 def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
@@ -28,7 +32,11 @@ def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
 
 
 class DatasetTable:
-    """One split; its rows stay in the Arrow files that `datasets` maps into memory."""
+    """One split; its rows stay in the Arrow files that `datasets` maps into memory.
+
+    A file that is written to while it is mapped gives other rows, or ends the process where it has become shorter. So a
+    row is read only from files that are as they were.
+    """
 
     def __init__(self, config: HuggingFaceTable, splits: Mapping[str, Any], split: str) -> None:
         if split not in splits:
@@ -38,11 +46,17 @@ class DatasetTable:
             )
         self.name = f"dataset '{config.path}', split '{split}'"
         self._rows = splits[split]
+        self._files = [(name, _identity(name)) for name in _mapped(self._rows)]
+        self._next = 0
+        """The place of the file that is looked at first."""
 
     def scan(self, limit: int | None) -> Iterator[Row]:
         """See `Table.scan`."""
         try:
-            yield from map(ArrowRow, itertools.islice(self._rows, limit))
+            for number, row in enumerate(itertools.islice(self._rows, limit)):
+                if number % 1024 == 0:
+                    self._check()
+                yield ArrowRow(row)
         except DataError:
             raise
         except Exception as error:  # decoders of its features (images, audio) raise what they like
@@ -50,7 +64,21 @@ class DatasetTable:
 
     def row(self, index: int) -> Row:
         """See `Table.row`."""
+        self._check()
         return ArrowRow(self._rows[index])
+
+    def _check(self) -> None:
+        """Look at the files, or of very many at the next ones.
+
+        Raises:
+            DataError: one has changed. (Of one that was removed or replaced, the mapping keeps what it was.)
+        """
+        for _ in range(min(len(self._files), MOST_LOOKED_AT)):
+            name, before = self._files[self._next]
+            self._next = (self._next + 1) % len(self._files)
+            now = _identity(name)
+            if now != before and now is not None and before is not None and now[0] == before[0]:
+                raise DataError(f"'{name}' changed while the run was using it: start again with the new one.")
 
     def key(self, index: int) -> str:
         """The row's number from 1."""
@@ -86,6 +114,19 @@ def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
     if not isinstance(loaded, Mapping):
         return {config.split: loaded}
     return {str(name): rows for name, rows in loaded.items()}
+
+
+def _mapped(rows: Any) -> list[str]:
+    return [str(file["filename"]) for file in getattr(rows, "cache_files", ())]
+
+
+def _identity(name: str) -> tuple[tuple[int, int], int, int] | None:
+    """Return which file it is, its size and its time; `None` where there is none."""
+    try:
+        status = os.stat(name)
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino), status.st_size, status.st_mtime_ns
 
 
 def _saved_to_disk(path: Path) -> bool:

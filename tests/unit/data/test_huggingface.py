@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import datasets
 import pytest
 
 from roll.config.data import HuggingFaceData
+from roll.data import huggingface
 from roll.data.rows import RowItems
 from roll.data.tables import table_prompts
 from roll.errors import DataError
@@ -52,6 +54,44 @@ def test_a_directory_of_data_files_is_a_dataset(tmp_path: Path, monkeypatch: pyt
     (tmp_path / "files" / "train.jsonl").write_text('{"prompt": "a", "answer": "1"}\n{"prompt": "b", "answer": "2"}\n')
     training, held_out = load(tmp_path / "files")
     assert [training[i].answer for i in range(2)] == ["1", "2"] and len(held_out) == 0
+
+
+@pytest.mark.parametrize("change", ["written anew", "shortened"])
+def test_data_huggingface_a_file_that_changes_in_its_place_gives_no_other_rows(tmp_path: Path, change: str) -> None:
+    """Rows would be others, or reading them would end the process (SIGBUS)."""
+    rows(0, 1000).save_to_disk(tmp_path / "data")
+    training, _ = load(tmp_path / "data")
+    assert training[900].answer == "900"
+    (file,) = (tmp_path / "data").glob("*.arrow")
+    file.write_bytes(file.read_bytes().replace(b"q9", b"p9") if change == "written anew" else b"")
+    os.utime(file, ns=(0, 0))
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow' changed while the run was using it"):
+        training[901]
+
+
+@pytest.mark.parametrize("change", ["removed", "replaced"])
+def test_data_huggingface_a_file_that_is_replaced_or_removed_is_still_read(tmp_path: Path, change: str) -> None:
+    rows(0, 1000).save_to_disk(tmp_path / "data")
+    training, _ = load(tmp_path / "data")
+    (file,) = (tmp_path / "data").glob("*.arrow")
+    if change == "removed":
+        file.unlink()
+    else:
+        (tmp_path / "other").write_bytes(b"another")
+        (tmp_path / "other").replace(file)
+    assert training[900].answer == "900"
+
+
+def test_data_huggingface_of_very_many_files_some_are_looked_at_before_each_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows(0, 6).save_to_disk(tmp_path / "data", num_shards=3)
+    monkeypatch.setattr(huggingface, "MOST_LOOKED_AT", 2)
+    training, _ = load(tmp_path / "data")  # looks at the first two
+    os.utime(tmp_path / "data" / "data-00001-of-00003.arrow", ns=(0, 0))
+    assert training[0].answer == "0"  # the third and the first
+    with pytest.raises(DataError, match=r"data-00001-of-00003\.arrow' changed"):
+        training[0]
 
 
 def test_a_wrong_split_or_column_is_named_with_the_nearest(saved: Path) -> None:
