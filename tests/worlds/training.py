@@ -373,8 +373,7 @@ class World:
         if self.engines.lent:
             self.engines.lent = False
             await self.proxy.wake()
-        report = await self.weights.push(self.version, still=self.controller.updating())
-        self.proxy.restore(report.dead)
+        await self.weights.push(self.version, still=self.controller.updating(), on_dead=self.proxy.restore)
 
     async def _settle(self, batch: Batch, step: int) -> None:
         used = set()

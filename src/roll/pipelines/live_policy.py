@@ -73,9 +73,7 @@ class LivePolicy:
                 await self.generation.proxy.wake()
         still = self.controller.updating() if self.controller else nullcontext()
         with run.spans.phase("sync"):
-            report = await self.weights.push(run.state.policy_version, still=still)
-            self.generation.proxy.restore(report.dead)
-        return report
+            return await self.weights.push(run.state.policy_version, still=still, on_dead=self.generation.proxy.restore)
 
     async def evaluated(self) -> None:
         """Wait for the evaluation that is under way, if one is."""

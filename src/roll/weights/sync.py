@@ -12,14 +12,15 @@ Invariants:
       known (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
     - Engines stand still only while tensors arrive and are read back. A probe is a request like any other: it runs when
       they decode again, since a paused engine would keep it waiting.
-    - An engine that dies or does not answer never fails the others: it is reported, for the caller to replace.
+    - An engine that dies or does not answer never fails the others: it is reported, for the caller to replace, before
+      they go on. It may hold a mixture of weights, and is asked nothing more.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -154,16 +155,22 @@ class WeightSync:
         self._unchanged.set()
 
     async def push(
-        self, policy_version: int, *, still: AbstractAsyncContextManager[object] | None = None
+        self,
+        policy_version: int,
+        *,
+        still: AbstractAsyncContextManager[object] | None = None,
+        on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
         """Bring the trainer's weights to every engine, and prove that they arrived.
 
         Args:
             policy_version: of the weights.
             still: entered while they arrive and are read back, and left before engines are probed.
+            on_dead: told once of each engine that died or did not answer, while the others still stand still if it was
+                found then: it must be replaced and get `push_to` before it serves. Its weights may be a mixture.
 
         Returns:
-            The report. Engines in its `dead` must be replaced and get `push_to` before they serve.
+            The report.
 
         Raises:
             WeightSyncError: a tensor did not arrive as sent, is not what an engine holds, or the probe says that an
@@ -175,7 +182,7 @@ class WeightSync:
             self._num_pushes += 1
             self.policy_version = policy_version
             async with self._at_hand():
-                report = await self._sync(tuple(self._engines.engines), policy_version, due, still)
+                report = await self._sync(tuple(self._engines.engines), policy_version, due, still, on_dead)
             self._unchanged.set()
             return report
 
@@ -215,7 +222,9 @@ class WeightSync:
         version: int,
         probed: bool,
         still: AbstractAsyncContextManager[object] | None = None,
+        on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
+        tell = on_dead or (lambda dead: None)
         clock = asyncio.get_running_loop().time
         async with still or nullcontext():
             begin = clock()
@@ -226,10 +235,13 @@ class WeightSync:
             alive = [engine for engine in engines if engine.engine_id in delivery.receipts]
             num_read_back = await self._read_back(alive, sent, version, dead)
             read_back = clock()
+            told = tuple(dead)
+            tell(told)
         alive = [engine for engine in alive if engine.engine_id not in dead]
         results: dict[str, ProbeResult] = {}
         if probed and self._sequences and alive:
             results = await self._probe(alive, sent, version, delivery.dtype, dead)
+            tell(dead.keys() - set(told))
         for error in dead.values():
             logger.warning("weight sync of policy version %d: %s", version, error)
         return SyncReport(

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
+from worlds.engines import TickingEngine
 from worlds.training import World, random_settings
 
+from roll.config.scheduling import SchedulingConfig
+from roll.errors import WeightSyncError
+from roll.pipelines.live_policy import LivePolicy
 from roll.simulation import clock
+from roll.types import GenerationRequest, SamplingParams, WeightReceipt, WeightUpdate
 
 
 @pytest.mark.parametrize("how", ["ended", "failed", "cancelled", "cancelled before it began"])
@@ -64,3 +74,72 @@ def test_a_fresh_engine_waits_for_an_update_and_after_a_broken_one_for_the_next_
             "cancelled before it began": ["is over", "brought up", "pushed"],
         }[how]
     ]
+
+
+class LateEngine(TickingEngine):
+    """Can take weights for longer than anybody waits; then it has neither the old nor the new ones."""
+
+    is_late = False
+
+    def __init__(self, *args: Any, **keys: Any) -> None:
+        super().__init__(*args, **keys)
+        self.asked: list[str] = []
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        if self.is_late:
+            self.asked.clear()
+            await asyncio.sleep(1e6)
+        return await super().update_weights(update)
+
+    async def resume(self) -> None:
+        self.asked.append("resume")
+        if self.is_late:
+            raise WeightSyncError("e0 has no usable weights")
+        await super().resume()
+
+    async def generate(self, request: GenerationRequest) -> Any:
+        self.asked.append(f"generate {request.request_id}")
+        return await super().generate(request)
+
+
+class LateWorld(World):
+    engine_type = LateEngine
+
+
+def test_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go_on() -> None:
+    found: list[Any] = []
+
+    async def main() -> None:
+        scheduling = SchedulingConfig(async_ratio=1.0)
+        quiet = {"deaths": 0, "frailty": 0.0, "hands_over": False, "num_engines": 2, "transport": "shared_memory"}
+        world = LateWorld(replace(random_settings(0), scheduling=scheduling, **quiet))
+        world.weights._timeout_s = 5.0
+        late, _ = world.engines.engines
+        run: Any = SimpleNamespace(
+            spans=SimpleNamespace(phase=lambda name: nullcontext()), state=SimpleNamespace(policy_version=0)
+        )
+        generation: Any = SimpleNamespace(proxy=world.proxy)
+        live = LivePolicy(
+            generation=generation,
+            controller=world.controller,
+            weights=world.weights,
+            plan=None,  # type: ignore[arg-type]
+        )
+        await live.sync(run)
+        late.is_late = True  # type: ignore[attr-defined]
+        sampling = SamplingParams(max_new_tokens=12)
+        tokens = np.array([1, 2], np.int32)
+        requests = [GenerationRequest(request_id=f"r{n}", token_ids=tokens, sampling=sampling) for n in range(4)]
+        answers = [asyncio.create_task(world.proxy.generate(request)) for request in requests]
+        await asyncio.sleep(0.1)
+        run.state.policy_version = 1
+        report = await live.sync(run)
+        found.append((list(report.dead), report.engines, {a.engine_id for a in await asyncio.gather(*answers)}))
+        found.append(late.asked)  # type: ignore[attr-defined]
+        await world.proxy.settle()
+        found.append([engine.version for engine in world.engines.engines])
+        await world.proxy.close()
+        await world.engines.close()
+
+    clock.run(main(), seed=0)
+    assert found == [(["e0"], ("e1",), {"e1"}), [], [1, 1]]
