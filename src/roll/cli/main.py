@@ -53,9 +53,13 @@ def end(code: int) -> NoReturn:
     """End this process, whatever was left behind.
 
     A tracker's client would wait at its end for a server that answers nobody, and Python for a thread that still
-    computes for a start that was cancelled.
+    computes for a start that was cancelled. Whoever interrupts once more while this waits has it end at once.
     """
-    if not any(_left_behind()):
+    try:
+        waits_for_nothing = not any(_left_behind())
+    except KeyboardInterrupt:
+        waits_for_nothing = False
+    if waits_for_nothing:
         sys.exit(code)
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import re
 import subprocess
@@ -14,7 +15,9 @@ import click
 import pytest
 from worlds.timing import LOOPS
 
+from roll import running
 from roll.cli.commands import Session
+from roll.cli.main import end as end_process
 from roll.cli.main import guarded, run
 from roll.errors import ConfigError, InfraError, TrainingDivergedError
 from roll.pipelines.stop import Interrupted
@@ -217,3 +220,24 @@ def test_config_explain_prints_or_refuses(capsys):
     assert "Peak learning rate" in capsys.readouterr().out
     assert run(["config", "explain", "training.lerning_rate"]) == 2
     assert "Did you mean 'learning_rate'?" in capsys.readouterr().err
+
+
+def test_cli_an_interrupt_while_the_end_waits_ends_at_once_with_the_same_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[int] = []
+
+    class Ended(BaseException):
+        """In the place of the process's end."""
+
+    def left_behind(patience_s: float) -> bool:
+        raise KeyboardInterrupt
+
+    def exit_now(code: int) -> None:
+        ended.append(code)
+        raise Ended
+
+    monkeypatch.setattr(running, "left_behind", left_behind)
+    monkeypatch.setattr(os, "_exit", exit_now)
+    monkeypatch.setattr(logging, "shutdown", lambda: None)
+    with pytest.raises(Ended):
+        end_process(130)
+    assert ended == [130]
