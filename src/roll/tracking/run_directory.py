@@ -29,8 +29,11 @@ logger = logging.getLogger(__name__)
 
 _LOCK_NAME = ".lock"
 _DIRECTORIES = ("rollouts", "tensorboard", "checkpoints", "logs")
-_OF_STEPS = ("metrics.jsonl", "trace.json", "summary.json", "reward.png", "rollouts", "tensorboard", "recording")
-"""What the steps of a session write."""
+_OF_STEPS = (
+    *("trace.json", "summary.json", "reward.png", "loss.png", "rollouts", "tensorboard", "recording"),
+    "metrics.jsonl",
+)
+"""What the steps of a session write. The last one, where it is, says that there is something to set aside."""
 
 
 class RunDirectory:
@@ -153,6 +156,8 @@ class RunDirectory:
     def set_aside(self) -> Path | None:
         """Move what earlier steps wrote into a directory of its own, for a run that begins again.
 
+        Where a process was killed in the midst of this, the next one goes on with the same directory.
+
         Returns:
             The directory; `None` where no step was recorded.
 
@@ -162,12 +167,14 @@ class RunDirectory:
         if not self.metrics_path.exists():
             return None
         number = 1
-        while (target := self.path / f"before-restart-{number}").exists():
+        while (target := self.path / f"before-restart-{number}" / _OF_STEPS[-1]).exists():
             number += 1
+        target = target.parent
         with writing(target):
-            target.mkdir()
+            target.mkdir(exist_ok=True)
             for name in _OF_STEPS:
-                if (self.path / name).exists():
+                # of a directory that was moved before, an empty one has taken the place
+                if (self.path / name).exists() and not (target / name).exists():
                     (self.path / name).rename(target / name)
             self._make_directories()
         return target

@@ -65,6 +65,47 @@ def test_a_creation_that_was_interrupted_anywhere_can_be_repeated(
     RunDirectory.create(tmp_path / "a", {"seed": 0}).close()
 
 
+RECORDED = ["loss.png", "metrics.jsonl", "recording/steps", "rollouts/step-000001.parquet", "tensorboard/events"]
+
+
+@pytest.mark.parametrize("moved", range(len(RECORDED) + 1))
+def test_run_directory_what_is_set_aside_stays_together_also_where_that_was_killed_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moved: int
+) -> None:
+    class Killed(BaseException):
+        pass
+
+    def record() -> None:
+        for name in RECORDED:
+            (tmp_path / "a" / name).parent.mkdir(exist_ok=True)
+            (tmp_path / "a" / name).write_text("first")
+
+    rename, left = Path.rename, [moved]
+
+    def rename_some(path: Path, target: Path) -> Path:
+        if left[0] == 0:
+            raise Killed
+        left[0] -= 1
+        return rename(path, target)
+
+    RunDirectory.create(tmp_path / "a", {}).close()
+    record()
+    with RunDirectory.open(tmp_path / "a", lock=True) as run, monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", rename_some)
+        try:
+            run.set_aside()
+        except Killed:
+            assert moved < len(RECORDED)
+    with RunDirectory.open(tmp_path / "a", lock=True) as run:
+        aside = run.set_aside()
+        assert aside == (run.path / "before-restart-1" if moved < len(RECORDED) else None)
+        assert [name for name in RECORDED if (run.path / name).exists()] == []
+        assert all((run.path / "before-restart-1" / name).read_text() == "first" for name in RECORDED)
+        record()
+        assert run.set_aside() == run.path / "before-restart-2"
+        assert all((run.path / "before-restart-2" / name).exists() for name in RECORDED)
+
+
 @pytest.mark.parametrize(
     ("place", "message"),
     [
