@@ -52,7 +52,7 @@ class HttpHost:
             async with self._session.request(method, url, json=body, proxy=proxy_for(url)) as response:
                 said = await response.json(content_type=None)
                 status = response.status
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except (aiohttp.ClientError, OSError, ValueError, RecursionError) as error:
             what = f"does not answer: {type(error).__name__}: {error}{through(url)}"
             raise InfraError(f"the server at {url} {what}") from error
         if not isinstance(said, dict):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import aiohttp
 import pytest
+from aiohttp import web
 
 from roll.config.sandbox import SandboxConfig
 from roll.envs.episode_program import serve
@@ -19,6 +20,7 @@ from roll.envs.sandbox_host import SandboxHost
 from roll.envs.server import environment_server
 from roll.errors import DataError, InfraError
 from roll.sandbox import SandboxManager, SandboxUnavailableError
+from roll.sandbox.remote.calls import call
 from roll.types import EnvironmentSettings
 
 OPTIONS = {"max_number": 5, "num_turns": 3}
@@ -70,6 +72,21 @@ async def test_what_a_server_refuses_is_the_users_and_what_it_fails_is_ours(host
     gone = EnvironmentSettings(name="guess_number", host="http", url=url)
     with pytest.raises(InfraError, match=r"its start failed: InfraError: the server at .* does not answer"):
         await transcript(hosts, gone)
+
+
+async def test_http_hosts_and_calls_read_an_answer_that_nests_too_deeply_as_none() -> None:
+    async def answer(request: web.BaseRequest) -> web.Response:
+        return web.Response(text="[" * 100_000, content_type="application/json")
+
+    runner = web.ServerRunner(web.Server(answer))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url, host = f"http://127.0.0.1:{runner.addresses[0][1]}", HttpHost()
+    with pytest.raises(InfraError, match="does not answer: RecursionError"):
+        await host.start(EnvironmentSettings(name="guess_number", host="http", url=url))
+    assert (await call(url, "token", "GET", "/v1/sandboxes"))[:3] == "[[["  # a text, as of anything that is no JSON
+    await host.close()
+    await runner.cleanup()
 
 
 NUMPYS = """

@@ -185,7 +185,7 @@ class HttpSearch:
         except (aiohttp.ClientError, TimeoutError) as error:
             what = f"{type(error).__name__}: {error}{through(self._url)}"
             raise InfraError(f"search server {self._url}: {what}") from error
-        except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
+        except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError) as error:
             form = '{"result": [[{"document": {"contents": …}}]]}'
             raise InfraError(f"search server {self._url} does not answer {form}: {error!r}") from error
         return _listed([Passage(title=title.strip('"'), text=text) for title, _, text in found])

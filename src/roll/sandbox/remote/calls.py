@@ -43,7 +43,7 @@ async def call(
         raise no_answer(url, error) from None
     try:
         said = json.loads(text) if text else None
-    except ValueError:
+    except (ValueError, RecursionError):
         said = text
     if status < 400:
         return said

@@ -103,6 +103,8 @@ async def test_a_search_server_is_asked_and_its_failures_are_ours() -> None:
         asked.append(await request.json())
         if asked[-1]["queries"] == ["break"]:
             return web.json_response({"other": 1})
+        if asked[-1]["queries"] == ["nest"]:
+            return web.Response(text="[" * 100_000, content_type="application/json")
         found = [{"document": {"contents": f'"Title {n}"\nText {n}'}, "score": 1.0} for n in range(5)]
         return web.json_response({"result": [found]})
 
@@ -116,8 +118,9 @@ async def test_a_search_server_is_asked_and_its_failures_are_ours() -> None:
     tool = HttpSearch(f"http://127.0.0.1:{port}/retrieve", num_results=2)
     assert await tool.call({"query": " x "}) == "[1] Title 0: Text 0\n[2] Title 1: Text 1"
     assert asked == [{"queries": ["x"], "topk": 2}]
-    with pytest.raises(InfraError, match="does not answer"):
-        await tool.call({"query": "break"})
+    for query in ("break", "nest"):
+        with pytest.raises(InfraError, match="does not answer"):
+            await tool.call({"query": query})
     await runner.cleanup()
     with pytest.raises(InfraError, match="search server"):
         await tool.call({"query": "x"})
