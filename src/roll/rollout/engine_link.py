@@ -88,7 +88,7 @@ class EngineLink:
             EngineDiedError: the engine is lost.
         """
         try:
-            await self._gone([call for call in self._orphans if call.request_id == request.request_id])
+            await self.end_orphan(request.request_id)
             call = self._begin(self.engine.generate(request), request.request_id, on_end)
         except BaseException:
             on_end()
@@ -101,6 +101,10 @@ class EngineLink:
             raise
         self.has_answered = True
         return generation
+
+    async def end_orphan(self, request_id: str) -> None:
+        """Wait until the engine has let go of an earlier request of this id whose caller is gone."""
+        await self._gone([call for call in self._orphans if call.request_id == request_id])
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """See `InferenceEngine.abort`. It raises `EngineDiedError` if the engine is lost, as all calls do."""

@@ -141,13 +141,9 @@ class LLMProxy:
         pieces: list[Generation] = []
         current, attempt = request, 1
         while True:
-            engine = await self._admitted(request.priority, order, session, pinned)
-            link, give_back = self._fleet.link(engine.engine_id), partial(self._give_back, engine.engine_id)
-            if link.lost is not None:  # between the choice and this turn of the loop
-                give_back()
-                continue
+            link, give_back = await self._placed(request, order, session, pinned)
             if on_start is not None:
-                on_start(engine.engine_id)
+                on_start(link.engine.engine_id)
             self._at_engines[request.request_id] = link
             try:
                 generation = await link.generate(current, give_back)
@@ -174,6 +170,26 @@ class LLMProxy:
             if following is None:
                 return replace(_joined(request, pieces), finish_reason="length")
             current = following
+
+    async def _placed(
+        self, request: GenerationRequest, order: int, session: str, pinned: bool
+    ) -> tuple[EngineLink, Callable[[], None]]:
+        """Wait for a place at an engine that can take the request at once.
+
+        Returns:
+            The link to the engine, and what gives the place back.
+        """
+        while True:
+            engine = await self._admitted(request.priority, order, session, pinned)
+            link, give_back = self._fleet.link(engine.engine_id), partial(self._give_back, engine.engine_id)
+            try:
+                await link.end_orphan(request.request_id)
+            except BaseException:
+                give_back()
+                raise
+            if link.lost is None and self._suspended is None:
+                return link, give_back
+            give_back()  # it was lost, or the proxy suspended, since the choice
 
     def _give_back(self, engine_id: str) -> None:
         self._router.give_back(engine_id)

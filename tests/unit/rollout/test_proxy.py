@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine
 from typing import Any
 
 import numpy as np
@@ -300,3 +300,33 @@ def test_the_heap_finds_the_least_loaded(moves: list[str], num_engines: int, cap
                 router.give_back(name)
                 loads[name] -= 1
         assert {name: router.num_requests(name) for name in loads} == loads
+
+
+class SlowToLetGo(TickingEngine):
+    """Takes three seconds to abort a request."""
+
+    async def _abort(self, request_ids: Collection[str]) -> None:
+        await asyncio.sleep(3.0)
+        await super()._abort(request_ids)
+
+
+def test_proxy_a_request_that_waits_for_an_orphan_of_its_id_does_not_go_out_while_it_is_suspended() -> None:
+    """An engine that gets new weights refuses it, and that would end the run."""
+
+    async def main() -> tuple[list[str], list[str], int]:
+        own = SlowToLetGo("a", tick_s=1.0, capacity=4, length=lambda request: NUM_TOKENS)
+        proxy = proxy_of(own)
+        first = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(2.0)
+        first.cancel()
+        again = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(1.0)
+        await proxy.suspend("keep")
+        own.num_offers += 1  # new weights come
+        await asyncio.sleep(5.0)
+        live = list(own.live)
+        own.num_offers -= 1
+        await proxy.resume()
+        return own.violations, live, len((await again).token_ids)
+
+    assert within(main()) == ([], [], NUM_TOKENS)
