@@ -6,7 +6,7 @@
 
 bash is interactive (without a terminal), so that SIGINT aborts a command and keeps the session. A command over its
 time loses its processes: every child of bash, and every orphan, that appeared since it began is killed, and bash is
-interrupted; a bash that ignores this for a second is killed, and the session has ended.
+interrupted; a bash that ignores this for two seconds is killed, and the session has ended.
 
 A session has a PID namespace of its own, as every program has (`programs.py`). Its background jobs, daemons included,
 outlive its commands and end with the session, however that ends.
