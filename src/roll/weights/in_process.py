@@ -47,15 +47,18 @@ class InProcessSender:
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
         """Put references into the table; `None` on ranks other than 0."""
+        self._token = token = _Token(os.getpid(), next(_numbers))
         tensors = [(name, tensor) for name, tensor in source if tensor is not None]
         if not tensors:
             return None
-        self._token = _Token(os.getpid(), next(_numbers))
-        _staged[self._token] = tensors
+        _staged[token] = tensors
+        if self._token is not token:  # by another thread; merged or cast tensors are memory of their own
+            del _staged[token]
+            raise WeightSyncError(
+                f"weight sync of policy version {policy_version}: it was given up while it was staged."
+            )
         manifest = tuple(spec_of(name, tensor) for name, tensor in tensors)
-        return WeightUpdate(
-            policy_version=policy_version, manifest=manifest, transport="in_process", handle=self._token
-        )
+        return WeightUpdate(policy_version=policy_version, manifest=manifest, transport="in_process", handle=token)
 
     def send(self) -> dict[str, int]:
         """Nothing travels; returns the checksums."""
@@ -63,7 +66,8 @@ class InProcessSender:
 
     def release(self, failed: bool) -> None:
         """Take the references out of the table."""
-        _staged.pop(self._token, None)
+        token, self._token = self._token, None
+        _staged.pop(token, None)
 
     def close(self) -> None:
         """Nothing to free."""

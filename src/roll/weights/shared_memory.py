@@ -9,12 +9,16 @@ Invariants:
     - It is kept from sync to sync, since its first filling costs fifteen times a later one. After a failed
       sync it is let go, because a receiver that gave up late may still read it.
     - A handle names process, descriptor and inode; a reused process id cannot be taken for the sender.
+    - Tensors are written through a descriptor of `stage`'s own: a sync that is given up meanwhile lets go of the file
+      from another thread, and its number may stand for any other file at once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import threading
 from collections.abc import Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -55,19 +59,26 @@ class SharedMemorySender:
 
     def __init__(self) -> None:
         self._descriptor: int | None = None
+        self._opening = threading.Lock()
         self._checksums: dict[str, int] = {}
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
         """Write all weights; `None` on ranks other than 0."""
+        with contextlib.ExitStack() as stack:
+            return self._stage(source, policy_version, stack)
+
+    def _stage(self, source: WeightSource, policy_version: int, stack: contextlib.ExitStack) -> WeightUpdate | None:
         manifest: list[TensorSpec] = []
         copies: list[Future[int]] = []
-        end = 0
+        end, descriptor = 0, -1
         pool = ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="stage-weights")
         with pool, to_the_end(source) as tensors:
             for name, tensor in tensors:
                 if tensor is None:
                     continue
-                descriptor = self._open()
+                if descriptor < 0:
+                    descriptor = self._open()
+                    stack.callback(os.close, descriptor)
                 manifest.append(spec_of(name, tensor))
                 start = -(-end // ALIGNMENT) * ALIGNMENT
                 end = start + tensor.numel() * tensor.element_size()
@@ -77,12 +88,14 @@ class SharedMemorySender:
         if not manifest:
             return None
         self._checksums = {spec.name: copy.result() for spec, copy in zip(manifest, copies, strict=True)}
-        descriptor = self._open()
         if os.fstat(descriptor).st_size < end:  # the last tensor is empty: nothing was written at its place
             os.ftruncate(descriptor, end)
-        handle = SegmentHandle(
-            process_id=os.getpid(), descriptor=descriptor, inode=os.fstat(descriptor).st_ino, num_bytes=end
-        )
+        kept, inode = self._descriptor, os.fstat(descriptor).st_ino
+        if kept is None:
+            raise WeightSyncError(
+                f"weight sync of policy version {policy_version}: it was given up while it was staged."
+            )
+        handle = SegmentHandle(process_id=os.getpid(), descriptor=kept, inode=inode, num_bytes=end)
         return WeightUpdate(
             policy_version=policy_version, manifest=tuple(manifest), transport="shared_memory", handle=handle
         )
@@ -98,18 +111,21 @@ class SharedMemorySender:
 
     def close(self) -> None:
         """Let the file go; its memory is freed when no engine maps it any more."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        with self._opening:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+                self._descriptor = None
 
     def _open(self) -> int:
-        if self._descriptor is None:
-            if not hasattr(os, "memfd_create"):
-                raise UnsupportedError(
-                    "weight_sync.transport=shared_memory needs Linux; use in_process or broadcast here."
-                )
-            self._descriptor = os.memfd_create("roll-weights")
-        return self._descriptor
+        """Return a further descriptor of the file, for the caller to close."""
+        with self._opening:
+            if self._descriptor is None:
+                if not hasattr(os, "memfd_create"):
+                    raise UnsupportedError(
+                        "weight_sync.transport=shared_memory needs Linux; use in_process or broadcast here."
+                    )
+                self._descriptor = os.memfd_create("roll-weights")
+            return os.dup(self._descriptor)
 
 
 def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:

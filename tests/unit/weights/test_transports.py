@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from weight_helpers import TENSORS, DictSource, Peer, same_bytes, send_aside, transfer
 
 from roll.errors import WeightSyncError
-from roll.weights import Sender, broadcast, open_update, tensor_checksum
+from roll.weights import Sender, broadcast, in_process, open_update, tensor_checksum
 from roll.weights.broadcast import addressed
 from roll.weights.meeting_store import SecretStore
 from roll.weights.plan import plan_buckets
@@ -272,6 +273,39 @@ def test_a_sync_that_is_given_up_before_it_is_sent_goes_through_all_weights(send
     with pytest.raises(WeightSyncError, match="given up"):
         sender.send()
     assert source.num_yielded == seen + len(TENSORS), "other ranks may have begun, and would wait for this one"
+
+
+class GivenUpSource(DictSource):
+    """As its second tensor is gathered, another thread gives the sync up, and others open files."""
+
+    def __init__(self, sender: Sender, directory: Path) -> None:
+        super().__init__({str(i): torch.ones(100) for i in range(20)})
+        self.sender, self.directory = sender, directory
+        self.files: list[BinaryIO] = []
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        for number, found in enumerate(super().__iter__()):
+            if number == 1:
+                self.sender.release(failed=True)
+                self.files = [(self.directory / str(i)).open("wb") for i in range(4)]
+            yield found
+
+
+@pytest.mark.parametrize("transport", ["shared_memory", "in_process"])
+def test_weight_sync_that_is_given_up_while_it_is_staged_writes_into_no_other_file_and_keeps_nothing(
+    sender: Sender, tmp_path: Path, transport: str
+):
+    source = GivenUpSource(sender, tmp_path)
+    with pytest.raises(WeightSyncError, match="policy version 1: it was given up while it was staged"):
+        sender.stage(source, 1, transport)
+    for file in source.files:
+        file.close()
+    assert [path.stat().st_size for path in tmp_path.iterdir()] == [0] * 4
+    assert not in_process._staged
+    before = len(os.listdir("/proc/self/fd"))
+    assert sender.stage(DictSource(TENSORS), 2, transport) is not None
+    sender.release(failed=True)
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_shared_memory_that_is_full_lets_the_other_ranks_end(sender: Sender, monkeypatch: pytest.MonkeyPatch):
