@@ -247,6 +247,48 @@ async def test_a_judges_reply_that_is_no_whole_answer_is_asked_for_again_and_is_
     await reward.close()
 
 
+@pytest.mark.parametrize(
+    ("reasons", "words"),
+    [
+        ("max_tokens MAX_TOKENS FinishReason.MAX_TOKENS max-output-tokens model_length", "cut off .*max_reply_tokens"),
+        ("model_context_window_exceeded incomplete context_length_exceeded", "cut off .*max_reply_tokens"),
+        (
+            "safety SAFETY RECITATION refusal content_filtered PROHIBITED_CONTENT BLOCKLIST SPII",
+            "by a filter, or refused",
+        ),
+        ("error abort insufficient_system_resource OTHER MALFORMED_RESPONSE", "failed in the midst"),
+    ],
+)
+async def test_a_judges_finish_reason_is_read_in_the_spelling_of_every_server(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, reasons: str, words: str
+) -> None:
+    reward = build(server, pool, max_attempts=1)
+    for i, reason in enumerate(reasons.split()):
+        server.answer = lambda body, reason=reason: replied('{"score": 10}', reason)
+        with pytest.raises(RewardInfraError, match=words) as raised:
+            await reward(rollout(str(i), "7"))
+        assert f"(finish_reason '{reason}')" in str(raised.value)
+    await reward.close()
+
+
+@pytest.mark.parametrize("reason", ["stop", "STOP", "end_turn", "stop_sequence", "eos", "COMPLETE", "tool_calls", None])
+async def test_a_judges_reply_is_whole_with_any_other_finish_reason(
+    server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout, reason: str | None
+) -> None:
+    server.answer = lambda body: replied('{"score": 10}', reason)
+    reward = build(server, pool, max_attempts=1)
+    assert (await reward(rollout("7", "7"))).value == 1.0
+    await reward.close()
+
+
+async def test_a_judge_that_refuses_is_quoted(server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout) -> None:
+    server.answer = lambda body: replied(None, refusal="I cannot help with that.")
+    reward = build(server, pool, max_attempts=1)
+    with pytest.raises(RewardInfraError, match=r"it refuses to reply: 'I cannot help with that\.'"):
+        await reward(rollout("7", "7"))
+    await reward.close()
+
+
 async def test_a_judges_reply_may_be_a_list_of_parts(
     server: JudgeServer, pool: LocalWorkerPool, rollout: MakeRollout
 ) -> None:

@@ -36,6 +36,27 @@ logger = logging.getLogger(__name__)
 LONGEST_WAIT_S = 60.0
 LONGEST_REPLY_BYTES = 2**20
 _AGAIN = {408, 409, 425, 429}
+_CUT_OFF = frozenset(
+    (
+        *("length", "max_tokens", "max_output_tokens", "max_length", "model_length", "token_limit", "error_limit"),
+        *("context_length", "context_length_exceeded", "model_context_window_exceeded", "incomplete"),
+    )
+)
+"""Finish reasons, in small letters, of a reply that was cut off, as the servers of different vendors spell them."""
+_FILTERED = frozenset(
+    (
+        *("content_filter", "content_filtered", "safety", "refusal", "recitation", "blocklist", "prohibited_content"),
+        *("spii", "language", "image_safety", "guardrail_intervened", "sensitive", "error_toxic"),
+    )
+)
+"""Finish reasons of a model that refused, or of a filter that ended the reply."""
+_FAILED = frozenset(
+    (
+        *("error", "abort", "cancelled", "timeout", "network_error", "insufficient_system_resource", "other"),
+        *("malformed_response", "malformed_function_call", "unexpected_tool_call"),
+    )
+)
+"""Finish reasons of a server that failed in the midst of a reply."""
 _USERS = {401: "the key is not accepted", 403: "the key may not do this", 404: "there is no such address or model"}
 
 
@@ -211,17 +232,29 @@ def _text_of(raw: bytes) -> str | _Failure:
         choice = json.loads(raw)["choices"][0]
         message, reason = choice["message"], choice.get("finish_reason")
         text, thought = _joined(message.get("content")), message.get("reasoning_content") or message.get("reasoning")
+        refusal = message.get("refusal")
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return _Failure(f"its reply is no chat completion: {raw[:100]!r}")
-    if reason == "length":
-        return _Failure(
-            "its reply was cut off (finish_reason 'length'): raise `max_reply_tokens` of the reward 'judge'"
-        )
-    if reason == "content_filter":
-        return _Failure("its reply was cut off by a filter (finish_reason 'content_filter')")
+    if (why := _why_not_whole(reason)) is not None:
+        return _Failure(why)
     if text.strip():
         return text
+    if isinstance(refusal, str) and refusal.strip():
+        return _Failure(f"it refuses to reply: {refusal[:100]!r}")
     return _Failure("its reply has reasoning and no answer" if thought else "its reply is empty")
+
+
+def _why_not_whole(reason: Any) -> str | None:
+    """Return why a reply with this finish reason is not whole; `None` where it is, or the reason is not known."""
+    if not isinstance(reason, str):
+        return None
+    name = reason.rpartition(".")[2].casefold().replace("-", "_")  # some servers write `FinishReason.MAX_TOKENS`
+    told = f"(finish_reason {reason[:60]!r})"
+    if name in _CUT_OFF:
+        return f"its reply was cut off {told}: raise `max_reply_tokens` of the reward 'judge'"
+    if name in _FILTERED:
+        return f"its reply was cut off by a filter, or refused {told}"
+    return f"its server failed in the midst of a reply {told}" if name in _FAILED else None
 
 
 def _joined(content: Any) -> str:
