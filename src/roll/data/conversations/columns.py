@@ -152,7 +152,7 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
         if name.endswith("_key") and getattr(config, name) is None
     }
     if left := [name for name in left if name not in off]:
-        refuse_unread(left, "column", known, where)
+        refuse_unread(left, "column", {*known, *_system_keys(config)}, where)
 
 
 def check_media(row: RowView, where: str) -> None:
@@ -167,12 +167,9 @@ def check_media(row: RowView, where: str) -> None:
 
 
 def _system(row: RowView, config: ConversationColumns, where: str) -> str | None:
-    names = [config.system_key]
-    if config.system_key == type(config).model_fields["system_key"].default:
-        names.append("system_prompt")
     found: dict[str, str] = {}
-    for name in names:
-        if name is None or not row.says(name):
+    for name in _system_keys(config):
+        if not row.says(name):
             continue
         value = row[name]
         if not isinstance(value, str):
@@ -186,6 +183,14 @@ def _system(row: RowView, config: ConversationColumns, where: str) -> str | None
     if len(set(found.values())) > 1:
         raise BadRow("two system messages", f"{where}: the columns {' and '.join(found)} differ: keep one.")
     return next(iter(found.values()), None)
+
+
+def _system_keys(config: ConversationColumns) -> list[str]:
+    """Return the columns that may have a system message; `system_prompt` too, where no other one is configured."""
+    if config.system_key is None:
+        return []
+    is_default = config.system_key == type(config).model_fields["system_key"].default
+    return [config.system_key, "system_prompt"] if is_default else [config.system_key]
 
 
 def _history(row: RowView, config: ConversationColumns, where: str) -> tuple[Message, ...]:

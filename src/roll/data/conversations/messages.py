@@ -118,6 +118,8 @@ class MessageReader:
         marks: dict[int, bool] = {}
         for number, message in enumerate(value, 1):
             found, mark = self._messages(message, key, f"{where}, message {number}")
+            for one in found:
+                _check_not_empty(one, f"message {number}, of the {one['role']},", where)
             if mark is not None:
                 marks |= {len(messages) + i: mark for i, one in enumerate(found) if one["role"] == "assistant"}
             messages += found
@@ -142,7 +144,9 @@ class MessageReader:
             calls += self._spelled_calls(content, where)
             content = ""
         parts = self._parts(content, bool(calls), where)
-        calls, reasoning = [*calls, *parts.calls], [*reasoning, *parts.reasoning]
+        calls += parts.calls
+        if parts.reasoning:
+            reasoning["content"] = "\n\n".join(parts.reasoning)
         extra = {
             "reasoning_content": one_reasoning(reasoning, where),
             "tool_calls": calls or None,
@@ -281,8 +285,17 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
         problem = "an answer that is begun for the model must be text: write its reasoning or call into `content`"
     if problem is not None:
         raise BadRow("roles out of order", f"{where}: {problem} (the roles are {', '.join(roles[:8])}).")
-    for number, message in enumerate(messages, 1):
-        role = message["role"]
-        if role in ("user", "assistant") and not message["content"].strip() and "tool_calls" not in message:
-            what = "answer" if role == "assistant" else "prompt"
-            raise BadRow(f"empty {what}", f"{where}: message {number}, of the {role}, is empty: fill it in.")
+    for message in messages:
+        _check_not_empty(message, f"a message of the {message['role']}", where)
+
+
+def _check_not_empty(message: Message, which: str, where: str) -> None:
+    """Check that a question or an answer says something.
+
+    Raises:
+        BadRow: it does not.
+    """
+    role = message["role"]
+    if role in ("user", "assistant") and not message["content"].strip() and "tool_calls" not in message:
+        what = "answer" if role == "assistant" else "prompt"
+        raise BadRow(f"empty {what}", f"{where}: {which} is empty: fill it in.")

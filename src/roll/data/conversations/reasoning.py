@@ -22,13 +22,13 @@ _TEXT_OF = {
 }
 
 
-def read_reasoning(fields: Fields, where: str) -> list[str]:
-    """Return the texts of a message's fields of reasoning, which are read then.
+def read_reasoning(fields: Fields, where: str) -> dict[str, str]:
+    """Return the texts of a message's fields of reasoning by the fields' names; they are read then.
 
     Raises:
         BadRow: one is not text, or is encrypted.
     """
-    found = []
+    found: dict[str, str] = {}
     for name in FIELDS:
         value = fields.take(name)
         if isinstance(value, list | tuple):
@@ -37,22 +37,24 @@ def read_reasoning(fields: Fields, where: str) -> list[str]:
             continue
         if not isinstance(value, str):
             raise BadRow("wrong type", f"{where}: `{name}` must be text, got {short(value)}.")
-        found.append(value)
+        found[name] = value
     return found
 
 
-def one_reasoning(found: list[str], where: str) -> str | None:
-    """Return the reasoning that several fields or parts state; `None` where there is none.
+def one_reasoning(found: Mapping[str, str], where: str) -> str | None:
+    """Return the reasoning that one or several fields of a message state; `None` where there is none.
+
+    Args:
+        found: the texts by the fields' names.
+        where: the message's place, for messages.
 
     Raises:
         BadRow: they differ.
     """
-    texts = [text for text in found if text.strip()]
-    if len({"".join(text.split()) for text in texts}) > 1:
-        raise BadRow(
-            "two kinds of reasoning", f"{where}: its fields of reasoning ({', '.join(FIELDS)}) differ: keep one."
-        )
-    return texts[0] if texts else None
+    texts = {name: text for name, text in found.items() if text.strip()}
+    if len({"".join(text.split()) for text in texts.values()}) > 1:
+        raise BadRow("two kinds of reasoning", f"{where}: its fields of reasoning ({', '.join(texts)}) differ: keep one.")
+    return next(iter(texts.values()), None)
 
 
 def _detail(value: Any, name: str, where: str) -> str:

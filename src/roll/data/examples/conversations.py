@@ -87,6 +87,15 @@ class RowReading:
             dialog = None if self._row.says(self._config.prompt_key) else dialog_messages(text)
             if dialog is not None:
                 return self._whole(ReadMessages(messages=dialog))
+            if not self._has_prompt():
+                columns = ", ".join(short(name) for name in list(self._row)[:20])
+                raise BadRow(
+                    "missing column",
+                    f"{self._where}: there is no column '{self._config.prompt_key}', and '{key}' is a text that is no "
+                    f"dialog of `Human:` and `Assistant:`. It has: {columns}. Set prompt_key to the prompt's column, "
+                    "give whole conversations, or set prompt_key to null where both sides of a pair are texts that "
+                    "begin with the prompt.",
+                )
             answer = ReadMessages(messages=({"role": "assistant", "content": text},))
         else:
             answer = self._reader.read(value, key, self._where)
@@ -95,14 +104,18 @@ class RowReading:
         asked = self._asked()
         return self._conversation(answer.after(asked), num_given=len(asked))
 
-    def checked(self, conversation: Conversation) -> Conversation:
+    def checked(self, conversation: Conversation, where: str | None = None) -> Conversation:
         """Return the conversation, whose roles are in an order that can be learnt from.
+
+        Args:
+            conversation: of the row.
+            where: its place, for messages; by default the row's.
 
         Raises:
             BadRow: they are not.
         """
         if conversation.text is None:
-            check_order(conversation.messages, self._where)
+            check_order(conversation.messages, where or self._where)
         return conversation
 
     def _conversation(self, read: ReadMessages, num_given: int = 0) -> Conversation:
@@ -165,6 +178,12 @@ class RowReading:
             return self._listed(found.listed, name)
         assert found.messages is not None
         return self._prompt(with_prompt_template(found.messages, config.prompt_template, where))
+
+    def _has_prompt(self) -> bool:
+        """Return whether a column says, or should say, what is asked."""
+        row, config = self._row, self._config
+        others = (config.messages_key, config.conversations_key, config.instruction_key)
+        return config.prompt_key in row or any(row.says(name) for name in others)
 
     def _listed(self, value: Any, key: str) -> tuple[Message, ...]:
         messages = self._reader.read(value, key, self._where).as_context(self._where)

@@ -181,13 +181,17 @@ def _pair(reading: RowReading, config: ExampleColumns, where: str) -> tuple[Conv
         return chosen, rejected
     a, b = chosen.messages, rejected.messages
     common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    if any(side[common]["role"] != "assistant" for side in (a, b) if len(side) > common):
+    other = next((side[common] for side in (a, b) if len(side) > common and side[common]["role"] != "assistant"), None)
+    if other is not None:
         raise BadRow(
             "different prompts",
-            f"{where}: the two answers are to different prompts (message {common + 1} is not the assistant's): compare "
-            "answers to the same.",
+            f"{where}: the two answers are to different prompts, since only one of them has this message of the "
+            f"{other['role']}: {short(other['content'])}. Compare answers to the same.",
         )
-    sides = [reading.checked(replace(side, num_given=common)) for side in (chosen, rejected)]
+    sides = [
+        reading.checked(replace(side, num_given=common), f"{where}, column '{key}'")
+        for side, key in ((chosen, config.chosen_key), (rejected, config.rejected_key))
+    ]
     if common in (len(a), len(b)):
         raise BadRow("empty answer", f"{where}: one answer is the beginning of the other, with nothing of its own.")
     return sides[0], sides[1]

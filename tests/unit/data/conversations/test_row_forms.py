@@ -51,6 +51,15 @@ REASONED = [
     {"thinking_blocks": [{"type": "thinking", "thinking": "because", "signature": "xyz"}]},
     {"content": [{"type": "thinking", "thinking": "because"}, {"type": "text", "text": "a"}]},
     {"reasoning": "because", "reasoning_details": [{"type": "reasoning.text", "text": "because"}]},
+    {
+        "thinking_blocks": [{"type": "thinking", "thinking": "be"}, {"type": "thinking", "thinking": "cause"}],
+        "content": [
+            {"type": "thinking", "thinking": "be"},
+            {"type": "thinking", "thinking": "cause"},
+            {"type": "text", "text": "a"},
+        ],
+        "reasoning_content": "because",
+    },
 ]
 
 
@@ -68,7 +77,11 @@ def test_sft_rows_with_reasoning_are_rendered_where_the_template_has_a_place(
     ("said", "words"),
     [
         ({"reasoning_details": [{"type": "reasoning.encrypted", "data": "x"}]}, "'reasoning.encrypted', whose text"),
-        ({"reasoning": "one", "thinking": "other"}, "fields of reasoning .* differ"),
+        ({"reasoning": "one", "thinking": "other"}, r"fields of reasoning \(reasoning, thinking\) differ"),
+        (
+            {"reasoning": "one", "content": [{"type": "thinking", "thinking": "b"}, {"type": "text", "text": "a"}]},
+            r"fields of reasoning \(reasoning, content\) differ",
+        ),
         ({"reasoning": 7}, "`reasoning` must be text"),
         ({"content": [{"type": "redacted_thinking", "data": "x"}]}, "unread content part"),
     ],
