@@ -62,6 +62,12 @@ class Constant:
     """`given`, `measured`, `published` or `assumed`, and from where."""
 
 
+_PASSES = (
+    "given: an update is 3, or 4 with activation checkpointing; log-probs of the policy or the reference are 1 each"
+)
+_REWARDS = Constant(name="latency of rewards", value="0 s", origin="assumed")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSource:
     """Something to plan."""
@@ -110,6 +116,7 @@ def _from_workload(
     constants = (
         Constant(name="model", value=config.model, origin=f"given: {source}; {_model_origin(config.model)}"),
         Constant(name="lengths, latencies, batch", value="as in the file", origin=f"given: {source}"),
+        *_update_constants(config, *2 * [f"given: {source}, or the default of a workload"]),
         *_device_constants(device(config.device)),
     )
     return PlanSource(config=config, constants=constants)
@@ -127,9 +134,8 @@ def _from_run(config: RunConfig, file: Path, device_name: str | None, num_device
     if isinstance(config, GeneratingConfig):
         workload, assumed = _generation_of(config, name)
         found = SimulationConfig.model_validate(base | workload)
-        return PlanSource(
-            config=found, trainer=trainer, constants=(*constants, *assumed, *_device_constants(device(on)))
-        )
+        constants += [*assumed, *_update_constants(found, _PASSES), *_device_constants(device(on))]
+        return PlanSource(config=found, trainer=trainer, constants=tuple(constants))
     if not isinstance(config, SupervisedConfig):
         raise ConfigError(f"'{file}' runs the pipeline {config.pipeline}, which `roll plan` does not know.")
     lengths = measure_examples(config, name)
@@ -146,7 +152,7 @@ def _from_run(config: RunConfig, file: Path, device_name: str | None, num_device
     return PlanSource(
         config=found,
         trainer=trainer,
-        constants=(*constants, *assumed, *_device_constants(device(on))),
+        constants=(*constants, *assumed, *_update_constants(found, _PASSES), *_device_constants(device(on))),
         examples_per_step=config.training.examples_per_step,
     )
 
@@ -172,6 +178,8 @@ def _from_model(source: str, overrides: Sequence[str], device_name: str | None, 
         Constant(name="rollouts of a step", value=_batch(config), origin=_workload_origin(overrides)),
         _prompt_constant([]),
         _answer_constant(config, "set answer_tokens, as in a workload for `roll simulate`"),
+        _REWARDS,
+        *_update_constants(config, "assumed"),
         *_device_constants(on),
     )
     return PlanSource(config=config, constants=constants)
@@ -201,10 +209,17 @@ def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str,
         Constant(name="rollouts of a step", value=_batch(partial), origin="given: the run's rollout section"),
         _prompt_constant(lengths),
         _answer_constant(partial, "`roll simulate --calibrate RUN` measures them in a run"),
+        _REWARDS,
     ]
-    if turns > 1:
-        assumed = Constant(name="an environment's turn", value=f"{ENVIRONMENT_S:g} s", origin="assumed")
-        constants = [*constants, assumed]
+    if partial.environment is not None:
+        value = f"{ENVIRONMENT_S:g} s, {partial.environment.observation_tokens} tokens"
+        constants.append(Constant(name="an environment's turn", value=value, origin="assumed"))
+    if rollout.agent is not None:
+        constants.append(
+            Constant(name="an agent's work", value="one request, 0 s", origin="assumed: nothing says more")
+        )
+    elif rollout.loop is not None:
+        constants.append(Constant(name="work of rollout.loop", value="one request, 0 s", origin="assumed"))
     return tree, constants
 
 
@@ -282,6 +297,23 @@ def _device_here() -> tuple[str, str]:
     if not inspect_machine().has_accelerators:
         return "cpu", "given: this machine has no accelerator; plan for others with --device h100 --devices 8"
     return DEFAULT_DEVICE, "assumed: name the accelerator with --device"
+
+
+def _update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:
+    """Return what the time of an update depends on beside the device.
+
+    Args:
+        config: the workload.
+        passes: origin of the number of forward passes.
+        overhead: origin of the time that every update takes.
+    """
+    training = config.training
+    if training.duration is not None:
+        return []
+    return [
+        Constant(name="arithmetic of an update", value=f"{training.passes:g} forward passes a token", origin=passes),
+        Constant(name="overhead of an update", value=f"{training.overhead_s:g} s", origin=overhead),
+    ]
 
 
 def _device_constants(on: Device) -> list[Constant]:

@@ -93,6 +93,16 @@ def test_plan_prints_the_origin_of_every_constant(tmp_path: Path, capsys: pytest
     assert "parallel: {ep: 2}" in shown and "Expert parallel, best first" in shown
 
 
+def test_plan_lists_what_it_assumes_of_updates_rewards_and_agents() -> None:
+    found = {constant.name: constant for constant in read_plan_source(str(EXAMPLES / "agent.yaml")).constants}
+    assert found["an agent's work"].value == "one request, 0 s" and "assumed" in found["an agent's work"].origin
+    assert (found["latency of rewards"].value, found["latency of rewards"].origin) == ("0 s", "assumed")
+    assert (found["overhead of an update"].value, found["overhead of an update"].origin) == ("1 s", "assumed")
+    assert found["arithmetic of an update"].value.startswith("3 forward passes")
+    supervised = {c.name: c.value for c in read_plan_source(str(EXAMPLES / "sft.yaml")).constants}
+    assert supervised["overhead of an update"] == "0.1 s" and "latency of rewards" not in supervised
+
+
 def test_plan_refuses_what_is_neither_a_file_nor_a_model(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["plan", "qwen2.5-7"]) == 2
     assert "Did you mean 'qwen2.5-7b'?" in capsys.readouterr().err

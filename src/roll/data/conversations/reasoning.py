@@ -53,7 +53,9 @@ def one_reasoning(found: Mapping[str, str], where: str) -> str | None:
     """
     texts = {name: text for name, text in found.items() if text.strip()}
     if len({"".join(text.split()) for text in texts.values()}) > 1:
-        raise BadRow("two kinds of reasoning", f"{where}: its fields of reasoning ({', '.join(texts)}) differ: keep one.")
+        raise BadRow(
+            "two kinds of reasoning", f"{where}: its fields of reasoning ({', '.join(texts)}) differ: keep one."
+        )
     return next(iter(texts.values()), None)
 
 

@@ -205,5 +205,7 @@ def test_the_documented_fields_are_those_that_may_be_left_unread() -> None:
 
 def test_unread_fields_that_misspell_a_system_prompt_are_told_its_name(tokenizer: PreTrainedTokenizerBase) -> None:
     row = {"messages": [USER, message()], "sytem_prompt": "Be brief."}
-    with pytest.raises(DataError, match=r"the column 'sytem_prompt' would not be read.* Did you mean 'system_prompt'\?"):
+    with pytest.raises(
+        DataError, match=r"the column 'sytem_prompt' would not be read.* Did you mean 'system_prompt'\?"
+    ):
         row_examples(tokenizer, [row])
