@@ -22,10 +22,10 @@ from roll.registry import nearest
 from roll.rewards.base import answered
 from roll.types import Message, Prompt, Rollout
 
-__all__ = ["AnswerLine", "read_answers", "words_as_tokens"]
+__all__ = ["ANSWER_KEYS", "AnswerLine", "read_answers", "words_as_tokens"]
 
 _RESPONSE = ("response", "text", "completion")
-_ANSWER = ("answer", "reference", "ground_truth")
+ANSWER_KEYS = ("answer", "reference", "ground_truth")
 _PROMPT = ("prompt", "question", "messages")
 _OTHER = ("metadata", "finished", "domain", "expected")
 
@@ -92,7 +92,7 @@ def _line(line: str, number: int, where: str, domains: list[str], tokens: Callab
         keys = ", ".join(map(repr, list(row)[:20])) or "none"
         raise DataError(f"{where}: there is no 'response', which is the answer to score. It has: {keys}.{hint}")
     response = _typed(row, response_key, str, "", where)
-    answer_key, prompt_key = _key(row, _ANSWER), _key(row, _PROMPT)
+    answer_key, prompt_key = _key(row, ANSWER_KEYS), _key(row, _PROMPT)
     answer = _plain(row[answer_key], answer_key, where) if answer_key else ""
     finished = _typed(row, "finished", bool, True, where)
     metadata = _typed(row, "metadata", dict, {}, where)

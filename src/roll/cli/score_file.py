@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from roll.cli.answer_files import AnswerLine, read_answers, words_as_tokens
+from roll.cli.answer_files import ANSWER_KEYS, AnswerLine, read_answers, words_as_tokens
 from roll.cli.score_report import Scored, as_json_lines, render
 from roll.config.base import Section, option
 from roll.config.rewards import RewardConfig, RewardList, as_reward_list
@@ -142,8 +142,11 @@ def _check_answers(path: str, lines: Iterable[AnswerLine], lists: Mapping[str, S
     for line in lines:
         comparing = [reward.type for reward in lists[line.domain] if reward.needs_answer]
         if comparing and not line.rollout.prompt.answer.strip():
+            others = ", ".join(map(repr, line.rollout.prompt.metadata))
             raise ConfigError(
-                f"'{path}', line {line.number}: there is no 'answer', but the reward '{comparing[0]}' compares with it."
+                f"'{path}', line {line.number}: there is no 'answer', but the reward '{comparing[0]}' compares with it"
+                f": the reference must be called {' or '.join(ANSWER_KEYS)}."
+                + (f" The line also has {others}." if others else "")
             )
 
 

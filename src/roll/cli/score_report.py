@@ -112,7 +112,7 @@ def _table(found: Sequence[Scored]) -> Table:
             *values,
             _time(scored.duration_s),
             Text(verdict[:100]),
-            Text(answer[-40:]),
+            Text(answer if len(answer) <= 40 else f"…{answer[-39:]}"),
         )
     return table
 

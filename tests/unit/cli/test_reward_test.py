@@ -52,6 +52,24 @@ def test_what_comes_out_otherwise_than_expected_is_told_and_fails(
     assert "wrong (expected: true)" in out and "1 of 2 came out as expected; not lines 2" in out
 
 
+def test_reward_test_says_which_keys_may_have_the_reference(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(tmp_path / "a.jsonl", [{"response": "7", "solution": "7"}])
+    assert run(["reward", "test", file, "-r", "math"]) == 2
+    said = capsys.readouterr().err
+    assert "line 1: there is no 'answer', but the reward 'math' compares with it" in said
+    assert "must be called answer or reference or ground_truth. The line also has 'solution'." in said
+
+
+def test_reward_test_marks_answers_of_which_only_the_end_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short, long = "x" * 40, "y" * 41
+    file = write(tmp_path / "a.jsonl", [{"response": short, "answer": "7"}, {"response": long, "answer": "7"}])
+    assert run(["reward", "test", file, "-r", "exact"]) == 0
+    rows = capsys.readouterr().out.splitlines()[1:3]
+    assert rows[0].endswith(f"  {'x' * 40}") and rows[1].endswith(f"  …{'y' * 39}")
+
+
 def test_json_lines_for_other_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = write(tmp_path / "a.jsonl", GOOD)
     weighted = "{type: exact, weight: 0, name: same}"
