@@ -162,18 +162,20 @@ def _time(known: Known) -> Answer:
     links = [link("lanes and phases", "time"), link("curves of it", "overview", runs=known.run, q="time/")]
     total: Counter[str] = Counter()
     held: Counter[str] = Counter()
-    for step in known.steps:
+    steps = {step["step"]: step for step in known.steps}.values()  # one that was interrupted was made again
+    for step in steps:
         total.update({name: seconds or 0.0 for name, seconds in step["phases"].items()})
         held.update([step["held_back_by"]] if step["held_back_by"] else [])
     if not total:
         return Answer(id="time", question=question, text="There is no trace of steps yet.", links=links)
-    seconds = known.mean("time/step_s") or 0.0
+    # as the phases are, with the checkpoint: `time/step_s` is without it
+    seconds = sum(step["end_s"] - step["start_s"] for step in steps) / len(steps)
     name, number = held.most_common(1)[0] if held else (total.most_common(1)[0][0], 0)
     text = (
-        f"Mostly into {total.most_common(1)[0][0]}. A step takes {seconds:.1f} s; {number} of {len(known.steps)} were "
+        f"Mostly into {total.most_common(1)[0][0]}. A step takes {seconds:.1f} s; {number} of {len(steps)} were "
         f"held back by {_PHASES.get(name, name)}."
     )
-    figures = [(f"{name}, s a step", round(spent / len(known.steps), 3)) for name, spent in total.most_common(5)]
+    figures = [(f"{name}, s a step", round(spent / len(steps), 3)) for name, spent in total.most_common(5)]
     return Answer(id="time", question=question, text=text, figures=figures, links=links)
 
 
@@ -197,8 +199,9 @@ def _pushed(known: Known) -> Answer:
     newest = places[rollouts.column("step")[places] == rollouts.column("step")[places].max()]
     down, up = newest[advantage[newest].argmin()], newest[advantage[newest].argmax()]
     step = int(rollouts.column("step")[newest[0]])
+    last = f"the last one read so far ({known.files_left} files are left)" if known.files_left else "the last trained"
     text = (
-        f"In step {step}, the last that was trained, {len(newest)} answers: the advantages go from "
+        f"In step {step}, {last}, {len(newest)} answers: the advantages go from "
         f"{advantage[down]:.2f} to {advantage[up]:.2f}. A token's push is its advantage times its ratio, 0 where it is "
         "clipped."
     )

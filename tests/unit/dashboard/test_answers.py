@@ -9,6 +9,8 @@ from typing import Any
 
 from unit.dashboard.conftest import client_of, ids
 
+from roll.tracking.trace import TraceFile
+
 MakeRun = Callable[..., Path]
 
 
@@ -85,6 +87,21 @@ def test_time_goes_into_the_longest_phase(make_run: MakeRun) -> None:
     found = asked(make_run())["time"]  # six of ten seconds generate
     assert found["answer"] == "Mostly into generate. A step takes 10.0 s; 3 of 3 were held back by generating."
     assert found["figures"][0] == {"name": "generate, s a step", "value": 6.0}
+
+
+def test_answers_about_time_count_a_step_once_and_whole(make_run: MakeRun) -> None:
+    run = make_run()
+    rewrite(run, time__step_s=7.0)  # without what each step spends on its checkpoint
+    event = {"ts": 1_030_000_000, "name": "step 4", "ph": "X", "dur": 1_000_000, "pid": 7, "tid": 0}
+    again = [
+        {**event, "ts": 1_040_000_000, "name": "checkpoint", "dur": 18_000_000},
+        {**event, "ts": 1_040_000_000, "dur": 20_000_000},
+        {"ts": 1_060_000_000, "name": "reward", "ph": "C", "pid": 7, "args": {"value": 1.0}},
+    ]
+    TraceFile(run / "trace.json").append([event, *again])  # step 4 was interrupted after a second, and made again
+    found = asked(run)["time"]  # (10 + 10 + 10 + 20) / 4; 18 s each for generating and the checkpoint
+    assert "A step takes 12.5 s; 3 of 4 were held back by generating." in found["answer"]
+    assert {"name": "checkpoint, s a step", "value": 4.5} in found["figures"]
 
 
 def test_the_tokens_that_were_pushed_down_most_are_one_link_away(make_run: MakeRun) -> None:
