@@ -59,8 +59,8 @@ def _training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tu
     if config.no_signal and trained == 0 and "reward/mean" in metrics:  # without a reward, a failure of ours
         yield (
             "no_signal",
-            f"no group has a signal: rewards are all equal (mean {metrics.get('reward/mean', 0.0):.3g}); "
-            "the task is solved, too hard, or its reward is broken",
+            f"no group has a signal: its rewards are all equal (mean of all {metrics.get('reward/mean', 0.0):.3g}); "
+            "each prompt is solved or too hard, or the reward is broken",
         )
 
 
