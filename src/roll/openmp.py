@@ -119,10 +119,10 @@ class SpinControl:
         return self._team is None
 
     def observe(self, now_s: float, stalled_s: float) -> None:
-        """Take the counts of now.
+        """Compare the time that threads waited since the last call with the thresholds.
 
         Args:
-            now_s: a clock.
+            now_s: the monotonic time.
             stalled_s: total time for which some thread had to wait for a core.
         """
         before, self._last = self._last, (now_s, stalled_s)
@@ -146,7 +146,7 @@ class SpinControl:
 
 
 def pressure_file(root: Path = Path("/")) -> Path | None:
-    """Return where the kernel tells how long threads waited for this process's cores, or `None`.
+    """Return the file in which the kernel counts how long threads waited for this process's cores, or `None`.
 
     That of the process's own control group comes first. The machine's counts threads of others too, so it is used only
     by a process that may use all cores.
@@ -164,7 +164,7 @@ def pressure_file(root: Path = Path("/")) -> Path | None:
 
 
 def _stalled_s(path: Path) -> float | None:
-    """`some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS` on the first line."""
+    """Return seconds of `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, the first line of a file."""
     try:
         return int(path.read_text(encoding="ascii").splitlines()[0].rpartition("total=")[2]) / 1e6
     except (OSError, ValueError, IndexError):

@@ -27,11 +27,11 @@ class Offer:
     """One tool, as the model is told of it."""
 
     name: str
-    """By which the model calls it."""
+    """The name by which the model calls it."""
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     own_name: str = ""
-    """The agent's, where it is another one."""
+    """The agent's name for it, where that is another one."""
     namespace: str = ""
     takes_text: bool = False
     deferred: bool = False
@@ -39,12 +39,12 @@ class Offer:
 
     @property
     def function(self) -> dict[str, Any]:
-        """As chat templates take it."""
+        """The tool as chat templates take it."""
         return wire.function_tool(self.name, self.description, self.parameters)
 
     @property
     def agents_name(self) -> str:
-        """By which the agent knows it, within its namespace."""
+        """The name by which the agent knows the tool, within its namespace."""
         return self.own_name or self.name
 
 

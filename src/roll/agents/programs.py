@@ -45,7 +45,7 @@ class AgentTask:
     """What an agent is to do."""
 
     text: str
-    """The last message of the user."""
+    """The user's last message."""
     messages: tuple[Message, ...]
     """All of the prompt."""
     metadata: Mapping[str, Any]
@@ -55,14 +55,14 @@ class AgentTask:
     seed: int | None
     """Of the attempt, the same whenever it is made again."""
     time_s: float
-    """That it has."""
+    """Seconds that the agent has."""
 
 
 class Program(Protocol):
     """Runs an agent once."""
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
-        """Its answer, where it gives one.
+        """Run the agent, and return its answer where it gives one.
 
         Raises:
             AgentFailed: it ended with an error.
@@ -73,7 +73,7 @@ class Program(Protocol):
 
 @asynccontextmanager
 async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path | None) -> AsyncIterator[Program]:
-    """The configured program, ready to run; whatever it needs ends with the block.
+    """Open the configured program; whatever it needs ends with the block.
 
     Args:
         config: which one.
@@ -136,7 +136,7 @@ def _content(name: str, path: str) -> bytes:
 
 
 def _variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
-    """What programs find in their environment. Anthropic's clients add `/v1` themselves."""
+    """Return the environment variables of programs. Anthropic's clients add `/v1` themselves."""
     return {
         "OPENAI_BASE_URL": f"{address}/v1",
         "OPENAI_API_BASE": f"{address}/v1",
@@ -169,7 +169,7 @@ class _Process:
         return answer_in(answer, config.answer_pattern)
 
     async def _run(self, task: bytes, variables: Mapping[str, str], directory: Path | None) -> tuple[int, bytes, bytes]:
-        """Its exit code, and the beginning of what it said."""
+        """Run the command; return its exit code, and the beginnings of standard output and error."""
         said, complained = _Output(), _Output()
         with tempfile.TemporaryFile() as given:
             given.write(task)
@@ -198,7 +198,10 @@ class _Process:
 
 
 class _Output(asyncio.Protocol):
-    """The beginning of what a program writes. A pipe of our own: asyncio's would make its end wait for their ends."""
+    """Keeps the beginning of what a program writes.
+
+    The pipe is our own: `process.wait()` would wait until pipes of asyncio are closed by all that hold them.
+    """
 
     def __init__(self) -> None:
         self.kept = b""
@@ -206,7 +209,7 @@ class _Output(asyncio.Protocol):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """The end to write to; what was written is here after the block."""
+        """Open the pipe and yield the end to write to; after the block, `kept` has what was written."""
         ours, theirs = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(ours, "rb"))
         try:
@@ -219,11 +222,11 @@ class _Output(asyncio.Protocol):
                 transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Keep it, as far as there is room."""
+        """Keep the data, as far as there is room."""
         self.kept += data[: MOST_OUTPUT - len(self.kept)]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Nobody writes any more."""
+        """Note that nobody writes any more."""
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -259,7 +262,7 @@ async def _manager(
 
 
 class _Sandboxed:
-    """A program where nothing is but its files, and a way to the endpoint."""
+    """A program in a sandbox, which has its files and a way to the endpoint."""
 
     def __init__(
         self, config: AgentConfig, files: Mapping[str, bytes], manager: SandboxManager, spec: SandboxSpec, socket: str

@@ -52,7 +52,7 @@ class Call:
 
 
 def chains(calls: Sequence[Call]) -> list[list[int]]:
-    """Calls by their place, grouped into chains, which are in the order in which they ended.
+    """Group calls, by their places, into chains, which are in the order in which they ended.
 
     A call goes on where the longest earlier one ended that its context begins with. Of several calls that go on where
     one ended, the first one continues the chain; each other begins its own.
@@ -96,7 +96,7 @@ def main_chain(calls: Sequence[Call]) -> list[int]:
 def _longest(
     context: IntArray, lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], taken: set[int]
 ) -> int | None:
-    """The longest call with which a context begins, unless another one went on there."""
+    """Return the longest call with which a context begins, unless another one went on there."""
     digest, done, best = xxhash.xxh3_128(), 0, None
     tokens = np.ascontiguousarray(context, np.int32)
     for length in lengths:
@@ -109,7 +109,7 @@ def _longest(
 
 
 def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str, cut_off: bool = False) -> Rollout:
-    """One rollout of all calls, without its reward.
+    """Return one rollout of all calls, without its reward.
 
     Args:
         draw: its prompt.

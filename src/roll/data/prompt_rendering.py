@@ -1,4 +1,4 @@
-"""Prompts to the tokens that an engine is given: rendered with the chat template, or rendered already."""
+"""Render prompts, with the beginnings of answers (prefill), to the tokens that an engine is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Find which tokens of a whole conversation its assistant would have generated, in the text that the template renders.
+"""Find the loss mask of a conversation: the tokens that its assistant would have generated.
+
+Other libraries call it the assistant mask (`assistant_masks`, `assistant_only_loss`).
 
     template ──► text ──► where each assistant's turn begins and ends ──► one tokenization, cut at these places
 
@@ -49,15 +51,15 @@ class SpecialTokens:
         self._beginnings = re.compile("|".join({re.escape(name[:3]) for name in self._names}) or r"(?!)")
 
     def first(self, text: str) -> str | None:
-        """The first one in the text."""
+        """Return the first special token in the text; `None` where there is none."""
         return next((text[begin:end] for begin, end in self._found(text, 0)), None)
 
     def has(self, text: str) -> bool:
-        """Whether the text is a special token."""
+        """Return whether the text is a special token."""
         return text in self._names
 
     def beginning(self, text: str) -> str | None:
-        """The one with which the text begins."""
+        """Return the special token with which the text begins, the longest of several; `None` where there is none."""
         return next((text[:length] for length in self._lengths if text[:length] in self._names), None)
 
     def extended(self, text: str, span: Span) -> Span:
@@ -72,7 +74,7 @@ class SpecialTokens:
         return list(self._found(text, begin))
 
     def _found(self, text: str, begin: int) -> Iterator[Span]:
-        """Where each one begins and ends; of several that begin at a place, the longest."""
+        """Yield where each one begins and ends; of several that begin at a place, the longest."""
         while (found := self._beginnings.search(text, begin)) is not None:
             start = found.start()
             names = (text[start : start + length] for length in self._lengths)
@@ -211,7 +213,7 @@ def _turn(
         extra_ends: special tokens at the end of `so_far` that do not belong to the message.
 
     Raises:
-        DataError: the template leaves out a part of the message, or does not end it.
+        DataError: the template leaves out a part of the message, or writes no special token after it.
     """
     begin = len(head.text)
     closing = special.spans(so_far, begin)
@@ -290,7 +292,7 @@ def _in_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Ids, and where each one's text begins; no token reaches over a border."""
+    """Return ids, and where the text of each begins; no token reaches over a border."""
     encoded = _encoded(tokenizer, text)
     starts = [start for start, _ in encoded["offset_mapping"]]
     ends = [end for _, end in encoded["offset_mapping"]]
@@ -307,7 +309,7 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
-    """Without the tokenizer's own warning of long texts: what is too long is said with its row."""
+    """Tokenize with offsets; the tokenizer's own warning of long texts is off, since such rows are named elsewhere."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if "offset_mapping" not in encoded:
         raise DataError(

@@ -36,7 +36,7 @@ def look(report: Report, config: C, *looks: Callable[[Report, C], None]) -> Repo
 
 
 def look_at_places(report: Report, config: RunConfig) -> None:
-    """Where roles sit, where they are not all in one process."""
+    """Add to the report where roles sit, if they are not all in one process."""
     if config.cluster.type == "ray":
         from roll.cluster.devices import place
 
@@ -105,7 +105,7 @@ def compare_memory(report: Report) -> None:
 
 
 def _bytes_by_device(report: Report) -> dict[int, int]:
-    """What is there at once: of trainers and engines that hand memory over, who needs more."""
+    """Return the bytes that each device holds at once; of roles that take turns, those of the larger."""
     training, answering, always = (Counter[int](), Counter[int](), Counter[int]())
     for role in report.memory:
         sits = report.config.roles[role.role]
@@ -126,7 +126,7 @@ def _too_little(where: str, needed: int, free: int) -> str:
 
 
 def look_at_disk(report: Report, config: RunConfig) -> None:
-    """Whether the run directory is free, and the disk has room."""
+    """Check that the run directory is free, and that the disk has room."""
     run_dir = config.run_dir
     if (run_dir / "config.yaml").exists():
         report.problems.append(

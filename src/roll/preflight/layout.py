@@ -84,7 +84,7 @@ def try_a_step(report: Report, config: RunConfig, say: Callable[[str], None] = l
 
 
 def _can_be_tried(config: RunConfig) -> bool:
-    """Whether it is the back-end `torch` that divides the model, and in numbers that need no data."""
+    """Return whether the back-end `torch` divides the model, without weights in 4 bits."""
     lora = config.model.lora
     return config.section("training", TrainingConfig).backend == "torch" and (lora is None or lora.base == "as_is")
 
@@ -145,7 +145,7 @@ def _ask(request: tuple[TrainerSpec, bool], waited: Callable[[float], None] = la
 
 
 def _waited(trial: subprocess.Popen[str], waited: Callable[[float], None]) -> str:
-    """What it complained of."""
+    """Wait for the process, and return what it wrote to standard error."""
     began = time.monotonic()
     while True:
         try:
@@ -178,7 +178,7 @@ def _idle(parallel: ParallelConfig) -> str:
 
 
 def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
-    """What was found, or why the model cannot be divided."""
+    """Return what was found, or why the model cannot be divided."""
     import numpy as np
 
     from roll.errors import UserError

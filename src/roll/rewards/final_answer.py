@@ -1,4 +1,4 @@
-"""Where an answer's text ends in its final answer: the last box, the last number, the last formula."""
+"""Extract the final answer from a text: the last box, the last number, the last formula."""
 
 from __future__ import annotations
 

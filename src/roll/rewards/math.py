@@ -72,7 +72,7 @@ def prepare_worker() -> None:
 
 
 def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) -> tuple[bool, str]:
-    """Whether the answer is right, and a verdict.
+    """Return whether the answer is right, and a verdict.
 
     Args:
         text: the model's answer; of a very long one only the end is read.
@@ -133,14 +133,14 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
 
 
 def _says(text: str, reference: str) -> bool:
-    """Whether an answer without a box, in its tag where it has one, is the reference's own text."""
+    """Return whether an answer without a box, in its tag where it has one, is the reference's own text."""
     if stated_answer(text) or last_boxed(text) is not None:
         return False
     return gives_text(answer_in_tag(text) or text, reference)
 
 
 def _in_words(answer: str, reference: str) -> bool | None:
-    """Whether answers in words are the same; `None` where they are not in words."""
+    """Return whether answers in words are the same; `None` where they are not in words."""
     bare, given = _bare(reference), _bare(answer)
     if given == bare:
         return bool(given)
@@ -154,7 +154,7 @@ def _in_words(answer: str, reference: str) -> bool | None:
 
 
 def _bare(text: str) -> str:
-    r"""Text answers without `\text{…}`, outer brackets, and case."""
+    r"""Return a text without `\text{…}` and outer brackets, in lower case."""
     return unwrapped_text(text).replace("$", "").strip().strip("().* ").casefold()
 
 
@@ -165,7 +165,7 @@ def _is_prose(bare: str) -> bool:
 
 
 def _in_numbers(answer: str, right: PlainNumber) -> bool | None:
-    """Whether an answer to a plain number is it; `None` where that takes more than comparing numbers."""
+    """Return whether an answer is the number asked for; `None` where that takes more than comparing numbers."""
     number = number_of(answer)
     if number is None and _DECIMAL_COMMA.fullmatch(answer.strip()):
         number = number_of(answer.replace(",", "."))
@@ -175,13 +175,13 @@ def _in_numbers(answer: str, right: PlainNumber) -> bool | None:
 
 
 def _same_plain(answer: str, reference: str) -> bool:
-    """Whether a number is the reference, read with a decimal comma (`1,22`)."""
+    """Return whether a number is the reference, read with a decimal comma (`1,22`)."""
     number, right = number_of(answer), number_of(reference.replace(",", "."))
     return number is not None and right is not None and same_number(number, right)
 
 
 def math_verifier(config: MathReward, pool: WorkerPool) -> Verifier:
-    """Compares in the pool."""
+    """Return the verifier, which compares in the pool."""
     limit_s = ALARM_AT * config.time_limit_s
 
     async def judge(rollout: Rollout) -> Judgement:

@@ -51,7 +51,7 @@ def problem_of(config: RewardConfig, reference: str, question: str = "") -> str:
     """Return why no answer, not even the reference itself, would be right; empty where it is.
 
     Args:
-        config: A component of a reward; of other types than `math` and `choice`, every reference is in order.
+        config: A component of a reward; for types other than `math` and `choice`, nothing is checked here.
         reference: The prompt's answer.
         question: The prompt's last message, which may list options.
     """

@@ -86,7 +86,7 @@ class Relation:
 
     @property
     def text(self) -> str:
-        """As LaTeX."""
+        """The relation as LaTeX."""
         rest = zip(self.signs, self.sides[1:], strict=True)
         return self.sides[0] + "".join(f" {sign} {side}" for sign, side in rest)
 
@@ -95,10 +95,10 @@ Shape: TypeAlias = "str | Group | Union | Matrix | Relation"
 
 
 def shape_of(text: str) -> Shape:
-    """The shape of a cleaned text.
+    """Return the shape of a cleaned text.
 
     Raises:
-        TooDeepError: see there.
+        TooDeepError: its brackets nest too deeply.
     """
     return _shape(text, DEEPEST)
 

@@ -1,4 +1,4 @@
-"""The end of programs and sessions with all that they started, and the end of a sandbox in which that fails.
+"""End programs and sessions with all processes that they started, fork bombs included, or else the whole sandbox.
 
 With a PID namespace the init of the program is killed: the kernel then kills every process of the namespace, and lets
 the init be reaped only when none is left. Without one (`docker`, `subprocess`) processes are found by their parents and
@@ -14,7 +14,7 @@ from roll.sandbox.agent import usage
 
 NEVER = float("inf")
 END_S = 5.0
-"""How long an agent that shares its host's processes tries to end what is left before it ends itself."""
+"""How long an agent that shares the host's PID namespace tries to end what is left before it ends itself."""
 _EMPTY_S = 10.0
 """How long the processes of a program may take to end after SIGKILL. Beyond, the whole sandbox is given up."""
 _SWEEP_S = 0.2
@@ -28,7 +28,7 @@ class Ending:
 
     def __init__(self):
         self._until = {}
-        """By pid of an init or a program: until when it must have ended."""
+        """By pid of an init or a program, the time by which it must have ended."""
         self._sweep_at = NEVER
 
     def __bool__(self):
@@ -48,13 +48,13 @@ class Ending:
         self._until.pop(pid, None)
 
     def clean_up(self, started):
-        """End what a program or a session, which has been reaped, may have left."""
+        """End what a program or a session that has been reaped may have left behind."""
         if started.status is None:
             usage.end_all(lambda: usage.of_program(started.pid), _SWEEP_S)
             self._sweep_at = time.monotonic()
 
     def deadline(self):
-        """When `check` is to be called."""
+        """Return the time at which `check` is to be called."""
         return min([self._sweep_at, *self._until.values()])
 
     def check(self, now, idle):

@@ -13,13 +13,13 @@ _READ_BYTES = 1 << 16
 _CHECK_S = 0.01
 _CHECK_LATER_S = 0.2
 _UNREAD_BYTES = 1 << 20
-"""Of a terminal's output, that the host may not have shown yet: beyond, the program waits."""
+"""Bytes of a terminal's output that the host may not have shown yet; with more, the program waits."""
 _SAMPLE_S = 0.02
-"""Between looks at processes, where no control group counts their CPU time: children may come and go between."""
+"""Seconds between two looks at the processes, where no control group counts their CPU time."""
 
 
 def clock():
-    """Seconds."""
+    """Return the monotonic time in seconds."""
     return time.monotonic()
 
 
@@ -31,9 +31,9 @@ class Run:
         self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
         self.limits = []
         self.reaped_before = usage.reaped_s() if request["alone"] and not request["fresh"] else None
-        """Where the sandbox is for this program alone: what has left its tree is its, too."""
+        """CPU seconds of processes reaped before; None where others share the sandbox or it has a PID namespace."""
         self.counted_before = agent.counted_s() if request["alone"] else None
-        """What the control group had counted; None: it counts nothing, or others as well."""
+        """CPU seconds that the control group had counted; None where it counts nothing, or other programs as well."""
         self.tally = usage.Tally()
         self.counts = usage.kernel_counts() if agent.settings["own_group"] else {}
         self.cpu_used = 0.0
@@ -43,7 +43,7 @@ class Run:
         self.began = clock()
         self.pending, self.input, self.input_over = bytearray(), -1, False
         self.unread = None
-        """Bytes, of a terminal."""
+        """Bytes of a terminal's output that the host has not shown; None without a terminal."""
         if request["terminal"]:
             pair = terminal.open_pair(agent.settings["mount_space"], request["terminal"])
             request["pair"], request["stdin"], self.input = pair, os.dup(pair[1]), os.dup(pair[0])
@@ -63,7 +63,7 @@ class Run:
         self.next_check = self.began + self._check_after(0.0)
 
     def deadline(self):
-        """When the loop must look at it again."""
+        """Return the time at which the loop must look at the program again."""
         return min(self.began + self.wall_s, self.next_check)
 
     def _check_after(self, used):
@@ -77,7 +77,7 @@ class Run:
         return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
 
     def check(self, now):
-        """Compare with the limits that the kernel does not enforce."""
+        """Compare what the program used with the limits that the kernel does not enforce."""
         if now >= self.began + self.wall_s:
             self.end("wall_time")
         elif now >= self.next_check:
@@ -95,7 +95,7 @@ class Run:
             self.next_check = now + self._check_after(cpu)
 
     def _totals(self):
-        """Seconds of CPU, resident bytes, threads; the last two only where they are watched."""
+        """Return seconds of CPU, resident bytes and threads; the last two are 0 where they are not watched."""
         if self.counted_before is not None and not self.agent.settings["watch_memory"]:
             return self.agent.counted_s() - self.counted_before, 0, 0
         before = self.reaped_before
@@ -108,7 +108,7 @@ class Run:
         return max(seen, cpu), memory, threads
 
     def bound(self, wall_s, cpu_s):
-        """New limits from now on; says what was used before."""
+        """Set new limits from now on, and tell the host what was used before."""
         self.cpu_used = max(self._totals()[0], self.cpu_used)
         if not self.killed:
             self.wall_s = clock() - self.began + wall_s
@@ -122,7 +122,7 @@ class Run:
             self.limits.append(limit)
 
     def end(self, limit=None):
-        """Kill it, because of a limit or because the host wants it."""
+        """Kill the program, because of a limit or because the host asks for it."""
         if limit is not None:
             self.note(limit)
         self.wall_s = self.cpu_s = 1e9
@@ -131,14 +131,14 @@ class Run:
             self.agent.ending.end(self.started)
 
     def feed(self, data):
-        """Standard input; empty at its end. What the program does not read yet is kept."""
+        """Take data for standard input, empty at its end; what the program does not read yet is kept."""
         if self.input >= 0:
             self.pending += data
             self.input_over = not data and self.unread is None
             self._flush()
 
     def show(self, size, shown):
-        """Of a terminal: its size, and how many more bytes of its output have been shown."""
+        """Take a terminal's size, and how many more bytes of its output have been shown."""
         if self.unread is None:
             return
         terminal.resize(self.input, size)
@@ -166,7 +166,7 @@ class Run:
             self.pending.clear()
 
     def read(self, descriptor):
-        """Pass output on; False when there is none now."""
+        """Pass output on; return False when there is none now."""
         if descriptor == self.input:
             self._flush()
             return False
@@ -193,7 +193,7 @@ class Run:
         return self.output_left > 0
 
     def ended(self, status, used):
-        """Its process is gone: read what is left and report."""
+        """Read the output that is left and report, after the process has ended."""
         self.reaped = True
         self._close_input()
         self.unread = None
