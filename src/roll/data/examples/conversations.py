@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from roll.config.examples import ExampleColumns
@@ -24,7 +23,7 @@ from roll.data.conversations.messages import check_text
 from roll.errors import short
 from roll.types import Conversation, Message
 
-__all__ = ["RowReading", "repeats"]
+__all__ = ["RowReading"]
 
 
 class RowReading:
@@ -236,46 +235,3 @@ class RowReading:
             f"{where}: no column says what is learnt. It has: {columns}. A row has `messages`, or `prompt` and "
             "`completion`, or `text`: set messages_key, completion_key or text_key to its name.",
         )
-
-
-def repeats(
-    value: Any, conversations: Sequence[Conversation], reader: MessageReader, *, rendered: bool = False
-) -> bool:
-    """Return whether a column says nothing but what was read already, in another form.
-
-    Args:
-        value: of the column: a text, or messages, whose roles, order, calls, reasoning and marks count.
-        conversations: what was read.
-        reader: of messages.
-        rendered: the column may be a text with all that was read in it.
-    """
-    if isinstance(value, str) and (found := prompt_of_text(value)) and found.listed:
-        value = found.listed
-    if isinstance(value, str):
-        said = {"".join(said.split()) for c in conversations for said in (c.text, *_contents(c.messages)) if said}
-        text = "".join(value.split())
-        return text in said or (rendered and bool(said) and all(part in text for part in said))
-    try:
-        read = reader.read(value, "", "")
-    except BadRow:
-        return False
-    return any(_has(conversation, read) for conversation in conversations)
-
-
-def _contents(messages: Sequence[Message]) -> list[str]:
-    return [message["content"] for message in messages]
-
-
-def _has(conversation: Conversation, read: ReadMessages) -> bool:
-    """Return whether the messages are some of the conversation's, in its order, with none that says more."""
-    rest = iter(enumerate(map(_squeezed, conversation.messages)))
-    for place, message in enumerate(map(_squeezed, read.messages)):
-        same = next((there for there, other in rest if other == message), None)
-        if same is None or (place in read.untrained and same not in conversation.untrained):
-            return False
-    return True
-
-
-def _squeezed(message: Message) -> dict[str, Any]:
-    """Return the message without the white space of its content."""
-    return {**message, "content": "".join(message["content"].split())}

@@ -14,7 +14,8 @@ from roll.config.examples import ExampleColumns
 from roll.data.bad_rows import BadRows
 from roll.data.cells import BadRow, Row, column
 from roll.data.conversations import MessageReader, RowView, check_columns
-from roll.data.examples.conversations import RowReading, repeats
+from roll.data.examples.conversations import RowReading
+from roll.data.examples.repeated import repeats
 from roll.data.source import content_of_message, content_of_rest, texts_in, texts_of_tools
 from roll.errors import DataError, short
 from roll.types import Conversation, Example

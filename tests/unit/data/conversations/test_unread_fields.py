@@ -190,6 +190,66 @@ def test_columns_that_repeat_what_was_read_are_read(tokenizer: PreTrainedTokeniz
     assert whole(tokenizer, {**row, "prompt": "another question"}, prompt_key=None) == whole(tokenizer, row)
 
 
+RENDERED = [
+    "User: q Assistant: a",
+    "<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n",
+    "<s>[INST] q [/INST] a </s>",
+    "<start_of_turn>user\nq<end_of_turn>\n<start_of_turn>model\na<end_of_turn>",
+    "### Human: q\n### Assistant: a",
+    "Below is an instruction that describes a task. Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\nq\n\n### Response:\na",
+]
+MORE = [
+    "Be brief. User: q Assistant: a",
+    "User: q Assistant: a User: and b? Assistant: b",
+    "User: q (think) Assistant: a",
+    "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\na<|im_end|>\n",
+    "User: q Assistant: a\n\nExplanation: 1 + 1 is 2.",
+    "Assistant: a User: q",
+    "User: q",
+    "qa7",
+]
+
+
+@pytest.mark.parametrize("text", RENDERED)
+def test_columns_with_a_text_of_the_messages_are_read(tokenizer: PreTrainedTokenizerBase, text: str) -> None:
+    plain = {"messages": [USER, message()]}
+    assert whole(tokenizer, {**plain, "text": text}) == whole(tokenizer, plain)
+
+
+@pytest.mark.parametrize("text", MORE)
+def test_columns_with_a_text_that_says_more_than_the_messages_are_refused(
+    tokenizer: PreTrainedTokenizerBase, text: str
+) -> None:
+    row = {"messages": [USER, message()], "text": text}
+    with pytest.raises(DataError, match=r"1 of 1 rows.*\n.*1 × unread column: 'text'"):
+        row_examples(tokenizer, [row])
+    assert whole(tokenizer, row, ignored_fields=["text"]) == whole(tokenizer, {"messages": [USER, message()]})
+    assert whole(tokenizer, row, text_key=None) == whole(tokenizer, {"messages": [USER, message()]})
+
+
+def test_columns_with_a_text_of_messages_and_calls_are_read(tiny_model: Path) -> None:
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}{% for c in m.tool_calls or [] %}"
+        "<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": 17}}}
+    chat = [USER, message("", tool_calls=[call]), {"role": "tool", "content": "25"}, message("It is 25.")]
+    text = tokenizer.apply_chat_template(chat, tokenize=False)
+    assert whole(tokenizer, {"messages": chat, "text": text}) == whole(tokenizer, {"messages": chat})
+    with pytest.raises(DataError, match="unread column: 'text'"):
+        row_examples(tokenizer, [{"messages": chat, "text": text.replace("17", "18")}])
+
+
+def test_columns_with_a_long_text_are_compared_in_linear_time(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Ten thousand copies of an answer that may each be the one that was read."""
+    row = {"messages": [USER, message()], "text": "User: q x " + "a" * 10_000}
+    with pytest.raises(DataError, match="unread column: 'text'"):
+        row_examples(tokenizer, [row])
+
+
 def test_the_documented_fields_are_those_that_may_be_left_unread() -> None:
     page = (Path(__file__).parents[4] / "docs" / "examples.md").read_text(encoding="utf-8")
     _, _, section = page.partition("## Fields that may be left unread")
