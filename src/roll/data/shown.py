@@ -86,9 +86,8 @@ def _fewer(message: Message) -> Iterator[tuple[Message, str]]:
 
 
 def _same(render: _Render, before: Sequence[Message], message: Message, fewer: Message) -> bool:
-    """Return whether two forms of a message are rendered alike, after the latest question and after everything."""
-    asked = max((place for place, earlier in enumerate(before) if earlier["role"] == "user"), default=0)
-    for context in (before[asked:], before)[asked == 0 :]:
+    """Return whether two forms of a message are rendered alike: after the latest question alone, all since, and all."""
+    for context in _contexts(before, message):
         try:
             if render([*context, message]) != render([*context, fewer]):
                 return False
@@ -96,3 +95,14 @@ def _same(render: _Render, before: Sequence[Message], message: Message, fewer: M
             if context is before:
                 return False
     return True
+
+
+def _contexts(before: Sequence[Message], message: Message) -> list[Sequence[Message]]:
+    """Return what may stand before a message, from the shortest on; all that does is the last."""
+    asked = max((place for place, earlier in enumerate(before) if earlier["role"] == "user"), default=0)
+    calling = len(before)
+    if message["role"] == "tool":  # what a tool says needs its call
+        calling = max((place for place, earlier in enumerate(before) if earlier["role"] == "assistant"), default=0)
+    short = [*before[asked : asked + 1], *before[max(calling, asked + 1) :]]
+    contexts = [short, before[asked:]] if len(short) < len(before) - asked else [before[asked:]]
+    return [*contexts, before] if asked else [*contexts[:-1], before]

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from roll.data.templates import PROBE
+from roll.data.turn_pieces import common_length, turns_by_pieces
 from roll.errors import DataError
 from roll.types import BoolArray, IntArray, Message
 
@@ -147,24 +148,26 @@ def find_turns(
     Raises:
         DataError: the last turn is not what the model would generate.
     """
+
+    def find(chat: Sequence[Message], wanted: Sequence[int], text: str) -> dict[int, Span]:
+        found: dict[int, Span] = {}
+        for i in wanted:
+            so_far = text if i == len(chat) - 1 else render(chat[: i + 1], False)
+            head = _head(chat[:i], so_far, render, modes)
+            turn = _turn(text, so_far, head, chat[i], special, extra_ends)
+            if head.generated and turn is not None:
+                found[i] = turn
+            elif not head.generated and chat is messages and i == places[-1]:
+                raise DataError(_why_it_differs(head, so_far, chat[i]))
+        return found
+
+    def without_end(text: str) -> str:
+        return text[: special.spans(text)[-extra_ends][0]] if extra_ends else text
+
     text = render(messages, False)
-    turns: list[Span] = []
-    for i in places:
-        so_far = text if i == len(messages) - 1 else render(messages[: i + 1], False)
-        head = _head(messages[:i], so_far, render, modes)
-        turn = _turn(text, so_far, head, messages[i], special, extra_ends)
-        if head.generated and turn is not None:
-            turns.append(turn)
-        elif not head.generated and i == places[-1]:
-            other = so_far[len(head.text) :][:30]
-            raise DataError(
-                _why(
-                    "begins an assistant's message differently once there is one (the generation prompt ends with "
-                    f"{head.prompt[-30:]!r}, but the message continues {head.text[-20:]!r} with {other!r})",
-                    messages[i],
-                )
-            )
-    return text, turns
+    turns = turns_by_pieces(messages, places, text, lambda chat: render(chat, False), find, without_end)
+    turns = find(messages, places, text) if turns is None else turns
+    return text, [turns[i] for i in sorted(turns)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -194,9 +197,7 @@ def _head(messages: Sequence[Message], so_far: str, render: Render, modes: Seque
         if so_far.startswith(prompt):
             return _Head(prompt=prompt, text=prompt)
     prompt = render(messages, True)
-    pairs = enumerate(zip(prompt, so_far, strict=False))
-    shared = next((k for k, (a, b) in pairs if a != b), min(len(prompt), len(so_far)))
-    return _Head(prompt=prompt, text=prompt[:shared])
+    return _Head(prompt=prompt, text=prompt[: common_length(prompt, so_far)])
 
 
 def _turn(
@@ -250,6 +251,16 @@ def _parts(message: Message) -> Iterator[tuple[str, str]]:
 def _squeezed(text: str) -> str:
     """Return the text without spaces, which templates add and remove."""
     return "".join(text.split())
+
+
+def _why_it_differs(head: _Head, so_far: str, message: Message) -> str:
+    """Return why a turn that does not continue its prompt cannot be learnt."""
+    other = so_far[len(head.text) :][:30]
+    return _why(
+        "begins an assistant's message differently once there is one (the generation prompt ends with "
+        f"{head.prompt[-30:]!r}, but the message continues {head.text[-20:]!r} with {other!r})",
+        message,
+    )
 
 
 def _why(what: str, message: Message) -> str:

@@ -1,0 +1,128 @@
+"""Find the turns of a long conversation in time that grows with its length, by short pieces of it.
+
+    messages:  lead │ piece │ piece │ piece │ …         each piece is rendered behind the lead, as a conversation
+    text:      lead │ piece │ piece │ piece │ …         the same text, shifted?   ──► its turns, shifted
+
+The prompt of every answer has all messages before it, so rendering each one takes quadratic time. Almost all templates
+render a message alike whatever stands far before it. That is not assumed, but compared: behind the same first messages,
+the pieces, which overlap by a question, must give the text of the whole conversation without a gap. Where they do not,
+or a turn in the middle or at the end is another one by its whole prompt, there are no pieces.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import TypeAlias
+
+from roll.data.templates import PROBE
+from roll.errors import DataError
+from roll.types import Message
+
+__all__ = ["SHORTEST", "common_length", "turns_by_pieces"]
+
+Span: TypeAlias = tuple[int, int]
+RenderText: TypeAlias = Callable[[Sequence[Message]], str]
+"""Returns the text of messages, without a generation prompt."""
+FindTurns: TypeAlias = Callable[[Sequence[Message], Sequence[int], str], dict[int, Span]]
+"""Returns the turns of a conversation at some of its places, given its text, by rendering every prompt."""
+
+SHORTEST = 64
+"""Messages of the shortest conversation that is taken apart."""
+_PIECE = 16
+"""Fewest messages of a piece."""
+
+
+def common_length(one: str, other: str) -> int:
+    """Return how many characters two texts begin with alike."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def turns_by_pieces(
+    messages: Sequence[Message],
+    places: Sequence[int],
+    text: str,
+    render: RenderText,
+    find: FindTurns,
+    without_end: Callable[[str], str],
+) -> dict[int, Span] | None:
+    """Return the turns at these places; `None` where only rendering every prompt can tell.
+
+    Args:
+        messages: the conversation.
+        places: of the assistant's messages to learn.
+        text: the whole conversation's.
+        render: renders messages.
+        find: finds turns by rendering every prompt.
+        without_end: removes from a text what ends a conversation, not its last message.
+    """
+    cuts, overlap = _cuts(messages)
+    if len(messages) < SHORTEST or len(cuts) < 3 or not places:
+        return None
+    found: dict[int, Span] = {}
+    try:
+        lead = messages[: cuts[0]]
+        head = _head_length(lead, messages[cuts[0]], render)
+        shift = 0
+        for begin, end in pairwise((*cuts, len(messages))):
+            is_last = end == len(messages)
+            piece = (*lead, *messages[begin : end if is_last else end + overlap])
+            own = render(piece)
+            shown = own if is_last else without_end(own)
+            if own[:head] != text[:head] or not text.startswith(shown[head:], head + shift):
+                return None
+            moved = len(lead) - begin
+            inside = [place + moved for place in places if begin <= place < end]
+            turns = find(piece, inside, own)
+            found |= {place - moved: (a + shift, b + shift) for place, (a, b) in turns.items()}
+            if is_last:
+                if shift + len(own) != len(text):
+                    return None
+                continue
+            following = render((*lead, *messages[end : end + overlap]))
+            if following[:head] != text[:head] or not own.endswith(following[head:]):
+                return None
+            shift += len(own) - len(following)
+        found |= find(messages, [place for place in places if place < cuts[0]], text)
+        checked = sorted({places[len(places) // 3], places[2 * len(places) // 3], places[-1]})
+        whole = find(messages, checked, text)
+    except DataError:  # what is wrong is said where every prompt is rendered
+        return None
+    return found if whole == {place: found[place] for place in checked if place in found} else None
+
+
+def _cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
+    """Return where pieces begin, alike behind the lead and behind what is before them, and by how much they overlap.
+
+    Pieces begin with a question; where there is only one, with an answer behind a tool's result.
+    """
+    roles = [message["role"] for message in messages]
+    questions = [
+        place
+        for place in range(1, len(messages))
+        if roles[place - 1 : place + 1] == ["assistant", "user"]
+        # a text that begins with a tag is a tool's result to some templates
+        and not (messages[place]["content"] or "").lstrip().startswith("<")
+    ]
+    calls = [p for p in range(1, len(roles) - 2) if roles[p - 1 : p + 2] == ["tool", "assistant", "tool"]]
+    chosen, overlap = (questions, 1) if len(questions) > 2 or not calls else (calls, 2)
+    cuts: list[int] = []
+    for place in chosen:
+        if not cuts or place - cuts[-1] >= _PIECE:
+            cuts.append(place)
+    return cuts, overlap
+
+
+def _head_length(lead: Sequence[Message], following: Message, render: RenderText) -> int:
+    """Return how much of a text is the lead and the header of what follows it, whatever that says."""
+    if following["role"] == "assistant":
+        return len(render(lead))
+    texts = [render((*lead, Message(role="user", content=said))) for said in (PROBE, f"q{PROBE}")]
+    return common_length(*texts)
