@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from roll.config.pipelines.rlvr import RLVRConfig
     from roll.training.backend import TorchBackend
-    from roll.training.layout import PackedLayout
+    from roll.training.packing.layout import PackedLayout
     from roll.types import TrainingBatch
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -117,8 +117,8 @@ def visible_pairs(layout: PackedLayout) -> int:
 
 def micro_batches(backend: TorchBackend, batch: TrainingBatch) -> list[PackedLayout]:
     """As the trainer cuts this batch."""
-    from roll.training.layout import build_layout
-    from roll.training.packing import pack
+    from roll.training.packing.layout import build_layout
+    from roll.training.packing.micro_batches import pack
 
     training = backend.spec.training
     (share,) = pack(batch.samples, max_tokens=training.max_tokens_per_micro_batch, share_prefix=training.share_prefix)
@@ -154,7 +154,7 @@ def projection_seconds(num_rows: int, shape: tuple[int, int], device: torch.devi
 
 def own_rate(products: Products, layout: PackedLayout, device: torch.device) -> float:
     """FLOP/s of the model's own projections at the sizes of one micro-batch, and nothing around them."""
-    from roll.training.logprobs import CHUNK_ELEMENTS
+    from roll.training.network.logprobs import CHUNK_ELEMENTS
 
     num_predictions = len(layout.rows)
     chunk = min(num_predictions, CHUNK_ELEMENTS // products.head[0])
@@ -233,7 +233,7 @@ def measure_memory_of(side: str) -> dict[str, Any]:
     import torch
 
     from roll.models import describe_model
-    from roll.training.logprobs import token_logprobs
+    from roll.training.network.logprobs import token_logprobs
 
     model = describe_model(quickstart_config().model.path)
     weight = torch.randn(model.vocab_size, model.hidden_size, dtype=torch.bfloat16).mul_(0.05).requires_grad_()

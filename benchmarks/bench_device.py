@@ -28,11 +28,11 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training import TrainerSpec
-from roll.training.attention import AttentionPlan, packed_attention
+from roll.training.attention.packed import AttentionPlan, packed_attention
 from roll.training.backend import TorchBackend
-from roll.training.layout import PackedLayout, build_layout
-from roll.training.logprobs import token_logprobs
-from roll.training.packing import pack
+from roll.training.network.logprobs import token_logprobs
+from roll.training.packing.layout import PackedLayout, build_layout
+from roll.training.packing.micro_batches import pack
 from roll.weights import tensor_checksum
 
 TIMES = 10

@@ -118,7 +118,7 @@ def run_rank(rank: int, num_ranks: int, directory: str, parallel: dict[str, int]
     )
     ranks = {"rank": rank, "world_size": num_ranks, "init_method": f"file://{place / 'meeting'}"}
     spec = dataclasses.replace(spec, **ranks)
-    import roll.training.loading  # noqa: F401  # what imports take is no one's share
+    import roll.training.network.loading  # noqa: F401  # what imports take is no one's share
 
     batch = random_batch(2, 2, (16, 16), 250)
     peaks = Peaks()

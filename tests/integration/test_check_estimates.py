@@ -31,7 +31,7 @@ print(int(status.partition("VmHWM:")[2].split()[0]) * 1024)
 """A run, and its own peak: `ru_maxrss` would begin at that of the process which started it."""
 SLOW_DISK = """
 import threading
-from roll.training import state_writer
+from roll.training.checkpoint import writer as state_writer
 from roll.training.backend import TorchBackend
 
 write, step, finish = state_writer.write_entries, TorchBackend.train_step, state_writer.StateWriter.finish

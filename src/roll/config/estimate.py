@@ -170,9 +170,9 @@ def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
 
     Args:
         parts: of a trainer's rank.
-        closed: whether they are given back (`roll.training.heap`): then an eighth of what is alive stays, kernels
-            aside, which leave no holes. Otherwise it depends on the processor, whose products take temporaries of their
-            own: measured, 0.2 to 0.3 of the activations where attention is native, 0.3 to 0.9 where it is not.
+        closed: whether they are given back (`roll.training.memory.heap`): then an eighth of what is alive stays,
+            kernels aside, which leave no holes. Otherwise it depends on the processor, whose products take temporaries
+            of their own: measured, 0.2 to 0.3 of the activations where attention is native, 0.3 to 0.9 where it is not.
     """
     tensors = sum(parts.values()) - parts.get(_KERNELS, 0)
     return {"heap": round(tensors / 8 if closed else 0.4 * parts["activations"])}

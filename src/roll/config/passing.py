@@ -85,10 +85,10 @@ def activation_bytes_per_token(
 
     Per layer: 2 hidden vectors, what norms take, queries and attention output, keys and values, 4 vectors inside the
     gated MLP (and 2 hidden vectors for every expert), all in the computation's format, and what norms take once more,
-    in float32; norms that are not Llama's keep both in float32. Where norms are fused (`roll.training.fused`), nothing
-    in float32 but a number, and where gates are, 3 vectors inside an MLP. With checkpointing, one hidden vector per
-    layer is kept; one layer in full and two gradients inside its MLP pass. Offloaded, nothing is kept, and what an
-    MLP's gate needs passes. An adapter keeps what lies between its matrices, also where the rest is offloaded: it is
+    in float32; norms that are not Llama's keep both in float32. Where norms are fused
+    (`roll.training.network.fused`), nothing in float32 but a number, and where gates are, 3 vectors inside an MLP. With
+    checkpointing, one hidden vector per layer is kept; one layer in full and two gradients inside its MLP pass.
+    Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies between its matrices, also where the rest is offloaded: it is
     too small to travel.
 
     Args:

@@ -17,27 +17,27 @@ from torch import Tensor
 
 from roll.config.training import closes_heap
 from roll.protocols import StateKind, WeightSource
+from roll.training.checkpoint.state import load_state, state_of, write_entries
+from roll.training.checkpoint.writer import StateWriter
 from roll.training.distributed import shard
-from roll.training.fp8 import check_products
-from roll.training.heap import Heap, close_heap_after
-from roll.training.loading import build_network
-from roll.training.main_memory import MainMemory
+from roll.training.memory.heap import Heap, close_heap_after
+from roll.training.memory.main_memory import MainMemory
+from roll.training.memory.recompute import slice_mlps
+from roll.training.memory.snapshots import Snapshots
+from roll.training.memory.unread import Unread
+from roll.training.network.fp8 import check_products
+from roll.training.network.loading import build_network
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.stages import add_up_tied, check_cut, cut
+from roll.training.network.value import ValueNetwork
+from roll.training.network.weights import TrainerWeights, whole
 from roll.training.offload import StatePlacement
 from roll.training.optimizer import Optimizer
 from roll.training.parallel.gathering import gather_first, reshard
 from roll.training.passes import Passes
-from roll.training.policy import PolicyNetwork
 from roll.training.precision import MasterWeights, Precision
 from roll.training.rank import TrainerRank
-from roll.training.recompute import slice_mlps
-from roll.training.snapshots import Snapshots
 from roll.training.spec import TrainerSpec
-from roll.training.stages import add_up_tied, check_cut, cut
-from roll.training.state import load_state, state_of, write_entries
-from roll.training.state_writer import StateWriter
-from roll.training.unread import Unread
-from roll.training.value import ValueNetwork
-from roll.training.weights import TrainerWeights, whole
 
 __all__ = ["TorchBackend"]
 

@@ -35,7 +35,9 @@ from roll.algorithms.inputs import LossOutputs
 from roll.models import read_config
 from roll.training.distributed import Ranks, shard
 from roll.training.experts import expert_outputs
-from roll.training.loading import build_network
+from roll.training.network.loading import build_network
+from roll.training.network.stages import cut
+from roll.training.network.weights import persistent_buffers
 from roll.training.parallel.collectives import exchange_rows
 from roll.training.parallel.experts import _added
 from roll.training.parallel.pipeline import Stage
@@ -43,8 +45,6 @@ from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
-from roll.training.stages import cut
-from roll.training.weights import persistent_buffers
 from roll.types import Needs, TrainingBatch
 
 __all__ = ["DryRun", "Traffic", "dry_run"]
@@ -168,8 +168,8 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
 
     instead: dict[str, Any] = {
         "torch.UntypedStorage.resize_": resized,
-        "roll.training.main_memory.MainMemory.away": lambda _, tensor: watch.copied(tensor, on_host=True),
-        "roll.training.main_memory.MainMemory.back": lambda _, tensor: watch.copied(tensor, on_host=False),
+        "roll.training.memory.main_memory.MainMemory.away": lambda _, tensor: watch.copied(tensor, on_host=True),
+        "roll.training.memory.main_memory.MainMemory.back": lambda _, tensor: watch.copied(tensor, on_host=False),
         "roll.training.rank.Ranks": _Ranks,
         "roll.training.backend.build_network": _skeleton,
         "roll.training.backend.Unread": _Unread,
@@ -177,17 +177,17 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
         "roll.training.backend.check_products": lambda *args: None,
         "roll.training.backend.cut": _cut,
         "roll.training.backend.shard": _sharded,
-        "roll.training.attention.varlen_supported": lambda device, dtype: True,
-        "roll.training.logprobs.native": lambda: None,
-        "roll.training.logprobs.has_small_cache": lambda device: False,
+        "roll.training.attention.packed.varlen_supported": lambda device, dtype: True,
+        "roll.training.network.logprobs.native": lambda: None,
+        "roll.training.network.logprobs.has_small_cache": lambda device: False,
         "torch.bincount": lambda x, minlength: x.new_empty(minlength),
         "roll.training.experts._products": _grouped,
         "roll.training.parallel.experts._dispatched": _evenly,
         "roll.training.passes.loss_inputs": lambda layout, batch, predicted, attention: predicted,
         "roll.training.passes.collect": lambda *args: None,
-        "roll.training.routing.Routing._take": lambda *args: None,
-        "roll.training.routing.Routing.load": lambda *args: None,
-        "roll.training.routing.Routing.metrics": lambda *args: {},
+        "roll.training.network.routing.Routing._take": lambda *args: None,
+        "roll.training.network.routing.Routing.load": lambda *args: None,
+        "roll.training.network.routing.Routing.metrics": lambda *args: {},
     }
     with contextlib.ExitStack() as stack:
         for path, value in instead.items():
@@ -209,7 +209,11 @@ class _Unread:
 
 def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
     """The network of a role, on the meta device until it is filled."""
-    with unset_fake_temporarily(), torch.device("meta"), mock.patch("roll.training.loading.load_causal_lm", _bare):
+    with (
+        unset_fake_temporarily(),
+        torch.device("meta"),
+        mock.patch("roll.training.network.loading.load_causal_lm", _bare),
+    ):
         network = build_network(spec, dtype).to("meta")  # adapters have numbers
     if unread is None:
         _give_memory(network, torch.device("cpu"))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from roll.config.training import TrainingConfig
 from roll.training.distributed import Ranks
-from roll.training.eight_bit import AdamWConstants, is_in_8_bits, new_moments, update
+from roll.training.memory.eight_bit import AdamWConstants, is_in_8_bits, new_moments, update
 from roll.training.precision import MasterWeights
 
 __all__ = ["Optimizer"]

@@ -26,23 +26,23 @@ from torch import Tensor
 
 from roll.errors import ModelError, UnsupportedError, short
 from roll.protocols import LossFn
-from roll.training.attention_maps import MapObserver, observed_layers
-from roll.training.blocks import Block
-from roll.training.by_sample import collect, collect_top, complete, in_order, merged
+from roll.training.attention.maps import MapObserver, observed_layers
 from roll.training.distributed import Ranks, combine
-from roll.training.distributions import Predictions
-from roll.training.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
-from roll.training.lora import adapters_off
-from roll.training.loss_inputs import loss_inputs, teacher_top_ids
-from roll.training.packing import pack, pack_by_teacher
+from roll.training.memory.saved import SavedTensors
+from roll.training.network.by_sample import collect, collect_top, complete, in_order, merged
+from roll.training.network.distributions import Predictions
+from roll.training.network.lora import adapters_off
+from roll.training.network.loss_inputs import loss_inputs, teacher_top_ids
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.routing import Routing
+from roll.training.network.value import ValueNetwork
+from roll.training.packing.blocks import Block
+from roll.training.packing.layout import Int64Array, PackedLayout, build_layout, idle_layout, padded
+from roll.training.packing.micro_batches import pack, pack_by_teacher
 from roll.training.parallel.gathering import reshard
 from roll.training.parallel.order import Work, order
-from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
-from roll.training.routing import Routing
-from roll.training.saved import SavedTensors
 from roll.training.spec import TrainerSpec
-from roll.training.value import ValueNetwork
 from roll.types import (
     AttentionRange,
     FloatArray,

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from roll.training.main_memory import MainMemory
+from roll.training.memory.main_memory import MainMemory
 
 __all__ = ["MasterWeights", "Precision"]
 

@@ -27,15 +27,15 @@ from torch import Tensor
 from roll.errors import HalfUpdatedError, TrainingDivergedError, UnsupportedError
 from roll.openmp import start_spin_control
 from roll.protocols import LossFn, StateKind, WeightSource
+from roll.training.checkpoint.export import export_trained
 from roll.training.distributed import Ranks, default_num_threads, pick_device
-from roll.training.export import export_trained
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.value import ValueNetwork
 from roll.training.parallel.gathering import reshard
 from roll.training.passes import Passes
-from roll.training.policy import PolicyNetwork
 from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
-from roll.training.value import ValueNetwork
 from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["TrainerRank", "moving_weights"]

@@ -33,7 +33,7 @@ from training_helpers import grads_of, make_batch, make_spec, relative_error, va
 from roll.config.presets import PRESET_NAMES
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
-from roll.training.packing import pack
+from roll.training.packing.micro_batches import pack
 from roll.types import TrainingBatch
 
 LIMIT = 1e-5

@@ -350,8 +350,8 @@ def saved_bytes(
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from roll.training.fused import fuse
-    from roll.training.recompute import slice_mlps
+    from roll.training.memory.recompute import slice_mlps
+    from roll.training.network.fused import fuse
 
     config = LlamaConfig(
         hidden_size=sizes.hidden_size,
@@ -671,7 +671,7 @@ def test_other_norms_and_gates_than_llama_s_are_counted(
     """Those of queries and keys, four in a layer, what adds 1 to a weight, and a gate in one matrix with its twin."""
     import transformers
 
-    from roll.training.fused import fuse
+    from roll.training.network.fused import fuse
 
     config_class = getattr(transformers, f"{family}TextConfig" if family == "Gemma3" else f"{family}Config")
     kept, estimated = [], []

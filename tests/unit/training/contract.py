@@ -26,7 +26,7 @@ from roll.algorithms.losses import BradleyTerryLoss, PolicyAndValueLoss, PolicyL
 from roll.config.model import LoRAConfig
 from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import TrainBackend
-from roll.training import blocks
+from roll.training.packing import blocks
 from roll.types import Needs, StepResult, TrainingBatch
 
 Build = Callable[..., TrainBackend]

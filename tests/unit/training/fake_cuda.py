@@ -39,9 +39,9 @@ def fake_cuda() -> Iterator[None]:
         "roll.training.passes.complete": lambda *args, **more: None,
         "roll.training.passes.in_order": lambda *args: [],
         "roll.training.optimizer.Optimizer.steps": lambda own: dict.fromkeys(own._locals, 0),
-        "roll.training.routing.Routing._take": lambda *args: None,
-        "roll.training.routing.Routing.load": lambda *args: None,
-        "roll.training.routing.Routing.metrics": lambda *args: {},
+        "roll.training.network.routing.Routing._take": lambda *args: None,
+        "roll.training.network.routing.Routing.load": lambda *args: None,
+        "roll.training.network.routing.Routing.metrics": lambda *args: {},
     }
     with contextlib.ExitStack() as stack:
         mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -15,8 +15,10 @@ from training_helpers import make_batch, make_spec
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
-from roll.training import TorchBackend, blocks, saved
-from roll.training.main_memory import MainMemory
+from roll.training import TorchBackend
+from roll.training.memory import saved
+from roll.training.memory.main_memory import MainMemory
+from roll.training.packing import blocks
 
 OFFLOAD: dict[str, dict[str, Any]] = {
     "optimizer": {"offload_optimizer": True},

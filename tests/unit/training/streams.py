@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from roll.training.main_memory import MainMemory
+from roll.training.memory.main_memory import MainMemory
 
 _UNREAD = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_full", "new_ones")
 """Operations that ask a tensor for its shape alone."""
@@ -203,7 +203,7 @@ def device_of_streams() -> Iterator[Streams]:
         return streams.to_device(tensor) if to_device and streams.is_host_s(tensor) else to(tensor, *args, **more)
 
     instead: dict[str, Any] = {
-        "roll.training.main_memory.MainMemory.__init__": begin,
+        "roll.training.memory.main_memory.MainMemory.__init__": begin,
         "torch.accelerator.current_stream": lambda *_: streams.current,
         "torch.empty_like": made_like,
         "torch.Tensor.to": brought,

@@ -24,9 +24,11 @@ from roll.inference import EngineSpec
 from roll.inference.hf import HFEngine
 from roll.models import load_causal_lm, mixers
 from roll.protocols import WeightSource
-from roll.training import TorchBackend, blocks, packable
-from roll.training.attention import register_attention
-from roll.training.policy import PolicyNetwork
+from roll.training import TorchBackend
+from roll.training.attention.packed import register_attention
+from roll.training.network import packable
+from roll.training.network.policy import PolicyNetwork
+from roll.training.packing import blocks
 from roll.training.precision import Precision
 from roll.types import (
     Generation,

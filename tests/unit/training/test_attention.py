@@ -15,11 +15,13 @@ from training_helpers import branching_batch, make_batch, needs_cuda
 
 from roll.errors import ModelError
 from roll.models import AttentionForm
-from roll.training import attention, blocks, products, varlen
-from roll.training.attention import AttentionPlan, packed_attention
-from roll.training.attention_calls import Prefixes, Rows, Shared, compute
-from roll.training.layout import PackedLayout, build_layout
-from roll.training.packing import pack
+from roll.training.attention import packed as attention
+from roll.training.attention import products, varlen
+from roll.training.attention.calls import Prefixes, Rows, Shared, compute
+from roll.training.attention.packed import AttentionPlan, packed_attention
+from roll.training.packing import blocks
+from roll.training.packing.layout import PackedLayout, build_layout
+from roll.training.packing.micro_batches import pack
 
 HEADS, GROUPS, WIDTH = 4, 2, 8
 WRITTEN_OUT: dict[Any, tuple[PackedLayout, list[Tensor]]] = {}

@@ -21,8 +21,9 @@ from roll.algorithms.losses import CreditedLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
 from roll.models import load_causal_lm
-from roll.training import TorchBackend, attention_maps
-from roll.training.attention_maps import observed_layers
+from roll.training import TorchBackend
+from roll.training.attention import maps as attention_maps
+from roll.training.attention.maps import observed_layers
 from roll.training.precision import Precision
 from roll.types import AttentionRange, AttentionStatistics, Needs, TrainingBatch
 

@@ -24,7 +24,7 @@ from training_helpers import make_spec
 
 from roll.errors import CheckpointError
 from roll.training import TorchBackend
-from roll.training.checkpoint_reader import SafeReader
+from roll.training.checkpoint.reader import SafeReader
 
 TENSORS = {
     "weight/a": torch.arange(6, dtype=torch.float32).reshape(3, 2),

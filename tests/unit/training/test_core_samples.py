@@ -21,7 +21,7 @@ from roll.algorithms.losses import PolicyLoss
 from roll.algorithms.ratio import segment_sums
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
-from roll.training.packing import pack
+from roll.training.packing.micro_batches import pack
 from roll.training.precision import Precision
 from roll.types import Needs, TrainingBatch, TrainingSample
 

@@ -21,10 +21,10 @@ from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.training import Schedule, TorchBackend
-from roll.training.distributions import Predictions
-from roll.training.layout import build_layout
-from roll.training.loss_inputs import loss_inputs
-from roll.training.packing import pack
+from roll.training.network.distributions import Predictions
+from roll.training.network.loss_inputs import loss_inputs
+from roll.training.packing.layout import build_layout
+from roll.training.packing.micro_batches import pack
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
 

@@ -15,7 +15,8 @@ from training_helpers import grads_of, make_batch, make_spec, needs_cuda, relati
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss
-from roll.training import TorchBackend, saved
+from roll.training import TorchBackend
+from roll.training.memory import saved
 
 pytestmark = [pytest.mark.gpu, needs_cuda]
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from test_logprobs import inputs, peak_bytes_of
 
-from roll.training import distributions, logprobs
-from roll.training.distributions import Predictions, Projection, token_statistics
-from roll.training.logprobs import token_logprobs
+from roll.training.network import distributions, logprobs
+from roll.training.network.distributions import Predictions, Projection, token_statistics
+from roll.training.network.logprobs import token_logprobs
 
 WEIGHTS = torch.linspace(-1.5, 1.0, 27, dtype=torch.float64).reshape(3, 9)
 """Of log-prob, entropy and divergence of nine predictions in a loss."""

@@ -6,11 +6,11 @@ import pytest
 import torch
 from test_logprobs import inputs, peak_bytes_of
 
-from roll.training import distributions, logprobs
-from roll.training.distributions import Projection
-from roll.training.divergence import divergence_from
-from roll.training.logprobs import token_logprobs
-from roll.training.top_logprobs import likeliest, logprobs_of
+from roll.training.network import distributions, logprobs
+from roll.training.network.distributions import Projection
+from roll.training.network.divergence import divergence_from
+from roll.training.network.logprobs import token_logprobs
+from roll.training.network.top_logprobs import likeliest, logprobs_of
 from roll.types import Divergence
 
 KINDS = [

@@ -21,8 +21,9 @@ from roll.config.model import LoRAConfig
 from roll.config.parallel import ParallelConfig
 from roll.errors import ModelError
 from roll.models import describe_model
-from roll.training import TorchBackend, logprobs
+from roll.training import TorchBackend
 from roll.training.dry_run import DryRun, Traffic, dry_run
+from roll.training.network import logprobs
 from roll.training.spec import TrainerSpec
 from roll.types import Needs
 

@@ -14,10 +14,11 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.errors import CheckpointError
-from roll.training import TorchBackend, eight_bit
+from roll.training import TorchBackend
 from roll.training.distributed import Ranks
-from roll.training.eight_bit import AdamWConstants, is_in_8_bits, new_moments, read_moments, update
-from roll.training.native import native
+from roll.training.kernels.native import native
+from roll.training.memory import eight_bit
+from roll.training.memory.eight_bit import AdamWConstants, is_in_8_bits, new_moments, read_moments, update
 from roll.training.optimizer import Optimizer
 from roll.training.precision import MasterWeights, Precision
 from roll.training.spec import TrainerSpec

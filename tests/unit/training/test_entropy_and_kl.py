@@ -17,7 +17,7 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
-from roll.training.lora import find_adapters
+from roll.training.network.lora import find_adapters
 from roll.training.precision import Precision
 from roll.types import Needs, TrainingBatch
 

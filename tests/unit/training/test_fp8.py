@@ -21,8 +21,9 @@ from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.errors import ConfigError, ModelError
 from roll.models import load_causal_lm
-from roll.training import TorchBackend, fp8
+from roll.training import TorchBackend
 from roll.training.dry_run import dry_run
+from roll.training.network import fp8
 from roll.training.spec import TrainerSpec
 from roll.types import Needs
 

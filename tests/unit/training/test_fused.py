@@ -12,9 +12,10 @@ from transformers import LlamaConfig
 from transformers.models.gemma.modeling_gemma import GemmaRMSNorm
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 
-from roll.training import logprobs, native
-from roll.training.fused import fuse
-from roll.training.logprobs import token_logprobs
+from roll.training.kernels import native
+from roll.training.network import logprobs
+from roll.training.network.fused import fuse
+from roll.training.network.logprobs import token_logprobs
 
 WIDTH = 80
 needs_compiler = pytest.mark.skipif(native.native() is None, reason="needs a C compiler")
@@ -139,7 +140,7 @@ def test_the_softmax_is_as_near_the_truth_as_that_of_torch(
 def test_without_a_compiler_models_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     assert native.native.__wrapped__() is None
-    monkeypatch.setattr("roll.training.fused.native", lambda: None)
+    monkeypatch.setattr("roll.training.network.fused.native", lambda: None)
     assert fuse(norm()) == 0
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from roll.training import heap
-from roll.training.heap import Heap, close_heap_after
+from roll.training.memory import heap
+from roll.training.memory.heap import Heap, close_heap_after
 
 BESIDES = 50
 

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from roll.training import logprobs as module
-from roll.training.logprobs import token_logprobs
+from roll.training.network import logprobs as module
+from roll.training.network.logprobs import token_logprobs
 
 
 def inputs(m: int, vocab: int, hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:

@@ -11,7 +11,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen3Config, Qwen3ForCausalLM
 
 from roll.config.model import LoRAConfig
-from roll.training.lora import adapters_off, add_adapters, find_adapters
+from roll.training.network.lora import adapters_off, add_adapters, find_adapters
 
 PREFIX = "base_model.model."
 

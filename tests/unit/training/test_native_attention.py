@@ -14,12 +14,12 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2Attention
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
 
 from roll.models import AttentionForm, Reach
-from roll.training import native_attention
-from roll.training.attention import ATTENTION, AttentionPlan, register_attention
-from roll.training.fused import fuse
-from roll.training.layout import PackedLayout, Segment, Tree
-from roll.training.native import native
-from roll.training.native_attention import Rotation, attend, places_of
+from roll.training.attention import native as native_attention
+from roll.training.attention.native import Rotation, attend, places_of
+from roll.training.attention.packed import ATTENTION, AttentionPlan, register_attention
+from roll.training.kernels.native import native
+from roll.training.network.fused import fuse
+from roll.training.packing.layout import PackedLayout, Segment, Tree
 
 KINDS = range(native_attention._kind() + 1) if native() is not None else ()
 pytestmark = pytest.mark.skipif(native() is None, reason="needs a C compiler")

@@ -17,8 +17,9 @@ from roll.config.load import load_config
 from roll.config.model import LoRAConfig
 from roll.errors import ConfigError, ModelError
 from roll.models import load_causal_lm
-from roll.training import TorchBackend, nf4
-from roll.training.nf4 import Nf4Linear, quantized
+from roll.training import TorchBackend
+from roll.training.memory import nf4
+from roll.training.memory.nf4 import Nf4Linear, quantized
 from roll.training.precision import Precision
 
 QLORA = LoRAConfig(rank=2, base="nf4")

@@ -21,7 +21,7 @@ from roll.config.passing import logit_bytes
 from roll.config.training import TrainingConfig
 from roll.errors import ConfigError
 from roll.training.dry_run import dry_run
-from roll.training.saved import SavedTensors
+from roll.training.memory.saved import SavedTensors
 from roll.types import Needs
 
 

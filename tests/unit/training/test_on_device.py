@@ -13,10 +13,11 @@ from torch import Tensor
 from training_helpers import logprobs_of, make_batch, make_spec, needs_cuda
 
 from roll.algorithms.losses import PolicyLoss
-from roll.training import TorchBackend, eight_bit, experts
-from roll.training.logprobs import token_logprobs
-from roll.training.main_memory import MainMemory
-from roll.training.nf4 import Nf4Linear
+from roll.training import TorchBackend, experts
+from roll.training.memory import eight_bit
+from roll.training.memory.main_memory import MainMemory
+from roll.training.memory.nf4 import Nf4Linear
+from roll.training.network.logprobs import token_logprobs
 from roll.weights import tensor_checksum
 
 CUDA = pytest.param("cuda:0", marks=[pytest.mark.gpu, needs_cuda])

@@ -10,10 +10,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from training_helpers import branching_batch, make_batch
 
-from roll.training import blocks
-from roll.training.blocks import Block
-from roll.training.layout import PackedLayout, Segment, build_layout, padded
-from roll.training.packing import pack
+from roll.training.packing import blocks
+from roll.training.packing.blocks import Block
+from roll.training.packing.layout import PackedLayout, Segment, build_layout, padded
+from roll.training.packing.micro_batches import pack
 from roll.types import TrainingSample
 
 batches = st.builds(

@@ -20,10 +20,10 @@ from roll.config.model import LoRAConfig
 from roll.errors import ModelError
 from roll.models import WeightFiles, load_causal_lm
 from roll.training import TorchBackend
-from roll.training.export import export_model
-from roll.training.shards import ShardWriter
-from roll.training.unread import Unread
-from roll.training.weights import adapters_of
+from roll.training.checkpoint.export import export_model
+from roll.training.checkpoint.shards import ShardWriter
+from roll.training.memory.unread import Unread
+from roll.training.network.weights import adapters_of
 
 
 def left_and_whole(path: Path, dtype: torch.dtype) -> tuple[Any, WeightFiles, Any]:
@@ -173,7 +173,7 @@ def test_adapters_are_gathered_before_an_export_can_fail(
     def full(*unused: Any, **settings: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("roll.training.export._write_weights", full)
+    monkeypatch.setattr("roll.training.checkpoint.export._write_weights", full)
     with pytest.raises(OSError, match="No space left"):
         backend.export(tmp_path / "model")
     assert len(asked) == 2 * len(adapters_of(backend.network)) > 0, "other ranks help to gather them"

@@ -21,13 +21,13 @@ from torch.distributed.pipelining import ScheduleInterleaved1F1B
 from roll.config.staging import layers_by_part
 from roll.errors import InfraError, ModelError
 from roll.models import load_causal_lm
-from roll.training.attention import register_attention
-from roll.training.packable import check_stages
+from roll.training.attention.packed import register_attention
+from roll.training.network.packable import check_stages
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.stages import _spans, cut
 from roll.training.parallel.order import Work, finishing_times, idle_share, order
 from roll.training.parallel.pipeline import UNRECEIVED, Stage
 from roll.training.parallel.tokens import WHOLE
-from roll.training.policy import PolicyNetwork
-from roll.training.stages import _spans, cut
 
 
 def _words(num: int, stage: int, num_stages: int, num_chunks: int = 1) -> str:

@@ -15,7 +15,7 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
 from roll.training.distributed import Ranks
-from roll.training.layout import build_layout
+from roll.training.packing.layout import build_layout
 from roll.training.randomness import Randomness
 from roll.types import Needs
 

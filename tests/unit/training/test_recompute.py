@@ -17,9 +17,10 @@ from training_helpers import branching_batch, grads_of, make_spec, relative_erro
 
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import ModelError
-from roll.training import TorchBackend, blocks
+from roll.training import TorchBackend
+from roll.training.memory.recompute import slice_mlps
+from roll.training.packing import blocks
 from roll.training.precision import Precision
-from roll.training.recompute import slice_mlps
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WAYS: dict[str, dict[str, Any]] = {

@@ -28,8 +28,10 @@ from roll.errors import ModelError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.updates import _logprobs
-from roll.training import TorchBackend, blocks, routing
-from roll.training.routing import load_metrics
+from roll.training import TorchBackend
+from roll.training.network import routing
+from roll.training.network.routing import load_metrics
+from roll.training.packing import blocks
 from roll.types import TrainingBatch
 
 FAST = ("qwen3-moe",)

@@ -15,7 +15,7 @@ from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
 from roll.training import TorchBackend
-from roll.training.snapshots import Snapshots
+from roll.training.memory.snapshots import Snapshots
 
 SHAPE: dict[str, Any] = {"groups": 2, "group_size": 2}
 

@@ -18,8 +18,9 @@ from worlds.tiny_model import write_tiny_model
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError
-from roll.training import TorchBackend, state_writer
-from roll.training.checkpoint_reader import SafeReader
+from roll.training import TorchBackend
+from roll.training.checkpoint import writer as state_writer
+from roll.training.checkpoint.reader import SafeReader
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32", "schedule": "cosine", "warmup_steps": 1},

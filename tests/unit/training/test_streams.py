@@ -14,8 +14,8 @@ from torch import Tensor
 from training_helpers import make_batch
 
 from roll.algorithms.losses import PolicyLoss
-from roll.training import saved
-from roll.training.main_memory import MainMemory
+from roll.training.memory import saved
+from roll.training.memory.main_memory import MainMemory
 
 HERE = torch.device("cpu")
 
@@ -28,7 +28,7 @@ def steps(model: Path, settings: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("run", ["plain", "bfloat16", "layers again", "8 bits", "adapters"])
 def test_steps_with_all_that_can_be_offloaded_have_no_race(tiny_model: Path, run: str) -> None:
-    with mock.patch.object(saved, "MIN_BYTES", 1), mock.patch("roll.training.eight_bit.native", lambda: None):
+    with mock.patch.object(saved, "MIN_BYTES", 1), mock.patch("roll.training.memory.eight_bit.native", lambda: None):
         expected = steps(tiny_model, RUNS[run])
         with device_of_streams() as streams:
             found = steps(tiny_model, RUNS[run] | OFFLOAD["both"])

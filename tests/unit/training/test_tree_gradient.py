@@ -28,8 +28,9 @@ from roll.algorithms.losses import (
 )
 from roll.models import load_causal_lm
 from roll.protocols import LossFn
-from roll.training import TorchBackend, blocks
-from roll.training.packing import pack
+from roll.training import TorchBackend
+from roll.training.packing import blocks
+from roll.training.packing.micro_batches import pack
 from roll.training.precision import Precision
 from roll.types import AttentionRange, Divergence, TopLogprobs, TrainingBatch, TrainingSample
 

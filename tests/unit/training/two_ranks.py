@@ -12,7 +12,8 @@ from training_helpers import branching_batch, grads_of, logprobs_of, make_batch,
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
-from roll.training import TorchBackend, blocks
+from roll.training import TorchBackend
+from roll.training.packing import blocks
 from roll.training.precision import Precision
 from roll.types import TrainingBatch
 

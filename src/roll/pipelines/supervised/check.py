@@ -34,7 +34,7 @@ from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
 from roll.preflight.timing import can_be_timed, step_time
 from roll.training import Role
-from roll.training.packing import pack
+from roll.training.packing.micro_batches import pack
 from roll.types import TrainingBatch, TrainingSample
 
 __all__ = ["Other", "inspect"]

@@ -21,20 +21,20 @@ from torch import Tensor, nn
 
 from roll.errors import UnsupportedError
 from roll.protocols import StateKind, WeightSource
+from roll.training.checkpoint.whole_state import load_whole, save_whole
 from roll.training.deepspeed.lending import Lending
 from roll.training.deepspeed.spread import SpreadWeights, read_whole
 from roll.training.deepspeed.starting import check, local_rank, start, start_frozen, surroundings
 from roll.training.distributed import pick_device
-from roll.training.distributions import Predictions
-from roll.training.loading import build_network
+from roll.training.memory.recompute import slice_mlps
+from roll.training.network.distributions import Predictions
+from roll.training.network.loading import build_network
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.weights import TrainerWeights
 from roll.training.offload import is_on_host
 from roll.training.passes import Passes
-from roll.training.policy import PolicyNetwork
 from roll.training.rank import TrainerRank, moving_weights
-from roll.training.recompute import slice_mlps
 from roll.training.spec import TrainerSpec
-from roll.training.weights import TrainerWeights
-from roll.training.whole_state import load_whole, save_whole
 
 __all__ = ["DeepSpeedBackend"]
 

@@ -19,8 +19,8 @@ from torch import nn
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError
 from roll.process_environment import temporary_environment
+from roll.training.network.value import ValueNetwork
 from roll.training.spec import TrainerSpec
-from roll.training.value import ValueNetwork
 from roll.version import install_extra
 
 __all__ = ["PERSISTENT_NUMEL", "check", "local_rank", "settings", "start", "start_frozen", "surroundings"]

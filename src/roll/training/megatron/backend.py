@@ -17,16 +17,16 @@ from torch import Tensor
 
 from roll.errors import UnsupportedError
 from roll.protocols import StateKind, WeightSource
+from roll.training.checkpoint.whole_state import load_whole, save_whole
 from roll.training.distributed import pick_device
-from roll.training.loading import build_network
 from roll.training.megatron.rebuilding import Network, rebuild, weights_by_name
 from roll.training.megatron.spread import SpreadWeights, Stream
 from roll.training.megatron.starting import add_up, add_up_tied, check, distribute, join, new_optimizer
+from roll.training.network.loading import build_network
 from roll.training.offload import is_on_host
 from roll.training.passes import Passes
 from roll.training.rank import TrainerRank
 from roll.training.spec import TrainerSpec
-from roll.training.whole_state import load_whole, save_whole
 
 __all__ = ["MegatronBackend"]
 

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError
-from roll.training.attention import AttentionPlan, packed_attention
+from roll.training.attention.packed import AttentionPlan, packed_attention
 
 __all__ = ["MegatronModel", "transformer_config"]
 

@@ -13,9 +13,9 @@ from roll.training.distributed import Ranks
 from roll.training.megatron.names import find_places
 from roll.training.megatron.network import MegatronModel, transformer_config
 from roll.training.megatron.spread import Whereabouts
-from roll.training.policy import PolicyNetwork
-from roll.training.stages import cut
-from roll.training.value import ValueNetwork
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.stages import cut
+from roll.training.network.value import ValueNetwork
 
 __all__ = ["rebuild", "weights_by_name"]
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed import ProcessGroup
 
 from roll.training.megatron.names import Place, whole_of
-from roll.training.stages import Cut
+from roll.training.network.stages import Cut
 
 __all__ = ["SpreadWeights", "Stream", "Whereabouts"]
 

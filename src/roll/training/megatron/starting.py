@@ -13,8 +13,8 @@ from torch import nn
 
 from roll.config.training import TrainingConfig
 from roll.errors import ModelError, UnsupportedError
+from roll.training.network.stages import Cut
 from roll.training.spec import TrainerSpec
-from roll.training.stages import Cut
 from roll.version import install_extra
 
 __all__ = ["DEVICES", "add_up", "add_up_tied", "check", "distribute", "join", "new_optimizer", "quiet_import"]

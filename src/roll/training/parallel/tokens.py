@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed import ProcessGroup
 
-from roll.training.layout import Int64Array, PackedLayout
+from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.collectives import added_up, exchange, gather, placed
 
 __all__ = ["WHOLE", "TokenShare"]

@@ -1,0 +1,164 @@
+"""The calls that a micro-batch's attention is made of: which rows, who sees whom, and the computation.
+
+    queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ matrix products, or SDPA ─► [B * n, H, d]
+
+Gathers know their way back, so that a gradient is copied, and added up only where tokens serve several segments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from roll.models import AttentionForm
+from roll.training.attention.products import blocked_products, dense_products
+
+__all__ = ["Call", "Causal", "Dense", "Prefixes", "Rows", "Shared", "compute"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """[B, n] entries of the row, batched with padding, and the way back."""
+
+    index: Tensor
+    """[B * n] entry of the row; padding repeats an entry."""
+    members: Tensor
+    """[k] the entries of the row that occur, ascending."""
+    inverse: Tensor
+    """[k] where each of them is among the B * n."""
+    size: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefixes:
+    """What stands before some segments, as keys of theirs."""
+
+    rows: Rows
+    """[b, p]"""
+    owners: Tensor
+    """[B] the prefix of each segment, among the b."""
+    overlap: bool
+    """Whether an entry of the row may be in several prefixes, or in a prefix and in a segment."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dense:
+    """Small blocks, by matrix products under a mask."""
+
+    rows: Rows
+    bias: Tensor
+    """[B, 1, 1, n, n] 0 where a query may see a key, else -inf; float32 or better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Causal:
+    """Plain sequences."""
+
+    rows: Rows
+    blocked: bool
+    """By blocked products; otherwise SDPA."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """Segments of any trees, each behind its ancestors."""
+
+    rows: Rows
+    """[B, n]"""
+    prefixes: Prefixes
+    how: Literal["dense", "blocked", "sdpa"]
+    """See `products`."""
+    bias: Tensor
+    """0 where a query may see a key, else -inf; float32 or better. [B, 1, 1, n, p + n]; [B, p] for blocked products,
+    which are causal of themselves."""
+
+
+Call = Dense | Causal | Shared
+
+
+def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
+    """One call of queries [N, H, d], keys [N, K, d], values [N, K, w]: [B * n, H, w], padding included."""
+    queries = _Gather.apply(q, call.rows)
+    if isinstance(call, Shared):
+        keys, values = (_GatherBehindPrefix.apply(x, call.rows, call.prefixes) for x in (k, v))
+    else:
+        keys, values = (_Gather.apply(x, call.rows) for x in (k, v))
+    if isinstance(call, Dense):
+        result = dense_products(queries, keys, values, call.bias, form)
+    elif isinstance(call, Causal):
+        causal = blocked_products if call.blocked else _sdpa
+        result = causal(queries, keys, values, None, form)
+    elif call.how == "sdpa":
+        result = _sdpa(queries, keys, values, call.bias[:, 0].to(q.dtype), form)
+    else:
+        products = dense_products if call.how == "dense" else blocked_products
+        result = products(queries, keys, values, call.bias, form)
+    return result.flatten(0, 1)
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of [N, h, d] as [B, n, h, d]. Backward copies gradients back: no sums, so it is exact."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
+        ctx.rows, ctx.shape = rows, x.shape
+        return x.index_select(0, rows.index).view(*rows.size, *x.shape[1:])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        return _scattered(ctx.shape, ((ctx.rows, grad),)), None
+
+
+class _GatherBehindPrefix(torch.autograd.Function):
+    """Rows of [N, h, d] as [B, p + n, h, d]: each segment's, after those of its prefix.
+
+    Backward adds up what segments say of a common prefix, in float32 or better, in the order of segments.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, rows: Rows, prefixes: Prefixes) -> Tensor:
+        ctx.rows, ctx.prefixes, ctx.shape = rows, prefixes, x.shape
+        before = x.index_select(0, prefixes.rows.index).view(*prefixes.rows.size, *x.shape[1:])
+        own = x.index_select(0, rows.index).view(*rows.size, *x.shape[1:])
+        return torch.cat([before.index_select(0, prefixes.owners), own], dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        (grad,) = grads
+        prefixes: Prefixes = ctx.prefixes
+        num, length = prefixes.rows.size
+        high = torch.promote_types(grad.dtype, torch.float32)
+        sums = grad.new_zeros((num, length, *grad.shape[2:]), dtype=high)
+        sums.index_add_(0, prefixes.owners, grad[:, :length].to(high))
+        if prefixes.overlap:
+            total = grad.new_zeros(ctx.shape, dtype=high)
+            for rows, part in ((prefixes.rows, sums), (ctx.rows, grad[:, length:].to(high))):
+                total.index_add_(0, rows.members, part.reshape(-1, *part.shape[2:]).index_select(0, rows.inverse))
+            return total.to(grad.dtype), None, None
+        return _scattered(ctx.shape, ((prefixes.rows, sums.to(grad.dtype)), (ctx.rows, grad[:, length:]))), None, None
+
+
+def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Tensor:
+    """Gradients [B, n, h, d] of gathered rows as those of all rows; 0 for rows that no part has."""
+    flat = [grad.reshape(-1, *grad.shape[2:]).index_select(0, rows.inverse) for rows, grad in parts]
+    if len(parts) == 1 and len(flat[0]) == shape[0]:
+        return flat[0]  # members are in order, and all of them are here
+    result = flat[0].new_zeros(shape)
+    for (rows, _), own in zip(parts, flat, strict=True):
+        result[rows.members] = own
+    return result
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, form: AttentionForm) -> Tensor:
+    """[B, n, H, d] queries, [B, m, K, d] keys and values; causal where there is no bias [B, 1, n, m]."""
+    repeats = q.shape[2] // k.shape[2]
+    k, v = ((x.repeat_interleave(repeats, dim=2) if repeats > 1 else x).transpose(1, 2) for x in (k, v))
+    result = F.scaled_dot_product_attention(
+        q.transpose(1, 2), k, v, attn_mask=bias, is_causal=bias is None, scale=form.scale
+    )
+    return result.transpose(1, 2)

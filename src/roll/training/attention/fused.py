@@ -1,0 +1,109 @@
+"""On a CPU in bfloat16: an attention module's rotation of queries and keys as part of the attention itself.
+
+    projections ─ (a norm by head) ─► attention.c, which turns what it reads, and turns gradients back ─► projection
+
+HF rotates in ten passes over memory, forward and backward. A module is recognised by what it computes, as in `fused`:
+the replacement must give on random numbers what the module gives. What is not plain attention over a whole row
+(windows, caps, ranks that divide the row) is computed as the module does, at every call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.errors import ModelError
+from roll.training.attention.native import Rotation, native_attention_supported
+from roll.training.attention.packed import AttentionPlan
+from roll.training.packing.layout import PackedLayout, Segment, Tree
+
+__all__ = ["fused_attention"]
+
+TOLERANCE = 2.0**-5
+"""Norm of the difference over that of the result: the module rounds between its passes, and large scores make much of
+that. Another rotation is off by half and more."""
+
+
+def fused_attention(module: Any) -> Callable[..., Any] | None:
+    """What may take the place of an attention module's `forward`, if it computes the same."""
+    if not all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj", "o_proj")):
+        return None
+    weight = module.q_proj.weight
+    if not native_attention_supported(weight.device, weight.dtype) or not isinstance(
+        getattr(module, "head_dim", None), int
+    ):
+        return None
+    norms = [getattr(module, name, None) for name in ("q_norm", "k_norm")]
+    if any(norm is not None and getattr(norm, "weight", torch.empty(0)).shape != (module.head_dim,) for norm in norms):
+        return None
+    replacement = _replacement(module)
+    return replacement if _same(module, replacement) else None
+
+
+def _replacement(module: Any) -> Callable[..., Any]:
+    plain = module.forward
+
+    def forward(
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Any = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        plan: AttentionPlan | None = kwargs.get("roll_plan")
+        window = getattr(module, "sliding_window", None)
+        form = None if plan is None else plan.rotated(module, attention_mask, window, kwargs)
+        if (
+            plan is None
+            or form is None
+            or position_embeddings is None
+            or position_embeddings[0].dtype != torch.bfloat16
+        ):
+            return plain(hidden_states, position_embeddings, attention_mask, past_key_values=past_key_values, **kwargs)
+        shape = (hidden_states.shape[1], -1, module.head_dim)
+        q, k, v = (project(hidden_states).view(shape) for project in (module.q_proj, module.k_proj, module.v_proj))
+        if getattr(module, "q_norm", None) is not None:
+            q, k = module.q_norm(q), module.k_norm(k)
+        attended = plan.attend_rotated(q, k, v, form, Rotation(position_embeddings[0][0], position_embeddings[1][0]))
+        return module.o_proj(attended.flatten(1)[None]), None
+
+    return forward
+
+
+@torch.no_grad()
+def _same(module: Any, replacement: Callable[..., Any]) -> bool:
+    """Whether both give the same for a random row of a prompt and two answers."""
+    weight = module.q_proj.weight
+    segments = tuple(Segment(start=s, length=n, parent=p, position=x) for s, n, p, x in _SEGMENTS)
+    positions = torch.cat([torch.arange(s.position, s.position + s.length) for s in segments])
+    layout = PackedLayout(
+        token_ids=positions.numpy(),
+        position_ids=positions.numpy(),
+        blocks=(Tree(segments=segments),),
+        rows=positions.numpy(),
+        targets=positions.numpy(),
+        spans=(),
+        uses=positions.numpy(),
+    )
+    plan = AttentionPlan(layout, weight.device, weight.dtype)
+    if plan.places is None:
+        return False
+    generator = torch.Generator().manual_seed(0)
+    angles = positions[:, None] * torch.rand(module.head_dim // 2, generator=generator)
+    both = torch.cat([angles, angles], dim=1)[None]
+    rotation = both.cos().to(torch.bfloat16), both.sin().to(torch.bfloat16)
+    x = torch.randn(1, len(positions), weight.shape[1], generator=generator).to(torch.bfloat16)
+    try:
+        expected, found = (
+            forward(x, rotation, None, past_key_values=None, roll_plan=plan)[0].float()
+            for forward in (module.forward, replacement)
+        )
+    except (TypeError, ValueError, AttributeError, RuntimeError, ModelError):  # it is called, or looks, otherwise
+        return False
+    return expected.shape == found.shape and bool((found - expected).norm() <= TOLERANCE * expected.norm())
+
+
+_SEGMENTS = ((0, 5, -1, 0), (5, 3, 0, 5), (8, 4, 0, 5))

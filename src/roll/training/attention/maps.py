@@ -1,0 +1,192 @@
+"""What the live policy's attention says of a sample's tokens, without a map ever leaving this room.
+
+    samples -> pack -> the forward pass that is made anyway, for the update or for the log-probs before it
+                          observed layer: queries, keys -> rows of its maps -> sums over heads' maps, then gone
+            -> local and global heads of each sample -> WAAD and FAI (`algorithms.credit`)
+
+Packed attention never has the maps, so they are computed beside it for the observed layers: the softmax of exactly
+the queries and keys that the layer works with, for the answer's tokens alone. All layers keep their fast attention,
+no gradient flows through the maps, and at any time at most `MAP_ELEMENTS` entries of them exist.
+
+Invariant: a sample's statistics depend on nothing but the sample and the weights; not on its neighbours, its place, or
+on which of the two passes they are taken in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.algorithms.credit import distance_weights, head_groups
+from roll.errors import UnsupportedError
+from roll.training.packing.blocks import Block
+from roll.training.packing.layout import placed
+from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.types import AttentionRange, AttentionStatistics
+
+__all__ = ["MapObserver", "observed_layers"]
+
+MAP_ELEMENTS = {"cpu": 2**20, "other": 2**26}
+"""Entries of maps, all heads together, that exist at once: 4 MiB stay in a CPU's cache, 256 MiB keep a device busy."""
+
+KEPT_PAIRS = 2**14
+"""Of a token and one that it may look back at, for which weights by distance are kept from layer to layer: of a short
+text they take as long to look up as its maps."""
+
+NUM_LAYERS = 5
+
+
+def observed_layers(num_layers: int, count: int = NUM_LAYERS) -> tuple[int, ...]:
+    """Evenly spaced layers of the middle third, its first and last among them; fewer where it has not so many."""
+    first, last = num_layers // 3, max(-(-2 * num_layers // 3) - 1, 0)
+    return tuple(sorted({round(x) for x in np.linspace(first, last, count)}))
+
+
+@dataclass(slots=True)
+class _Track:
+    """A sample in the packed row, and what was found so far. N is its tokens before the last one in the loss."""
+
+    index: int
+    size: int
+    """L, its tokens."""
+    rows: Tensor
+    """[N] its tokens' entries in the row."""
+    first: int
+    """Where the answer begins among them."""
+    looks_back: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """By first token and sliding window; see `_look_back`."""
+    distances: list[Tensor] = field(default_factory=list)
+    """By observed layer, [H]: how far back each head looks."""
+    waad: list[Tensor] = field(default_factory=list)
+    """By observed layer, [H, N - first]; see `algorithms.credit`."""
+    fai: list[Tensor] = field(default_factory=list)
+    """By observed layer, [H, N - first]; see `algorithms.credit`."""
+
+
+class MapObserver:
+    """Looks at the attention of one micro-batch while its forward pass runs; an `attention.Observer`.
+
+    Args:
+        blocks: of the micro-batch.
+        layers: which ones to look at, ascending.
+        of: distances that count.
+        device: of the network.
+        share: this rank's place among those that divide the heads.
+    """
+
+    def __init__(
+        self,
+        blocks: Sequence[Block],
+        layers: Sequence[int],
+        of: AttentionRange,
+        device: torch.device,
+        share: TokenShare = WHOLE,
+    ) -> None:
+        self._share = share
+        self._layers = frozenset(layers)
+        self._of = of
+        self._num_looks = 0
+        self._tracks = list(_tracks(blocks, device))
+
+    def looks_at(self, layer: int) -> bool:
+        """Whether it is an observed one; what activation checkpointing runs again comes after all layers."""
+        return layer in self._layers
+
+    @torch.no_grad()
+    def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
+        """Take in the next observed layer: queries [M, H, d] and keys [M, K, d] of the packed row."""
+        self._num_looks += 1
+        dtype = torch.promote_types(queries.dtype, torch.float32)
+        scaled, keys = queries.detach().to(dtype) * scale, keys.detach().to(dtype)
+        for track in self._tracks:
+            self._take_in(track, scaled, keys, window)
+
+    def _take_in(self, track: _Track, scaled: Tensor, keys: Tensor, window: int | None) -> None:
+        q = scaled.index_select(0, track.rows[track.first :])
+        k = keys.index_select(0, track.rows).permute(1, 2, 0)  # [K, d, N]
+        length, num_heads = k.shape[2], q.shape[1]
+        q = q.unflatten(1, (k.shape[0], -1)).permute(1, 2, 0, 3)  # [K, H / K, T, d]
+        waad: list[Tensor] = []
+        distance, fai = k.new_zeros(num_heads), k.new_zeros(num_heads, length)
+        size = MAP_ELEMENTS.get(k.device.type, MAP_ELEMENTS["other"])
+        step = max(size // max(num_heads * length, 1), 1)
+        for start in range(track.first, length, step):
+            stop = min(start + step, length)
+            unseen, weights = self._look_back(track, start, stop, window, k)
+            part = q[:, :, start - track.first : stop - track.first]
+            scores = (part.flatten(1, 2) @ k).view(num_heads, stop - start, length)
+            maps = scores.masked_fill_(unseen, float("-inf")).softmax(dim=-1)
+            waad.append((maps * weights[1]).sum(2))
+            distance += (maps * weights[0]).sum((1, 2))
+            fai += (maps * weights[2]).sum(1)
+        track.distances.append(distance / max(length - track.first, 1))
+        track.waad.append(torch.cat(waad, dim=1) if waad else k.new_zeros(num_heads, 0))
+        track.fai.append(fai[:, track.first :])
+
+    def _look_back(
+        self, track: _Track, start: int, stop: int, window: int | None, like: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Of tokens `start` to `stop`, n of N: which others they do not see [n, N]; weights of distance, WAAD and FAI
+        [3, n, N]."""
+        found = track.looks_back.get((start, window))
+        if found is None:
+            length = len(track.rows)
+            of = distance_weights(length, window=self._of.window, horizon=self._of.horizon)
+            column = torch.arange(length, device=like.device)
+            apart = column[start:stop, None] - column
+            unseen = apart < 0 if window is None else (apart < 0) | (apart >= window)
+            weights = torch.from_numpy(np.stack([of.distance, of.waad, of.fai])).to(like)[:, apart.clamp_(min=0)]
+            weights[2] /= torch.from_numpy(of.num_followers).to(like)
+            found = unseen, weights
+            if apart.numel() <= KEPT_PAIRS:
+                track.looks_back[start, window] = found
+        return found
+
+    def results(self) -> dict[int, AttentionStatistics]:
+        """By the samples' index in their batch. Collective where ranks divide the heads.
+
+        Raises:
+            UnsupportedError: fewer layers than expected have an attention of their own.
+        """
+        if self._num_looks < len(self._layers):
+            raise UnsupportedError(
+                f"attention credit observes layers {sorted(self._layers)}, of which this model has {self._num_looks} "
+                "with an attention of their own: choose another algorithm.credit.type than local, global or coupled"
+            )
+        return {track.index: _statistics(track, self._share) for track in self._tracks}
+
+
+def _statistics(track: _Track, share: TokenShare) -> AttentionStatistics:
+    """Means over the sample's local and its global heads; 0 before the answer.
+
+    What follows the last row has no jump: it keeps that row's WAAD.
+    """
+    distances, *found = (
+        torch.cat([share.all_heads(part) for part in parts]).cpu().numpy()
+        for parts in (track.distances, track.waad, track.fai)
+    )
+    local, far = head_groups(distances)
+    waad, fai = np.zeros(track.size, np.float32), np.zeros(track.size, np.float32)
+    end = len(track.rows)
+    if end > track.first:
+        waad[track.first : end] = found[0][local].mean(0)
+        waad[end:] = waad[end - 1]
+        fai[track.first : end] = found[1][far].mean(0)
+    return AttentionStatistics(waad=waad, fai=fai)
+
+
+def _tracks(blocks: Iterable[Block], device: torch.device) -> Iterator[_Track]:
+    """Where `layout.build_layout` puts the samples, as far as the loss's own pass would go."""
+    start = 0
+    for block in blocks:
+        for member, _, rows in placed(block, start):
+            sample = member.sample
+            in_loss = np.flatnonzero(sample.loss_mask)
+            rows = rows[: int(in_loss[-1])] if len(in_loss) else rows[:0]
+            first = min(sample.prefix_length, len(rows))
+            yield _Track(index=member.index, size=len(sample), rows=torch.from_numpy(rows).to(device), first=first)
+        start += block.num_tokens

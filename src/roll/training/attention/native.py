@@ -1,0 +1,126 @@
+"""Attention of a packed row by `attention.c`: every segment sees its ancestors and itself, read where they lie.
+
+    queries, keys, values [N, h, d] ─► trees x heads of keys, one after the other, on all threads ─► [N, H, w]
+
+Nothing is gathered into batches, padded or masked in memory. For a bfloat16 model on the CPU and plain attention;
+whatever else there is (windows, caps, sinks, other formats) takes `products`.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.training.kernels.native import native
+from roll.training.packing.layout import PackedLayout, Tree
+
+__all__ = ["Places", "Rotation", "attend", "native_attention_supported", "places_of", "turned"]
+
+
+class Places(NamedTuple):
+    """Where a row's trees lie, as `attention.c` reads it; int64."""
+
+    trees: Tensor
+    """[T, 4] first token, tokens, first segment, segments; the largest first."""
+    segments: Tensor
+    """[S, 4] first token of its tree, length, first range, ranges."""
+    ranges: Tensor
+    """[R, 2] first token of its tree, length: what a segment's ancestors have."""
+
+
+class Rotation(NamedTuple):
+    """Of queries and keys by their positions; bfloat16 [N, r] each, of their first r numbers."""
+
+    cosine: Tensor
+    sine: Tensor
+
+
+def native_attention_supported(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `attend` computes there, and faster than `products`."""
+    return device.type == "cpu" and dtype == torch.bfloat16 and native() is not None and _kind() > 0
+
+
+def places_of(layout: PackedLayout) -> Places:
+    """Of a row; ancestors that lie side by side are one range."""
+    trees, segments, ranges = [], [], []
+    for tree in sorted(layout.blocks, key=lambda tree: (-_pairs(tree), tree.start)):
+        trees.append((tree.start, tree.num_tokens, len(segments), len(tree.segments)))
+        known: list[list[tuple[int, int]]] = []
+        for s in tree.segments:
+            first = s.start - tree.start
+            behind = known[s.parent] if s.parent >= 0 else []
+            segments.append((first, s.length, len(ranges), len(behind)))
+            ranges += behind
+            if behind and sum(behind[-1]) == first:
+                known.append([*behind[:-1], (behind[-1][0], behind[-1][1] + s.length)])
+            else:
+                known.append([*behind, (first, s.length)])
+    parts = ((trees, 4), (segments, 4), (ranges, 2))
+    return Places(*(torch.from_numpy(np.array(rows, dtype=np.int64).reshape(-1, wide)) for rows, wide in parts))
+
+
+def _pairs(tree: Tree) -> int:
+    return sum(s.length * (s.position + s.length) for s in tree.segments)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotation: Rotation | None = None) -> Tensor:
+    """Queries [N, H, d], keys [N, K, d], values [N, K, w], before their rotation if there is one: [N, H, w]."""
+    result = _Attention.apply(q, k, v, places, scale, rotation)
+    assert isinstance(result, Tensor)
+    return result
+
+
+@torch.no_grad()
+def turned(x: Tensor, rotation: Rotation) -> Tensor:
+    """Queries or keys [N, h, d] as `attend` turns them, without their gradient."""
+    width = rotation.cosine.shape[1]
+    turning, rest = x.float().split([width, x.shape[2] - width], dim=2)
+    first, second = turning.chunk(2, dim=2)
+    across = torch.cat([-second, first], dim=2)
+    found = turning * rotation.cosine[:, None].float() + across * rotation.sine[:, None].float()
+    return torch.cat([found, rest], dim=2).to(x.dtype)
+
+
+@cache
+def _kind() -> int:
+    """What this machine multiplies with: 0 nothing of bfloat16's own, 1 AVX-512's vectors, 2 AMX's tiles."""
+    library = native()
+    assert library is not None
+    return library.ask("attention_kind")
+
+
+class _Attention(torch.autograd.Function):
+    """softmax(scale Q K^T) V; keeps what it was given, its result, and one number for every query and head."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotation: Rotation | None
+    ) -> Tensor:
+        library = native()
+        assert library is not None
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        result = q.new_empty(*q.shape[:2], v.shape[2])
+        lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        turned = 0 if rotation is None else rotation.cosine.shape[1]
+        numbers = (len(places.trees), q.shape[1], k.shape[1], q.shape[2], v.shape[2], turned, _kind())
+        ctx.given = (*places, torch.tensor(numbers), scale)
+        ctx.rotation = () if rotation is None else tuple(x.contiguous() for x in rotation)
+        ctx.library = library
+        library.call("attention_forward", *_inputs(ctx, q, k, v), result, lse)
+        ctx.save_for_backward(q, k, v, result, lse)
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, result, lse = ctx.saved_tensors
+        found = tuple(torch.empty_like(x) for x in (q, k, v))
+        ctx.library.call("attention_backward", *_inputs(ctx, q, k, v), result, lse, grads[0].contiguous(), *found)
+        return *found, None, None, None
+
+
+def _inputs(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor | float | None, ...]:
+    return (q, k, v, *(ctx.rotation or (None, None)), *ctx.given)

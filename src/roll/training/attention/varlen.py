@@ -1,0 +1,116 @@
+"""Packed attention on CUDA: one call of `torch.nn.attention.varlen` for a whole micro-batch.
+
+Every segment (a prompt, an answer, a plain sequence) is a query sequence. Its keys are its ancestors' and its own: they
+are gathered, and FlashAttention aligns the causal mask to the end of the keys, which is what a segment needs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.training.packing.layout import PackedLayout
+
+__all__ = ["LARGEST_HEAD", "VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
+
+LARGEST_HEAD = 256
+"""Numbers of a query that FlashAttention's kernels take at most."""
+
+HEAD_MULTIPLE = 8
+"""They refuse heads of other sizes, where SDPA would pad them."""
+
+
+def varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `varlen_attn` runs here: CUDA (or ROCm) in half precision, compute capability 8.0 or newer."""
+    if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
+        return False
+    return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Query lengths [S], key lengths [S], and which entries of the row the segments' keys are, in order."""
+    queries: list[int] = []
+    keys: list[int] = []
+    index: list[np.ndarray] = []
+    for block in layout.blocks:
+        for segment, context in zip(block.segments, block.contexts(), strict=True):
+            queries.append(segment.length)
+            keys.append(len(context) + segment.length)
+            index += [context, segment.start + np.arange(segment.length)]
+    return np.array(queries), np.array(keys), np.concatenate(index)
+
+
+class VarlenPlan:
+    """Cumulative lengths and key indices of one micro-batch, on the device."""
+
+    def __init__(self, layout: PackedLayout, device: torch.device) -> None:
+        queries, keys, index = varlen_indices(layout)
+        self.longest_query = int(queries.max())
+        self.longest_key = int(keys.max())
+        self.query_starts = torch.from_numpy(np.cumsum((0, *queries))).to(device, torch.int32)
+        self.key_starts = torch.from_numpy(np.cumsum((0, *keys))).to(device, torch.int32)
+        shared = any(len(block.segments) > 1 for block in layout.blocks)
+        self.key_index = torch.from_numpy(index).to(device) if shared else None
+        """`None` where nothing is shared: keys are then the row itself."""
+
+
+class _RepeatRows(torch.autograd.Function):
+    """Rows of [N, K, d] by an index that repeats some; their gradients are summed in float32."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grads
+        (index,) = ctx.saved_tensors
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
+        return total.index_add_(0, index, grad.float()).to(grad.dtype), None
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: float, window: int | None) -> Tensor:
+    """[N, H, d] queries, [N, K, d] keys, [N, K, w] values of a packed row; returns [N, H, w].
+
+    w is at most d, and d at most `LARGEST_HEAD`.
+    """
+    from torch.nn.attention.varlen import varlen_attn
+
+    if plan.key_index is not None:
+        k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
+    width, size = v.shape[-1], -(-q.shape[-1] // HEAD_MULTIPLE) * HEAD_MULTIPLE
+    q, k, v = (_widened(x, size) for x in (q, k, v))  # its kernels know one size of heads, and zeros add nothing
+    more: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] and _asks_for_groups() else {}
+    result = varlen_attn(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        plan.query_starts,
+        plan.key_starts,
+        plan.longest_query,
+        plan.longest_key,
+        scale=scale,
+        window_size=(-1 if window is None else window - 1, 0),
+        **more,
+    )
+    assert isinstance(result, Tensor)
+    return result[..., :width]
+
+
+def _widened(x: Tensor, size: int) -> Tensor:
+    return x if x.shape[-1] == size else torch.nn.functional.pad(x, (0, size - x.shape[-1]))
+
+
+@cache
+def _asks_for_groups() -> bool:
+    """Whether heads that share keys must be allowed: before torch 2.12 they always were."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    return "enable_gqa" in inspect.signature(varlen_attn).parameters

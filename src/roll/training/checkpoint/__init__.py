@@ -1,0 +1,1 @@
+"""Checkpoints of trainers, and models exported as safetensors."""

@@ -1,0 +1,202 @@
+"""Writing a model that transformers 4 and 5 load: safetensors in the engine's dtype, configuration, tokenizer.
+
+Weights go to the disk one at a time. A directory has its name once it is whole.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from roll.config.model import LoRAConfig
+from roll.models import load_tokenizer, pad_token, write_older_spellings
+from roll.protocols import WeightSource
+from roll.tracking import atomic
+from roll.training.checkpoint.shards import ShardWriter
+from roll.training.network.lora import Adapter
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.value import ValueNetwork
+from roll.training.network.weights import adapters_of, whole
+from roll.training.spec import TrainerSpec
+
+__all__ = ["adapter_tensors", "export_model", "export_trained", "write_adapter"]
+
+
+def export_trained(
+    path: Path,
+    spec: TrainerSpec,
+    network: PolicyNetwork | ValueNetwork,
+    weights: WeightSource,
+    read: Callable[[str], torch.Tensor],
+    *,
+    is_first: bool,
+) -> None:
+    """Write a trainer's model, and beside it, as `adapter/`, the adapters of a policy or a reward model. Collective.
+
+    Args:
+        path: a directory; what is there is replaced once the new one is whole.
+        spec: of the rank.
+        network: its network.
+        weights: the complete model, adapters merged.
+        read: a parameter of the whole network by its name, on rank 0.
+        is_first: whether this rank writes.
+    """
+    dtype, trust = getattr(torch, spec.model.dtype), spec.model.trust_remote_code
+    adapter: dict[str, torch.Tensor] = {}
+    scores = spec.role == "reward_model"
+    if spec.model.lora is not None and spec.role in ("policy", "reward_model"):  # before rank 0 can fail alone
+        adapter = adapter_tensors(read, adapters_of(network), dtype, scores_texts=scores)
+    export_model(path, weights, network, spec.model_path, dtype, trust_remote_code=trust, is_first=is_first)
+    if is_first and spec.model.lora is not None and adapter:
+        write_adapter(path.with_name("adapter"), adapter, spec.model.lora, spec.model.path, scores_texts=scores)
+
+
+def export_model(
+    path: Path,
+    weights: WeightSource,
+    network: Any,
+    source: str,
+    dtype: torch.dtype,
+    *,
+    trust_remote_code: bool,
+    is_first: bool,
+) -> None:
+    """Write an HF model directory. Collective where `weights` is; only the first rank writes.
+
+    Args:
+        path: a directory; what is there is replaced once the new one is whole.
+        weights: the complete model, tied weights once.
+        network: `PolicyNetwork` or `ValueNetwork`; its configuration and generation settings are written.
+        source: the model directory that the tokenizer is taken from.
+        dtype: of `weights`.
+        trust_remote_code: let the tokenizer run its repository's own code.
+        is_first: whether this rank writes.
+    """
+    partial = atomic.temporary_path(path)
+    _write_weights(partial, weights, is_first=is_first)
+    if is_first:
+        _write_settings(partial, network, source, dtype, trust_remote_code=trust_remote_code)
+        _finish(partial, path)
+
+
+def _write_weights(directory: Path, weights: WeightSource, *, is_first: bool) -> None:
+    """One tensor at a time. Other ranks help to gather what this one fails to write, and then it says so."""
+    failure: Exception | None = None
+    writer: ShardWriter | None = None
+    try:
+        if is_first:
+            directory.mkdir(parents=True)
+            writer = ShardWriter(directory, weights.names())
+    except Exception as error:
+        failure = error
+    for name, tensor in weights:
+        if writer is not None and failure is None:
+            try:
+                writer.add(name, tensor)
+            except Exception as error:
+                failure = error
+    if failure is not None:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise failure
+    if writer is not None:
+        writer.close()
+
+
+def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
+    """What a model directory has beside the weights."""
+    model = network.root
+    own = network.decoder.config if isinstance(network, ValueNetwork) else model.config
+    attention, own._attn_implementation = own._attn_implementation, None
+    config = own.to_dict()
+    own._attn_implementation = attention
+    config.update(dtype=str(dtype).removeprefix("torch."), architectures=[network.architecture])
+    if isinstance(network, ValueNetwork):
+        label = "score" if network.scores_texts else "value"
+        config.update(id2label={0: label}, label2id={label: 0})
+    elif model.can_generate():
+        model.generation_config.save_pretrained(path)
+    tokenizer = load_tokenizer(source, trust_remote_code=trust_remote_code)
+    if isinstance(network, ValueNetwork) and network.scores_texts:
+        tokenizer.pad_token = pad_token(tokenizer)
+        config["pad_token_id"] = tokenizer.pad_token_id
+    type(own).from_dict(config).save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    write_older_spellings(path)
+
+
+def adapter_tensors(
+    read: Callable[[str], torch.Tensor], adapters: Mapping[str, Adapter], dtype: torch.dtype, *, scores_texts: bool
+) -> dict[str, torch.Tensor]:
+    """What `write_adapter` writes, on rank 0. Collective where parameters are sharded.
+
+    Args:
+        read: a parameter by its name, on rank 0.
+        adapters: by the checkpoint's name of the weight that they change.
+        dtype: of the engines.
+        scores_texts: it is a reward model, whose head is trained whole and comes with the adapters.
+    """
+    tensors = {
+        f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight": _alone(
+            whole(read(parameter)).to(dtype).cpu()
+        )
+        for name, adapter in adapters.items()
+        for part, parameter in (("A", adapter.a), ("B", adapter.b))
+    }
+    if scores_texts:
+        tensors["base_model.model.score.weight"] = _alone(whole(read("score.weight")).to(dtype).cpu())
+    return tensors
+
+
+def write_adapter(
+    path: Path, tensors: Mapping[str, torch.Tensor], config: LoRAConfig, base: str, *, scores_texts: bool = False
+) -> None:
+    """Write adapters as `peft.PeftModel.from_pretrained` reads them.
+
+    Args:
+        path: a directory; what is there is replaced once the new one is whole.
+        tensors: of `adapter_tensors`.
+        config: how they were made.
+        base: the model that they change, as its user named it.
+        scores_texts: see `adapter_tensors`.
+    """
+    from peft import LoraConfig
+    from safetensors.torch import save_file
+
+    partial = atomic.temporary_path(path)
+    partial.mkdir(parents=True)
+    named = config.target_modules
+    changed = {name.split(".")[-3] for name in tensors if ".lora_" in name}
+    LoraConfig(
+        base_model_name_or_path=base,
+        task_type="SEQ_CLS" if scores_texts else "CAUSAL_LM",
+        modules_to_save=["score"] if scores_texts else None,
+        inference_mode=True,
+        r=config.rank,
+        lora_alpha=config.alpha,  # pyrefly: ignore[bad-argument-type]  # peft only divides by the rank
+        lora_dropout=config.dropout,
+        target_modules=named if isinstance(named, list) else sorted(changed),
+    ).save_pretrained(str(partial))
+    save_file(dict(tensors), partial / "adapter_model.safetensors", metadata={"format": "pt"})
+    _finish(partial, path)
+
+
+def _alone(tensor: torch.Tensor) -> torch.Tensor:
+    """With a storage of its own: what was gathered from uneven shards is a view of a padded one."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def _finish(directory: Path, final: Path) -> None:
+    """Give it its name, whole, so that it survives power loss, and is readable as any other of the user's: libraries
+    write weights as 0600."""
+    mask = os.umask(0)
+    os.umask(mask)
+    for file in directory.iterdir():
+        if file.is_file():
+            file.chmod(0o666 & ~mask)
+    atomic.replace_directory(directory, final)

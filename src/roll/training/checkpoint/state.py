@@ -1,0 +1,254 @@
+"""Saving and loading everything a trainer needs to go on, through `torch.distributed.checkpoint`.
+
+    weight/<name>        the trainable weights, as the optimiser sees them
+    moment1/<name>, moment2/<name>                          AdamW's moments, or
+    moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
+    buffer/<layer>       biases of a mixture's routers; absent from older checkpoints
+    updates              how often each weight was updated, in the order of the names
+    counters             optimiser steps so far, steps in a row with non-finite gradients
+    rng/<stream>         random states, by data rank; ranks that draw for the same samples and layers have the same
+
+Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a
+fresh random state, derived from the seed, the stream and the step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.storage import WriteResult
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+from torch.futures import Future
+
+from roll.errors import CheckpointError, short
+from roll.tracking import atomic
+from roll.training.checkpoint.reader import SafeReader
+from roll.training.distributed import Ranks
+from roll.training.optimizer import Optimizer
+from roll.training.precision import MasterWeights
+from roll.training.randomness import Randomness
+
+__all__ = [
+    "check_entries",
+    "counts",
+    "in_a_line",
+    "load_state",
+    "quiet",
+    "random_states",
+    "restore_random",
+    "state_of",
+    "write_entries",
+]
+
+_DTYPES = {"updates": torch.int64, "counters": torch.int64, "rng": torch.uint8}
+"""Of entries, by the first part of their names; a weight has a floating-point one."""
+_MOST = 2**53
+"""No count reaches it."""
+
+
+def state_of(
+    weights: MasterWeights,
+    optimizer: Optimizer,
+    counters: Mapping[str, int],
+    ranks: Ranks,
+    randomness: Randomness,
+    buffers: Sequence[Tensor] = (),
+) -> dict[str, Tensor]:
+    """What is written of a trainer, by name; tensors are the trainer's own. Collective."""
+    state: dict[str, Any] = _tensors(weights, optimizer)
+    updates = ranks.of_all_stages(optimizer.steps())
+    state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
+    state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
+    return state | random_states(ranks, randomness) | _named(buffers)
+
+
+def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
+    """Write tensors by name below `path`, an empty or missing directory, and fsync. Collective, in a process group of
+    all ranks; what several ranks have under one name is written once. Whatever a rank meets, all ranks raise.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to.
+        CheckpointError: it cannot be written for another reason.
+    """
+    try:
+        with quiet():
+            writer = _Writer(path, sync_files=True)
+            dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=ranks.size == 1)
+    except CheckpointException as error:  # not an `Exception`: it would pass every handler
+        failure = next(failure for failure, _ in error.failures.values())
+        if isinstance(failure, OSError):
+            raise failure from error
+        what = f"the trainer's state cannot be written to '{path}': {type(failure).__name__}: {failure}"
+        raise CheckpointError(what) from error
+    atomic.sync(path)  # the names of the files, which are synced themselves
+
+
+def load_state(
+    path: Path,
+    weights: MasterWeights,
+    optimizer: Optimizer,
+    counters: Mapping[str, int],
+    ranks: Ranks,
+    randomness: Randomness,
+    seed: int,
+    buffers: Sequence[Tensor] = (),
+) -> dict[str, int]:
+    """Read what `write_entries` wrote of `state_of`, in place; returns the counters. Collective.
+
+    Raises:
+        CheckpointError: files are missing or damaged, or they belong to another model.
+    """
+    try:
+        reader = SafeReader(path)
+        saved = reader.read_metadata().state_dict_metadata
+        state: dict[str, Any] = _tensors(weights, optimizer)
+        shapes = ranks.of_all_stages({name: tensor.shape for name, tensor in state.items()})
+        check_entries(path, saved, shapes)
+        names = sorted(ranks.of_all_stages(dict.fromkeys(weights.parameters)))
+        state["updates"] = torch.zeros(len(names), dtype=torch.int64)
+        state["counters"] = torch.zeros(len(counters), dtype=torch.int64)
+        state.update({name: buffer for name, buffer in _named(buffers).items() if name in saved})
+        random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
+        known = all(name in saved for name in random)
+        if known:
+            state.update(random)
+        with quiet():
+            dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
+    except CheckpointError:
+        raise
+    except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
+        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
+    weights.refresh()
+    optimizer.set_steps(counts(path, names, state["updates"]))
+    result = counts(path, sorted(counters), state["counters"])
+    restore_random(
+        randomness, {name: state[name] for name in random} if known else {}, ranks, seed, result["num_steps"]
+    )
+    return result
+
+
+def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
+    """Refuse a checkpoint whose index `saved` is not that of the tensors of these shapes, by name.
+
+    Raises:
+        CheckpointError: saying which lack or differ, or have a dtype that nothing writes.
+    """
+    missing = sorted(set(shapes) - set(saved))
+    extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment")))
+    if missing or extra:
+        raise CheckpointError(
+            f"the trainer's checkpoint '{path}' belongs to another model: it lacks {missing[:3]} "
+            f"and has {extra[:3]} besides. Resume with the settings of model and training.optimizer of the run that "
+            "wrote it."
+        )
+    wrong = [name for name, shape in shapes.items() if tuple(saved[name].size) != tuple(shape)]
+    if wrong:
+        raise CheckpointError(f"the trainer's checkpoint '{path}' has other shapes: {wrong[:3]}")
+    for name, entry in saved.items():
+        kind, dtype = name.partition("/")[0], entry.properties.dtype
+        if not (dtype.is_floating_point if kind == "weight" else dtype == _DTYPES.get(kind, dtype)):
+            raise CheckpointError(f"the trainer's checkpoint '{path}' has {short(name)} as {dtype}: it is damaged")
+
+
+def counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
+    """How often something happened, by name.
+
+    Raises:
+        CheckpointError: so often nothing happens.
+    """
+    found = dict(zip(names, values.tolist(), strict=True))
+    for name, count in found.items():
+        if not 0 <= count < _MOST:
+            raise CheckpointError(f"the trainer's checkpoint '{path}' counts {count} for '{name}': it is damaged")
+    return found
+
+
+def restore_random(
+    randomness: Randomness, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
+) -> None:
+    """What `random_states` gave; without it, as for a rank that did not exist when saving, a fresh state.
+
+    Raises:
+        CheckpointError: it is no state of a generator.
+    """
+    if saved:
+        try:
+            randomness.restore({name.rpartition("/")[2]: state for name, state in saved.items()})
+        except RuntimeError as error:
+            raise CheckpointError(f"the trainer's checkpoint is damaged in {sorted(saved)}: {error}") from error
+    else:
+        randomness.restart(hash((seed, ranks.stream, num_steps)) % 2**63)
+
+
+def in_a_line(error: BaseException) -> str:
+    """What went wrong first; the library's own text is a traceback for each rank."""
+    if isinstance(error, CheckpointException) and error.failures:
+        rank, (cause, _) = min(error.failures.items())
+        return f"{type(cause).__name__} on rank {rank}{': ' if str(cause) else ''}{cause}"
+    return str(error) or type(error).__name__
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """With one rank there is no process group, on purpose; the library warns about it each time."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
+
+
+def _tensors(weights: MasterWeights, optimizer: Optimizer) -> dict[str, Tensor]:
+    moments = optimizer.moments()
+    state: dict[str, Tensor] = {}
+    for name in weights.parameters:
+        full = weights.full(name)
+        state[f"weight/{name}"] = full
+        for label, moment in moments[name].items():
+            state[f"{label}/{name}"] = _like(moment, full)
+    return state
+
+
+def _named(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
+    return {f"buffer/{number}": buffer for number, buffer in enumerate(buffers)}
+
+
+def _like(local: Tensor, full: Tensor) -> Tensor:
+    """This rank's part as a part of a tensor spread like `full`, or like it but for the last dimension."""
+    if not isinstance(full, DTensor):
+        return local
+    shape = full.shape
+    if local.shape != full.to_local().shape:  # scales of blocks
+        parts = [full.device_mesh.size(i) for i, p in enumerate(full.placements) if p.is_shard(full.ndim - 1)]
+        shape = torch.Size([*full.shape[:-1], local.shape[-1] * math.prod(parts)])
+    stride = torch.empty(shape, device="meta").stride()
+    spec = DTensorSpec(full.device_mesh, full.placements, TensorMeta(shape, stride, local.dtype))
+    return DTensor(local, spec, requires_grad=False)  # `from_local` would bring what is offloaded to the mesh's device
+
+
+class _Writer(dcp.FileSystemWriter):
+    """Says what the disk said where `torch.save`, which closes its file then, fails for another reason."""
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """As the library does."""
+        try:
+            return super().write_data(plan, planner)
+        except RuntimeError as error:
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from error
+            raise
+
+
+def random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
+    """This rank's random states, by their names in a checkpoint."""
+    return {f"rng/{ranks.stream}/{name}": state for name, state in randomness.states.items()}

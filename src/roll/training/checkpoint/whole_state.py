@@ -1,0 +1,125 @@
+"""Saving and loading for back-ends whose library keeps the states its own way.
+
+The format is that of `roll.training.checkpoint.state`: every back-end reads a checkpoint of any other, under any
+layout.
+
+Weights and moments are gathered one at a time; of N ranks each writes every N-th, so none holds more than its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+
+from roll.errors import CheckpointError
+from roll.training.checkpoint.reader import SafeReader
+from roll.training.checkpoint.state import (
+    check_entries,
+    counts,
+    in_a_line,
+    quiet,
+    random_states,
+    restore_random,
+    write_entries,
+)
+from roll.training.distributed import Ranks
+from roll.training.randomness import Randomness
+
+__all__ = ["WholeWeights", "load_whole", "save_whole"]
+
+_PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2": "moment2"}
+
+
+class WholeWeights(Protocol):
+    """Trained weights and AdamW's moments of them, each whole under its HF name, wherever a library has put them."""
+
+    @property
+    def num_updates(self) -> int:
+        """How often AdamW has updated them."""
+
+    @num_updates.setter
+    def num_updates(self, number: int) -> None: ...
+
+    @property
+    def names(self) -> list[str]:
+        """All, in the same order on every rank."""
+
+    def shape(self, name: str) -> torch.Size:
+        """Of the whole weight."""
+
+    def full(self, name: str, state: str | None = None) -> Tensor:
+        """A master weight; with `state`, `moment1` or `moment2`, one of its moments. Collective."""
+
+    def put(self, name: str, value: Tensor, state: str | None = None) -> None:
+        """Write what `full` reads; `refresh` once afterwards."""
+
+    def refresh(self) -> None:
+        """Write the master weights into the network."""
+
+
+def save_whole(
+    path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness
+) -> None:
+    """Write below `path`, an empty or missing directory, and fsync. Collective.
+
+    Raises:
+        CheckpointError: it cannot be written.
+    """
+    state: dict[str, Any] = {}
+    for number, name in enumerate(weights.names):
+        for part, key in _PARTS.items():
+            whole = weights.full(name, key)
+            if number % ranks.size == ranks.rank:
+                state[f"{part}/{name}"] = whole.cpu()
+    state["updates"] = torch.full((len(weights.names),), weights.num_updates, dtype=torch.int64)
+    state["counters"] = torch.tensor([counters[name] for name in sorted(counters)], dtype=torch.int64)
+    write_entries(path, state | random_states(ranks, randomness), ranks)
+
+
+def load_whole(
+    path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
+) -> dict[str, int]:
+    """Read what any back-end saved, in place; returns the counters. Collective.
+
+    Raises:
+        CheckpointError: files are missing or damaged, or they belong to another model.
+    """
+    try:
+        reader = SafeReader(path)
+        saved = reader.read_metadata().state_dict_metadata
+        names = sorted(weights.names)
+        shapes = {f"{part}/{name}": weights.shape(name) for part in _PARTS for name in names}
+        check_entries(path, saved, shapes)
+        random = {name: torch.empty_like(value) for name, value in random_states(ranks, randomness).items()}
+        few: dict[str, Tensor] = {
+            "updates": torch.zeros(len(names), dtype=torch.int64),
+            "counters": torch.zeros(len(counters), dtype=torch.int64),
+        }
+        known = all(name in saved for name in random)
+        _read(few | random if known else few, reader)
+        for name in names:
+            parts = {f"{part}/{name}": torch.empty(weights.shape(name)) for part in _PARTS}
+            _read(parts, reader)
+            for part, key in _PARTS.items():
+                weights.put(name, parts[f"{part}/{name}"], key)
+    except CheckpointError:
+        raise
+    except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
+        raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
+    weights.refresh()
+    weights.num_updates = max(counts(path, names, few["updates"]).values(), default=0)
+    result = counts(path, sorted(counters), few["counters"])
+    restore_random(randomness, random if known else {}, ranks, seed, result["num_steps"])
+    return result
+
+
+def _read(state: dict[str, Tensor], reader: SafeReader) -> None:
+    """Fill tensors; every rank reads for itself."""
+    with quiet():
+        dcp.load(state, storage_reader=reader, no_dist=True)

@@ -1,0 +1,96 @@
+"""Writing a trainer's state while it trains on.
+
+    begin ─ copy this rank's part to main memory ─► thread: write, fsync ─► finish: done, or its error
+
+Ranks speak to each other while they write, so the threads have a process group of their own. Nothing here gives a
+checkpoint its name: who asked for it does, once all ranks have finished.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from roll.errors import CheckpointError
+from roll.training.checkpoint.state import write_entries
+from roll.training.distributed import Ranks
+
+__all__ = ["StateWriter"]
+
+
+class StateWriter:
+    """Writes one state at a time.
+
+    Args:
+        ranks: that write together.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._group: Any = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing is being written."""
+        return self._thread is None or not self._thread.is_alive()
+
+    def begin(self, path: Path, state: Mapping[str, Tensor]) -> None:
+        """Copy a state, and write it from now on; what was begun before has finished. Collective.
+
+        Raises:
+            CheckpointError: a rank has no room for its copy; then none writes.
+        """
+        if self._group is None and self._ranks.size > 1:
+            self._group = dist.new_group(backend="gloo")
+        copied, failure = {}, ""
+        try:
+            copied = {name: _copied(tensor) for name, tensor in state.items()}
+        except Exception as error:
+            failure = f"rank {self._ranks.rank} cannot copy its state: {type(error).__name__}: {error}"
+        if failures := list(filter(None, self._told(failure))):
+            raise CheckpointError(failures[0])
+        self._thread = threading.Thread(target=self._write, args=(path, copied), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def _told(self, failure: str) -> list[str]:
+        """What every rank has to say."""
+        if self._group is None:
+            return [failure]
+        told = [""] * self._ranks.size
+        dist.all_gather_object(told, failure, group=self._group)
+        return told
+
+    def finish(self) -> None:
+        """Wait for what was begun.
+
+        Raises:
+            CheckpointError, OSError: it could not be written; said once.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def _write(self, path: Path, state: Mapping[str, Tensor]) -> None:
+        try:
+            write_entries(path, state, self._ranks, self._group)
+        except BaseException as error:  # said by the thread that asks
+            self._failure = error
+
+
+@torch.no_grad()
+def _copied(tensor: Tensor) -> Tensor:
+    if isinstance(tensor, DTensor):  # without `from_local`, which would bring it back to its mesh's device
+        return DTensor(_copied(tensor.to_local()), tensor._spec, requires_grad=False)
+    return tensor.detach().to("cpu", copy=True)

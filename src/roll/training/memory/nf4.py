@@ -1,0 +1,132 @@
+"""Frozen weights in 4 bits under adapters: QLoRA (arXiv 2305.14314).
+
+    weight ─ blocks of 64 ─ largest magnitude: the block's scale ─ their mean, and 8 bits for what is beyond it
+                          └ weight / scale ─► number of the nearest of 16 values (NormalFloat): 4.1 bits in all
+
+The 16 values cut a normal distribution into equal parts. A forward pass reads a matrix back into the computation's
+format and lets go of it; the backward pass does so again. The model that is trained, its reference and what engines are
+given are the one whose weights are read back, so nothing anywhere is compared with the weights as they were before.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from roll.errors import ModelError
+from roll.training.kernels.native import native
+from roll.training.memory.eight_bit import read_blocks, write_blocks
+
+__all__ = ["Nf4Linear", "quantize_base", "quantized"]
+
+SIZE = 64
+"""Of a block; the first half of it is in the low bits of 32 bytes, the second in the high bits."""
+
+_VALUES = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
+    *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
+    *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""Of the paper's appendix E."""
+
+
+class Nf4Linear(nn.Module):
+    """A frozen linear layer whose weight [outputs, inputs] takes 4 bits a number.
+
+    Args:
+        linear: whose weight and bias it has from now on; in the computation's dtype.
+    """
+
+    codes: Tensor
+    scale_codes: Tensor
+    scale_scales: Tensor
+    mean: Tensor
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.out_features, self.in_features = linear.weight.shape
+        self.dtype = linear.weight.dtype
+        self.bias = linear.bias
+        flat = linear.weight.detach().float().flatten()
+        blocks = functional.pad(flat, (0, -len(flat) % SIZE)).view(-1, SIZE)
+        scales = blocks.abs().amax(1)
+        mean = scales.mean()
+        scale_codes, scale_scales = write_blocks(scales - mean, signed=True)
+        found = torch.bucketize(blocks / scales.clamp(min=1e-30)[:, None], _middles()).to(torch.uint8)
+        self.register_buffer("codes", found[:, : SIZE // 2] | (found[:, SIZE // 2 :] << 4), persistent=False)
+        self.register_buffer("scale_codes", scale_codes, persistent=False)
+        self.register_buffer("scale_scales", scale_scales, persistent=False)
+        self.register_buffer("mean", mean, persistent=False)
+
+    @property
+    def weight(self) -> nn.Parameter:
+        """Read back, in the computation's dtype; a copy."""
+        return nn.Parameter(self.read(), requires_grad=False)
+
+    def read(self) -> Tensor:
+        """The weight [outputs, inputs] that the layer computes with."""
+        scales = read_blocks(self.scale_codes, self.scale_scales, signed=True) + self.mean
+        count = self.out_features * self.in_features
+        library = native() if self.codes.device.type == "cpu" and self.dtype == torch.bfloat16 else None
+        if library is not None:
+            result = torch.empty(len(self.codes), SIZE, dtype=torch.bfloat16)
+            library.call("nf4_read", self.codes, scales, _values(), result, len(self.codes))
+        else:
+            values = _values().to(self.codes.device)
+            halves = [values[part.int()] for part in (self.codes & 15, self.codes >> 4)]
+            result = (torch.cat(halves, 1) * scales[:, None]).to(self.dtype)
+        return result.flatten()[:count].view(self.out_features, self.in_features)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[…, outputs] of [..., inputs]."""
+        return _Linear.apply(x, self)
+
+
+class _Linear(torch.autograd.Function):
+    """Keeps no weight between the passes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:
+        ctx.layer = layer
+        return functional.linear(x, layer.read(), layer.bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        return grads[0] @ ctx.layer.read(), None
+
+
+def quantize_base(model: nn.Module) -> None:
+    """Bring the weights under a model's adapters to 4 bits, one after the other; what has no adapter stays.
+
+    Raises:
+        ModelError: no adapter sits on a linear layer.
+    """
+    from peft.tuners.lora import LoraLayer
+
+    adapted: list[Any] = [m for m in model.modules() if isinstance(m, LoraLayer) and type(m.base_layer) is nn.Linear]
+    if not adapted:
+        raise ModelError(
+            f"model.lora.base is nf4, and no adapter of {type(model).__name__} sits on a linear layer: set it to as_is"
+        )
+    for layer in adapted:
+        layer.base_layer = Nf4Linear(layer.base_layer)
+
+
+def quantized(model: nn.Module) -> dict[str, Nf4Linear]:
+    """The layers of a model that are in 4 bits, by the name that their weight had as a parameter."""
+    return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, Nf4Linear)}
+
+
+@cache
+def _values() -> Tensor:
+    return torch.tensor(_VALUES, dtype=torch.float32)
+
+
+@cache
+def _middles() -> Tensor:
+    values = _values()
+    return (values[1:] + values[:-1]) / 2

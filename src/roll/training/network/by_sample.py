@@ -1,0 +1,78 @@
+"""From the predictions of micro-batches to arrays by sample: what a trainer's forward pass answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from roll.training.network.distributions import Predictions
+from roll.training.packing.layout import PackedLayout
+from roll.types import AttentionStatistics, FloatArray, Output, TopLogprobs, TrainingBatch
+
+__all__ = ["collect", "collect_top", "complete", "in_order", "merged", "no_top"]
+
+T = TypeVar("T")
+
+
+def collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> None:
+    """Add a micro-batch's samples, by their index in the batch: [L] each, 0 where nothing is predicted."""
+    values = predicted.detach().float().cpu().numpy()
+    for span in layout.spans:
+        array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
+        array[span.token_index] = values[span.prediction_index]
+        found[span.index] = array
+
+
+def collect_top(
+    found: dict[int, TopLogprobs], layout: PackedLayout, batch: TrainingBatch, predicted: Predictions
+) -> None:
+    """The likeliest tokens where the loss counts."""
+    assert predicted.top_ids is not None and predicted.top_logprobs is not None
+    ids, logprobs = predicted.top_ids.cpu().numpy(), predicted.top_logprobs.float().cpu().numpy()
+    for span in layout.spans:
+        sample = batch.samples[span.index]
+        counted = sample.loss_mask[span.token_index]
+        top = found[span.index] = no_top(len(sample), ids.shape[1])
+        places, rows = span.token_index[counted], span.prediction_index[counted]
+        top.token_ids[places], top.logprobs[places] = ids[rows], logprobs[rows]
+
+
+def no_top(length: int, num: int) -> TopLogprobs:
+    """Of a sample that the loss does not count."""
+    zeros = np.zeros((length, num))
+    return TopLogprobs(token_ids=zeros.astype(np.int32), logprobs=zeros.astype(np.float32))
+
+
+def merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
+    """All ranks' findings, by the samples' index in their batch."""
+    return {index: value for part in parts for index, value in part.items()}
+
+
+def in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
+    """Samples in batch order; one that nothing was computed for is all 0."""
+    return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]
+
+
+def complete(
+    said: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
+) -> None:
+    """Give samples that nothing was computed for, which `in_order` made arrays of 0, the form of the others.
+
+    Values are those of tokens in the loss, also where those of every token were computed.
+    """
+    if every_token and "values" in said:
+        said["values"] = [np.where(s.loss_mask, v, 0) for s, v in zip(batch.samples, said["values"], strict=True)]
+    if num_top is not None:
+        said["top_logprobs"] = [
+            t if isinstance(t, TopLogprobs) else no_top(len(s), num_top)
+            for s, t in zip(batch.samples, said["top_logprobs"], strict=True)
+        ]
+    if "experts" in said:
+        said["experts"] = [experts if experts.ndim == 3 else None for experts in said["experts"]]
+    if "attention" in said:
+        said["attention"] = [
+            a if isinstance(a, AttentionStatistics) else AttentionStatistics(waad=a, fai=a) for a in said["attention"]
+        ]

@@ -1,0 +1,265 @@
+"""Entropy and divergence of next-token distributions, beside the log-probs, with gradients.
+
+    p_m = softmax(W h_m / temperature),     q_m = softmax(W' h'_m / temperature)    of the reference
+
+    entropy_m = -sum_v p log p              full_kl_m = sum_v p (log p - log q)
+
+As in `logprobs`: in chunks of predictions, the softmax in float32 (float64 for a float64 model), logits kept for
+the backward pass only while all of them together are small. The log-probs are the same to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import torch
+from torch import Tensor
+
+from roll.training.network import logprobs as plain
+from roll.training.network.logprobs import (
+    ProjectionGradient,
+    blocks_of,
+    scaled_logits,
+    soft_slope,
+    softened,
+    token_logprobs,
+)
+from roll.training.parallel.vocabulary import Words
+
+__all__ = [
+    "BLOCK_ELEMENTS",
+    "Caps",
+    "Predictions",
+    "Projection",
+    "caps_of",
+    "logit_chunks",
+    "same_rows",
+    "token_statistics",
+]
+
+BLOCK_ELEMENTS = 2**23
+"""On an accelerator, several copies of so many logits exist at once, in float32: 32 MiB each."""
+
+
+Caps: TypeAlias = tuple[float | None, float | None]
+"""Soft caps of the policy's logits and of another model's."""
+
+
+class Projection(NamedTuple):
+    """Hidden states and the vocabulary projection that they go through."""
+
+    hidden: Tensor
+    """[M, H]"""
+    weight: Tensor
+    """[V, H]"""
+    softcap: float | None = None
+    """Of the logits."""
+    words: Words | None = None
+    """Which of the vocabulary's it has, where ranks have divided it."""
+
+    def undivided(self) -> Projection:
+        """The same to the whole vocabulary, which every rank then computes alike: see `shared`."""
+        return self if self.words is None else self._replace(weight=self.words.whole(self.weight), words=None)
+
+    def shared(self, value: Tensor) -> Tensor:
+        """What the ranks that divide the vocabulary compute alike: the gradient is theirs in equal parts."""
+        return value if self.words is None else self.words.shared(value)
+
+
+class Predictions(NamedTuple):
+    """What a network says at every prediction of a micro-batch; float32, or float64 for a float64 model."""
+
+    logprobs: Tensor | None = None
+    """[M] of the targets; a critic has none."""
+    entropy: Tensor | None = None
+    """[M] in nats, where it was asked for."""
+    full_kl: Tensor | None = None
+    """[M] KL(policy || reference) in nats, where a reference was given."""
+    values: Tensor | None = None
+    """[M] of the states before the targets: a critic's, or those of a policy's value head where it was asked."""
+    divergence: Tensor | None = None
+    """[M] from a teacher, in nats, where it was asked for."""
+    top_logprobs: Tensor | None = None
+    """[M, k] of other tokens than the targets, where they were asked for."""
+    top_ids: Tensor | None = None
+    """[M, k] these tokens, where the likeliest were asked for."""
+    hidden: Tensor | None = None
+    """[n, H] what a stage before the last one says, and nothing else: states that went to the next stage."""
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """Those that there are."""
+        return [tensor for tensor in self if tensor is not None]
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Predictions:
+        """The same with every tensor changed."""
+        return Predictions(*(None if tensor is None else change(tensor) for tensor in self))
+
+
+class _Distributions(torch.autograd.Function):
+    """With incoming gradients a, e, k of log-prob, entropy H and divergence K:
+
+        d loss / d z = (a onehot - p [a + e (log p + H) - k (log p - log q - K)]) / temperature
+
+    then two matrix products; the reference gets none. With s = z - max z and t = sum exp s, log p is s - log t.
+    Differences are taken of the s, so that equal distributions give exactly 0. Kept logits are overwritten with their
+    gradients: the backward pass runs once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        caps: Caps,
+        words: Words | None,
+        *reference: Tensor,
+    ) -> tuple[Tensor, ...]:
+        chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
+        size = len(hidden) * weight.shape[0] * weight.element_size() * (2 if reference else 1)
+        keep = size <= plain.KEEP_BYTES and any(ctx.needs_input_grad)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        logprobs, entropy, kl = (hidden.new_empty(len(hidden), dtype=dtype) for _ in range(3))
+        sums = [torch.empty_like(logprobs) for _ in range(4)]
+        largest, total, other_largest, other_total = sums
+        targets, here = words.places(targets, len(weight)) if words is not None else (targets, None)
+        kept: list[Tensor] = []
+        for part, chunks in logit_chunks(hidden, weight, reference, chunk, caps):
+            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):
+                shifted = _shifted(block, temperature, largest[rows])
+                torch.gather(shifted, 1, targets[rows, None], out=logprobs[rows, None])
+                weights = shifted.exp()
+                torch.sum(weights, dim=1, out=total[rows])
+                if reference:
+                    other = _shifted(same_rows(chunks[1], part, rows), temperature, other_largest[rows])
+                    torch.sum(torch.sub(shifted, other).mul_(weights), dim=1, out=kl[rows])
+                    torch.sum(other.exp_(), dim=1, out=other_total[rows])
+                torch.sum(shifted.mul_(weights), dim=1, out=entropy[rows])
+            if keep:
+                kept += chunks
+        if words is not None and here is not None:
+            entries = [logprobs, entropy, *([kl] if reference else [])]
+            _over_all_words(words, here, sums if reference else sums[:2], entries)
+        log_total = total.log()
+        results = [logprobs.sub_(log_total), log_total - entropy.div_(total)]
+        if reference:
+            results.append(kl.div_(total).sub_(log_total).add_(other_total.log()))
+        ctx.save_for_backward(hidden, weight, targets, *sums, *results[1:], *reference, *kept)
+        ctx.chunk, ctx.temperature, ctx.caps, ctx.num_reference = chunk, temperature, caps, len(reference)
+        ctx.here = here
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        hidden, weight, targets, largest, total, other_largest, other_total, entropy, *rest = ctx.saved_tensors
+        kl, reference, kept = (rest[0], rest[1:3], rest[3:]) if ctx.num_reference else (None, [], rest)
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        log_total = total.log()
+        constant = grads[0] + grads[1] * (entropy - log_total)
+        if kl is not None:
+            constant += grads[2] * (kl + log_total - other_total.log())
+        factor = -1.0 / (total * ctx.temperature)
+        onehot = grads[0] / ctx.temperature
+        if ctx.here is not None:
+            onehot = onehot * ctx.here
+        projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
+        for part, chunks in logit_chunks(hidden, weight, reference, ctx.chunk, ctx.caps, kept):
+            slope = soft_slope(chunks[0], ctx.caps[0])
+            for rows, block in blocks_of(chunks[0], part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
+                shifted = scaled_logits(block, ctx.temperature, total.dtype).sub_(largest[rows, None])
+                bracket = torch.addcmul(constant[rows, None], shifted, grads[1][rows, None])
+                if kl is not None:
+                    own = same_rows(chunks[1], part, rows)
+                    other = scaled_logits(own, ctx.temperature, total.dtype).sub_(other_largest[rows, None])
+                    bracket.addcmul_(other.sub_(shifted), grads[2][rows, None])
+                gradient = shifted.exp_().mul_(bracket).mul_(factor[rows, None])
+                block.copy_(gradient.scatter_add_(1, targets[rows, None], onehot[rows, None]))
+            projection.add(part, chunks[0], slope)
+        return *projection.result(), None, None, None, None, *[None] * ctx.num_reference
+
+
+def logit_chunks(
+    hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, caps: Caps, kept: Iterable[Tensor] = ()
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """The logits of every chunk of predictions, the policy's and another model's; kept ones are not computed again."""
+    again = iter(kept)
+    pairs = [(hidden, weight), *([tuple(other)] if other else [])]
+    for start in range(0, len(hidden), chunk):
+        part = slice(start, min(start + chunk, len(hidden)))
+        found = [next(again, None) for _ in pairs]
+        yield (
+            part,
+            [
+                softened(h[part] @ w.t(), cap) if own is None else own
+                for own, (h, w), cap in zip(found, pairs, caps, strict=False)
+            ],
+        )
+
+
+def same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
+    """Of a chunk's logits those of the predictions in `rows`."""
+    return logits[rows.start - part.start : rows.stop - part.start]
+
+
+def _over_all_words(words: Words, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]) -> None:
+    """Make what was summed over this rank's words sums over all words, in place.
+
+    Args:
+        words: this rank's.
+        here: [M] whether the target is one of them.
+        sums: largest logit and sum of exponentials, of the policy and, where there is one, of the reference.
+        entries: the target's logit, and those sums of which entropy and divergence are made; less the largest logit.
+    """
+    largest, total, *other = sums
+    logit, entropy, *kl = entries
+    shift = words.shift(largest)
+    if kl:
+        other_shift = words.shift(other[0])
+        kl[0].addcmul_(shift - other_shift, total).mul_(shift.exp())
+        other[1].mul_(other_shift.exp())
+    logit.add_(shift).mul_(here)
+    entropy.addcmul_(shift, total).mul_(shift.exp())
+    total.mul_(shift.exp())
+    words.add_up(total, *other[1:], *entries)
+
+
+def caps_of(policy: Projection, other: Projection | None) -> Caps:
+    """Soft caps of both."""
+    return policy.softcap, None if other is None else other.softcap
+
+
+def _shifted(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
+    """A copy of the logits divided by the temperature, minus its maximum, which is written to `largest`."""
+    scaled = scaled_logits(logits, temperature, largest.dtype)
+    torch.amax(scaled, dim=1, out=largest)
+    return scaled.sub_(largest[:, None])
+
+
+def token_statistics(
+    policy: Projection,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    entropy: bool = False,
+    reference: Projection | None = None,
+) -> Predictions:
+    """Log-probs, and what else is asked for.
+
+    Args:
+        policy: its hidden states at the predicting positions, and its projection; differentiable in both.
+        targets: [M] int64.
+        temperature: above 0; of the policy's distribution and of the reference's.
+        entropy: whether it is wanted.
+        reference: the reference's, at the same positions; `None`: no divergence is wanted.
+    """
+    if not entropy and reference is None:
+        hidden, weight, softcap, words = policy
+        plain_logprobs = token_logprobs(hidden, weight, targets, temperature=temperature, softcap=softcap, words=words)
+        return Predictions(plain_logprobs)
+    caps, other = caps_of(policy, reference), reference[:2] if reference else ()
+    found = _Distributions.apply(*policy[:2], targets, temperature, caps, policy.words, *other)
+    assert isinstance(found, tuple)
+    return Predictions(found[0], found[1] if entropy else None, found[2] if reference is not None else None)

@@ -1,0 +1,137 @@
+"""On a CPU in bfloat16: norms and SwiGLU of a decoder in one pass over memory each, and `fused_attention`.
+
+    HF module ─ looks and behaves like the one we know ─► its `forward` replaced by the fused function
+              ─ anything else ─► left as it is
+
+A module is recognised by what it computes: the replacement must give what the module gives on random numbers. So a norm
+that adds 1 to its weight, or a gate of another activation, is never taken for one that does not. Adapters keep working,
+since only what lies between the projections is replaced. Calls in another dtype or on another device are computed as
+the module does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.training.attention.fused import fused_attention
+from roll.training.kernels.native import Native, native
+
+__all__ = ["fuse"]
+
+TOLERANCE = 2.0**-7
+"""One unit in the last place of a bfloat16, relative."""
+
+
+def fuse(model: nn.Module) -> int:
+    """Replace what is recognised in a bfloat16 model on the CPU, without adapters yet; returns how many modules."""
+    library = native()
+    if library is None:
+        return 0
+    count = 0
+    for module in model.modules():
+        replacement = _fused_norm(module, library) or _fused_gate(module, library)
+        if replacement is None or not _same(module, replacement):
+            replacement = fused_attention(module)
+        if replacement is not None:
+            module.forward = replacement
+            count += 1
+    return count
+
+
+def _fused_norm(module: Any, library: Native) -> Callable[[Tensor], Tensor] | None:
+    epsilon = getattr(module, "variance_epsilon", None)
+    weight = getattr(module, "weight", None)
+    if not type(module).__name__.endswith("RMSNorm") or epsilon is None or weight is None or weight.ndim != 1:
+        return None
+    plain = module.forward
+
+    def forward(x: Tensor) -> Tensor:
+        if not _usable(x, module.weight) or x.shape[-1] != len(module.weight):
+            return plain(x)
+        return _RMSNorm.apply(x, module.weight, float(epsilon), library)
+
+    return forward
+
+
+def _fused_gate(module: Any, library: Native) -> Callable[[Tensor], Tensor] | None:
+    if not all(isinstance(getattr(module, name, None), nn.Module) for name in ("gate_proj", "up_proj", "down_proj")):
+        return None
+    if not callable(getattr(module, "act_fn", None)):
+        return None
+
+    def forward(x: Tensor) -> Tensor:
+        gate, up = module.gate_proj(x), module.up_proj(x)
+        gated = _SwiGLU.apply(gate, up, library) if _usable(gate, up) else module.act_fn(gate) * up
+        return module.down_proj(gated)
+
+    return forward
+
+
+def _usable(*tensors: Tensor) -> bool:
+    return all(t.dtype == torch.bfloat16 and t.device.type == "cpu" for t in tensors)
+
+
+@torch.no_grad()
+def _same(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
+    """Whether both give the same for random numbers of two sizes."""
+    weight = module.gate_proj.weight if hasattr(module, "gate_proj") else module.weight
+    if not _usable(weight):
+        return False
+    generator = torch.Generator().manual_seed(0)
+    for size in (0.1, 3.0):
+        x = (size * torch.randn(3, weight.shape[-1], generator=generator)).to(torch.bfloat16)
+        expected, found = module.forward(x).float(), replacement(x).float()
+        largest = float(expected.abs().max())
+        if not math.isfinite(largest) or not torch.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE * largest):
+            return False
+    return True
+
+
+class _RMSNorm(torch.autograd.Function):
+    """bf16(x / sqrt(mean(x^2) + epsilon)) w."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, library: Native) -> Tensor:
+        x, weight = x.contiguous(), weight.contiguous()
+        width = x.shape[-1]
+        result = torch.empty_like(x)
+        inverse = torch.empty(x.numel() // width, dtype=torch.float32)
+        library.call("rms_norm", x, weight, epsilon, result, inverse, len(inverse), width)
+        ctx.save_for_backward(x, weight, inverse)
+        ctx.library = library
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None]:
+        x, weight, inverse = ctx.saved_tensors
+        width = x.shape[-1]
+        grad_x = torch.empty_like(x)
+        shares = torch.zeros(torch.get_num_threads(), width)
+        rows = len(inverse)
+        ctx.library.call("rms_norm_backward", grads[0].contiguous(), x, weight, inverse, grad_x, shares, rows, width)
+        return grad_x, shares.sum(0).to(weight.dtype), None, None
+
+
+class _SwiGLU(torch.autograd.Function):
+    """bf16(silu(gate)) up; keeps its two inputs and nothing else."""
+
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, library: Native) -> Tensor:
+        gate, up = gate.contiguous(), up.contiguous()
+        result = torch.empty_like(gate)
+        library.call("swiglu", gate, up, result, gate.numel())
+        ctx.save_for_backward(gate, up)
+        ctx.library = library
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
+        gate, up = ctx.saved_tensors
+        grad_gate, grad_up = torch.empty_like(gate), torch.empty_like(up)
+        ctx.library.call("swiglu_backward", grads[0].contiguous(), gate, up, grad_gate, grad_up, gate.numel())
+        return grad_gate, grad_up, None

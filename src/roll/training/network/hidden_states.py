@@ -1,0 +1,72 @@
+"""The backbone's answer to a packed row: what every network of a trainer begins with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.errors import ModelError
+from roll.models import rotation_length
+from roll.training.attention.packed import AttentionPlan, Observer
+from roll.training.packing.layout import PackedLayout
+from roll.training.parallel.tokens import WHOLE, TokenShare
+
+__all__ = ["decoded", "final_hidden_states"]
+
+
+def final_hidden_states(
+    decoder: Any,
+    layout: PackedLayout,
+    device: torch.device,
+    dtype: torch.dtype,
+    observer: Observer | None = None,
+    share: TokenShare = WHOLE,
+) -> Tensor:
+    """Hidden states [M, H] after the last norm, at the rows of those of the layout's predictions that are this rank's.
+
+    Row `rows[m]` has seen everything before token `targets[m]` and nothing of it: the state in which that token was
+    chosen, for the policy's distribution and for the critic's value alike.
+
+    Args:
+        decoder: of an HF model loaded with the attention `roll_packed`.
+        layout: the micro-batch.
+        device: of the network.
+        dtype: that the network computes in.
+        observer: is shown queries and keys of the layers that it looks at.
+        share: which tokens, and so predictions, are this rank's.
+    """
+    entries = share.slice(layout)
+    states = decoded(decoder, layout, device, dtype, observer, share)
+    rows = layout.rows[share.predictions(layout)] - entries.start
+    return share.gathered(states[0]).index_select(0, torch.from_numpy(rows).to(device))
+
+
+def decoded(
+    decoder: Any,
+    layout: PackedLayout,
+    device: torch.device,
+    dtype: torch.dtype,
+    observer: Observer | None = None,
+    share: TokenShare = WHOLE,
+) -> Tensor:
+    """Hidden states [1, n, H] of this rank's tokens after the decoder, or after the layers of it that this rank has.
+
+    Raises:
+        ModelError: a text is so long that the others of its row would be turned otherwise than alone.
+    """
+    length, limit = int(layout.position_ids.max()) + 1, rotation_length(vars(decoder.config.get_text_config()))
+    if limit is not None and length > limit:
+        raise ModelError(
+            f"a text of {length} tokens changes how {type(decoder).__name__} turns the positions of all texts of a row "
+            f"(RoPE of the kind dynamic or longrope): train on texts of at most {limit}"
+        )
+    entries = share.slice(layout)
+    output = decoder(
+        input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
+        position_ids=torch.from_numpy(layout.position_ids[entries]).to(device)[None],
+        use_cache=False,
+        roll_plan=AttentionPlan(layout, device, dtype, observer, share),
+    )
+    return output.last_hidden_state

@@ -1,0 +1,130 @@
+"""Loading the network of a trainer: an HF model with its adapters, as the role uses it."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from roll.errors import ModelError
+from roll.models import find_routers, load_causal_lm, load_scorer, load_tokenizer
+from roll.training.attention.packed import register_attention
+from roll.training.experts import group_products
+from roll.training.memory.nf4 import quantize_base
+from roll.training.memory.recompute import recompute_layers
+from roll.training.memory.unread import Unread
+from roll.training.network.fp8 import use_fp8
+from roll.training.network.fused import fuse
+from roll.training.network.lora import add_adapters
+from roll.training.network.packable import make_packable
+from roll.training.network.policy import PolicyNetwork
+from roll.training.network.value import ValueNetwork
+from roll.training.spec import TrainerSpec, in_full
+
+__all__ = ["build_network"]
+
+
+def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None = None) -> PolicyNetwork | ValueNetwork:
+    """The network of a role in `dtype`, on the host.
+
+    Args:
+        spec: of the rank.
+        dtype: that it computes in.
+        unread: leave weights in their files, on the meta device here, and note there which; by default they are read.
+
+    Raises:
+        ModelError: the model cannot be loaded, or not be used in this role.
+    """
+    model = _load_model(spec, dtype, unread)
+    if spec.role in ("critic", "reward_model"):
+        return ValueNetwork(model)
+    copies = spec.holds_reference and spec.model.lora is None
+    reference = _load_model(replace(spec, role="reference"), dtype, unread) if copies else None
+    teachers = [_load_teacher(spec, path, dtype, unread) for path in spec.teachers]
+    with nullcontext() if unread is None else unread.lent():  # it is tried out
+        network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
+    if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
+        raise ModelError(
+            f"training.router_replay is '{spec.training.router_replay}', and '{spec.model_path}' has no router that "
+            "chooses experts: set it to none"
+        )
+    if spec.role == "policy":
+        _balance(spec, network, model.config)
+        if spec.training.router_replay != "none" and network.routing is not None:
+            with nullcontext() if unread is None else unread.lent(find_routers(model)):
+                network.routing.check_replay()
+    return network
+
+
+def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
+    """Let a policy's routers be evened out as the configuration says.
+
+    Raises:
+        ModelError: it has none for which that is made.
+    """
+    training, routing = spec.training, network.routing
+    if training.router_aux_loss:
+        if routing is None or not hasattr(config.get_text_config(), "router_aux_loss_coef"):
+            raise ModelError(
+                f"training.router_aux_loss is {training.router_aux_loss:g}, and '{spec.model_path}' is no mixture of "
+                "experts that has such a loss (router_aux_loss_coef in its configuration): set it to 0"
+            )
+        routing.aux_coefficient = training.router_aux_loss
+    if training.router_bias_rate and (routing is None or not routing.biases or spec.model.lora is not None):
+        raise ModelError(
+            f"training.router_bias_rate is {training.router_bias_rate:g}, which moves a bias of routers "
+            f"(e_score_correction_bias) that '{spec.model_path}' does not have, or that model.lora freezes: set it to 0"
+        )
+
+
+def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unread | None) -> Any:
+    """A frozen model over the same tokens.
+
+    Raises:
+        ModelError: its vocabulary is another one.
+    """
+    trust = spec.model.trust_remote_code
+    own, other = (load_tokenizer(p, trust_remote_code=trust).get_vocab() for p in (spec.model_path, path))
+    different = sum(other.get(token) != number for token, number in own.items())
+    if different or len(own) != len(other):
+        raise ModelError(
+            f"teacher '{path}' has another vocabulary than '{spec.model_path}': {len(other)} tokens, not {len(own)}; "
+            f"{different} of them are missing or have another number; take a teacher with the same tokenizer"
+        )
+    own_format = in_full(spec.training)
+    return _load_model(replace(spec, role="reference", model_path=path, training=own_format), dtype, unread)
+
+
+def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) -> Any:
+    """The HF causal language model, or of a reward model the sequence classifier.
+
+    Dropout of the model itself is off: log-probs must be those of the policy that sampled. An adapter's stays
+    as configured.
+    """
+    load = load_scorer if spec.role == "reward_model" else load_causal_lm
+    trust, left = spec.model.trust_remote_code, None if unread is None else unread.add
+    model: Any = load(spec.model_path, dtype, attention=register_attention(), trust_remote_code=trust, left=left)
+    group_products(model)
+    with nullcontext() if unread is None else unread.lent():
+        make_packable(model)
+        fuse(model)
+    if unread is not None:
+        unread.by_layer(model, fuse)
+    if spec.training.fp8 != "none" and dtype == torch.bfloat16:
+        use_fp8(model, spec.training.fp8, spec.training.parallel.tp)
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    if spec.role == "reference":
+        return model.requires_grad_(False)
+    if spec.model.lora is not None:
+        adapted = model.base_model if spec.role == "reward_model" else model  # its head is trained whole
+        add_adapters(adapted, spec.model.lora, spec.seed)
+        if spec.model.lora.base == "nf4":
+            quantize_base(adapted)
+    if spec.training.activation_checkpointing:
+        recompute_layers(model)
+    return model

@@ -1,0 +1,251 @@
+"""Log-probs of given tokens from hidden states, without the logits of a whole batch ever existing at once.
+
+    logprob_m = z_m[target_m] - logsumexp(z_m),    z_m = W h_m / temperature
+
+The vocabulary projection runs in chunks of words, so that the gradient of a word's weights is one product and is never
+summed over chunks. Logits are kept for the backward pass only while all of them together are small (`KEEP_BYTES`);
+beyond that they are computed again, so memory does not grow with vocabulary x predictions. The softmax is taken in
+float32 (float64 for a float64 model).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.training.kernels.native import Native, native
+from roll.training.parallel.vocabulary import Words
+
+__all__ = [
+    "CHUNK_ELEMENTS",
+    "KEEP_BYTES",
+    "ProjectionGradient",
+    "blocks_of",
+    "has_small_cache",
+    "scaled_logits",
+    "soft_slope",
+    "softened",
+    "token_logprobs",
+]
+
+CHUNK_ELEMENTS = 2**25
+"""Logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
+
+KEEP_BYTES = 512 * 2**20
+"""Logits of a micro-batch are kept up to this size and computed again beyond, which takes as long as two fifths of what
+a small model's layers do."""
+
+CPU_BLOCK_ELEMENTS = 2**19
+"""On a CPU, the softmax goes through a chunk in blocks of this size, which stay in its cache."""
+
+
+class _TokenLogprobs(torch.autograd.Function):
+    """d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products.
+
+    The softmax's maximum and sum are kept apart: their logarithmic sum would lose digits of large logits.
+    Kept logits are overwritten with their gradients, so the backward pass runs once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        temperature: float,
+        softcap: float | None,
+        words: Words | None,
+    ) -> Tensor:
+        keep = len(hidden) * weight.shape[0] * weight.element_size() <= KEEP_BYTES and any(ctx.needs_input_grad)
+        high = torch.promote_types(hidden.dtype, torch.float32)
+        result = hidden.new_zeros(len(hidden), dtype=high)
+        if words is not None:
+            local, here = words.places(targets, len(weight))
+            targets = local.where(here, -1)
+        largest, total = torch.full_like(result, float("-inf")), torch.zeros_like(result)
+        kept: list[Tensor] = []
+        for part in _columns(hidden, weight):
+            logits = softened(hidden @ weight[part].t(), softcap)
+            _take_in(logits, temperature, largest, total)
+            local = targets - part.start
+            found = logits.gather(1, local.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].to(high)
+            torch.where((local >= 0) & (local < logits.shape[1]), found / temperature, result, out=result)
+            if keep:
+                kept.append(logits)
+        if words is not None:
+            total.mul_(words.shift(largest).exp_())
+            words.add_up(total, result)
+        ctx.save_for_backward(hidden, weight, targets, largest, total, *kept)
+        ctx.temperature, ctx.softcap = temperature, softcap
+        return result.sub_(largest).sub_(total.log())
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None, None]:
+        hidden, weight, targets, largest, total, *kept = ctx.saved_tensors
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        scale = (grads[0] / ctx.temperature).to(total.dtype)
+        factor = -scale / total
+        parts = _columns(hidden, weight)
+        grad_weight = torch.empty_like(weight) if wants_weight else None
+        grad_hidden: Tensor | None = None
+        for i, part in enumerate(parts):
+            logits = kept[i] if kept else softened(hidden @ weight[part].t(), ctx.softcap)
+            slope = soft_slope(logits, ctx.softcap)
+            _to_gradient(logits, ctx.temperature, largest, factor, scale, targets - part.start)
+            if slope is not None:
+                logits.mul_(slope)
+            if grad_weight is not None:
+                torch.mm(logits.t(), hidden, out=grad_weight[part])
+            if wants_hidden:
+                share = logits @ weight[part]
+                if len(parts) > 1:
+                    share = share.to(total.dtype)
+                grad_hidden = share if grad_hidden is None else grad_hidden.add_(share)
+        return None if grad_hidden is None else grad_hidden.to(hidden.dtype), grad_weight, None, None, None, None
+
+
+def softened(logits: Tensor, softcap: float | None) -> Tensor:
+    """Logits of a model with a final soft cap c: c tanh(z / c), in place."""
+    return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
+
+
+def soft_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
+    """Derivative of softened logits in those before."""
+    return None if softcap is None else (logits / softcap).square_().neg_().add_(1.0)
+
+
+def _columns(hidden: Tensor, weight: Tensor) -> list[slice]:
+    """The vocabulary in parts of as many words as `CHUNK_ELEMENTS` allows."""
+    size = max(CHUNK_ELEMENTS // max(len(hidden), 1), 1)
+    return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
+
+
+def _take_in(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> None:
+    """Let logits [M, n] of further words change each prediction's largest logit and sum of exponentials [M]."""
+    library = _native_for(logits)
+    if library is not None:
+        library.call("softmax_sums", logits, 1.0 / temperature, largest, total, *logits.shape)
+        return
+    for rows, block in blocks_of(logits, 0):
+        scaled = scaled_logits(block, temperature, total.dtype)
+        top = torch.maximum(largest[rows], scaled.amax(dim=1))
+        total[rows] *= (largest[rows] - top).exp_()
+        total[rows] += scaled.sub_(top[:, None]).exp_().sum(dim=1)
+        largest[rows] = top
+
+
+def _to_gradient(
+    logits: Tensor, temperature: float, largest: Tensor, factor: Tensor, scale: Tensor, local: Tensor
+) -> None:
+    """Overwrite logits [M, n] with exp(z - largest) factor, plus `scale` at word `local` where that is one of them."""
+    library = _native_for(logits)
+    if library is not None:
+        library.call("softmax_gradient", logits, 1.0 / temperature, largest, factor, scale, local, *logits.shape)
+        return
+    extra = torch.where((local >= 0) & (local < logits.shape[1]), scale, 0.0)[:, None]
+    index = local.clamp(0, logits.shape[1] - 1)[:, None]
+    for rows, block in blocks_of(logits, 0):
+        gradient = scaled_logits(block, temperature, scale.dtype).sub_(largest[rows, None]).exp_()
+        block.copy_(gradient.mul_(factor[rows, None]).scatter_add_(1, index[rows], extra[rows]))
+
+
+def _native_for(logits: Tensor) -> Native | None:
+    return native() if logits.dtype == torch.bfloat16 and logits.device.type == "cpu" else None
+
+
+class ProjectionGradient:
+    """From the gradients of the logits, chunk by chunk, to those of hidden states and vocabulary projection.
+
+    Args:
+        hidden: [M, H]
+        weight: [V, H]
+        chunk: predictions of a chunk.
+        wants_hidden: whether the hidden states' is wanted.
+        wants_weight: whether the projection's is wanted.
+        high: dtype in which several chunks' shares are added up.
+    """
+
+    def __init__(
+        self, hidden: Tensor, weight: Tensor, chunk: int, wants_hidden: bool, wants_weight: bool, high: torch.dtype
+    ) -> None:
+        self._hidden, self._weight, self._wants_weight = hidden, weight, wants_weight
+        self._sum_dtype = hidden.dtype if len(hidden) <= chunk else high
+        self._grad_hidden = torch.empty_like(hidden) if wants_hidden else None
+        self._grad_weight: Tensor | None = None
+
+    def add(self, part: slice, grad_logits: Tensor, slope: Tensor | None = None) -> None:
+        """Take in a chunk's gradients [n, V], of the predictions in `part`; `slope`: see `soft_slope`."""
+        if slope is not None:
+            grad_logits.mul_(slope)
+        if self._grad_hidden is not None:
+            torch.mm(grad_logits, self._weight, out=self._grad_hidden[part])
+        if self._wants_weight:
+            share = grad_logits.t() @ self._hidden[part]
+            if self._grad_weight is not None:
+                self._grad_weight.add_(share)
+            else:
+                self._grad_weight = share.to(self._sum_dtype)
+
+    def result(self) -> tuple[Tensor | None, Tensor | None]:
+        """Gradients of the hidden states and of the projection, where they are wanted."""
+        weight = self._grad_weight
+        if weight is None and self._wants_weight:  # of no prediction: other ranks wait for its gradient all the same
+            weight = torch.zeros_like(self._weight)
+        return self._grad_hidden, None if weight is None else weight.to(self._weight.dtype)
+
+
+def blocks_of(logits: Tensor, start: int, most: int | None = None) -> Iterator[tuple[slice, Tensor]]:
+    """A chunk's logits by blocks of rows, with their place among all predictions.
+
+    Args:
+        logits: [n, V], the first of prediction `start`.
+        start: see there.
+        most: elements of a block where the device does not ask for less; by default all.
+    """
+    rows = len(logits) if most is None else max(most // logits.shape[1], 1)
+    if has_small_cache(logits.device):
+        rows = max(CPU_BLOCK_ELEMENTS // logits.shape[1], 1)
+    for first in range(0, len(logits), rows):
+        block = logits[first : first + rows]
+        yield slice(start + first, start + first + len(block)), block
+
+
+def has_small_cache(device: torch.device) -> bool:
+    """Return whether blocks of logits should fit into a processor's cache; a dry run answers for an accelerator."""
+    return device.type == "cpu"
+
+
+def scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
+    """A copy of the logits in `dtype`, divided by the temperature."""
+    scaled = logits.to(dtype, copy=True)
+    return scaled if temperature == 1.0 else scaled.div_(temperature)
+
+
+def token_logprobs(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    temperature: float = 1.0,
+    softcap: float | None = None,
+    words: Words | None = None,
+) -> Tensor:
+    """Log-prob of each target under softmax(W h / temperature).
+
+    Args:
+        hidden: [M, H] hidden states at the predicting positions.
+        weight: [V, H] of the vocabulary projection.
+        targets: [M] int64.
+        temperature: above 0.
+        words: which of the vocabulary's the projection [V, H] is to, where ranks have divided it.
+        softcap: of the logits before the temperature.
+
+    Returns:
+        [M] float32 (float64 for a float64 model); differentiable in `hidden` and `weight`.
+    """
+    result = _TokenLogprobs.apply(hidden, weight, targets, temperature, softcap, words)
+    assert isinstance(result, Tensor)
+    return result

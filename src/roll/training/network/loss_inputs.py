@@ -1,0 +1,241 @@
+"""From a network's predictions and its samples' arrays to what a loss sees."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from roll.algorithms.inputs import LossInputs, SequenceAttention
+from roll.training.network.distributions import Predictions
+from roll.training.packing.layout import Int64Array, PackedLayout
+from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
+
+__all__ = ["loss_inputs", "teacher_top_ids"]
+
+
+def loss_inputs(
+    layout: PackedLayout,
+    batch: TrainingBatch,
+    predicted: Predictions,
+    attention: Mapping[int, AttentionStatistics] | None = None,
+) -> LossInputs:
+    """The loss tokens of a micro-batch, sequence after sequence.
+
+    Args:
+        layout: of the micro-batch, built for the tokens in the loss.
+        batch: the global batch.
+        predicted: what the network says of the layout's predictions, with gradient.
+        attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
+
+    Raises:
+        ValueError: some samples of the batch have a column and others do not.
+    """
+    like = predicted.tensors[0]
+    layout, numbers = _by_sequence_first(layout, batch)
+    spans = layout.spans
+    samples = [batch.samples[span.index] for span in spans]
+    firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
+    lengths = np.array([len(span.token_index) for span in spans])
+    chosen = _in_order_of_tokens(predicted, layout, like.device)
+    expert = np.repeat([s.expert for s in samples], lengths)  # on the host, which knows how many: none waits for it
+    units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
+    old = None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout)
+    return LossInputs(
+        unit_ids=torch.from_numpy(units).to(like.device),
+        logprobs=chosen.logprobs,
+        old_logprobs=old,
+        behavior_logprobs=None if old is None else _behavior_logprobs(old, samples, layout),
+        rollout_logprobs=_column("rollout_logprobs", batch, layout, like),
+        advantages=_column("advantages", batch, layout, like),
+        sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
+        sequence_lengths=_sequence_lengths(batch, layout, firsts).to(like),
+        num_tokens=float(batch.num_loss_tokens),
+        num_expert_tokens=float(batch.num_expert_tokens),
+        num_sequences=float(batch.num_sequences),
+        num_units=float(batch.num_units),
+        num_preferred=float(batch.num_preferred),
+        num_preferred_tokens=float(batch.num_preferred_tokens),
+        max_lengths=torch.tensor([s.max_length for s in firsts], device=like.device, dtype=like.dtype),
+        chunk_ids=_chunk_ids(samples, layout, like.device),
+        ref_logprobs=_column("ref_logprobs", batch, layout, like),
+        expert=torch.from_numpy(expert).to(like.device) if expert.any() else None,
+        entropy=chosen.entropy,
+        entropy_mask=_entropy_mask(samples, layout, like.device),
+        full_kl=chosen.full_kl,
+        attention=_attention(samples, layout, attention),
+        values=chosen.values,
+        old_values=None if chosen.values is None else _column("old_values", batch, layout, like, of_experts=False),
+        returns=None if chosen.values is None else _column("returns", batch, layout, like, of_experts=False),
+        preferred=_by_sequence([s.preferred for s in batch.samples], "preferred", firsts, like.device, torch.bool),
+        targets=_by_sequence([s.target for s in batch.samples], "target", firsts, like.device, like.dtype),
+        teacher_logprobs=_column("teacher_logprobs", batch, layout, like),
+        divergence=chosen.divergence,
+        teacher_top_logprobs=None if chosen.top_logprobs is None else _teacher_top(batch, layout, like),
+        top_logprobs=chosen.top_logprobs,
+    )
+
+
+def _in_order_of_tokens(predicted: Predictions, layout: PackedLayout, device: torch.device) -> Predictions:
+    """Return predictions [N], one for each loss token, sequence after sequence."""
+    order = torch.from_numpy(np.concatenate([span.prediction_index for span in layout.spans])).to(device)
+    return Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
+
+
+def _by_sequence_first(layout: PackedLayout, batch: TrainingBatch) -> tuple[PackedLayout, Int64Array]:
+    """The same layout with the samples of a sequence one after the other, and the number [n] of each one's sequence."""
+    names = [batch.samples[span.index].sequence or span.index for span in layout.spans]
+    known: dict[str | int, int] = {}
+    numbers = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
+    if len(known) == len(names):
+        return layout, numbers
+    order = sorted(range(len(names)), key=lambda i: (numbers[i], layout.spans[i].index))
+    return replace(layout, spans=tuple(layout.spans[i] for i in order)), numbers[order]
+
+
+def _sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequence[TrainingSample]) -> Tensor:
+    """[S] loss tokens, in all samples of the batch that a sequence has."""
+    if len(firsts) == len(layout.spans) and not any(s.sequence for s in firsts):
+        return torch.tensor([len(span.token_index) for span in layout.spans])
+    counts: Counter[str] = Counter()
+    for sample in batch.samples:
+        counts[sample.sequence] += int(sample.loss_mask.sum())
+    return torch.tensor([counts[s.sequence] if s.sequence else int(s.loss_mask.sum()) for s in firsts])
+
+
+def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
+    """[M, k] the likeliest tokens of the model that is imitated, at every prediction of a micro-batch.
+
+    Raises:
+        ValueError: a sample of the batch lacks them, or they are of several k.
+    """
+    tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
+    sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
+    if len(sizes) != 1 or (size := sizes.pop()) is None:
+        raise ValueError("the loss needs teacher_top of every sample, each with as many tokens: make the batch of such")
+    ids = np.zeros((len(layout.rows), size), dtype=np.int64)
+    for span in layout.spans:
+        top = batch.samples[span.index].teacher_top
+        assert top is not None
+        ids[span.prediction_index] = top.token_ids[span.token_index]
+    return ids
+
+
+def _teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor) -> Tensor:
+    """[N, k]; `teacher_top_ids` has seen that every sample has them."""
+    tops = [(batch.samples[span.index].teacher_top, span.token_index) for span in layout.spans]
+    parts = [top.logprobs[places] for top, places in tops if top is not None]
+    return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
+
+
+def _by_sequence(
+    given: Sequence[float | None],
+    name: str,
+    samples: Sequence[TrainingSample],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Tensor | None:
+    """[S] one number of every sample; `None` where the batch does not have it.
+
+    Raises:
+        ValueError: some samples of the batch have it and others do not.
+    """
+    if all(value is None for value in given):
+        return None
+    if any(value is None for value in given):
+        raise ValueError(f"some samples of the batch have {name} and others do not")
+    return torch.tensor([getattr(s, name) for s in samples], device=device, dtype=dtype)
+
+
+def _column(
+    name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, of_experts: bool = True
+) -> Tensor | None:
+    """[N] one of the samples' arrays at the loss tokens; `None` where the batch does not have it.
+
+    Args:
+        name: of the sample's field.
+        batch: the global batch, so that a column is there in all of its micro-batches or in none.
+        layout: of the micro-batch.
+        like: whose device and dtype it gets.
+        of_experts: experts have it as all others do; otherwise one that lacks it has 0.
+
+    Raises:
+        ValueError: some samples have it and others do not.
+    """
+    lacking = {getattr(s, name) is None for s in batch.samples if of_experts or not s.expert}
+    if len(lacking) == 2:
+        raise ValueError(f"some samples of the batch have {name} and others do not")
+    if True in lacking:
+        return None
+    arrays = [(getattr(batch.samples[span.index], name), span.token_index) for span in layout.spans]
+    parts = [np.zeros(len(places), np.float32) if array is None else array[places] for array, places in arrays]
+    return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
+
+
+def _chunk_ids(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+    """Chunks of all sequences, numbered through."""
+    if all(s.chunk_ids is None for s in samples):
+        return None
+    parts, total = [], 0
+    for sample, span in zip(samples, layout.spans, strict=True):
+        own = sample.chunk_ids
+        ids = np.zeros(len(span.token_index), np.int64) if own is None else own[span.token_index].astype(np.int64)
+        dense = np.unique(ids, return_inverse=True)[1].reshape(-1)
+        parts.append(dense + total)
+        total += int(dense.max()) + 1 if len(dense) else 0
+    return torch.from_numpy(np.concatenate(parts)).to(device)
+
+
+def _entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
+    if all(s.entropy_mask is None for s in samples):
+        return None
+    parts = [
+        np.ones(len(span.token_index), np.bool_) if s.entropy_mask is None else s.entropy_mask[span.token_index]
+        for s, span in zip(samples, layout.spans, strict=True)
+    ]
+    return torch.from_numpy(np.concatenate(parts)).to(device)
+
+
+def _attention(
+    samples: list[TrainingSample], layout: PackedLayout, found: Mapping[int, AttentionStatistics] | None
+) -> tuple[SequenceAttention, ...] | None:
+    """Those that samples bring; where they bring none, the current ones."""
+    if found is None and all(s.attention is None for s in samples):
+        return None
+    result = []
+    for sample, span in zip(samples, layout.spans, strict=True):
+        own = sample.attention if found is None else found[span.index]
+        if own is None:
+            raise ValueError("some samples of the batch have attention and others do not")
+        result.append(SequenceAttention(own, sample.loss_mask))
+    return tuple(result)
+
+
+def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+    """Those that samples bring; for the others the current ones, which they equal before the first update."""
+    if all(s.old_logprobs is None for s in samples):
+        return current
+    parts = current.split([len(span.token_index) for span in layout.spans])
+    return torch.cat([
+        part if s.old_logprobs is None else torch.from_numpy(s.old_logprobs[span.token_index]).to(part)
+        for part, s, span in zip(parts, samples, layout.spans, strict=True)
+    ])  # fmt: skip
+
+
+def _behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
+    """Return those that samples bring, and `old` [N] where they bring none."""
+    if all(s.behavior_logprobs is None for s in samples):
+        return old
+    parts = []
+    for part, s, span in zip(
+        old.split([len(span.token_index) for span in layout.spans]), samples, layout.spans, strict=True
+    ):
+        if s.behavior_logprobs is not None:
+            own = torch.from_numpy(s.behavior_logprobs[span.token_index]).to(part)
+            part = torch.where(own.isnan(), part, own)
+        parts.append(part)
+    return torch.cat(parts)

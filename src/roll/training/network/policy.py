@@ -1,0 +1,284 @@
+"""The network as the trainer uses it: a packed row of tokens in, log-probs of chosen tokens out.
+
+On request also the entropy of their distributions, how far these are from those of the policy as it was at first or of
+a teacher, and the log-probs of other tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.errors import ModelError
+from roll.models import decoder_of
+from roll.training.attention.packed import Observer
+from roll.training.network.distributions import Predictions, Projection, token_statistics
+from roll.training.network.divergence import divergence_from
+from roll.training.network.hidden_states import decoded, final_hidden_states
+from roll.training.network.logprobs import softened
+from roll.training.network.lora import adapters_off
+from roll.training.network.packable import check_packing
+from roll.training.network.routing import find_routing
+from roll.training.network.stages import Cut
+from roll.training.network.top_logprobs import likeliest, logprobs_of
+from roll.training.network.value import new_value_head, values_of
+from roll.training.packing.layout import Int64Array, PackedLayout
+from roll.training.parallel.gathering import at_projection, for_gradient, projection_dtype
+from roll.training.parallel.tensor import own
+from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.training.parallel.vocabulary import Words
+from roll.types import Needs, Output
+
+__all__ = ["PolicyNetwork"]
+
+_LOGIT_FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
+"""Settings by which some models multiply (1) or divide (-1) their logits."""
+
+
+class PolicyNetwork(nn.Module):
+    """Wraps an HF causal language model, so that one `forward` covers all its parameters (which FSDP needs).
+
+    Args:
+        model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft
+            wrapper.
+        reference: the same model as it was at first, frozen, for the divergence from it; with LoRA it is not needed.
+        teachers: frozen models over the same vocabulary, for the divergence from one of them.
+        value_head: also say the value of the state before a token, from the hidden state that predicts it.
+
+    Raises:
+        ModelError: a model computes its logits in a way that the chunked projection does not.
+    """
+
+    def __init__(
+        self, model: Any, reference: Any = None, teachers: Sequence[Any] = (), *, value_head: bool = False
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.reference = reference
+        self.teachers = nn.ModuleList(teachers)
+        _check_head(model, "be trained")
+        self.routing = find_routing(model)
+        for teacher in teachers:
+            _check_head(teacher, "be a teacher")
+        self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
+        self.share: TokenShare = WHOLE
+        """Of every row's tokens, which are this rank's."""
+        self.cut: Cut | None = None
+        """Where this rank has one stage of the model."""
+
+    def forward(
+        self,
+        layout: PackedLayout,
+        temperature: float,
+        needs: Needs,
+        observer: Observer | None = None,
+        top: Int64Array | int | None = None,
+    ) -> Predictions:
+        """Log-probs [M] of the layout's predictions, float32 or better, and what else is needed.
+
+        Args:
+            layout: the micro-batch.
+            temperature: of the distributions.
+            needs: of a loss.
+            observer: is shown queries and keys of the layers that it looks at.
+            top: tokens [M, k] whose log-probs are wanted too; or of how many of the likeliest, without a gradient.
+
+        Raises:
+            ValueError: a divergence is asked for, and there is no such teacher, or neither a reference nor an adapter
+                to leave out; or there are no such tokens, or not so many.
+        """
+        if self.cut is not None and not self.cut.stage.part.is_last:
+            return self._passed_on(self.cut, layout, needs)
+        found = self._own_predictions(layout, temperature, needs, observer, top)
+        return found.mapped(lambda tensor: for_gradient(self.projection, self.share.whole(tensor, layout)))
+
+    def _own_predictions(
+        self,
+        layout: PackedLayout,
+        temperature: float,
+        needs: Needs,
+        observer: Observer | None,
+        top: Int64Array | int | None,
+    ) -> Predictions:
+        """Of those that are this rank's."""
+        mine = self.share.predictions(layout)
+        targets = torch.from_numpy(layout.targets[mine]).to(self.device)
+        policy = _project(self.model, layout, observer, self.share)
+        found = Predictions()
+        if needs.divergence is not None:
+            of_teacher, other = needs.divergence.temperature or temperature, self._project_teacher(layout)
+            full, teacher = policy.undivided(), other.undivided()
+            rows = min(len(full.weight), len(teacher.weight))  # what one has beyond is padding: tokenizers agree
+            logprobs, distance = divergence_from(
+                full._replace(weight=full.weight[:rows]),
+                teacher._replace(weight=teacher.weight[:rows]),
+                targets.clamp(max=rows - 1),
+                needs.divergence,
+                temperature=of_teacher,
+            )
+            same = of_teacher == temperature and rows == len(full.weight)
+            alike = Predictions(logprobs=logprobs if same else None, divergence=distance)
+            found = alike.mapped(policy.shared)
+        if isinstance(top, int):
+            ids, top_logprobs = likeliest(policy.undivided(), top, temperature=temperature)
+            found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
+        elif top is not None:  # the targets' come from the same logits
+            full = policy.undivided()
+            _check_tokens(top, len(full.weight))
+            ids = torch.cat([torch.from_numpy(top[mine]).to(self.device), targets[:, None]], dim=1)
+            several = policy.shared(logprobs_of(full, ids, temperature=temperature))
+            found = found._replace(logprobs=several[:, -1], top_logprobs=several[:, :-1])
+        if found.logprobs is None or needs.entropy or needs.full_kl:
+            plain = token_statistics(
+                policy,
+                targets,
+                temperature=temperature,
+                entropy=needs.entropy,
+                reference=self._project_reference(layout) if needs.full_kl else None,
+            )
+            found = found._replace(logprobs=plain.logprobs, entropy=plain.entropy, full_kl=plain.full_kl)
+        if not needs.values:
+            return found
+        assert self.value_head is not None, "a policy without a value head was asked for values"
+        return found._replace(values=policy.shared(values_of(self.value_head, policy.hidden)))
+
+    def _passed_on(self, cut: Cut, layout: PackedLayout, needs: Needs) -> Predictions:
+        """What a stage before the last one does of `_own_predictions`: the same models, in the same order."""
+
+        def states(model: Any, of: PackedLayout) -> Tensor:
+            return decoded(decoder_of(model), of, cut.stage.device, cut.dtype, share=self.share)
+
+        hidden = states(self.model, layout)
+        frozen = replace(layout, experts=None)
+        with torch.no_grad():
+            if needs.divergence is not None:
+                states(self._teacher(layout), frozen)
+            if needs.full_kl and self.reference is not None:
+                states(self.reference, frozen)
+            elif needs.full_kl:
+                with self._as_reference():
+                    states(self.model, frozen)
+        return Predictions(hidden=hidden)
+
+    def _teacher(self, layout: PackedLayout) -> Any:
+        if not 0 <= layout.teacher < len(self.teachers):
+            raise ValueError(
+                f"a sample asks for teacher {layout.teacher} (counted from 0), and the trainer has {len(self.teachers)}"
+            )
+        return self.teachers[layout.teacher]
+
+    @torch.no_grad()
+    def _project_teacher(self, layout: PackedLayout) -> Projection:
+        return _project(self._teacher(layout), replace(layout, experts=None), share=self.share)
+
+    @torch.no_grad()
+    def _project_reference(self, layout: PackedLayout) -> Projection:
+        if self.reference is not None:
+            return _project(self.reference, replace(layout, experts=None), share=self.share)
+        with self._as_reference():
+            return _project(self.model, replace(layout, experts=None), share=self.share)
+
+    @contextmanager
+    def _as_reference(self) -> Iterator[None]:
+        """Compute without adapters inside the block, and count nothing of it as the policy's."""
+        uncounted = nullcontext() if self.routing is None else self.routing.uncounted()
+        with adapters_off(self.model, elsewhere=self.cut is not None), uncounted:
+            yield
+
+    @property
+    def _head(self) -> Tensor:
+        return self.model.get_output_embeddings().weight
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+        return self._head.device
+
+    @property
+    def heads(self) -> dict[str, nn.Parameter]:
+        """What is trained beside the model, by name: engines and exports do not have it."""
+        return {} if self.value_head is None else dict(self.value_head.named_parameters("value_head"))
+
+    @property
+    def outputs(self) -> frozenset[Output]:
+        """What it can say."""
+        head: tuple[Output, ...] = () if self.value_head is None else ("values",)
+        routers: tuple[Output, ...] = () if self.routing is None else ("experts",)
+        return frozenset(("logprobs", "attention", "top_logprobs", *head, *routers))
+
+    @property
+    def frozen(self) -> list[Any]:
+        """Models that it holds beside the one that is trained."""
+        return [*([] if self.reference is None else [self.reference]), *self.teachers]
+
+    @property
+    def num_words(self) -> int:
+        """Tokens that it has embeddings of."""
+        return self.model.config.get_text_config().vocab_size
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder layers."""
+        return self.model.config.get_text_config().num_hidden_layers
+
+    @property
+    def projection(self) -> Any:
+        """To the vocabulary."""
+        return self.model.get_output_embeddings()
+
+    @property
+    def decoder(self) -> Any:
+        """The backbone, whose layers are sharded one by one."""
+        return decoder_of(self.model)
+
+    @property
+    def root(self) -> Any:
+        """The module below which parameters have the names of the HF checkpoint."""
+        return self.model
+
+    @property
+    def architecture(self) -> str:
+        """The class of `transformers` that an export is loaded with."""
+        return type(self.model).__name__
+
+
+def _check_head(model: Any, use: str) -> None:
+    head = model.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise ModelError(f"{type(model).__name__} cannot {use}: it needs a vocabulary projection without bias")
+    check_packing(model, _logits)
+
+
+def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
+    if ids.size and not 0 <= ids.min() <= ids.max() < num_tokens:
+        raise ValueError(
+            f"teacher_top names token {ids.max() if ids.min() >= 0 else ids.min()}, and the model has {num_tokens}: "
+            "the teacher has another vocabulary"
+        )
+
+
+def _project(
+    model: Any, layout: PackedLayout, observer: Observer | None = None, share: TokenShare = WHOLE
+) -> Projection:
+    """Hidden states at this rank's predictions, and the projection to the vocabulary."""
+    head, config = model.get_output_embeddings(), model.config.get_text_config()
+    device, dtype = head.weight.device, projection_dtype(head)
+    hidden = final_hidden_states(decoder_of(model), layout, device, dtype, observer, share)
+    for name, power in _LOGIT_FACTORS.items():
+        factor = getattr(config, name, None)
+        if factor not in (None, 1):
+            hidden = hidden * factor**power
+    words = None if share.tp is None else Words(share.tp)
+    hidden = at_projection(head, hidden)
+    return Projection(hidden, own(head.weight), getattr(config, "final_logit_softcapping", None), words)
+
+
+def _logits(model: Any, layout: PackedLayout) -> tuple[Tensor, Tensor]:
+    projected = _project(model, layout)
+    own = final_hidden_states(decoder_of(model), layout, projected.weight.device, projected.weight.dtype)
+    return own, softened(projected.hidden @ projected.weight.t(), projected.softcap)

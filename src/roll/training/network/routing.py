@@ -1,0 +1,320 @@
+"""The routers of a mixture of experts: how evenly they choose, and choices that are replayed.
+
+    router ─ logits ─ the k best of them ─► experts, and weights by which their results are added up
+                       └─ or those of another forward pass, whose weights are computed anew
+
+Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions; another
+choice is another function. Replay lets the forward pass of an update use the experts of the pass that its ratio is
+taken against (R2 of arXiv 2512.01374), or those that the engine chose while it generated (R3, arXiv 2510.11370).
+Weights, and so gradients, are those of the current router.
+
+Choices are counted as if no prefix were shared: a token counts once for each sample that has it. So nothing that is
+made of the counts depends on packing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from roll.errors import ModelError, short
+from roll.models import chosen_experts, decoder_of, find_routers
+from roll.training.memory.recompute import recomputing
+from roll.training.packing.blocks import Block
+from roll.training.packing.layout import Int64Array, placed
+from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.types import TrainingBatch, TrainingSample
+
+__all__ = ["Routing", "find_routing", "load_metrics"]
+
+_BIAS = "e_score_correction_bias"
+"""A buffer of routers that choose by scores to which it is added."""
+
+
+class Routing:
+    """All routers of one model, first layer first.
+
+    Args:
+        model: an HF causal language model.
+        routers: of it; see `roll.models.chosen_experts`.
+    """
+
+    def __init__(self, model: Any, routers: Sequence[Any]) -> None:
+        self.num_experts = int(routers[0].num_experts)
+        self.num_chosen = int(routers[0].top_k)
+        self.num_layers = len(routers)
+        self.aux_coefficient = 0.0
+        """Of the loss by which the choice is evened out."""
+        self._biased = list(routers) if all(_BIAS in router._buffers for router in routers) else []
+        self._slopes: Tensor | None = None
+        self._totals: np.ndarray | None = None
+        self._plain = [(router, router.forward) for router in routers]
+        self._current: Any = None
+        self._counts_choices = True
+        self.clear()
+        for layer in decoder_of(model).layers:
+            layer.register_forward_pre_hook(self._remember, with_kwargs=True)
+        for i, router in enumerate(routers):
+            router.forward = self._observed(i, router, router.forward)
+
+    @property
+    def biases(self) -> list[Tensor]:
+        """By layer, [E] what is added to scores before the best are chosen, where all routers have it. Looked up anew:
+        a module that moves to another device has other buffers there."""
+        return [router._buffers[_BIAS] for router in self._biased]
+
+    @torch.no_grad()
+    def check_replay(self) -> None:
+        """Make sure that every router can be given its experts.
+
+        Raises:
+            ModelError: one does not choose the best few of its scores.
+        """
+        for router, plain in self._plain:
+            best = torch.arange(self.num_chosen, device=router.weight.device)[None]
+            self._given(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
+
+    def check_choices(self, samples: Iterable[TrainingSample]) -> None:
+        """Make sure that the experts that samples come with can be chosen: whoever recorded them had this model.
+
+        Raises:
+            ModelError: naming the sample, and what it has.
+        """
+        for sample in samples:
+            if sample.experts is None:
+                continue
+            wanted, has = (len(sample), self.num_layers, self.num_chosen), sample.experts.shape
+            if has != wanted:
+                said = f"[tokens, layers, experts] of {list(has)}, not {list(wanted)}"
+            else:
+                ordered = np.sort(sample.experts, axis=-1)
+                unknown = (ordered < 0).all(-1)
+                wrong = (ordered[..., 0] < 0) | (ordered[..., -1] >= self.num_experts)
+                wrong |= (ordered[..., 1:] == ordered[..., :-1]).any(-1)
+                places = np.argwhere(wrong & ~unknown)
+                if not len(places):
+                    continue
+                token, layer = places[0].tolist()
+                chosen = sample.experts[token, layer].tolist()
+                of_all = f"{self.num_chosen} different ones of {self.num_experts}"
+                said = f"{chosen} for token {token} in layer {layer}, not {of_all}"
+            raise ModelError(
+                f"the experts that sample {short(sample.sample_id)} came with cannot be replayed: {said}. The engine "
+                "that recorded them has another model, or records otherwise: set training.router_replay to old or none"
+            )
+
+    def clear(self) -> None:
+        """Forget how often experts were chosen."""
+        self._chosen: list[Tensor | None] = [None] * self.num_layers
+        self._counts: list[Tensor | None] = [None] * self.num_layers
+        self._shares: list[Tensor | None] = [None] * self.num_layers
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Count no choices inside the block: these passes are of another policy, such as the reference."""
+        self._counts_choices = False
+        try:
+            yield
+        finally:
+            self._counts_choices = True
+
+    def metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
+        """Of all ranks' `load`, how even the choice was, and what evens it out; see `load_metrics`.
+
+        `experts/aux_loss` is what was added to the loss; `experts/bias_range` how far apart a layer's largest and
+        smallest bias are, mean over layers.
+        """
+        found = load_metrics(loads)
+        self._totals = np.sum([load[0] for load in loads], axis=0)
+        if found and self.aux_coefficient:
+            found["experts/aux_loss"] = self.aux_coefficient * self.num_chosen * found["experts/balance_loss"]
+        if found and self.biases:
+            ranges = [float(bias.max() - bias.min()) for bias in self.biases]
+            found["experts/bias_range"] = float(np.mean(ranges))
+        return found
+
+    def even_out(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> None:
+        """From now on, backward passes also follow the auxiliary loss of a batch.
+
+        coefficient E sum_e f_e p_e, mean over layers: f_e is how many choices per token of the batch fell on expert e,
+        p_e the mean of its probabilities (arXiv 2101.03961 eq. 4 to 6; f_e counts k choices, as in `transformers`).
+        Only p_e has a gradient, a sum over tokens; so every token can give its part as it passes.
+
+        Args:
+            loads: all ranks' `load` of the batch.
+        """
+        counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
+        num_tokens = np.maximum(counts.sum(1, keepdims=True) / self.num_chosen, 1)
+        factor = self.aux_coefficient * self.num_experts / self.num_layers
+        self._slopes = torch.from_numpy(factor * counts / num_tokens**2)
+
+    @torch.no_grad()
+    def move_biases(self, rate: float) -> None:
+        """After an update, move every expert's bias by `rate` towards an even choice (arXiv 2408.15664), by how often
+        it was chosen in the batch of the `metrics` before."""
+        assert self._totals is not None
+        for bias, counts in zip(self.biases, self._totals, strict=True):
+            bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
+
+    def load(self, share: TokenShare = WHOLE) -> tuple[Int64Array, np.ndarray]:
+        """[layers, E] how many tokens chose each expert since `clear`, and sums of their probabilities.
+
+        Args:
+            share: which tokens are this rank's; all that `share`s rows add up what they counted.
+        """
+        empty = torch.zeros(self.num_experts, dtype=torch.float64)
+        counts, shares = (
+            share.added_up(torch.stack([empty if x is None else x.cpu().double() for x in part])).numpy()
+            for part in (self._counts, self._shares)
+        )
+        return counts.astype(np.int64), shares
+
+    def by_sample(
+        self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE
+    ) -> None:
+        """Add to `found` what the tokens of a micro-batch chose in the forward pass before: [L, layers, k] int16, -1
+        where they did not go through the network, or through that layer here."""
+        here = [i for i, x in enumerate(self._chosen) if x is not None]
+        own_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
+        chosen = None if own_tokens is None else share.all_tokens(own_tokens).cpu().numpy()
+        start = 0
+        for block in blocks:
+            for member, _, entries in placed(block, start):
+                size = len(batch.samples[member.index]), self.num_layers, self.num_chosen
+                own = found.setdefault(member.index, np.full(size, -1, dtype=np.int16))
+                if chosen is not None:
+                    own[: len(entries), here] = chosen[entries]
+            start += block.num_tokens
+
+    def _remember(self, layer: nn.Module, args: Any, kwargs: Any) -> None:
+        plan = kwargs.get("roll_plan")
+        if plan is not self._current:  # another pass, perhaps through other layers
+            self._chosen = [None] * self.num_layers
+        self._current = plan
+
+    def _observed(self, i: int, router: Any, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            experts = getattr(self._current, "experts", None)
+            output = plain(*args, **kwargs) if experts is None else self._given(experts[:, i], plain, *args, **kwargs)
+            self._take(i, *chosen_experts(router, output))
+            return self._evened(i, router, output)
+
+        return forward
+
+    def _given(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What a router answers when these experts [N, k] are the best."""
+        with _Replay(chosen, self.num_experts) as replay:
+            output = plain(*args, **kwargs)
+        if not replay.used:
+            raise ModelError(
+                "this model's router does not choose the best few of its scores: its choices cannot be replayed, so "
+                "set training.router_replay to none"
+            )
+        return output
+
+    def _evened(self, i: int, router: Any, output: Any) -> Any:
+        """With weights whose backward pass also adds this rank's share of the auxiliary loss's gradient."""
+        if self._slopes is None or not torch.is_grad_enabled():
+            return output
+        logits, _ = chosen_experts(router, output)
+        probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
+        share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
+        place = len(output) - 2  # of what the experts' results are multiplied with
+        own = _WithLoss.apply(output[place], share @ self._slopes[i].to(share))
+        return (*output[:place], own, *output[place + 1 :])
+
+    @torch.no_grad()
+    def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:
+        if recomputing() or not self._counts_choices:  # it was counted when it ran first, or is not to be
+            return
+        self._chosen[i] = chosen
+        uses = getattr(self._current, "uses", None)
+        if uses is None:
+            uses = torch.ones(len(logits), device=logits.device)
+        each = uses.double().repeat_interleave(self.num_chosen)
+        counts = torch.bincount(chosen.reshape(-1), each, minlength=self.num_experts)
+        shares = (logits.float().softmax(-1) * uses[:, None]).sum(0)
+        before, sums = self._counts[i], self._shares[i]
+        self._counts[i] = counts if before is None else before + counts
+        self._shares[i] = shares if sums is None else sums + shares
+
+
+class _WithLoss(torch.autograd.Function):
+    """A tensor as it is; its backward pass also goes back through a scalar that is part of the loss."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
+        ctx.like = loss.new_ones(())
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
+        return grads[0], ctx.like
+
+
+class _Replay(TorchFunctionMode):
+    """Answers a router's choice of its k best experts with given ones [N, k]; -1 leaves a token its own."""
+
+    def __init__(self, chosen: Tensor, num_experts: int) -> None:
+        super().__init__()
+        self._chosen = chosen
+        self._num_experts = num_experts
+        self._unmasked: Tensor | None = None
+        self.used = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        found = func(*args, **kwargs)
+        if func in (torch.masked_fill, torch.Tensor.masked_fill):  # groups that are out now were not, perhaps
+            self._unmasked = args[0]
+        if func not in (torch.topk, torch.Tensor.topk) or found[1].shape != self._chosen.shape:
+            return found
+        scores = args[0]
+        if scores.shape[-1] != self._num_experts:
+            return found
+        self.used = True
+        known = self._chosen >= 0
+        chosen = torch.where(known, self._chosen, found[1])
+        if self._unmasked is not None and self._unmasked.shape == scores.shape:
+            scores = self._unmasked
+        return torch.return_types.topk((torch.where(known, scores.gather(-1, chosen), found[0]), chosen))
+
+
+def find_routing(model: Any) -> Routing | None:
+    """The routers of a model, or `None` where nothing chooses between experts, or says what it chose."""
+    routers = find_routers(model)
+    return Routing(model, routers) if routers else None
+
+
+def load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
+    """How evenly experts were chosen over all ranks' tokens, means over layers.
+
+    `experts/load_ratio` is the busiest expert's load by the mean load, 1 where all are equal;
+    `experts/load_ratio_worst` that of the worst layer. `experts/largest_share` of the choices went to one expert.
+    `experts/entropy` of the loads is 1 where all are equal, 0 where one is always chosen; `experts/idle` is the share
+    of experts that no token chose. `experts/balance_loss` is E sum_e f_e p_e of the Switch Transformer (arXiv
+    2101.03961 eq. 4), by the softmax of the router's logits.
+    """
+    counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
+    shares = np.sum([load[1] for load in loads], axis=0)
+    if not counts.sum():
+        return {}
+    num_experts = counts.shape[1]
+    f = counts / counts.sum(1, keepdims=True)
+    p = shares / shares.sum(1, keepdims=True)
+    ratios = f.max(1) * num_experts
+    entropy = -(f * np.log(np.where(f > 0, f, 1.0))).sum(1) / np.log(num_experts) if num_experts > 1 else np.ones(1)
+    return {
+        "experts/load_ratio": float(ratios.mean()),
+        "experts/load_ratio_worst": float(ratios.max()),
+        "experts/largest_share": float(f.max(1).mean()),
+        "experts/entropy": float(entropy.mean()),
+        "experts/idle": float((counts == 0).mean()),
+        "experts/balance_loss": float((num_experts * (f * p).sum(1)).mean()),
+    }

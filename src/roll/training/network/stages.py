@@ -1,0 +1,158 @@
+"""Cutting a model into stages of consecutive layers, in place.
+
+    first stage     embeddings, layers 0 … a
+    later stages    layers a + 1 … b
+    last stage      layers … , last norm, vocabulary projection, value head; tied embeddings once more
+
+With `vpp`, layers are cut into so many times more parts, of which stage r of p has the parts r, p + r, 2p + r, …
+Layers and parameters keep their names: what another stage has is replaced by modules without weights (`parts`).
+
+How many layers a part has, `roll.config.staging` says; the last begins with the vocabulary projection, which weighs as
+many layers as it has times the weights of one that a token is multiplied with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from roll.config.staging import layers_by_part
+from roll.errors import ModelError
+from roll.models import decoder_of
+from roll.training.network.lora import Adapter, find_adapters
+from roll.training.network.packable import check_stages
+from roll.training.network.parts import leave_parts
+from roll.training.network.weights import persistent_buffers
+from roll.training.parallel.pipeline import Stage
+from roll.training.parallel.tokens import TokenShare
+from roll.training.precision import MasterWeights
+
+__all__ = ["Cut", "add_up_tied", "check_cut", "cut"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """What a rank knows of the model that it has one stage of."""
+
+    stage: Stage
+    dtype: torch.dtype
+    """Of what passes between stages."""
+    tensors: Mapping[str, Tensor]
+    """The whole model's parameters and persistent buffers, tied ones once, in order, without data."""
+    stages_of: Mapping[str, list[int]]
+    """By name, which stages have it. What two of them have is tied: embeddings and vocabulary projection."""
+    adapters: Mapping[str, Adapter]
+    """The whole model's, by checkpoint name."""
+    layers: tuple[range, ...]
+    """Of this stage, by part."""
+
+    @property
+    def copies(self) -> frozenset[str]:
+        """Which of this stage's weights another counts, too, and before it."""
+        return frozenset(name for name, stages in self.stages_of.items() if self.stage.number in stages[1:])
+
+    @property
+    def tied(self) -> list[str]:
+        """Which of this stage's weights another has, too."""
+        return [name for name, stages in self.stages_of.items() if len(stages) > 1 and self.stage.number in stages]
+
+    def all_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The whole model's, of which other stages' are without data."""
+        return {name: own.get(name, tensor) for name, tensor in self.tensors.items()}
+
+    def brought(self, name: str, tensor: Tensor) -> Tensor:
+        """On rank 0, a whole tensor from the stage that has it; elsewhere nothing of use. Collective."""
+        stage, owner = self.stage, self.stages_of[name][0]
+        if owner and stage.with_first:
+            if stage.number == owner:
+                stage.to_first(tensor)
+            elif stage.is_first:
+                return stage.of(owner, tensor)
+        return tensor.new_empty(0, device="cpu") if tensor.is_meta else tensor
+
+
+def check_cut(network: Any, stage: Stage) -> None:
+    """Try whether a network, whole on every rank, can be cut into so many parts.
+
+    Raises:
+        ModelError: it has fewer layers than there are parts, or more passes between layers than hidden states.
+    """
+    models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen]
+    for decoder, projection in (*models, (network.decoder, network.projection)):
+        check_stages(decoder, [span.start for span in _spans(decoder, projection, stage)[1:]])
+
+
+def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
+    """Leave of a network that `check_cut` has let pass, whole on every rank, this stage's part. Collective.
+
+    Args:
+        network: `PolicyNetwork` or `ValueNetwork`, on the host.
+        stage: of this rank.
+        share: which tokens are this rank's.
+        dtype: that the network computes in.
+
+    Raises:
+        ModelError: a weight would be in no stage.
+    """
+    whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+    adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
+    heads = [h for h in (getattr(network, "value_head", None), getattr(network, "score", None)) if h is not None]
+    for model in network.frozen:
+        decoder, projection = decoder_of(model), model.get_output_embeddings()
+        leave_parts(model, decoder, projection, (), stage, _spans(decoder, projection, stage), share, dtype)
+    spans = _spans(network.decoder, network.projection, stage)
+    leave_parts(network, network.decoder, network.projection, heads, stage, spans, share, dtype)
+    if getattr(network, "routing", None) is not None:
+        network.routing.clear()
+    own = dict(network.root.named_parameters()) | persistent_buffers(network.root)
+    held = [set(names) for names in stage.gather(list(own))]
+    stages_of = {name: [i for i, names in enumerate(held) if name in names] for name in whole}
+    if lost := [name for name, stages in stages_of.items() if not stages]:
+        raise ModelError(f"'{lost[0]}' would be in no stage of {network.architecture}: set training.parallel.pp to 1")
+    network.cut = Cut(
+        stage=stage,
+        dtype=dtype,
+        tensors={name: _without_data(tensor) for name, tensor in whole.items()},
+        stages_of=stages_of,
+        adapters=adapters,
+        layers=tuple(spans[part.number] for part in stage.parts),
+    )
+
+
+@torch.no_grad()
+def add_up_tied(cut: Cut, weights: MasterWeights) -> None:
+    """Give tied weights, of a batch's gradients, the sum of both stages'. Collective."""
+    for name in cut.tied:
+        if name in weights.parameters:
+            grad = weights.grad(name)
+            assert grad is not None, f"the loss did not reach {name} in stage {cut.stage.number}"
+            grad.add_(cut.stage.exchanged(grad))
+
+
+def _spans(decoder: Any, projection: Any, stage: Stage) -> list[range]:
+    """The layers of every part of the model."""
+    layers = getattr(decoder, "layers", None)
+    if not isinstance(layers, nn.ModuleList):
+        raise ModelError(f"{type(decoder).__name__} cannot be cut into stages: its decoder has no `layers`")
+    count = stage.count * stage.num_chunks
+    if len(layers) < count:
+        parts = "needs as many" if stage.num_chunks == 1 else f"x vpp {stage.num_chunks} needs {count}"
+        raise ModelError(
+            f"training.parallel.pp {stage.count} {parts} decoder layers, and {type(decoder).__name__} has "
+            f"{len(layers)}: lower it"
+        )
+    config = decoder.config.get_text_config()
+    chosen = getattr(config, "num_experts_per_tok", None) or 1
+    used = sum(p.numel() * (chosen / len(p) if p.ndim > 2 else 1) for p in layers.parameters()) / len(layers)
+    weight = 0.0 if projection is None else projection.weight.numel() / used
+    counts = layers_by_part(len(layers), stage.count, stage.num_chunks, weight)
+    return [range(sum(counts[:i]), sum(counts[: i + 1])) for i in range(count)]
+
+
+def _without_data(tensor: Tensor) -> Tensor:
+    empty = torch.empty_like(tensor, device="meta")
+    return nn.Parameter(empty, requires_grad=False) if isinstance(tensor, nn.Parameter) else empty

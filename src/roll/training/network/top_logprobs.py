@@ -1,0 +1,91 @@
+"""Log-probs of several tokens at every prediction: of given ones with a gradient, or of the likeliest.
+
+As in `logprobs`: in chunks of predictions, the softmax in float32 (float64 for a float64 model), logits kept for the
+backward pass only while all of them together are small.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from roll.training.network import logprobs as plain
+from roll.training.network.distributions import BLOCK_ELEMENTS, Projection, logit_chunks
+from roll.training.network.divergence import normalised, normalised_again
+from roll.training.network.logprobs import ProjectionGradient, blocks_of, soft_slope
+
+__all__ = ["likeliest", "logprobs_of"]
+
+
+class _LogprobsOf(torch.autograd.Function):
+    """With incoming gradients g_j of the tokens i_j: d loss / d z = (sum_j g_j onehot_{i_j} - p sum_j g_j) / T.
+
+    Kept logits are overwritten with their gradients: the backward pass runs once.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, ids: Tensor, temperature: float, softcap: float | None
+    ) -> Tensor:
+        chunk = max(plain.CHUNK_ELEMENTS // weight.shape[0], 1)
+        size = len(hidden) * weight.shape[0] * weight.element_size()
+        keep = size <= plain.KEEP_BYTES and any(ctx.needs_input_grad)
+        dtype = torch.promote_types(hidden.dtype, torch.float32)
+        result = hidden.new_empty(ids.shape, dtype=dtype)
+        norms = largest, total = [hidden.new_empty(len(hidden), dtype=dtype) for _ in range(2)]
+        kept: list[Tensor] = []
+        for part, (logits,) in logit_chunks(hidden, weight, (), chunk, (softcap, None)):
+            for rows, block in blocks_of(logits, part.start, BLOCK_ELEMENTS):
+                logp = normalised(block, temperature, largest[rows], total[rows])
+                result[rows] = logp.gather(1, ids[rows])
+            if keep:
+                kept.append(logits)
+        ctx.save_for_backward(hidden, weight, ids, *norms, *kept)
+        ctx.chunk, ctx.temperature, ctx.softcap = chunk, temperature, softcap
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+        hidden, weight, ids, largest, total, *kept = ctx.saved_tensors
+        wants_hidden, wants_weight = ctx.needs_input_grad[:2]
+        own = grads[0] / ctx.temperature
+        sums = -own.sum(1)
+        projection = ProjectionGradient(hidden, weight, ctx.chunk, wants_hidden, wants_weight, total.dtype)
+        for part, (logits,) in logit_chunks(hidden, weight, (), ctx.chunk, (ctx.softcap, None), kept):
+            slope = soft_slope(logits, ctx.softcap)
+            for rows, block in blocks_of(logits, part.start, BLOCK_ELEMENTS):  # becomes the gradient of the logits
+                p = normalised_again(block, ctx.temperature, largest[rows], total[rows]).exp_()
+                block.copy_(p.mul_(sums[rows, None]).scatter_add_(1, ids[rows], own[rows]))
+            projection.add(part, logits, slope)
+        return *projection.result(), None, None, None
+
+
+def logprobs_of(policy: Projection, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Log-probs [M, k] of tokens [M, k] int64, float32 or better; differentiable in both parts of the projection."""
+    result = _LogprobsOf.apply(*policy[:2], ids, temperature, policy.softcap)
+    assert isinstance(result, Tensor)
+    return result
+
+
+@torch.no_grad()
+def likeliest(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    """The `num` likeliest tokens [M, num] int64 at every prediction and their log-probs, descending; no gradient.
+
+    Raises:
+        ValueError: the vocabulary has fewer tokens.
+    """
+    hidden, weight, softcap = policy[:3]
+    if num > len(weight):
+        raise ValueError(f"the {num} likeliest tokens are asked for, and the model has {len(weight)}: ask for fewer")
+    dtype = torch.promote_types(hidden.dtype, torch.float32)
+    ids = torch.empty(len(hidden), num, dtype=torch.int64, device=hidden.device)
+    logprobs = hidden.new_empty(ids.shape, dtype=dtype)
+    for part, (logits,) in logit_chunks(
+        hidden, weight, (), max(plain.CHUNK_ELEMENTS // weight.shape[0], 1), (softcap, None)
+    ):
+        for rows, block in blocks_of(logits, part.start, BLOCK_ELEMENTS):
+            norms = torch.empty(2, len(block), dtype=dtype, device=block.device)
+            logprobs[rows], ids[rows] = normalised(block, temperature, *norms).topk(num, dim=1)
+    return ids, logprobs

@@ -1,0 +1,119 @@
+"""The network as a critic uses it: a packed row of tokens in, the value of the state before chosen tokens out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from roll.errors import ModelError
+from roll.training.network.distributions import Predictions
+from roll.training.network.hidden_states import decoded, final_hidden_states
+from roll.training.network.stages import Cut
+from roll.training.packing.layout import PackedLayout
+from roll.training.parallel.collectives import one_of
+from roll.training.parallel.tensor import own
+from roll.training.parallel.tokens import WHOLE, TokenShare
+from roll.types import Output
+
+__all__ = ["ValueNetwork", "new_value_head", "values_of"]
+
+
+def new_value_head(projection: Tensor) -> nn.Linear:
+    """w and b of 0, for hidden states that a vocabulary projection [V, H] takes."""
+    device = "cpu" if projection.is_meta else projection.device  # its own weights are in no file
+    head = nn.Linear(projection.shape[1], 1, device=device, dtype=projection.dtype)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
+    """[M] of hidden states [M, H]; float32 or better."""
+    dtype = torch.promote_types(head.weight.dtype, torch.float32)
+    bias = None if head.bias is None else own(head.bias).to(dtype)
+    return F.linear(hidden.to(dtype), own(head.weight).to(dtype), bias).squeeze(-1)
+
+
+class ValueNetwork(nn.Module):
+    """A critic's own network: V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b begin at 0.
+
+    h_t is the hidden state that the policy would predict token t from: everything before it, nothing of it.
+    The vocabulary projection is let go; where it is tied to the embeddings, these stay. Parameters are named as in
+    HF's token classifiers, which this is one of, without dropout.
+
+    Of an HF sequence classifier it takes the head as it is, without a bias: a reward model, whose score of a text is
+    the value of the state after its last token. So samples have a dummy token there.
+
+    Args:
+        model: an HF model loaded with the attention `roll_packed`: a causal language model, or a classifier that reads
+            a text's last state; with LoRA, what lies inside the peft wrapper.
+
+    Raises:
+        ModelError: the model has no vocabulary projection to take the head's place from.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.share: TokenShare = WHOLE
+        """Of every row's tokens, which are this rank's."""
+        self.cut: Cut | None = None
+        """Where this rank has one stage of the model."""
+        self._backbone: str = model.base_model_prefix
+        head = getattr(model, "score", None)
+        self.scores_texts = isinstance(head, nn.Linear)
+        """Whether it is a reward model."""
+        if isinstance(head, nn.Linear):
+            self.add_module(self._backbone, model.base_model)
+            self.score: nn.Linear = head
+            return
+        projection = model.get_output_embeddings()
+        if projection is None:
+            raise ModelError(f"{type(model).__name__} cannot be a critic: it has no vocabulary projection to replace")
+        self.add_module(self._backbone, model.get_decoder())
+        self.score = new_value_head(projection.weight)
+
+    outputs: frozenset[Output] = frozenset({"values"})
+    """What it can say."""
+
+    def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
+        """Values [M] of the states before the predicted tokens; what a policy's network takes besides is unused."""
+        if self.cut is not None and not self.cut.stage.part.is_last:
+            stage, dtype = self.cut.stage, self.cut.dtype
+            return Predictions(hidden=decoded(self.decoder, layout, stage.device, dtype, share=self.share))
+        weight, share = self.score.weight, self.share
+        hidden = final_hidden_states(self.decoder, layout, weight.device, weight.dtype, share=share)
+        values = values_of(self.score, hidden)
+        return Predictions(values=share.whole(values if share.tp is None else one_of(values, share.tp.size()), layout))
+
+    projection = None
+    """It has none to the vocabulary."""
+
+    frozen: tuple[Any, ...] = ()
+    """It holds no other models."""
+
+    @property
+    def decoder(self) -> Any:
+        """The backbone, whose layers are sharded one by one."""
+        return getattr(self, self._backbone)
+
+    @property
+    def num_words(self) -> int:
+        """Tokens that it has embeddings of."""
+        return self.decoder.config.get_text_config().vocab_size
+
+    @property
+    def root(self) -> Any:
+        """The module below which parameters have the names of the HF checkpoint."""
+        return self
+
+    @property
+    def architecture(self) -> str:
+        """The class of `transformers` that an export is loaded with, where there is one for this backbone."""
+        from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+        texts, tokens = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+        known: Any = (texts if self.scores_texts else tokens).get(type(self.decoder.config), type(self.decoder))
+        return known.__name__

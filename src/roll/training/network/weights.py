@@ -1,0 +1,151 @@
+"""The weights that engines must hold, as a stream: HF names, engine's dtype, adapters merged."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Shard
+
+from roll.models import as_in_checkpoint, changes_names
+from roll.training.memory.nf4 import quantized
+from roll.training.network.lora import Adapter, checkpoint_name, find_adapters
+from roll.training.parallel.collectives import gathered_by_first, is_by_messages
+
+__all__ = ["TrainerWeights", "adapters_of", "persistent_buffers", "whole"]
+
+# It warns that gathering what is sharded twice takes two collectives.
+logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
+
+
+class TrainerWeights:
+    """Re-iterable; every iteration reads the weights as they are then. See `roll.protocols.WeightSource`.
+
+    A yielded tensor may be the trainer's own: use it before the next optimiser step, and do not write to it.
+
+    Args:
+        names: of the model's parameters, tied ones once, and of its `persistent_buffers`, in order.
+        read: one of them as the optimiser sees it; a DTensor under FSDP.
+        adapters: by checkpoint name, what is merged into a weight.
+        dtype: of the engines.
+        is_first: whether this is rank 0. Iterating is collective; other ranks get `None`s.
+        model: the HF model, where its weights may have other names and shapes in the checkpoint.
+        brought: of a name and what `read` gave for it, whole: the tensor on rank 0, which may not have it itself.
+    """
+
+    def __init__(
+        self,
+        *,
+        names: Sequence[str],
+        read: Callable[[str], Tensor],
+        adapters: Mapping[str, Adapter],
+        dtype: torch.dtype,
+        is_first: bool,
+        model: Any = None,
+        brought: Callable[[str, Tensor], Tensor] = lambda name, tensor: tensor,
+    ) -> None:
+        parts = {part for adapter in adapters.values() for part in (adapter.a, adapter.b)}
+        self._parameters = {checkpoint_name(name): name for name in names if name not in parts}
+        self._read = read
+        self._adapters = adapters
+        self._dtype = dtype
+        self._is_first = is_first
+        self._brought = brought
+        self._model = model if model is not None and changes_names(model) else None
+        self._names = {name: self._names_of(name, parameter) for name, parameter in self._parameters.items()}
+
+    @classmethod
+    def of(
+        cls,
+        network: Any,
+        *,
+        adapted: bool,
+        dtype: torch.dtype,
+        is_first: bool,
+        read: Callable[[Tensor], Tensor] = lambda tensor: tensor,
+    ) -> TrainerWeights:
+        """All of a network's model, under any back-end.
+
+        Args:
+            network: `PolicyNetwork` or `ValueNetwork`.
+            adapted: whether it has adapters.
+            dtype: see the class, and so is `is_first`.
+            read: what a back-end makes of a parameter or buffer as it is then. Collective where they are spread.
+        """
+        tensors, cut = dict(network.root.named_parameters()) | persistent_buffers(network.root), network.cut
+        in_4_bits = quantized(network.root)
+        if cut is not None:
+            tensors, more = cut.all_tensors(tensors), {"brought": cut.brought}
+        else:
+            more = {}
+        return cls(
+            names=[*tensors, *in_4_bits],
+            read=lambda name: in_4_bits[name].weight if name in in_4_bits else read(tensors[name]),
+            adapters=adapters_of(network) if adapted else {},
+            dtype=dtype,
+            is_first=is_first,
+            model=network.root if network.projection is not None else network.decoder,
+            **more,
+        )
+
+    def names(self) -> Sequence[str]:
+        """All names in the HF checkpoint, in the order of iteration."""
+        return [name for names in self._names.values() for name in names]
+
+    def __iter__(self) -> Iterator[tuple[str, Tensor]]:
+        for name, parameter in self._parameters.items():
+            weight = self._tensor(name, parameter)
+            if self._model is None or weight is None:
+                for own in self._names[name]:
+                    yield own, weight  # type: ignore[misc]
+            else:
+                found = as_in_checkpoint(self._model, name, weight)
+                for own in self._names[name]:
+                    yield own, found[own].contiguous()
+
+    def _names_of(self, name: str, parameter: str) -> list[str]:
+        if self._model is None:
+            return [name]
+        return list(as_in_checkpoint(self._model, name, torch.empty(self._read(parameter).shape, device="meta")))
+
+    @torch.no_grad()
+    def _tensor(self, name: str, parameter: str) -> Tensor | None:
+        weight, adapter = self._read(parameter), self._adapters.get(name)
+        dtype = self._dtype if isinstance(weight, torch.nn.Parameter) else weight.dtype
+        if adapter is None:
+            weight = _on_first(weight.to(dtype))  # cast before it is gathered: less to send, and to hold
+        else:
+            weight = adapter.merged(whole(weight), whole(self._read(adapter.a)), whole(self._read(adapter.b)))
+        weight = self._brought(parameter, weight.to(dtype))
+        return weight if self._is_first else None
+
+
+def adapters_of(network: Any) -> Mapping[str, Adapter]:
+    """All adapters of a network's model, also those that other ranks have, by the checkpoint's name of the weight that
+    they change."""
+    return find_adapters(network.root) if network.cut is None else network.cut.adapters
+
+
+def whole(weight: Tensor) -> Tensor:
+    """A parameter gathered from its shards, without its gradient. Collective where it is sharded."""
+    return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
+
+
+def _on_first(weight: Tensor) -> Tensor:
+    """As `whole` on rank 0, the one that hands weights on. Between hosts the others hold no more than their part."""
+    if isinstance(weight, DTensor):
+        *outer, inner = weight.placements
+        group = weight.device_mesh.get_group(weight.device_mesh.ndim - 1)
+        rows_alone = type(inner) is Shard and inner.dim == 0 and all(placement.is_replicate() for placement in outer)
+        if rows_alone and is_by_messages(group, weight.device.type):
+            return gathered_by_first(weight.to_local(), weight.shape[0], group)
+    return whole(weight)
+
+
+def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
+    """What a checkpoint has beside the parameters, such as the bias by which a router balances its experts."""
+    kept = set(model.state_dict(keep_vars=True))
+    return {name: buffer for name, buffer in model.named_buffers() if name in kept}

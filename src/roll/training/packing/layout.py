@@ -1,0 +1,297 @@
+"""One micro-batch as one row of tokens, without padding. NumPy only.
+
+    block 0                                          block 1
+    [ prompt | answer a | turn b | answer b | … ]    [ sequence ]  …
+
+A block is a tree of *segments*: what all samples of a subtree have in common, or one has alone. A segment's positions
+go on from its parent's. It attends to its ancestors and to itself; a block sees no other. Entry `rows[m]` of the row
+predicts token `targets[m]`; several samples may share such a *prediction* (of a token in a segment that they share).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from roll.training.packing.blocks import Block, Member, shared_blocks
+from roll.types import IntArray
+
+__all__ = [
+    "Int64Array",
+    "PackedLayout",
+    "SampleSpan",
+    "Segment",
+    "Tree",
+    "build_layout",
+    "idle_layout",
+    "padded",
+    "placed",
+]
+
+Int64Array = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Segment:
+    """Tokens that stand together in the row."""
+
+    start: int
+    """Its first entry of the row."""
+    length: int
+    """At least 1."""
+    parent: int = -1
+    """The segment that it goes on from, among those of its tree; -1 for the root."""
+    position: int = 0
+    """How many tokens its ancestors have."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tree:
+    """Where a block lies in the row: its segments, one after the other, each after its parent."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def start(self) -> int:
+        """Its first entry of the row."""
+        return self.segments[0].start
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the block."""
+        return sum(segment.length for segment in self.segments)
+
+    def contexts(self) -> list[Int64Array]:
+        """By segment, the entries of its ancestors, from the root on."""
+        paths: list[Int64Array] = []
+        contexts: list[Int64Array] = []
+        for s in self.segments:
+            contexts.append(paths[s.parent] if s.parent >= 0 else np.zeros(0, dtype=np.int64))
+            paths.append(np.concatenate([contexts[-1], np.arange(s.start, s.start + s.length)]))
+        return contexts
+
+    def lineage(self) -> NDArray[np.bool_]:
+        """[S, S] whether a segment is itself or descends from another: it sees that one."""
+        lineage = np.eye(len(self.segments), dtype=np.bool_)
+        for i, s in enumerate(self.segments):
+            if s.parent >= 0:
+                lineage[i] |= lineage[s.parent]
+        return lineage
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleSpan:
+    """Which predictions belong to a sample; [n] arrays."""
+
+    index: int
+    """Where the sample stands in its batch."""
+    token_index: Int64Array
+    """Position in the sample of each predicted token."""
+    prediction_index: Int64Array
+    """The prediction (entry of `rows` and `targets`) that gives its log-prob."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PackedLayout:
+    """A micro-batch, ready for the network. N tokens, M predictions."""
+
+    token_ids: Int64Array
+    """[N]"""
+    position_ids: Int64Array
+    """[N]"""
+    blocks: tuple[Tree, ...]
+    rows: Int64Array
+    """[M]"""
+    targets: Int64Array
+    """[M]"""
+    spans: tuple[SampleSpan, ...]
+    teacher: int = 0
+    """Which of several teachers the policy is compared with, where it is."""
+    num_padding: int = 0
+    """Tokens at the end that belong to no sample."""
+    uses: Int64Array
+    """[N] how many samples have this token, with all before it; 0 of padding."""
+    experts: Int64Array | None = None
+    """[N, layers, k] which experts routers are to choose, -1: their own choice. Samples that share a token agree on
+    them; see `agreed_experts`."""
+
+    @property
+    def num_tokens(self) -> int:
+        """N"""
+        return len(self.token_ids)
+
+
+def idle_layout(*, teacher: int = 0) -> PackedLayout:
+    """The smallest micro-batch, of no sample: for a rank that must take part without work."""
+    zero = np.zeros(1, dtype=np.int64)
+    block = Tree(segments=(Segment(start=0, length=1),))
+    return PackedLayout(
+        token_ids=zero,
+        position_ids=zero,
+        blocks=(block,),
+        rows=zero,
+        targets=zero,
+        spans=(),
+        teacher=teacher,
+        num_padding=1,
+        uses=zero,
+    )
+
+
+def build_layout(
+    blocks: Iterable[Block], *, every_token: bool = False, teacher: int = 0, shared_predictions: bool = True
+) -> PackedLayout:
+    """Lay blocks out in a row.
+
+    Args:
+        blocks: of one micro-batch, at least one.
+        every_token: predict all tokens but the first, instead of those that the loss counts.
+        teacher: which of several the policy is compared with.
+        shared_predictions: samples share those of a token that they share; otherwise each has its own, since what is
+            asked of it may differ.
+    """
+    tokens: list[NDArray[np.int32]] = []
+    positions: list[Int64Array] = []
+    trees: list[Tree] = []
+    rows: list[Int64Array] = []
+    targets: list[NDArray[np.int32]] = []
+    spans: list[SampleSpan] = []
+    experts: list[IntArray | None] = []
+    paths: list[Int64Array] = []
+    start = num_predictions = 0
+    for block in blocks:
+        predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # by the entry of a token, its prediction
+        for member, shared, entries in placed(block, start):
+            sample = member.sample
+            paths.append(entries)
+            token_index = predicted_tokens(member, every_token)
+            predicted = entries[token_index[token_index < member.num_inputs]] - start
+            known = np.concatenate([predictions[predicted], np.full(len(token_index) - len(predicted), -1)])
+            new = known < 0
+            known[new] = num_predictions + np.arange(new.sum())
+            if shared_predictions:
+                predictions[predicted] = known[: len(predicted)]
+            num_predictions += int(new.sum())
+            rows.append(entries[token_index[new] - 1])
+            targets.append(sample.token_ids[token_index[new]])
+            spans.append(SampleSpan(index=member.index, token_index=token_index, prediction_index=known))
+            tokens.append(sample.token_ids[shared : member.num_inputs])
+            experts.append(None if sample.experts is None else sample.experts[shared : member.num_inputs])
+            positions.append(np.arange(shared, member.num_inputs, dtype=np.int64))
+        trees.append(_tree(block, start))
+        start += block.num_tokens
+    return PackedLayout(
+        token_ids=np.concatenate(tokens).astype(np.int64),
+        position_ids=np.concatenate(positions),
+        blocks=tuple(trees),
+        rows=np.concatenate(rows),
+        targets=np.concatenate(targets).astype(np.int64),
+        spans=tuple(spans),
+        teacher=teacher,
+        uses=np.bincount(np.concatenate(paths), minlength=start),
+        experts=_experts(experts, [len(own) for own in tokens]),
+    )
+
+
+def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
+    """The same with a number of tokens that ranks can divide: a block of its own that nothing is predicted from."""
+    missing = -layout.num_tokens % multiple
+    if not missing:
+        return layout
+    block = Tree(segments=(Segment(start=layout.num_tokens, length=missing),))
+    experts = layout.experts
+    if experts is not None:
+        experts = np.concatenate([experts, np.full((missing, *experts.shape[1:]), -1, dtype=np.int64)])
+    return replace(
+        layout,
+        token_ids=np.concatenate([layout.token_ids, np.zeros(missing, dtype=np.int64)]),
+        position_ids=np.concatenate([layout.position_ids, np.arange(missing)]),
+        blocks=(*layout.blocks, block),
+        num_padding=layout.num_padding + missing,
+        uses=np.concatenate([layout.uses, np.zeros(missing, dtype=np.int64)]),
+        experts=experts,
+    )
+
+
+def _experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64Array | None:
+    shape = next((own.shape[1:] for own in known if own is not None), None)
+    if shape is None:
+        return None
+    parts = [np.full((n, *shape), -1) if own is None else own for own, n in zip(known, lengths, strict=True)]
+    return np.concatenate(parts).astype(np.int64)
+
+
+def predicted_tokens(member: Member, every_token: bool) -> Int64Array:
+    """Positions of the tokens whose log-probs are wanted; never the first, which nothing predicts."""
+    if every_token:
+        return np.arange(1, len(member.sample), dtype=np.int64)
+    return np.flatnonzero(member.sample.loss_mask[1:]) + 1
+
+
+def placed(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]:
+    """Where the samples of a block lie that begins at entry `start`.
+
+    Yields:
+        The member, how many of its tokens lie at the entries of those before it, and [num_inputs] the entries of all.
+    """
+    entries = np.zeros(0, dtype=np.int64)
+    for member, shared in zip(block.members, block.shared, strict=True):
+        own = member.num_inputs - shared
+        entries = np.concatenate([entries[:shared], start + np.arange(own)])
+        start += own
+        yield member, shared, entries
+
+
+def agreed_experts(members: Sequence[Member]) -> list[Member]:
+    """Let the samples of a unit agree which experts are replayed for tokens that they share.
+
+    Rollouts of a prompt may come with different experts for its tokens, where engines computed it more than once. The
+    first sample that knows counts, in the order of `Member.key`: for all samples of the unit, whether they are packed
+    together or not, so that log-probs depend on no packing.
+    """
+    known = next((m.sample.experts for m in members if m.sample.experts is not None), None)
+    if known is None or len(members) == 1:
+        return list(members)
+    agreed: dict[int, Member] = {}
+    for block in shared_blocks(members):
+        own = {member.index: (member, entries) for member, _, entries in placed(block, 0)}
+        chosen = np.full((block.num_tokens, *known.shape[1:]), -1, known.dtype)
+        for member, entries in sorted(own.values(), key=lambda pair: pair[0].key):
+            experts = member.sample.experts
+            if experts is not None:
+                chosen[entries] = np.where(chosen[entries] < 0, experts[: len(entries)], chosen[entries])
+        for index, (member, entries) in own.items():
+            experts = np.full((len(member.sample), *known.shape[1:]), -1, known.dtype)
+            experts[: len(entries)] = chosen[entries]
+            agreed[index] = replace(member, sample=replace(member.sample, experts=experts))
+    return [agreed[member.index] for member in members]
+
+
+def _tree(block: Block, start: int) -> Tree:
+    """A member's own tokens are one segment, cut where later members leave it."""
+    starts, parents, cuts = [], [], []
+    path: list[int] = []  # members whose own tokens the last one's sequence consists of
+    for i, (member, shared) in enumerate(zip(block.members, block.shared, strict=True)):
+        while path and block.shared[path[-1]] >= shared:
+            path.pop()
+        starts.append(start)
+        parents.append(path[-1] if path else -1)
+        cuts.append({shared, member.num_inputs})
+        start += member.num_inputs - shared
+        if shared < member.num_inputs:
+            if path:
+                cuts[path[-1]].add(shared)
+            path.append(i)
+    segments: list[Segment] = []
+    ends: dict[tuple[int, int], int] = {}  # by member and position, the segment that ends there
+    for i, own in enumerate(cuts):
+        parent = ends[parents[i], block.shared[i]] if parents[i] >= 0 and len(own) > 1 else -1
+        for position, end in pairwise(sorted(own)):
+            first = starts[i] + position - block.shared[i]
+            segments.append(Segment(start=first, length=end - position, parent=parent, position=position))
+            parent = ends[i, end] = len(segments) - 1
+    return Tree(segments=tuple(segments))
