@@ -135,14 +135,14 @@ BUGS = (
     ),
     Bug(
         "the reference's choices of experts count as the policy's",
-        "training/routing.py",
+        "training/network/routing.py",
         "if recomputing() or not self._counts_choices:",
         "if recomputing():",
         "training/test_routing.py",
     ),
     Bug(
         "a group does not agree on replayed experts",
-        "training/packing.py",
+        "training/packing/micro_batches.py",
         "units = [agreed_experts(members) for members in _units(samples, every_token)]",
         "units = _units(samples, every_token)",
         "training/test_routing.py",
@@ -198,7 +198,7 @@ BUGS = (
     ),
     Bug(
         "the weights of a snapshot stay",
-        "training/snapshots.py",
+        "training/memory/snapshots.py",
         "        finally:\n            self._write(current)",
         "        finally:\n            pass",
         "training/test_snapshots.py",

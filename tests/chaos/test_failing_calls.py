@@ -20,7 +20,7 @@ from roll.inference.hf import HFEngine
 from roll.training import TorchBackend
 from roll.training.passes import Passes
 
-TRAINER = ("losses", "train_step", "forward", "measure", "save", "load", "export", "weights", "offload", "reload")
+TRAINER = ("losses", "train_step", "forward", "measure", "save", "load", "export", "weights", "offload", "onload")
 """`losses`, of the trainer's passes, fails once it has computed, as an own loss or a full device may."""
 ENGINE = ("start", "generate", "logprobs", "update_weights", "pause", "resume", "sleep", "wake")
 

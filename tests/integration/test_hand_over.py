@@ -41,7 +41,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         counts["offload"] += 1
         away(self).update(states)
 
-    def reload(self: StatePlacement, states: Collection[str]) -> None:
+    def onload(self: StatePlacement, states: Collection[str]) -> None:
         away(self).difference_update(states)
 
     def away(placement: StatePlacement) -> set[str]:
@@ -58,7 +58,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
         monkeypatch.setattr(TorchBackend, name, checked)
 
     monkeypatch.setattr(StatePlacement, "offload", offload)
-    monkeypatch.setattr(StatePlacement, "reload", reload)
+    monkeypatch.setattr(StatePlacement, "onload", onload)
     for name in ("train_step", "save", "load", "export"):
         needing(name, BOTH)
     for name in ("forward", "measure", "weights"):

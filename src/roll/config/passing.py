@@ -88,8 +88,8 @@ def activation_bytes_per_token(
     in float32; norms that are not Llama's keep both in float32. Where norms are fused
     (`roll.training.network.fused`), nothing in float32 but a number, and where gates are, 3 vectors inside an MLP. With
     checkpointing, one hidden vector per layer is kept; one layer in full and two gradients inside its MLP pass.
-    Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies between its matrices, also where the rest is offloaded: it is
-    too small to travel.
+    Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies
+    between its matrices, also where the rest is offloaded: it is too small to travel.
 
     Args:
         sizes: of the model.

@@ -9,7 +9,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from roll.protocols import Item_co, Items
+from roll.protocols import Items
 from roll.types import Message, Prompt
 
 __all__ = [
@@ -26,6 +26,7 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+Item_co = TypeVar("Item_co", covariant=True)
 
 
 class Source(Items[Item_co], Protocol[Item_co]):

@@ -65,7 +65,7 @@ class SharingTrainers:
 
     async def come_back(self) -> None:
         """Move all to the devices, for training or a checkpoint."""
-        await asyncio.gather(*(trainer.reload(EVERYTHING) for trainer in self.trainers))
+        await asyncio.gather(*(trainer.onload(EVERYTHING) for trainer in self.trainers))
 
     @asynccontextmanager
     async def syncing(self) -> AsyncIterator[None]:
@@ -73,7 +73,7 @@ class SharingTrainers:
         if self.policy not in self.trainers:
             yield
             return
-        await self.policy.reload(["parameters"])
+        await self.policy.onload(["parameters"])
         try:
             yield
         finally:

@@ -38,6 +38,7 @@ from roll.training.passes import Passes
 from roll.training.precision import MasterWeights, Precision
 from roll.training.rank import TrainerRank
 from roll.training.spec import TrainerSpec
+from roll.types import OptimParams
 
 __all__ = ["TorchBackend"]
 
@@ -144,8 +145,8 @@ class TorchBackend(TrainerRank):
     def offload(self, states: Collection[StateKind]) -> None:
         self.placement.offload(states)
 
-    def reload(self, states: Collection[StateKind]) -> None:
-        self.placement.reload(states)
+    def onload(self, states: Collection[StateKind]) -> None:
+        self.placement.onload(states)
 
     def _read(self, name: str) -> Tensor:
         own, part = dict(self.model.named_parameters()), self.network.cut
@@ -164,6 +165,12 @@ class TorchBackend(TrainerRank):
     def _clear_grads(self) -> None:
         self.masters.clear_grads()
 
+    def _check_params(self, params: OptimParams, scale: float) -> None:
+        """Everything can change from update to update."""
+
+    def _scale_grads(self, scale: float) -> None:
+        self.masters.scale_grads(scale)
+
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         part = self.network.cut
         if part is not None and part.stage.num_chunks > 1:
@@ -175,8 +182,8 @@ class TorchBackend(TrainerRank):
             add_up_tied(self.network.cut, self.masters)
         return self.optimizer.grad_norm()
 
-    def _move_weights(self, rate: float, grad_norm: float) -> None:
-        self.optimizer.step(rate, grad_norm)
+    def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+        self.optimizer.step(rate, grad_norm, params)
         if self.spec.training.router_bias_rate and isinstance(self.network, PolicyNetwork):
             assert self.network.routing is not None
             self.network.routing.move_biases(self.spec.training.router_bias_rate)

@@ -44,7 +44,7 @@ class StatePlacement:
             self._move(states, torch.device("cpu"))
             torch.get_device_module(self._device).empty_cache()
 
-    def reload(self, states: Collection[StateKind]) -> None:
+    def onload(self, states: Collection[StateKind]) -> None:
         """Move states back to the device; those that are there stay."""
         if self._device.type != "cpu":
             self._move(states, self._device)

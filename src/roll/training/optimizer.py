@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +17,11 @@ from roll.config.training import TrainingConfig
 from roll.training.distributed import Ranks
 from roll.training.memory.eight_bit import AdamWConstants, is_in_8_bits, new_moments, update
 from roll.training.precision import MasterWeights
+from roll.types import OptimParams
 
 __all__ = ["Optimizer"]
+
+AS_CONFIGURED = OptimParams()
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 """PyTorch's names of the moments, by those of checkpoints."""
@@ -58,15 +62,15 @@ class Optimizer:
         steps = self.steps() if self._locals else {}
         self._locals = {n: nn.Parameter(self._weights.local(n)) for n in self._weights.parameters}
         config = self._config
-        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        groups: dict[tuple[bool, float], list[nn.Parameter]] = {}
         self._small_moments = {n: moments.get(n) or new_moments(self._locals[n]) for n in self._small}
         for name, parameter in self._locals.items():
             if name not in self._small:
-                key = (self._decay(name), self._factors.get(name, 1.0))
+                key = (self._decays(name), self._factors.get(name, 1.0))
                 groups.setdefault(key, []).append(parameter)
         self._adamw = torch.optim.AdamW(
-            [{"params": own, "weight_decay": decay, "factor": factor} for (decay, factor), own in groups.items()]
-            or [{"params": [], "factor": 1.0}],
+            [{"params": own, "decays": decays, "factor": factor} for (decays, factor), own in groups.items()]
+            or [{"params": [], "decays": False, "factor": 1.0}],
             lr=config.learning_rate,
             betas=(config.beta1, config.beta2),
             eps=config.epsilon,
@@ -80,8 +84,8 @@ class Optimizer:
                     **{key: own[label].detach() for label, key in _STATES.items()},
                 }
 
-    def _decay(self, name: str) -> float:
-        return self._config.weight_decay if self._weights.parameters[name].ndim > 1 else 0.0
+    def _decays(self, name: str) -> bool:
+        return self._weights.parameters[name].ndim > 1
 
     @torch.no_grad()
     def grad_norm(self) -> float:
@@ -94,35 +98,53 @@ class Optimizer:
         return math.sqrt(self._ranks.sum(*squares))
 
     @torch.no_grad()
-    def step(self, learning_rate: float, grad_norm: float) -> None:
-        """Clip to `max_grad_norm`, update, and write the new weights into the network."""
+    def step(self, learning_rate: float, grad_norm: float, params: OptimParams = AS_CONFIGURED) -> None:
+        """Clip to `max_grad_norm`, update, and write the new weights into the network.
+
+        Args:
+            learning_rate: of this update.
+            grad_norm: of the gradients.
+            params: the other settings of this update alone.
+        """
+        constants = self._constants(learning_rate, params)
+        longest = self._config.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
         for name, parameter in self._locals.items():
             parameter.grad = self._weights.grad(name)
-        if grad_norm > self._config.max_grad_norm:
+        if grad_norm > longest:
             grads = [p.grad for p in self._locals.values() if p.grad is not None]
-            torch._foreach_mul_(grads, self._config.max_grad_norm / grad_norm)
+            torch._foreach_mul_(grads, longest / grad_norm)
         for group in self._adamw.param_groups:
             group["lr"] = learning_rate * group["factor"]
+            group["betas"], group["eps"] = (constants.beta1, constants.beta2), constants.epsilon
+            group["weight_decay"] = constants.weight_decay if group["decays"] else 0.0
         self._adamw.step()
         for name in self._small:
-            self._step_small(name, learning_rate * self._factors.get(name, 1.0))
+            self._step_small(name, constants)
         for parameter in self._locals.values():
             parameter.grad = None
         self._weights.refresh()
 
-    def _step_small(self, name: str, learning_rate: float) -> None:
-        parameter, config = self._locals[name], self._config
+    def _constants(self, learning_rate: float, params: OptimParams) -> AdamWConstants:
+        config = self._config
+        return AdamWConstants(
+            learning_rate=learning_rate,
+            beta1=config.beta1 if params.beta1 is None else params.beta1,
+            beta2=config.beta2 if params.beta2 is None else params.beta2,
+            epsilon=config.epsilon if params.epsilon is None else params.epsilon,
+            weight_decay=config.weight_decay if params.weight_decay is None else params.weight_decay,
+        )
+
+    def _step_small(self, name: str, constants: AdamWConstants) -> None:
+        parameter = self._locals[name]
         if parameter.grad is None:
             return
         self._small[name] += 1
-        constants = AdamWConstants(
-            learning_rate=learning_rate,
-            beta1=config.beta1,
-            beta2=config.beta2,
-            epsilon=config.epsilon,
-            weight_decay=self._decay(name),
+        own = replace(
+            constants,
+            learning_rate=constants.learning_rate * self._factors.get(name, 1.0),
+            weight_decay=constants.weight_decay if self._decays(name) else 0.0,
         )
-        update(parameter.detach(), parameter.grad, self._small_moments[name], self._small[name], constants)
+        update(parameter.detach(), parameter.grad, self._small_moments[name], self._small[name], own)
 
     def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
         """By weight, this rank's part of AdamW's moments, as a checkpoint names them; 0 before the first step."""

@@ -45,11 +45,12 @@ from roll.training.randomness import Randomness
 from roll.training.spec import TrainerSpec
 from roll.types import (
     AttentionRange,
+    BatchCounts,
     FloatArray,
+    ForwardBackwardResult,
     Needs,
     Output,
     Outputs,
-    StepResult,
     TrainingBatch,
     TrainingSample,
 )
@@ -69,7 +70,7 @@ class Backward(Protocol):
     """How a back-end takes a micro-batch's loss back through the network."""
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: of this batch."""
+        """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: before the update."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -112,16 +113,35 @@ class Passes:
         self._call = call or network
         self._saved = SavedTensors(network, device) if spec.training.offload_activations else None
 
-    def losses(self, batch: TrainingBatch, loss: LossFn, backward: Backward | None = None) -> StepResult:
-        """A batch's loss and metrics over all micro-batches and ranks; with `backward` also its gradient.
+    def losses(
+        self,
+        batch: TrainingBatch,
+        loss: LossFn,
+        backward: Backward | None = None,
+        *,
+        counts: BatchCounts | None = None,
+        last: bool = True,
+    ) -> ForwardBackwardResult:
+        """Return a batch's loss and metrics over all micro-batches and ranks; with `backward` also add its gradient.
+
+        Args:
+            batch: the samples.
+            loss: of them.
+            backward: takes the loss of each micro-batch back through the network.
+            counts: that the loss divides by; those of the batch by default.
+            last: whether no other batch's gradient is added before the update.
 
         Raises:
-            ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
+            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks what the
+                loss needs.
             ModelError: a sample has a token that the model does not have, or experts.
         """
-        if batch.num_loss_tokens == 0:
-            raise ValueError("a batch needs at least one token that the loss counts")
         self._check_tokens(batch)
+        if batch.num_loss_tokens == 0:
+            if counts is None:
+                raise ValueError("a batch needs at least one token that the loss counts")
+            return ForwardBackwardResult(loss=0.0, num_tokens=0, num_loss_tokens=0)
+        counts = counts or batch.counts
         stage, routing = self._ranks.stage, self._routing
         share = self._share(batch.samples, every_token=False, needs=loss.needs)
         if routing is not None:
@@ -132,10 +152,11 @@ class Passes:
         for work in self._works(len(share), backward=backward is not None):
             place = work.chunk, work.micro_batch
             if work.forward:
-                waiting[place] = self._loss(share[work.micro_batch], batch, loss, found)
+                waiting[place] = self._loss(share[work.micro_batch], batch, loss, counts, found)
                 continue
             assert backward is not None
-            own, go_back = waiting.pop(place), functools.partial(backward, last=place == (0, len(share) - 1))
+            is_last = last and place == (0, len(share) - 1)
+            own, go_back = waiting.pop(place), functools.partial(backward, last=is_last)
             if stage is not None:
                 stage.go_back(own, go_back)
             else:
@@ -143,7 +164,12 @@ class Passes:
         return self._result(batch, found)
 
     def _loss(
-        self, share: tuple[int, Sequence[Block]], batch: TrainingBatch, loss: LossFn, found: _Found
+        self,
+        share: tuple[int, Sequence[Block]],
+        batch: TrainingBatch,
+        loss: LossFn,
+        counts: BatchCounts,
+        found: _Found,
     ) -> Tensor | None:
         """Of a micro-batch, which `found` takes in; `None` where the part at work does not end with one."""
         (teacher, blocks), needs = share, loss.needs
@@ -157,7 +183,7 @@ class Passes:
         if not layout.spans:
             return _nothing_of(predicted)
         attention = observer.results() if observer is not None else None
-        outputs = loss(loss_inputs(layout, batch, predicted, attention))
+        outputs = loss(loss_inputs(layout, batch, predicted, counts, attention))
         combine(found.sums, {"loss": outputs.loss.detach(), **outputs.metrics}, torch.add)
         combine(found.maxima, outputs.maxima, torch.maximum)
         if predicted.logprobs is not None:
@@ -165,7 +191,7 @@ class Passes:
         found.num_tokens += layout.num_tokens
         return outputs.loss
 
-    def _result(self, batch: TrainingBatch, found: _Found) -> StepResult:
+    def _result(self, batch: TrainingBatch, found: _Found) -> ForwardBackwardResult:
         """Of all ranks' micro-batches, as the last stage has them."""
         ranks, routing = self._ranks, self._routing
         metrics, maxima = ranks.reduce(found.sums, operator.add), ranks.reduce(found.maxima, max)
@@ -173,7 +199,7 @@ class Passes:
         metrics, maxima, logprobs, num_tokens = ranks.by_stage((metrics, maxima, logprobs, num_tokens))[-1]
         if routing is not None:
             metrics |= routing.metrics(self._loads(routing))
-        return StepResult(
+        return ForwardBackwardResult(
             loss=metrics.pop("loss") + metrics.get("experts/aux_loss", 0.0),
             num_tokens=num_tokens,
             num_loss_tokens=batch.num_loss_tokens,

@@ -128,6 +128,13 @@ class MasterWeights:
         grad = self.parameters[name].grad
         return None if grad is None else _own(grad)
 
+    @torch.no_grad()
+    def scale_grads(self, scale: float) -> None:
+        """Multiply every gradient by a number, in place."""
+        grads = [grad for name in self.parameters if (grad := self.grad(name)) is not None]
+        if grads:
+            torch._foreach_mul_(grads, scale)
+
     def clear_grads(self) -> None:
         """Forget the gradients.
 

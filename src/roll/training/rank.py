@@ -1,8 +1,10 @@
 """One rank of a trainer under any back-end: what is asked of it, and which steps move its weights.
 
-    train_step   no old gradients ─ passes: network, loss, backward ─ update, unless loss or gradients are not finite
-    measure      the same passes without gradients
-    forward      passes without a loss
+    forward_backward   passes: network, loss, backward, which adds to the gradient
+    optim_step         gradient x scale ─ update, unless loss or gradient is not finite; the gradient is forgotten
+    train_step         both of one batch
+    measure            the same passes without gradients
+    forward            passes without a loss
 
 What a back-end brings is abstract here: a network, how its weights and states are spread, and what moves them. A
 micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of micro-batches or ranks;
@@ -17,7 +19,7 @@ import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +38,17 @@ from roll.training.passes import Passes
 from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
-from roll.types import AttentionRange, Output, Outputs, StepResult, TrainingBatch
+from roll.types import (
+    AttentionRange,
+    BatchCounts,
+    ForwardBackwardResult,
+    OptimParams,
+    OptimResult,
+    Output,
+    Outputs,
+    StepResult,
+    TrainingBatch,
+)
 
 __all__ = ["TrainerRank", "moving_weights"]
 
@@ -67,40 +79,99 @@ class TrainerRank(ABC):
         """Optimiser steps that moved the weights."""
         self.num_nonfinite = 0
         """Steps in a row whose loss or gradients were not finite."""
+        self._has_gradients = False
+        """Whether a batch's gradient has been added since the last update."""
+        self._summed_loss = 0.0
+        """Of the batches whose gradients have been added."""
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """All micro-batches and one optimiser step.
+        """All micro-batches and one optimizer step.
 
         Raises:
             ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
             TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
             UnsupportedError: the role is not trained, or the back-end cannot go on after a step that failed.
-            HalfUpdatedError: the optimiser failed.
+            HalfUpdatedError: the optimizer failed.
         """
         self._check_trained("has no train_step: ask a policy or critic")
         started = time.perf_counter()
-        self._clear_grads()
-        self.network.train()
-        with self._surroundings():
-            with self._randomness.untouched_by_errors():
-                found = self._passes.losses(batch, loss, self._backward)
-            backward_done = time.perf_counter()
-            rate = self.schedule.rate(self.num_steps)
-            grad_norm, stepped = self._update(found.loss, rate)
-        self._count(stepped, found.loss, grad_norm)
-        if self.device.type != "cpu":  # the update has been asked for; what comes next should not be blamed for it
-            torch.accelerator.synchronize(self.device)
+        self.discard_gradients()
+        found = self.forward_backward(batch, loss, last=True)
+        backward_done = time.perf_counter()
+        update = self.optim_step()
         finished = time.perf_counter()
-        return replace(
-            found,
-            grad_norm=grad_norm,
-            learning_rate=rate,
-            stepped=stepped,
+        own = {each.name: getattr(found, each.name) for each in fields(found)}
+        return StepResult(
+            **own,
+            grad_norm=update.grad_norm,
+            learning_rate=update.learning_rate,
+            stepped=update.stepped,
             timings_s={"forward_backward": backward_done - started, "optimizer": finished - backward_done},
         )
 
+    def forward_backward(
+        self, batch: TrainingBatch, loss: LossFn, counts: BatchCounts | None = None, *, last: bool = False
+    ) -> ForwardBackwardResult:
+        """Add the gradient of a batch's loss to those since the last update; see `TrainBackend.forward_backward`.
+
+        Raises:
+            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks what the
+                loss needs.
+            UnsupportedError: the role is not trained, or the back-end needs a batch to be the last one.
+        """
+        self._check_trained("has no forward_backward: ask a policy or critic")
+        self._check_accumulates(last)
+        if not self._has_gradients:
+            self._clear_grads()
+        self.network.train()
+        try:
+            with self._surroundings(), self._randomness.untouched_by_errors():
+                found = self._passes.losses(batch, loss, self._backward, counts=counts, last=last)
+        except BaseException:
+            # Some micro-batches have added their gradients: nobody can tell which. The next call forgets them all.
+            self._has_gradients, self._summed_loss = False, 0.0
+            raise
+        self._has_gradients = True
+        self._summed_loss += found.loss
+        return found
+
+    def optim_step(self, params: OptimParams | None = None, scale: float = 1.0) -> OptimResult:
+        """Update the weights by the gradients since the last update; see `TrainBackend.optim_step`.
+
+        Raises:
+            ValueError: there is no gradient.
+            TrainingDivergedError: gradients were not finite `training.max_nonfinite_steps` times in a row.
+            UnsupportedError: the role is not trained, or the back-end cannot scale gradients or set `params`.
+            HalfUpdatedError: the optimizer failed.
+        """
+        self._check_trained("has no optim_step: ask a policy or critic")
+        if not self._has_gradients:
+            raise ValueError("optim_step has no gradient to update by: call forward_backward first")
+        params = params or OptimParams()
+        rate = self.schedule.rate(self.num_steps) if params.learning_rate is None else params.learning_rate
+        self._check_params(params, scale)
+        loss, self._summed_loss, self._has_gradients = self._summed_loss * scale, 0.0, False
+        with self._surroundings():
+            if scale != 1.0:
+                self._scale_grads(scale)
+            grad_norm, stepped = self._update(loss, rate, params)
+        self._count(stepped, loss, grad_norm)
+        if self.device.type != "cpu":  # the update has been asked for; what comes next should not be blamed for it
+            torch.accelerator.synchronize(self.device)
+        return OptimResult(grad_norm=grad_norm, learning_rate=rate, stepped=stepped)
+
+    def discard_gradients(self) -> None:
+        """Forget the gradients since the last update.
+
+        Raises:
+            UnsupportedError: the back-end cannot.
+        """
+        self._check_trained("has no gradients")
+        self._has_gradients, self._summed_loss = False, 0.0
+        self._clear_grads()
+
     @torch.no_grad()
-    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+    def measure(self, batch: TrainingBatch, loss: LossFn) -> ForwardBackwardResult:
         """What a loss and its metrics are under the current weights; changes nothing.
 
         Raises:
@@ -178,7 +249,7 @@ class TrainerRank(ABC):
         """
 
     @abstractmethod
-    def reload(self, states: Collection[StateKind]) -> None:
+    def onload(self, states: Collection[StateKind]) -> None:
         """Move states back to the device."""
 
     def close(self) -> None:
@@ -198,14 +269,31 @@ class TrainerRank(ABC):
         """See `roll.training.passes.Backward`."""
         loss.backward()
 
-    def _update(self, loss: float, rate: float) -> tuple[float, bool]:
+    def _check_accumulates(self, last: bool) -> None:
+        """Raise `UnsupportedError` where the back-end must know the last batch before an update."""
+        return
+
+    def _check_params(self, params: OptimParams, scale: float) -> None:
+        """Raise `UnsupportedError` where the back-end cannot update so."""
+        given = [each.name for each in fields(params) if getattr(params, each.name) is not None]
+        if unsupported := set(given) - {"learning_rate"}:
+            raise UnsupportedError(
+                f"training.backend {self.spec.training.backend} does not change {', '.join(sorted(unsupported))} from "
+                "update to update: set it to torch"
+            )
+
+    @abstractmethod
+    def _scale_grads(self, scale: float) -> None:
+        """Multiply the gradients that were added, before they are clipped."""
+
+    def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
         """The global gradient norm, and whether the optimiser made its step: not where loss or gradients are not
         finite."""
         grad_norm = self._grad_norm()
         stepped = math.isfinite(grad_norm) and math.isfinite(loss)
         if stepped:
             with moving_weights():
-                self._move_weights(rate, grad_norm)
+                self._move_weights(rate, grad_norm, params)
         return grad_norm, stepped
 
     @abstractmethod
@@ -213,8 +301,8 @@ class TrainerRank(ABC):
         """Of all weights, once what the ranks computed is added up; not finite where any gradient is not."""
 
     @abstractmethod
-    def _move_weights(self, rate: float, grad_norm: float) -> None:
-        """Clip to `max_grad_norm` and make the optimiser's step, at this learning rate."""
+    def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
+        """Clip to `max_grad_norm` and make the optimizer's step, at this learning rate."""
 
     @abstractmethod
     def _load(self, path: Path) -> dict[str, int]:

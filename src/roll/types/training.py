@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from roll.errors import DataError
@@ -12,8 +12,12 @@ from roll.types.arrays import BoolArray, FloatArray, IntArray
 __all__ = [
     "AttentionRange",
     "AttentionStatistics",
+    "BatchCounts",
     "Divergence",
+    "ForwardBackwardResult",
     "Needs",
+    "OptimParams",
+    "OptimResult",
     "Output",
     "Outputs",
     "StepResult",
@@ -194,8 +198,31 @@ _ALIGNED = (
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class BatchCounts:
+    """The counts that a loss divides by, of all samples behind one optimizer update."""
+
+    num_tokens: float
+    """Tokens that the loss counts."""
+    num_expert_tokens: float = 0.0
+    """Of these, tokens that an expert wrote."""
+    num_sequences: float = 0.0
+    """Sequences with a token that the loss counts."""
+    num_units: float = 0.0
+    """Units (groups, pairs) with a token that the loss counts."""
+    num_preferred: float = 0.0
+    """Preferred sequences with a token that the loss counts."""
+    num_preferred_tokens: float = 0.0
+    """Tokens of preferred samples that the loss counts."""
+
+    def __add__(self, other: BatchCounts) -> BatchCounts:
+        """Return the counts of two batches that share no sequence and no unit."""
+        sums = {each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)}
+        return BatchCounts(**sums)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingBatch:
-    """All samples of one optimiser step, over all ranks, with the counts that normalise the loss."""
+    """Samples that a trainer computes with, over all ranks: those of one optimizer update, or some of them."""
 
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
@@ -244,24 +271,66 @@ class TrainingBatch:
         """Tokens of preferred samples that the loss counts, in the whole batch."""
         return int(sum(int(s.loss_mask.sum()) for s in self.samples if s.preferred))
 
+    @property
+    def counts(self) -> BatchCounts:
+        """Return the counts that a loss of this batch alone divides by."""
+        return BatchCounts(
+            num_tokens=float(self.num_loss_tokens),
+            num_expert_tokens=float(self.num_expert_tokens),
+            num_sequences=float(self.num_sequences),
+            num_units=float(self.num_units),
+            num_preferred=float(self.num_preferred),
+            num_preferred_tokens=float(self.num_preferred_tokens),
+        )
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StepResult:
-    """What an optimiser step did, or what was only measured."""
+class OptimParams:
+    """Settings of one optimizer update; `None` means as configured. A trainer may support some of them only."""
+
+    learning_rate: float | None = None
+    beta1: float | None = None
+    beta2: float | None = None
+    epsilon: float | None = None
+    weight_decay: float | None = None
+    max_grad_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardBackwardResult:
+    """What the forward passes of a batch found."""
 
     loss: float
+    """Share of the batch in the loss that its counts normalize."""
     num_tokens: int
     """Tokens that went through the network (shared prefixes once)."""
     num_loss_tokens: int
-    grad_norm: float = 0.0
-    """Before clipping."""
-    learning_rate: float = 0.0
-    stepped: bool = False
-    """False where nothing was to be learnt, or gradients were not finite: weights, optimiser and schedule stayed as
-    they were."""
     metrics: Mapping[str, float] = field(default_factory=dict)
     maxima: Mapping[str, float] = field(default_factory=dict)
     """Of what the loss reports: sums and maxima over the batch. See `LossOutputs`."""
     logprobs: tuple[FloatArray, ...] = ()
     """Per sample [L], taken in the forward pass before the update; empty for a back-end that does not return them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OptimResult:
+    """What an optimizer update did."""
+
+    grad_norm: float
+    """Global norm of the scaled gradient, before clipping."""
+    learning_rate: float
+    stepped: bool
+    """False where the loss or the gradient is not finite: weights, optimizer and schedule stay as they are."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult(ForwardBackwardResult):
+    """What a training step did: the forward and backward passes of a batch, and one update."""
+
+    grad_norm: float = 0.0
+    """Before clipping."""
+    learning_rate: float = 0.0
+    stepped: bool = False
+    """False where nothing was to be learned, or gradients were not finite: weights, optimizer and schedule stayed as
+    they were."""
     timings_s: Mapping[str, float] = field(default_factory=dict)

@@ -83,6 +83,31 @@ def one_step(build: Build, place: Place) -> dict[str, Any]:
     return {"result": backend.train_step(place.off_policy, OFF_POLICY), "weights": weights_of(backend)}
 
 
+def accumulated(build: Build, place: Place) -> dict[str, Any]:
+    """The units of a batch in two calls behind one update; gradients that are scaled; and others that are discarded."""
+    batch = place.off_policy
+    half = len({s.unit for s in batch.samples}) // 2
+    parts = [[s for s in batch.samples if (s.unit < half) is first] for first in (True, False)]
+    first, second = (dataclasses.replace(batch, samples=tuple(samples)) for samples in parts)
+    backend = build(**PLAIN)
+    try:
+        results = [backend.forward_backward(first, OFF_POLICY, batch.counts)]
+    except UnsupportedError as error:
+        return {"raised": str(error)}
+    results.append(backend.forward_backward(second, OFF_POLICY, batch.counts, last=True))
+    update, weights = backend.optim_step(), weights_of(backend)
+    scaled = build(**PLAIN)
+    scaled.forward_backward(make_batch(7), PolicyLoss())
+    scaled.discard_gradients()
+    scaled.forward_backward(batch, OFF_POLICY, batch.counts + batch.counts, last=True)
+    scaled_update = scaled.optim_step(scale=2.0)
+    return {
+        "results": results,
+        "updates": [update, scaled_update],
+        "weights": [weights, weights_of(scaled)],
+    }
+
+
 def checkpointed_step(build: Build, place: Place) -> dict[str, Any]:
     backend = build(activation_checkpointing=True, **PLAIN)
     return {"result": backend.train_step(place.off_policy, OFF_POLICY), "weights": weights_of(backend)}
@@ -208,7 +233,7 @@ def export(build: Build, place: Place) -> dict[str, Any]:
     course(backend, (0,))
     backend.export(place.directory / "export")
     backend.offload(["parameters", "optimizer"])
-    backend.reload(["parameters", "optimizer"])
+    backend.onload(["parameters", "optimizer"])
     return {"weights": weights_of(backend), "results": course(backend, (1,))}
 
 
@@ -216,6 +241,7 @@ SCENARIOS: dict[str, Callable[[Build, Place], dict[str, Any]]] = {
     scenario.__name__: scenario
     for scenario in (
         one_step,
+        accumulated,
         checkpointed_step,
         several_steps,
         little_work,

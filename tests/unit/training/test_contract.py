@@ -22,6 +22,7 @@ from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.parallel import ParallelConfig
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
+from roll.types import StepResult
 
 TORCH, DEEPSPEED = "roll.training.backend:TorchBackend", "roll.training.deepspeed.backend:DeepSpeedBackend"
 MEGATRON = "roll.training.megatron.backend:MegatronBackend"
@@ -171,6 +172,20 @@ def test_steps_are_those_of_one_rank(found: dict[str, Any], expected: dict[str, 
     same_weights(found[scenario]["weights"], expected[scenario]["weights"])
 
 
+def test_forward_backward_adds_up_to_the_gradient_of_one_batch(found: dict[str, Any], expected: dict[str, Any]) -> None:
+    mine, step = found["accumulated"], expected["one_step"]
+    if "raised" in mine:  # DeepSpeed
+        assert "must know the last batch" in mine["raised"]
+        return
+    assert sum(r.loss for r in mine["results"]) == pytest.approx(step["result"].loss, rel=1e-5, abs=1e-6)
+    assert sum(r.num_loss_tokens for r in mine["results"]) == step["result"].num_loss_tokens
+    for update in mine["updates"]:
+        assert update.stepped and update.learning_rate == step["result"].learning_rate
+        assert update.grad_norm == pytest.approx(step["result"].grad_norm, rel=1e-5)
+    for weights in mine["weights"]:
+        same_weights(weights, step["weights"])
+
+
 def test_samples_that_fork_go_through_once(found: dict[str, Any], expected: dict[str, Any]) -> None:
     same_steps([found["branching"]["result"]], [expected["branching"]["result"]])
     same_weights(found["branching"]["weights"], expected["branching"]["weights"])
@@ -200,7 +215,7 @@ def test_adapters_are_merged_switched_off_and_exported(found: dict[str, Any], ex
 
 def test_questions_are_answered_and_change_nothing(found: dict[str, Any], expected: dict[str, Any]) -> None:
     mine, other = found["asking"], expected["asking"]
-    same_steps([r for r in mine["results"] if r.stepped], [r for r in other["results"] if r.stepped])
+    same_steps(*([r for r in side["results"] if isinstance(r, StepResult)] for side in (mine, other)))
     for a, b in zip(mine["results"], other["results"], strict=True):
         assert a.loss == pytest.approx(b.loss, rel=2e-4, abs=2e-5)
     same_weights(mine["weights"], other["weights"])

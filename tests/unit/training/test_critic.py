@@ -293,7 +293,7 @@ def test_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None:
     ((blocks,),) = pack(batch.samples, max_tokens=4096)
     layout = build_layout(blocks)
     predicted = torch.from_numpy(layout.token_ids[layout.rows]).double()  # as if a state's value were its last token
-    inputs = loss_inputs(layout, batch, Predictions(values=predicted))
+    inputs = loss_inputs(layout, batch, Predictions(values=predicted), batch.counts)
     order = [(span.index, int(token)) for span in layout.spans for token in span.token_index]
     assert sorted(order) == [
         (i, int(t)) for i, s in enumerate(batch.samples) for t in np.flatnonzero(s.loss_mask) if t > 0
@@ -312,7 +312,7 @@ def test_every_array_of_a_sample_reaches_its_tokens_in_the_loss() -> None:
     numbered = {chunk: number for number, chunk in enumerate(dict.fromkeys(chunks))}
     assert inputs.chunk_ids.tolist() == [numbered[chunk] for chunk in chunks]
     assert inputs.values.tolist() == [float(batch.samples[i].token_ids[t - 1]) for i, t in order]
-    plain = loss_inputs(layout, batch, Predictions(logprobs=predicted))
+    plain = loss_inputs(layout, batch, Predictions(logprobs=predicted), batch.counts)
     assert plain.values is None and plain.returns is None and plain.old_values is None
 
 

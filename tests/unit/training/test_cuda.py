@@ -53,7 +53,7 @@ def test_offloading_frees_the_device_and_reloading_goes_on_as_if_nothing_happene
     moved.offload(["parameters", "optimizer"])
     weights = sum(p.numel() for p in moved.masters.parameters.values())
     assert before - torch.cuda.memory_allocated() > 11 * weights  # at least weight and two moments in float32
-    moved.reload(["parameters", "optimizer"])
+    moved.onload(["parameters", "optimizer"])
     results = [backend.train_step(make_batch(1), PolicyLoss()) for backend in (moved, left)]
     limit = 1e-3 if dtype == "float32" else 2e-2  # kernels add up in any order, and AdamW's first steps go by signs
     assert results[0].loss == pytest.approx(results[1].loss, rel=limit, abs=limit)

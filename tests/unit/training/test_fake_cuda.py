@@ -37,7 +37,7 @@ def passes(model: Path, settings: dict[str, Any]) -> None:
         held += [backend.masters.local(name) for name in backend.masters.parameters]
         held += [moment for moments in backend.optimizer.moments().values() for moment in moments.values()]
         assert {tensor.device.type for tensor in held} == {"cpu"}
-        backend.reload(["parameters", "optimizer"])
+        backend.onload(["parameters", "optimizer"])
         held = [*backend.network.parameters(), *(backend.masters.local(name) for name in backend.masters.parameters)]
         assert {tensor.device for tensor in held} == {CUDA}
         backend.measure(batch, PolicyLoss())

@@ -119,7 +119,7 @@ def test_offloading_on_a_cpu_changes_nothing(tiny_model: Path) -> None:
     moved.train_step(make_batch(), PolicyLoss())
     left.train_step(make_batch(), PolicyLoss())
     moved.offload(["parameters", "optimizer"])
-    moved.reload(["parameters", "optimizer"])
+    moved.onload(["parameters", "optimizer"])
     results = [backend.train_step(make_batch(1), PolicyLoss()) for backend in (moved, left)]
     assert results[0].loss == results[1].loss
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(moved.weights(), left.weights(), strict=True))

@@ -16,7 +16,7 @@ from roll.pipelines.supervised.preparation import Prepared, held_out_batch, prep
 from roll.protocols import LossFn, TrainerGroup
 from roll.tracking.intervals import accuracy_figures
 from roll.training import Role, TrainerSpec
-from roll.types import StepResult, TrainingBatch
+from roll.types import ForwardBackwardResult, TrainingBatch
 
 __all__ = ["Measuring", "beside_answers", "held_out_metrics", "measure_answers", "measure_model", "open_measuring"]
 
@@ -60,7 +60,7 @@ async def open_measuring(
         yield Measuring(config=config, cluster=cluster, prepared=prepared, batch=batch, stack=stack)
 
 
-def held_out_metrics(measured: StepResult, batch: TrainingBatch) -> dict[str, float]:
+def held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> dict[str, float]:
     """Return the loss and the metrics that it reports, under `eval/…` and without the names of their families.
 
     Args:

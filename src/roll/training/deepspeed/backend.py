@@ -35,6 +35,7 @@ from roll.training.offload import is_on_host
 from roll.training.passes import Passes
 from roll.training.rank import TrainerRank, moving_weights
 from roll.training.spec import TrainerSpec
+from roll.types import OptimParams
 
 __all__ = ["DeepSpeedBackend"]
 
@@ -95,7 +96,7 @@ class DeepSpeedBackend(TrainerRank):
         self._lending(self.spread).give(states)
         torch.get_device_module(self.device).empty_cache()
 
-    def reload(self, states: Collection[StateKind]) -> None:
+    def onload(self, states: Collection[StateKind]) -> None:
         if self.device.type != "cpu":
             self._lending(self._trained()).take(states, self.device)
 
@@ -145,14 +146,29 @@ class DeepSpeedBackend(TrainerRank):
         summed = loss * self.ranks.data_size
         self._engine.backward(summed if torch.isfinite(loss) else summed * math.nan, scale_wrt_gas=False)
 
-    def _update(self, loss: float, rate: float) -> tuple[float, bool]:
+    def _check_accumulates(self, last: bool) -> None:
+        if not last:
+            raise UnsupportedError(
+                "DeepSpeed must know the last batch before an update: call forward_backward once, with last=True"
+            )
+
+    def _check_params(self, params: OptimParams, scale: float) -> None:
+        super()._check_params(params, scale)
+        if scale != 1.0:
+            raise UnsupportedError("DeepSpeed has reduced its gradients by then: give counts to forward_backward")
+
+    def _scale_grads(self, scale: float) -> None:
+        """Never asked for: `_check_params` refuses it."""
+        raise AssertionError(f"gradients are scaled by {scale:g}")
+
+    def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
         """DeepSpeed decides itself whether it steps, and says the norm afterwards, but at stage 0, where it steps
         whatever the gradients are."""
         engine = self._engine
         for group in engine.optimizer.param_groups:
             group["lr"] = rate * group["factor"]
         if self.stage == 0:
-            grad_norm, stepped = super()._update(loss, rate)
+            grad_norm, stepped = super()._update(loss, rate, params)
             if not stepped:
                 engine.zero_grad()
         else:
@@ -167,5 +183,5 @@ class DeepSpeedBackend(TrainerRank):
         norms = torch.stack(torch._foreach_norm(grads)).double()
         return float(norms.square().sum().sqrt())
 
-    def _move_weights(self, rate: float, grad_norm: float) -> None:
+    def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
         self._engine.step()

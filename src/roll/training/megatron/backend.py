@@ -27,6 +27,7 @@ from roll.training.offload import is_on_host
 from roll.training.passes import Passes
 from roll.training.rank import TrainerRank
 from roll.training.spec import TrainerSpec
+from roll.types import OptimParams
 
 __all__ = ["MegatronBackend"]
 
@@ -76,7 +77,7 @@ class MegatronBackend(TrainerRank):
                 "of their own"
             )
 
-    def reload(self, states: Collection[StateKind]) -> None:
+    def onload(self, states: Collection[StateKind]) -> None:
         """Nothing was offloaded."""
 
     def close(self) -> None:
@@ -108,7 +109,10 @@ class MegatronBackend(TrainerRank):
         self._optimizer.prepare_grads()
         return float(self._optimizer.get_grad_norm())
 
-    def _move_weights(self, rate: float, grad_norm: float) -> None:
+    def _scale_grads(self, scale: float) -> None:
+        self._ddp.scale_gradients(scale)
+
+    def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
         if grad_norm > self.spec.training.max_grad_norm:
             grads = [p.grad for p in self._optimizer.get_parameters() if p.grad is not None]
             torch._foreach_mul_(grads, self.spec.training.max_grad_norm / grad_norm)

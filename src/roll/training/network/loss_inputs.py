@@ -13,7 +13,7 @@ from torch import Tensor
 from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
+from roll.types import AttentionStatistics, BatchCounts, TrainingBatch, TrainingSample
 
 __all__ = ["loss_inputs", "teacher_top_ids"]
 
@@ -22,6 +22,7 @@ def loss_inputs(
     layout: PackedLayout,
     batch: TrainingBatch,
     predicted: Predictions,
+    counts: BatchCounts,
     attention: Mapping[int, AttentionStatistics] | None = None,
 ) -> LossInputs:
     """The loss tokens of a micro-batch, sequence after sequence.
@@ -30,6 +31,7 @@ def loss_inputs(
         layout: of the micro-batch, built for the tokens in the loss.
         batch: the global batch.
         predicted: what the network says of the layout's predictions, with gradient.
+        counts: that the loss divides by.
         attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
 
     Raises:
@@ -54,12 +56,12 @@ def loss_inputs(
         advantages=_column("advantages", batch, layout, like),
         sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
         sequence_lengths=_sequence_lengths(batch, layout, firsts).to(like),
-        num_tokens=float(batch.num_loss_tokens),
-        num_expert_tokens=float(batch.num_expert_tokens),
-        num_sequences=float(batch.num_sequences),
-        num_units=float(batch.num_units),
-        num_preferred=float(batch.num_preferred),
-        num_preferred_tokens=float(batch.num_preferred_tokens),
+        num_tokens=counts.num_tokens,
+        num_expert_tokens=counts.num_expert_tokens,
+        num_sequences=counts.num_sequences,
+        num_units=counts.num_units,
+        num_preferred=counts.num_preferred,
+        num_preferred_tokens=counts.num_preferred_tokens,
         max_lengths=torch.tensor([s.max_length for s in firsts], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
         ref_logprobs=_column("ref_logprobs", batch, layout, like),

@@ -1,28 +1,23 @@
-"""The seams: what one room asks of another, and nothing more."""
+"""What the controller asks of trainers, and trainers of losses."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from roll.types import (
     AttentionRange,
-    EngineLoad,
-    FloatArray,
-    Generation,
-    GenerationRequest,
-    IntArray,
+    BatchCounts,
+    ForwardBackwardResult,
     Needs,
+    OptimParams,
+    OptimResult,
     Output,
     Outputs,
-    Prompt,
-    RewardResult,
-    Rollout,
     StepResult,
     TrainingBatch,
-    WeightReceipt,
     WeightUpdate,
 )
 
@@ -31,8 +26,8 @@ if TYPE_CHECKING:
 
     from roll.algorithms.inputs import LossInputs, LossOutputs
 
-PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
-Item_co = TypeVar("Item_co", covariant=True)
+__all__ = ["LossFn", "Scorer", "StateKind", "TrainBackend", "TrainerGroup", "WeightSource"]
+
 StateKind: TypeAlias = Literal["parameters", "optimizer"]
 """Of a trainer: the network, and what updates alone need beside it."""
 
@@ -47,84 +42,6 @@ class LossFn(Protocol):
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
         """A micro-batch's share of the loss of the global batch."""
-        ...
-
-
-@runtime_checkable
-class InferenceEngine(Protocol):
-    """Tokens in, tokens out; never tokenises. One asyncio loop drives it."""
-
-    engine_id: str
-
-    async def start(self) -> None:
-        """Load the model. Other methods may be called only after this has returned."""
-        ...
-
-    async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; an aborted one returns its partial tokens, `finish_reason="abort"`.
-
-        Raises:
-            EngineDiedError: the engine is gone; the request may be issued again elsewhere.
-        """
-        ...
-
-    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0."""
-        ...
-
-    async def abort(self, request_ids: Collection[str]) -> None:
-        """End these requests now; unknown ids are ignored."""
-        ...
-
-    async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding: `keep` freezes running requests, `abort` ends them, `drain` lets them finish."""
-        ...
-
-    async def resume(self) -> None:
-        """Decode again; kept requests continue where they were."""
-        ...
-
-    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Fetch and apply new weights, and confirm what arrived; later tokens carry the new policy version.
-
-        Raises:
-            WeightSyncError: a tensor is missing, unknown, or of another shape; names it.
-        """
-        ...
-
-    async def sleep(self) -> None:
-        """Give the device's memory back, that of the weights too.
-
-        Raises:
-            UnsupportedError: the engine cannot do it here.
-        """
-        ...
-
-    async def wake(self) -> None:
-        """Take the memory again; weights must be synced before the next request."""
-        ...
-
-    def load(self) -> EngineLoad:
-        """How busy it is right now."""
-        ...
-
-    async def close(self) -> None:
-        """End it and every process it started; may be called twice."""
-        ...
-
-
-@runtime_checkable
-class SupportsReadback(Protocol):
-    """An engine that can say which bytes it computes with. Optional: `isinstance(engine, SupportsReadback)`."""
-
-    async def applied_checksums(self) -> Mapping[str, int] | None:
-        """Read the weights back from where the engine computes with them.
-
-        Returns:
-            By tensor name, `roll.weights.tensor_checksum` of the tensor as it is held, in the manifest's dtype; names
-            that cannot be read back (repacked, quantised, fused) are left out. `None`: nothing can be, or it would
-            take longer than about 0.2 s per GB, since it is asked after every sync.
-        """
         ...
 
 
@@ -150,7 +67,36 @@ class TrainBackend(Protocol):
     """
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """All micro-batches and one optimiser step."""
+        """All micro-batches and one optimizer step: `forward_backward`, then `optim_step`."""
+        ...
+
+    def forward_backward(
+        self, batch: TrainingBatch, loss: LossFn, counts: BatchCounts | None = None, *, last: bool = False
+    ) -> ForwardBackwardResult:
+        """Add the gradient of a batch's loss to those since the last update.
+
+        Batches of the same `counts` add up to the gradient of one batch of all their samples. After an error, all
+        gradients since the last update are lost.
+
+        Args:
+            batch: all samples of each of its sequences and units.
+            loss: of them.
+            counts: that the loss divides by; those of the batch by default.
+            last: whether no other batch is added before the update.
+        """
+        ...
+
+    def optim_step(self, params: OptimParams | None = None, scale: float = 1.0) -> OptimResult:
+        """Update the weights by the gradients since the last update, and forget them.
+
+        Args:
+            params: settings of this update; those that are `None` are as configured.
+            scale: multiplies the gradient before it is clipped.
+        """
+        ...
+
+    def discard_gradients(self) -> None:
+        """Forget the gradients since the last update."""
         ...
 
     def forward(
@@ -182,7 +128,7 @@ class TrainBackend(Protocol):
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         """Copy the trained weights to main memory as `version`; let go of all that are not in `versions`."""
 
-    def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+    def measure(self, batch: TrainingBatch, loss: LossFn) -> ForwardBackwardResult:
         """What a loss and its metrics are under the current weights; changes nothing."""
         ...
 
@@ -213,7 +159,7 @@ class TrainBackend(Protocol):
         """Hand the device's memory to other roles, between steps: move states to main memory."""
         ...
 
-    def reload(self, states: Collection[StateKind]) -> None:
+    def onload(self, states: Collection[StateKind]) -> None:
         """Take it back: move states to the device, where whatever computes with them must find them."""
         ...
 
@@ -242,6 +188,17 @@ class TrainerGroup(ABC):
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         return await self._call("train_step", batch, loss)
 
+    async def forward_backward(
+        self, batch: TrainingBatch, loss: LossFn, counts: BatchCounts | None = None, *, last: bool = False
+    ) -> ForwardBackwardResult:
+        return await self._call("forward_backward", batch, loss, counts, last=last)
+
+    async def optim_step(self, params: OptimParams | None = None, scale: float = 1.0) -> OptimResult:
+        return await self._call("optim_step", params, scale)
+
+    async def discard_gradients(self) -> None:
+        await self._call("discard_gradients")
+
     async def forward(
         self,
         batch: TrainingBatch,
@@ -258,7 +215,7 @@ class TrainerGroup(ABC):
     async def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         await self._call("keep_snapshot", version, tuple(versions))
 
-    async def measure(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
+    async def measure(self, batch: TrainingBatch, loss: LossFn) -> ForwardBackwardResult:
         return await self._call("measure", batch, loss)
 
     @abstractmethod
@@ -286,115 +243,8 @@ class TrainerGroup(ABC):
     async def offload(self, states: Collection[StateKind]) -> None:
         await self._call("offload", states)
 
-    async def reload(self, states: Collection[StateKind]) -> None:
-        await self._call("reload", states)
+    async def onload(self, states: Collection[StateKind]) -> None:
+        await self._call("onload", states)
 
     @abstractmethod
     async def close(self) -> None: ...
-
-
-@runtime_checkable
-class EngineGroup(Protocol):
-    """All inference engines of a run, seen from the controller."""
-
-    @property
-    def engines(self) -> Sequence[InferenceEngine]: ...
-
-    async def replace(self, engine_id: str) -> InferenceEngine:
-        """End what is left of an engine and start a fresh one in its place, with the same id and initial weights."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-@runtime_checkable
-class Reward(Protocol):
-    """Scores a rollout. A wrong answer gets a low value; an exception means that *we* failed."""
-
-    async def __call__(self, rollout: Rollout) -> RewardResult: ...
-
-
-class Draw(Protocol):
-    """One use of something in the data, as the ledger knows it."""
-
-    @property
-    def draw_id(self) -> int: ...
-
-    @property
-    def uid(self) -> str:
-        """Of what was drawn, the same whenever it is drawn again."""
-        ...
-
-
-@runtime_checkable
-class KeptObject(Protocol):
-    """An object in a process of its own, which one caller asks one thing after the other."""
-
-    async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of it, or a coroutine method; where this is cancelled, its process is ended.
-
-        Raises:
-            WorkerDiedError: its process died, or was ended.
-            Exception: whatever the method raised.
-        """
-        ...
-
-    async def close(self) -> None:
-        """End its process, with all that it started, at once; may be called twice."""
-        ...
-
-
-@runtime_checkable
-class WorkerPool(Protocol):
-    """Processes that run plain functions away from the controller; `cluster/` has the Ray one."""
-
-    async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
-        """Run `function(*args)` in a worker.
-
-        Raises:
-            TimeoutError: it took longer than `time_limit_s`; the worker was ended and replaced.
-            WorkerDiedError: the worker died.
-        """
-        ...
-
-    async def keep(
-        self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
-    ) -> KeptObject:
-        """Make `factory(*args)` in a process of its own, and keep it there until it is closed.
-
-        Args:
-            factory: a module-level function of an importable module.
-            args: its arguments.
-            prepare: a function and its arguments, called once in the process that all of its kind are forked from:
-                what it imports and loads, they share.
-
-        Raises:
-            WorkerDiedError: the process died.
-            Exception: whatever `factory` or `prepare` raised.
-        """
-        ...
-
-    def beside(self, num_workers: int) -> WorkerPool:
-        """Another pool in the same places, for work that must not wait for this one's; without a limit of memory.
-
-        Its processes start when they are first needed. Whoever asked for it closes it.
-        """
-        ...
-
-    def health(self) -> dict[str, int]:
-        """Counts: `workers`, `busy`, `restarts`, `timeouts`."""
-        ...
-
-    async def close(self) -> None: ...
-
-
-@runtime_checkable
-class Items(Protocol[Item_co]):
-    """A finite, ordered, indexable set of prompts or examples; order and content depend on its settings alone."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> Item_co: ...
-
-
-PromptSource: TypeAlias = Items[Prompt]

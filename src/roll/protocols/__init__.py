@@ -1,0 +1,25 @@
+"""The protocols: what one package asks of another, and nothing more."""
+
+from roll.protocols.data import Draw, Items, PromptSource, Reward
+from roll.protocols.engines import EngineGroup, InferenceEngine, PauseMode, SupportsReadback
+from roll.protocols.trainers import LossFn, Scorer, StateKind, TrainBackend, TrainerGroup, WeightSource
+from roll.protocols.workers import KeptObject, WorkerPool
+
+__all__ = [
+    "Draw",
+    "EngineGroup",
+    "InferenceEngine",
+    "Items",
+    "KeptObject",
+    "LossFn",
+    "PauseMode",
+    "PromptSource",
+    "Reward",
+    "Scorer",
+    "StateKind",
+    "SupportsReadback",
+    "TrainBackend",
+    "TrainerGroup",
+    "WeightSource",
+    "WorkerPool",
+]
