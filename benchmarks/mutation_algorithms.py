@@ -171,8 +171,8 @@ BUGS = (
     Bug(
         "a stale token is scored by the oldest snapshot",
         "pipelines/snapshots.py",
-        '(await self._policy.forward(part, ["logprobs"], version=each))',
-        '(await self._policy.forward(part, ["logprobs"], version=self.versions[0]))',
+        '(await self._policy.forward(part, ["logprobs"], ForwardOptions(version=each)))',
+        '(await self._policy.forward(part, ["logprobs"], ForwardOptions(version=self.versions[0])))',
         "pipelines/test_snapshots.py",
     ),
     Bug(

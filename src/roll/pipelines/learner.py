@@ -13,7 +13,7 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.run import Run
 from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import LossFn, Scorer, TrainerGroup
-from roll.types import Output, Outputs, StepResult, TrainingBatch
+from roll.types import ForwardOptions, Output, Outputs, StepResult, TrainingBatch
 
 __all__ = ["Learner", "WithoutAdapters", "train_policy", "update"]
 
@@ -26,7 +26,7 @@ class WithoutAdapters:
 
     async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
         """See `Scorer.forward`."""
-        return await self._policy.forward(batch, outputs, adapter=False)
+        return await self._policy.forward(batch, outputs, ForwardOptions(adapter=False))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

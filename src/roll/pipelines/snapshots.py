@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roll.protocols import TrainerGroup
-from roll.types import BoolArray, FloatArray, StepResult, TrainingBatch, TrainingSample
+from roll.types import BoolArray, FloatArray, ForwardOptions, StepResult, TrainingBatch, TrainingSample
 
 __all__ = ["PolicySnapshots", "train_inference"]
 
@@ -70,7 +70,7 @@ class PolicySnapshots:
             own = [old & (_versions(s) == each) for s, old in zip(batch.samples, stale, strict=True)]
             places = [i for i, mask in enumerate(own) if mask.any()]
             part = replace(batch, samples=tuple(batch.samples[i] for i in places))
-            said = (await self._policy.forward(part, ["logprobs"], version=each))["logprobs"]
+            said = (await self._policy.forward(part, ["logprobs"], ForwardOptions(version=each)))["logprobs"]
             for i, logprobs in zip(places, said, strict=True):
                 before = found[i]
                 column = np.full(len(own[i]), np.nan, np.float32) if before is None else before

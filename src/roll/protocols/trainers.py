@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 from roll.types import (
-    AttentionRange,
     BatchCounts,
     ForwardBackwardResult,
+    ForwardOptions,
     Needs,
     OptimParams,
     OptimResult,
@@ -100,28 +100,19 @@ class TrainBackend(Protocol):
         ...
 
     def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Outputs,
-        *,
-        attention: AttentionRange | None = None,
-        num_top: int | None = None,
-        adapter: bool = True,
-        version: int | None = None,
+        self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> Mapping[Output, list[Any]]:
-        """What the current weights say of a batch, in one pass without a gradient: for each output a list by sample.
+        """Return what the current weights say of a batch, without a gradient: for each output a list by sample.
 
         Args:
             batch: its tokens, where answers begin (`prefix_length`), and which tokens the loss counts.
             outputs: what is asked for. Log-probs are those under the batch's temperature, with 0 as the first entry;
                 values and the likeliest tokens are 0 where the loss does not count.
-            num_top: how many of the likeliest tokens, where `top_logprobs` is asked for.
-            attention: distances that count, where `attention` is asked for; see `roll.algorithms.credit`.
-            adapter: false leaves LoRA adapters out: the policy as it was before training.
-            version: compute with the weights of this snapshot; a ValueError where there is none.
+            options: how it is computed.
 
         Raises:
             UnsupportedError: the role's network does not give an output.
+            ValueError: there is no snapshot of the version that is asked for.
         """
         ...
 
@@ -200,17 +191,9 @@ class TrainerGroup(ABC):
         await self._call("discard_gradients")
 
     async def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Outputs,
-        *,
-        attention: AttentionRange | None = None,
-        num_top: int | None = None,
-        adapter: bool = True,
-        version: int | None = None,
+        self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> Mapping[Output, list[Any]]:
-        own = {} if version is None else {"version": version}
-        return await self._call("forward", batch, outputs, attention=attention, num_top=num_top, adapter=adapter, **own)
+        return await self._call("forward", batch, outputs, options)
 
     async def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         await self._call("keep_snapshot", version, tuple(versions))

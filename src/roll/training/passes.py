@@ -48,6 +48,7 @@ from roll.types import (
     BatchCounts,
     FloatArray,
     ForwardBackwardResult,
+    ForwardOptions,
     Needs,
     Output,
     Outputs,
@@ -209,16 +210,8 @@ class Passes:
         )
 
     @torch.no_grad()
-    def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Outputs,
-        *,
-        attention: AttentionRange | None = None,
-        num_top: int | None = None,
-        adapter: bool = True,
-    ) -> dict[Output, list[Any]]:
-        """What the current weights say of a batch, on every rank; see `TrainBackend.forward`.
+    def forward(self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions) -> dict[Output, list[Any]]:
+        """Return what the current weights say of a batch, on every rank; see `TrainBackend.forward`.
 
         Raises:
             UnsupportedError: this role's network does not give an output.
@@ -226,7 +219,8 @@ class Passes:
             ValueError: `adapter` is false and the policy has none, attention is asked for without its distances, or
                 the likeliest tokens without their number.
         """
-        self._check_outputs(outputs, attention, num_top)
+        self._check_outputs(outputs, options)
+        attention, num_top = options.attention, options.num_top
         top = num_top if "top_logprobs" in outputs else None
         needs = Needs(values="values" in outputs)
         every_token = "logprobs" in outputs
@@ -235,7 +229,7 @@ class Passes:
         self._check_tokens(batch)
         self._network.eval()
         root, in_stages = self._network.root, self._network.cut is not None
-        with contextlib.nullcontext() if adapter else adapters_off(root, elsewhere=in_stages):
+        with contextlib.nullcontext() if options.adapter else adapters_off(root, elsewhere=in_stages):
             share = self._share(batch.samples, every_token=every_token, needs=needs)
             for work in self._works(len(share), backward=False):
                 blocks = share[work.micro_batch][1]
@@ -306,16 +300,16 @@ class Passes:
         if self._routing is not None:
             self._routing.check_choices(batch.samples)
 
-    def _check_outputs(self, outputs: Outputs, attention: AttentionRange | None, num_top: int | None) -> None:
+    def _check_outputs(self, outputs: Outputs, options: ForwardOptions) -> None:
         for name in outputs:
             if name not in self._network.outputs:
                 raise UnsupportedError(
                     f"a trainer with role '{self._spec.role}' has no {name}: ask a {_GIVEN_BY[name]}"
                 )
-        if "attention" in outputs and attention is None:
+        if "attention" in outputs and options.attention is None:
             raise ValueError("what attention says depends on distances: give `attention`, the range that counts")
-        if "top_logprobs" in outputs and (num_top is None or num_top < 1):
-            raise ValueError(f"the likeliest tokens are asked for, with num_top {num_top}: give a number from 1 on")
+        if "top_logprobs" in outputs and (options.num_top is None or options.num_top < 1):
+            raise ValueError(f"top_logprobs are asked for, with num_top {options.num_top}: num_top must be at least 1")
 
     def _layout(self, blocks: Sequence[Block], *, teacher: int = 0, **settings: bool) -> PackedLayout:
         """A micro-batch; one without blocks takes part for the other ranks' sake."""

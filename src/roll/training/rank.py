@@ -39,9 +39,9 @@ from roll.training.randomness import Randomness
 from roll.training.schedule import Schedule
 from roll.training.spec import TrainerSpec
 from roll.types import (
-    AttentionRange,
     BatchCounts,
     ForwardBackwardResult,
+    ForwardOptions,
     OptimParams,
     OptimResult,
     Output,
@@ -184,18 +184,13 @@ class TrainerRank(ABC):
         return found
 
     def forward(
-        self,
-        batch: TrainingBatch,
-        outputs: Outputs,
-        *,
-        attention: AttentionRange | None = None,
-        num_top: int | None = None,
-        adapter: bool = True,
-        version: int | None = None,
+        self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> dict[Output, list[Any]]:
-        """What the current weights, or those of a snapshot, say of a batch, on every rank; see `Passes.forward`."""
-        with self._surroundings(), contextlib.nullcontext() if version is None else self._using(version):
-            said = self._passes.forward(batch, outputs, attention=attention, num_top=num_top, adapter=adapter)
+        """Return what the current weights, or those of a snapshot, say of a batch; see `Passes.forward`."""
+        options = options or ForwardOptions()
+        using = contextlib.nullcontext() if options.version is None else self._using(options.version)
+        with self._surroundings(), using:
+            said = self._passes.forward(batch, outputs, options)
             reshard(self.network)
         return said
 

@@ -15,6 +15,7 @@ __all__ = [
     "BatchCounts",
     "Divergence",
     "ForwardBackwardResult",
+    "ForwardOptions",
     "Needs",
     "OptimParams",
     "OptimResult",
@@ -294,6 +295,20 @@ class OptimParams:
     epsilon: float | None = None
     weight_decay: float | None = None
     max_grad_norm: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForwardOptions:
+    """How a trainer's forward pass without a loss computes."""
+
+    attention: AttentionRange | None = None
+    """Distances that count, where `attention` is asked for; see `roll.algorithms.credit`."""
+    num_top: int | None = None
+    """Number of top-k tokens, where `top_logprobs` is asked for."""
+    adapter: bool = True
+    """False leaves LoRA adapters out: the policy as it was before training."""
+    version: int | None = None
+    """Compute with the weights of the snapshot of this policy version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

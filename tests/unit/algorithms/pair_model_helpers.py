@@ -25,7 +25,7 @@ from roll.algorithms.losses import (
 from roll.protocols import LossFn
 from roll.training import TorchBackend
 from roll.training.precision import Precision
-from roll.types import Divergence, TopLogprobs, TrainingBatch, TrainingSample
+from roll.types import Divergence, ForwardOptions, TopLogprobs, TrainingBatch, TrainingSample
 
 DOUBLE = Precision.of("float64")
 STILL = {"learning_rate": 1e-30}
@@ -196,7 +196,7 @@ def run_cases(model: Path, teachers: tuple[str, ...], **ranks: Any) -> dict[str,
         result = backends[case.backend].train_step(case.batch, case.loss)
         found[name] = result.loss, result.metrics, grads_of(backends[case.backend])
     batch = pair_batch(4)
-    top = backends["policy"].forward(batch, ["top_logprobs"], num_top=3)["top_logprobs"]
+    top = backends["policy"].forward(batch, ["top_logprobs"], ForwardOptions(num_top=3))["top_logprobs"]
     found["tops"] = [(t.token_ids, t.logprobs) for t in top]
     return found
 

@@ -40,6 +40,7 @@ from roll.types import (
     AttentionRange,
     AttentionStatistics,
     FloatArray,
+    ForwardOptions,
     GenerationRequest,
     Group,
     Output,
@@ -363,11 +364,10 @@ class Recorder:
         self,
         batch: TrainingBatch,
         outputs: Sequence[Output],
-        *,
-        attention: AttentionRange | None = None,
-        adapter: bool = True,
-        version: int | None = None,
+        options: ForwardOptions | None = None,
     ) -> dict[Output, list[Any]]:
+        options = options or ForwardOptions()
+        attention, version = options.attention, options.version
         if version is not None:
             self.log.append((self.role, "scores with version", version))
         said: dict[Output, list[Any]] = {"logprobs": self._logprobs(batch), "values": self._values(batch)}

@@ -16,6 +16,7 @@ from roll.config.training import TRAINERS, TrainingConfig
 from roll.errors import ConfigError
 from roll.protocols import TrainBackend
 from roll.training import TrainerSpec
+from roll.types import ForwardOptions
 
 RUN = {
     "name": "test",
@@ -32,8 +33,8 @@ class Echo:
     def __init__(self, spec: TrainerSpec) -> None:
         self.spec = spec
 
-    def forward(self, batch: Any, outputs: Any, **how: Any) -> dict[str, Any]:
-        return {name: [self.spec.model_path, how] for name in outputs}
+    def forward(self, batch: Any, outputs: Any, options: Any = None) -> dict[str, Any]:
+        return {name: [self.spec.model_path, options] for name in outputs}
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +67,10 @@ async def test_a_registered_back_end_runs_the_trainer() -> None:
         TrainerSpec(model_path="here", model=ModelConfig(path="here"), training=training), "actor_train"
     )
     try:
-        said: Any = await group.forward("a batch", ["values"], adapter=False)  # type: ignore[arg-type]
+        said: Any = await group.forward("a batch", ["values"], ForwardOptions(adapter=False))  # type: ignore[arg-type]
     finally:
         await group.close()
-    assert said == {"values": ["here", {"attention": None, "num_top": None, "adapter": False}]}
+    assert said == {"values": ["here", ForwardOptions(adapter=False)]}
     with pytest.raises(ConfigError, match=r"'echo' is '.*test_back_ends:Echo': register 'a:B' by another name"):
         TRAINERS.register("echo", "a:B")
 

@@ -81,8 +81,8 @@ class Policy:
     def __init__(self, backend: TorchBackend) -> None:
         self.forward_now = backend.forward
 
-    async def forward(self, batch: TrainingBatch, outputs: Any) -> Any:
-        return self.forward_now(batch, outputs)
+    async def forward(self, batch: TrainingBatch, outputs: Any, options: Any = None) -> Any:
+        return self.forward_now(batch, outputs, options)
 
 
 def distance(batch: TrainingBatch, logprobs: list[np.ndarray]) -> float:

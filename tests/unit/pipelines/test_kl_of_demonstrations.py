@@ -46,7 +46,7 @@ class Trainer:
     def __init__(self, own: float, shown: float) -> None:
         self._own, self._shown = own, shown
 
-    async def forward(self, batch: TrainingBatch, outputs: Sequence[str], **_: Any) -> dict[str, list[Any]]:
+    async def forward(self, batch: TrainingBatch, outputs: Sequence[str], options: Any = None) -> dict[str, list[Any]]:
         said = [np.full(len(s), self._shown if s.expert else self._own, np.float32) for s in batch.samples]
         return dict.fromkeys(outputs, said)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.snapshots import PolicySnapshots, train_inference
-from roll.types import StepResult, TrainingBatch, TrainingSample
+from roll.types import ForwardOptions, StepResult, TrainingBatch, TrainingSample
 
 NAN = float("nan")
 
@@ -46,9 +46,10 @@ class Policy:
     async def keep_snapshot(self, version: int, versions: Sequence[int]) -> None:
         self.kept.append((version, tuple(versions)))
 
-    async def forward(self, batch: TrainingBatch, outputs: Sequence[str], version: int) -> dict[str, Any]:
-        self.asked.append((version, [s.sample_id for s in batch.samples]))
-        return {"logprobs": [np.full(len(s), -1.0 - version, np.float32) for s in batch.samples]}
+    async def forward(self, batch: TrainingBatch, outputs: Sequence[str], options: ForwardOptions) -> dict[str, Any]:
+        assert options.version is not None
+        self.asked.append((options.version, [s.sample_id for s in batch.samples]))
+        return {"logprobs": [np.full(len(s), -1.0 - options.version, np.float32) for s in batch.samples]}
 
 
 def of(num: int) -> tuple[PolicySnapshots, Policy]:

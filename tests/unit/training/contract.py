@@ -27,7 +27,7 @@ from roll.config.model import LoRAConfig
 from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import TrainBackend
 from roll.training.packing import blocks
-from roll.types import Needs, StepResult, TrainingBatch
+from roll.types import ForwardOptions, Needs, StepResult, TrainingBatch
 
 Build = Callable[..., TrainBackend]
 """`build(**settings)`: a trainer; `role` and what else a `TrainerSpec` has, and settings of `training`."""
@@ -159,7 +159,9 @@ def not_finite(build: Build, place: Place) -> dict[str, Any]:
 def with_adapters(build: Build, place: Place) -> dict[str, Any]:
     backend = build(lora=LORA, **COURSE)
     results = course(backend, (0, 1, 2))
-    asked = {on: backend.forward(make_batch(5), ["logprobs"], adapter=on)["logprobs"] for on in (True, False)}
+    asked = {
+        on: backend.forward(make_batch(5), ["logprobs"], ForwardOptions(adapter=on))["logprobs"] for on in (True, False)
+    }
     backend.export(place.directory / "lora" / "model")
     written = sorted(p.name for p in (place.directory / "lora").iterdir()) if place.rank == 0 else []
     return {"results": results, "weights": weights_of(backend), "logprobs": asked, "written": written}
@@ -173,7 +175,7 @@ def asking(build: Build, place: Place) -> dict[str, Any]:
     for _ in range(2):
         results.append(backend.measure(batch, loss))
         results.append(backend.train_step(batch, loss))
-        said.append(backend.forward(batch, ["logprobs", "values", "top_logprobs"], num_top=3))
+        said.append(backend.forward(batch, ["logprobs", "values", "top_logprobs"], ForwardOptions(num_top=3)))
     return {"results": results, "said": said, "weights": weights_of(backend)}
 
 

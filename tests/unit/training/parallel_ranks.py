@@ -18,7 +18,7 @@ from roll.config.parallel import ParallelConfig
 from roll.training import TorchBackend
 from roll.training.outgoing import outgoing
 from roll.training.precision import Precision
-from roll.types import AttentionRange, Divergence, TrainingBatch
+from roll.types import AttentionRange, Divergence, ForwardOptions, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 LORA = LoRAConfig(rank=2)
@@ -96,7 +96,7 @@ def work(
         found[name] = {"result": result, "grads": whole_grads(policy)}
     found["logprobs"] = logprobs_of(policy, batch)
     found["sharp"] = logprobs_of(policy, dataclasses.replace(batch, temperature=1e-6))  # exp of such logits overflows
-    top = policy.forward(batch, ["top_logprobs"], num_top=3)["top_logprobs"]
+    top = policy.forward(batch, ["top_logprobs"], ForwardOptions(num_top=3))["top_logprobs"]
     found["top"] = [each.logprobs for each in top]
     found["weights"] = {name: tensor for name, tensor in policy.weights() if tensor is not None}
     found["codes"] = in_codes(policy)

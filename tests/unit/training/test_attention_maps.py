@@ -25,7 +25,7 @@ from roll.training import TorchBackend
 from roll.training.attention import maps as attention_maps
 from roll.training.attention.maps import observed_layers
 from roll.training.precision import Precision
-from roll.types import AttentionRange, AttentionStatistics, Needs, TrainingBatch
+from roll.types import AttentionRange, AttentionStatistics, ForwardOptions, Needs, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WINDOW, HORIZON = 4, (2, 7)
@@ -91,7 +91,7 @@ def statistics_in_an_update(backend: TorchBackend, batch: TrainingBatch) -> list
 
 
 def statistics_before_updates(backend: TorchBackend, batch: TrainingBatch) -> list[AttentionStatistics]:
-    return backend.forward(batch, ["logprobs", "attention"], attention=RANGE)["attention"]
+    return backend.forward(batch, ["logprobs", "attention"], ForwardOptions(attention=RANGE))["attention"]
 
 
 BOTH_PLACES = pytest.mark.parametrize("look", [statistics_in_an_update, statistics_before_updates])
@@ -171,7 +171,7 @@ def test_looking_changes_nothing_of_what_is_learnt(model_path: Path, checkpointi
 def test_log_probs_are_those_without_looking(model_path: Path) -> None:
     batch = make_batch(**SHAPE)
     backend = TorchBackend(make_spec(model_path))
-    logprobs = backend.forward(batch, ["logprobs", "attention"], attention=RANGE)["logprobs"]
+    logprobs = backend.forward(batch, ["logprobs", "attention"], ForwardOptions(attention=RANGE))["logprobs"]
     assert all(np.array_equal(a, b) for a, b in zip(logprobs, logprobs_of(backend, batch), strict=True))
 
 
@@ -230,4 +230,4 @@ def test_layers_are_spaced_evenly_over_the_middle_third(num_layers: int, expecte
 def test_a_critic_has_no_policy_to_look_at(model_path: Path) -> None:
     backend = TorchBackend(dataclasses.replace(make_spec(model_path), role="critic"))
     with pytest.raises(UnsupportedError, match="attention"):
-        backend.forward(make_batch(**SHAPE), ["attention"], attention=RANGE)
+        backend.forward(make_batch(**SHAPE), ["attention"], ForwardOptions(attention=RANGE))

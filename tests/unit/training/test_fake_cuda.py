@@ -15,6 +15,7 @@ from training_helpers import make_batch, make_spec
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend, experts
+from roll.types import ForwardOptions
 
 RUNS: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
@@ -31,7 +32,7 @@ def passes(model: Path, settings: dict[str, Any]) -> None:
         batch = make_batch()
         backend.measure(batch, PolicyLoss())
         backend.forward(batch, ["logprobs"])
-        backend.forward(batch, ["top_logprobs"], num_top=3)
+        backend.forward(batch, ["top_logprobs"], ForwardOptions(num_top=3))
         backend.offload(["parameters", "optimizer"])
         held = [*backend.network.parameters(), *backend.network.buffers()]
         held += [backend.masters.local(name) for name in backend.masters.parameters]

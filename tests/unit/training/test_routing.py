@@ -228,7 +228,7 @@ def test_what_cannot_replay_says_so(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("replays", [True, False])
 def test_the_pass_before_several_updates_is_asked_for_experts(replays: bool) -> None:
     class Policy:
-        async def forward(self, batch: TrainingBatch, outputs: list[str], **settings: object) -> dict[str, list[Any]]:
+        async def forward(self, batch: TrainingBatch, outputs: list[str], options: object) -> dict[str, list[Any]]:
             return {name: [f"{name} of a sample"] for name in outputs}
 
     run: Any = SimpleNamespace(spans=SimpleNamespace(phase=lambda name: nullcontext()))

@@ -16,12 +16,13 @@ from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
 from roll.training import TorchBackend
 from roll.training.memory.snapshots import Snapshots
+from roll.types import ForwardOptions
 
 SHAPE: dict[str, Any] = {"groups": 2, "group_size": 2}
 
 
 def said(trainer: TorchBackend, version: int | None = None) -> list[np.ndarray]:
-    return trainer.forward(make_batch(**SHAPE), ["logprobs"], version=version)["logprobs"]
+    return trainer.forward(make_batch(**SHAPE), ["logprobs"], ForwardOptions(version=version))["logprobs"]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

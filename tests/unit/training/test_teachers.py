@@ -29,7 +29,7 @@ from roll.errors import ModelError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.precision import Precision
-from roll.types import Divergence, TopLogprobs, TrainingBatch
+from roll.types import Divergence, ForwardOptions, TopLogprobs, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 LIMIT = 2e-7
@@ -163,7 +163,7 @@ def test_a_trainer_says_a_teachers_likeliest_tokens(tiny_model: Path, teachers: 
     backend = TorchBackend(spec, precision=DOUBLE)
     expected = [s.teacher_top for s in topped(batch, model, 3).samples]
     for outputs in (["top_logprobs"], ["logprobs", "top_logprobs"]):
-        found = backend.forward(batch, outputs, num_top=3)["top_logprobs"]
+        found = backend.forward(batch, outputs, ForwardOptions(num_top=3))["top_logprobs"]
         for own, right in zip(found, expected, strict=True):
             np.testing.assert_array_equal(own.token_ids, right.token_ids)
             np.testing.assert_allclose(own.logprobs, right.logprobs, rtol=1e-6)
@@ -218,7 +218,7 @@ def test_what_is_missing_is_named(tiny_model: Path, teachers: tuple[Path, ...]) 
     with pytest.raises(ValueError, match="teacher_top names token 260, and the model has 260"):
         build(tiny_model, ()).train_step(given, TopDistillationLoss())
     with pytest.raises(ValueError, match="the 261 likeliest tokens are asked for, and the model has 260"):
-        build(tiny_model, ()).forward(batch, ["top_logprobs"], num_top=261)
+        build(tiny_model, ()).forward(batch, ["top_logprobs"], ForwardOptions(num_top=261))
     different = SummedLoss(
         parts=((1.0, DistillationLoss()), (1.0, DistillationLoss(divergence=Divergence(kind="forward"))))
     )

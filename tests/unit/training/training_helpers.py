@@ -13,7 +13,7 @@ import torch
 from roll.config.model import ModelConfig
 from roll.config.training import TrainingConfig
 from roll.training.spec import TrainerSpec
-from roll.types import TrainingBatch, TrainingSample
+from roll.types import ForwardOptions, TrainingBatch, TrainingSample
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -182,7 +182,7 @@ def relative_error(found: dict[str, torch.Tensor], expected: dict[str, torch.Ten
 
 def logprobs_of(backend: Any, batch: TrainingBatch, *, adapter: bool = True) -> list[np.ndarray]:
     """Log-probs alone."""
-    return backend.forward(batch, ["logprobs"], adapter=adapter)["logprobs"]
+    return backend.forward(batch, ["logprobs"], ForwardOptions(adapter=adapter))["logprobs"]
 
 
 def values_of(backend: Any, batch: TrainingBatch) -> list[np.ndarray]:

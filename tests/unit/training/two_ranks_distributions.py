@@ -14,7 +14,7 @@ from roll.algorithms.losses import CreditedLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.training import TorchBackend
 from roll.training.precision import Precision
-from roll.types import AttentionRange
+from roll.types import AttentionRange, ForwardOptions
 
 SMALL = {"max_tokens_per_micro_batch": 30}
 BARE = Correction(upper=None)
@@ -41,9 +41,10 @@ def work(case: str, model: Path, **ranks: Any) -> dict[str, Any]:
     backend.train_step(make_batch(1), PLAIN)
     found["result"] = backend.train_step(batch, BOTH)
     found["grads"] = grads_of(backend)
-    found["statistics"] = backend.forward(batch, ["logprobs", "attention"], attention=RANGE)["attention"]
+    observed = ForwardOptions(attention=RANGE)
+    found["statistics"] = backend.forward(batch, ["logprobs", "attention"], observed)["attention"]
     one = dataclasses.replace(batch, samples=batch.samples[:1])
-    alone = backend.forward(one, ["logprobs", "attention"], attention=RANGE)  # the other rank has nothing to do
+    alone = backend.forward(one, ["logprobs", "attention"], observed)  # the other rank has nothing to do
     found["one"] = alone["attention"]
     found["then"] = backend.train_step(make_batch(3), CreditedLoss(loss=BOTH, range=RANGE))
     if case == "lora":
@@ -59,7 +60,7 @@ def by_snapshot(backend: TorchBackend) -> dict[str, list[Any]]:
     backend.keep_snapshot(0, [0])
     backend.train_step(make_batch(4), PLAIN)
     after = logprobs_of(backend, batch)
-    kept = backend.forward(batch, ["logprobs"], version=0)["logprobs"]
+    kept = backend.forward(batch, ["logprobs"], ForwardOptions(version=0))["logprobs"]
     return {"before": before, "after": after, "kept": kept, "again": logprobs_of(backend, batch)}
 
 

@@ -25,7 +25,7 @@ from roll.pipelines.teachers import teacher_paths
 from roll.protocols import TrainerGroup
 from roll.running import in_thread
 from roll.training import TrainerSpec
-from roll.types import TopLogprobs, TrainingBatch, TrainingSample
+from roll.types import ForwardOptions, TopLogprobs, TrainingBatch, TrainingSample
 
 __all__ = ["Taught", "ask_teachers", "teachers_of"]
 
@@ -103,8 +103,8 @@ async def ask_teachers(
         model = config.teacher[number].model
 
         async def ask(teacher: TrainerGroup, batch: TrainingBatch, model: str = model) -> list[Rows]:
-            said = (await teacher.forward(batch, ("top_logprobs",), num_top=settings.num_top))["top_logprobs"]
-            pairs = zip(batch.samples, said, strict=True)
+            said = await teacher.forward(batch, ("top_logprobs",), ForwardOptions(num_top=settings.num_top))
+            pairs = zip(batch.samples, said["top_logprobs"], strict=True)
             return [_counted(sample, top, rows, model) for sample, top in pairs]
 
         batches = [own[start : start + CHUNK] for start in range(0, len(own), CHUNK)]

@@ -27,7 +27,7 @@ from roll.pipelines.learning.losses import attention_range, policy_loss, value_l
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.run import Run
 from roll.pipelines.snapshots import train_inference
-from roll.types import FloatArray, Output, StepResult, TrainingBatch
+from roll.types import FloatArray, ForwardOptions, Output, StepResult, TrainingBatch
 
 __all__ = ["Learned", "learn"]
 
@@ -110,7 +110,7 @@ async def _logprobs(
             wanted: list[Output] = ["logprobs"] if observed is None else ["logprobs", "attention"]
             if learner.replays_experts:
                 wanted.append("experts")
-            old = await learner.policy.forward(batch, wanted, attention=observed)
+            old = await learner.policy.forward(batch, wanted, ForwardOptions(attention=observed))
         columns |= {"old_logprobs" if name == "logprobs" else name: column for name, column in old.items()}
     if learner.reference is not None:
         with run.spans.phase("reference"):
