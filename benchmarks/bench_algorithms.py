@@ -22,7 +22,6 @@ import torch
 from _report import report
 from _trainer_parts import quickstart_config, random_batch
 
-from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.algorithms.selection import Selection, select
 from roll.algorithms.weighing import weigh
 from roll.config.algorithm import AlgorithmConfig
@@ -32,7 +31,18 @@ from roll.models import resolve_model
 from roll.pipelines.learning.losses import policy_loss
 from roll.training import TrainerSpec
 from roll.training.backend import TorchBackend
-from roll.types import AttentionStatistics, Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch, Turn
+from roll.types import (
+    AttentionStatistics,
+    Group,
+    LossInputs,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    SequenceAttention,
+    TrainingBatch,
+    Turn,
+)
 
 ANSWER = (16, 32)
 REPEATS = 5

@@ -296,7 +296,7 @@ BUGS = (
     ),
     Bug(
         "tied weights that differ become one",
-        "models/tying.py",
+        "models/loading.py",
         "if a.shape != b.shape or not torch.equal(a, b):",
         "if a.shape != b.shape:",
         "models/test_directory.py::test_model_weights_that_are_tied_are_compared_again_once_they_are_loaded",

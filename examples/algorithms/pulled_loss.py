@@ -2,8 +2,8 @@
 
 import torch
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.ratio import clamped
+from roll.types import LossInputs, LossOutputs
 
 PULL = 0.05
 

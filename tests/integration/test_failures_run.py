@@ -18,7 +18,7 @@ from roll.pipelines.state import RunState
 
 OWN = """
 from pathlib import Path
-from roll.algorithms.inputs import LossOutputs
+from roll.types import LossOutputs
 
 CALLS = Path(__file__).with_name("calls")
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
+from roll.types import LossInputs
 
 __all__ = ["Aggregation", "token_weights"]
 

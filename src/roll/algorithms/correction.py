@@ -32,8 +32,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.ratio import clamped, segment_means, segment_sums, segments
+from roll.types import LossInputs
 
 __all__ = ["Correction", "CorrectionLevel", "Corrects", "off_policy"]
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
+from roll.types import LossInputs
 
 __all__ = ["Pairs", "pair_margins", "pairs_of", "shares_right"]
 

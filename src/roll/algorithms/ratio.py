@@ -11,8 +11,8 @@ from typing import Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.kl import LOG_RATIO_LIMIT
+from roll.types import LossInputs
 
 __all__ = [
     "RatioAgainst",

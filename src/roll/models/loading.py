@@ -16,7 +16,7 @@ from roll.models.pieces import WeightFiles, weights_left_in_files
 from roll.models.quiet import quiet_transformers
 from roll.models.resolve import resolve_model
 from roll.models.sizes import read_config
-from roll.models.tying import tie
+from roll.models.tying import differing
 from roll.models.values import check_finite
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _BRIEF = 600
 _LINE_BYTES = 64
 """Of a cache; torch's own memory begins with one."""
 
-__all__ = ["load_causal_lm", "load_scorer", "load_tokenizer", "pad_token", "stop_token_ids"]
+__all__ = ["load_causal_lm", "load_scorer", "load_tokenizer", "pad_token", "stop_token_ids", "tie"]
 
 
 def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -247,3 +247,30 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
 def _brief(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(lines[:2])[:_BRIEF] or type(error).__name__
+
+
+def tie(model: Any, path: str, files: WeightFiles | None = None) -> None:
+    """Tie what a loaded model's configuration ties, also where files held both.
+
+    Args:
+        model: of `transformers`.
+        path: of the model, for messages.
+        files: where the weights still are; by default in the model.
+
+    Raises:
+        ModelError: two weights that are tied have different numbers.
+    """
+    import torch
+
+    for name, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
+        own, shared = model.get_parameter_or_buffer(name), model.get_parameter_or_buffer(other)
+        if own is shared:
+            continue
+        if files is not None and name in files and other in files:
+            a, b = (files.read(n, [(0, size) for size in p.shape]) for n, p in ((name, own), (other, shared)))
+        else:
+            a, b = own, shared
+        if a.shape != b.shape or not torch.equal(a, b):
+            raise differing(path, name, other)
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, shared)

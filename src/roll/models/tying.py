@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from roll.errors import ModelError
 
-if TYPE_CHECKING:
-    from roll.models.pieces import WeightFiles
-
-__all__ = ["check_tied", "tie", "tied_copy"]
+__all__ = ["check_tied", "differing", "tied_copy"]
 
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight", "embedding.weight")
 PROJECTIONS = ("lm_head.weight", "embed_out.weight")
@@ -36,7 +33,7 @@ def check_tied(directory: Path, config: Mapping[str, Any], tensors: Mapping[str,
         return
     a, b = (tensors[name] for name in pair)
     if a.shape != b.shape or not _equal(a.file, pair[0], b.file, pair[1]):
-        raise _differ(str(directory), *pair)
+        raise differing(str(directory), *pair)
 
 
 def tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str] | None:
@@ -48,33 +45,6 @@ def tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str,
     if len(projections) != 1 or len(embeddings) != 1 or not all(_ties(config)):
         return None
     return projections[0], embeddings[0]
-
-
-def tie(model: Any, path: str, files: WeightFiles | None = None) -> None:
-    """Tie what a loaded model's configuration ties, also where files held both.
-
-    Args:
-        model: of `transformers`.
-        path: of the model, for messages.
-        files: where the weights still are; by default in the model.
-
-    Raises:
-        ModelError: two weights that are tied have different numbers.
-    """
-    import torch
-
-    for name, other in model.get_expanded_tied_weights_keys(all_submodels=True).items():
-        own, shared = model.get_parameter_or_buffer(name), model.get_parameter_or_buffer(other)
-        if own is shared:
-            continue
-        if files is not None and name in files and other in files:
-            a, b = (files.read(n, [(0, size) for size in p.shape]) for n, p in ((name, own), (other, shared)))
-        else:
-            a, b = own, shared
-        if a.shape != b.shape or not torch.equal(a, b):
-            raise _differ(path, name, other)
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, shared)
 
 
 def _ties(config: Mapping[str, Any]) -> Iterator[bool]:
@@ -100,7 +70,8 @@ def _equal(file: Path, name: str, other_file: Path, other: str) -> bool:
         return equal(a.to(wider), b.to(wider))
 
 
-def _differ(path: str, name: str, other: str) -> ModelError:
+def differing(path: str, name: str, other: str) -> ModelError:
+    """Return the error about two tied weights that have different numbers."""
     return ModelError(
         f"model '{path}' ties its weights '{name}' and '{other}' (tie_word_embeddings), and its files hold different "
         f"ones. To train them apart, set tie_word_embeddings to false in its config.json; if '{name}' is a leftover, "

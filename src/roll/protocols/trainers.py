@@ -11,6 +11,8 @@ from roll.types import (
     BatchCounts,
     ForwardBackwardResult,
     ForwardOptions,
+    LossInputs,
+    LossOutputs,
     Needs,
     OptimParams,
     OptimResult,
@@ -23,8 +25,6 @@ from roll.types import (
 
 if TYPE_CHECKING:
     import torch
-
-    from roll.algorithms.inputs import LossInputs, LossOutputs
 
 __all__ = ["LossFn", "Scorer", "StateKind", "TrainBackend", "TrainerGroup", "WeightSource"]
 

@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from roll.sandbox.connection import AgentJob
 from roll.sandbox.errors import SandboxError
 from roll.sandbox.results import result_of
 from roll.sandbox.types import Chunk, ExecutionResult, Limit
 
-if TYPE_CHECKING:
-    from roll.sandbox.agent_sandbox import Sandbox
-
 __all__ = ["Job"]
+
+
+class RunsJob(Protocol):
+    """The sandbox of a job, as the job sees it."""
+
+    silence_s: float | None
+
+    def counted(self) -> set[Limit]:
+        """Return the limits that the kernel has counted since the last call."""
+        ...
+
+    async def counted_at_loss(self) -> set[Limit]:
+        """Return the same where the agent is gone."""
+        ...
+
+    def destroy(self) -> None:
+        """End everything in the sandbox, without waiting."""
+        ...
 
 
 class Job:
     """A program or a session's command that was started."""
 
-    def __init__(self, sandbox: Sandbox, job: AgentJob, wall_s: float) -> None:
+    def __init__(self, sandbox: RunsJob, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox
         self._job = job
         self._give_up: asyncio.TimerHandle | None = None

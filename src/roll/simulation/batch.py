@@ -30,12 +30,12 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 
 from roll.simulation.costs import EngineCosts
+from roll.simulation.requests import Place, SimulatedRequest
 from roll.simulation.stretch import Stretch
 
-__all__ = ["BatchLimits", "BatchTotals", "ContinuousBatch", "SimulatedRequest"]
+__all__ = ["BatchLimits", "BatchTotals", "ContinuousBatch"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,37 +51,6 @@ class BatchLimits:
 
     def __post_init__(self) -> None:
         assert self.max_num_seqs < self.max_batched_tokens, "decoding would leave no room to prefill"
-
-
-class Place(Enum):
-    """Where a request is."""
-
-    WAITING = 0
-    PREFILLING = 1
-    DECODING = 2
-    GONE = 3
-
-
-@dataclass(slots=True, eq=False)
-class SimulatedRequest:
-    """A request inside a batch."""
-
-    request_id: str
-    num_prompt: int
-    """Tokens of its prompt."""
-    num_wanted: int
-    """Tokens that it will generate."""
-    priority: int = 0
-    order: int = 0
-    """Of arrival, set by the batch."""
-    place: Place = Place.WAITING
-    generated: int = 0
-    """Tokens it had when `since` steps were done."""
-    since: int = 0
-    to_prefill: int = 0
-    """Of a prefilling one."""
-    num_cached: int = 0
-    """Tokens at its beginning that the cache holds for others, so that they are not prefilled again."""
 
 
 @dataclass(slots=True)

@@ -24,10 +24,11 @@ from typing import cast
 from roll.errors import EngineDiedError, UserError, WeightSyncError
 from roll.protocols import PauseMode
 from roll.simulation.arrays import generation_of, zero_logprobs
-from roll.simulation.batch import BatchLimits, BatchTotals, ContinuousBatch, SimulatedRequest
+from roll.simulation.batch import BatchLimits, BatchTotals, ContinuousBatch
 from roll.simulation.clock import VirtualTimeLoop
 from roll.simulation.costs import EngineCosts
 from roll.simulation.prefixes import PrefixCache
+from roll.simulation.requests import SimulatedRequest
 from roll.types import (
     EngineLoad,
     FinishReason,

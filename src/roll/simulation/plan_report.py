@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from roll.preflight.rendering import aligned
+from roll.preflight.report import aligned
 from roll.simulation.experts import ExpertParallel
 from roll.simulation.plan_sources import Constant
 from roll.simulation.planner import Candidate, Plan

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.simulation import PaperConfig, SimulationConfig
-from roll.preflight.rendering import aligned
+from roll.preflight.report import aligned
 from roll.simulation.run import SimulatedRun, simulate
 from roll.tracking import atomic
 

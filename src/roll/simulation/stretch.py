@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from roll.simulation.batch import SimulatedRequest
+from roll.simulation.requests import SimulatedRequest
 
 __all__ = ["Stretch"]
 

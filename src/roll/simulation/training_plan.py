@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from roll.config.distributions import mean_of
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
-from roll.preflight.rendering import aligned
+from roll.preflight.report import aligned
 from roll.simulation.costs import train_s
 from roll.simulation.experts import choose_expert_parallel, expert_traffic_s
 from roll.simulation.hardware import device, model

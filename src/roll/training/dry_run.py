@@ -31,7 +31,6 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from roll.algorithms.inputs import LossOutputs
 from roll.models import read_config
 from roll.training.distributed import Ranks, shard
 from roll.training.experts import expert_outputs
@@ -45,7 +44,7 @@ from roll.training.parallel.tensor import own
 from roll.training.parallel.tokens import TokenShare
 from roll.training.precision import Precision
 from roll.training.spec import TrainerSpec
-from roll.types import Needs, TrainingBatch
+from roll.types import LossOutputs, Needs, TrainingBatch
 
 __all__ = ["DryRun", "Traffic", "dry_run"]
 

@@ -11,8 +11,17 @@ import reference_loss as paper
 import torch
 from reference_advantages import Attempt, Turn
 
-from roll.algorithms.inputs import LossInputs, SequenceAttention
-from roll.types import AttentionStatistics, Group, Prompt, PromptDraw, RewardResult, Rollout, TrainingBatch
+from roll.types import (
+    AttentionStatistics,
+    Group,
+    LossInputs,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    SequenceAttention,
+    TrainingBatch,
+)
 from roll.types import Turn as RollTurn
 
 LONGEST = 16

@@ -14,13 +14,12 @@ from critic_helpers import valued
 from pipeline_helpers import algorithm_of, take_step
 from training_helpers import grads_of, make_batch, make_spec, values_of
 
-from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.model import LoRAConfig
 from roll.pipelines.learning.losses import policy_loss
 from roll.protocols import LossFn
 from roll.training import TorchBackend
-from roll.types import AttentionStatistics, TrainingBatch, TrainingSample
+from roll.types import AttentionStatistics, LossInputs, SequenceAttention, TrainingBatch, TrainingSample
 
 VOCAB = 260
 STILL = {"learning_rate": 1e-30}

@@ -11,10 +11,10 @@ import torch
 from reference_pairs import Padded, averaged, of_ratios, summed
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.losses import LikelihoodLoss
 from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss, forms
 from roll.protocols import LossFn
+from roll.types import LossInputs
 
 PAIRS: dict[str, tuple[PreferenceLoss, Callable[[Padded], Tensor]]] = {
     "dpo": (PreferenceLoss(), of_ratios(summed, paper.dpo)),

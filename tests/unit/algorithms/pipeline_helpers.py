@@ -10,14 +10,13 @@ import numpy as np
 from cases import LONGEST, after_prompt, attention_of, inputs_of, to_groups
 from reference_advantages import Attempt
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import CreditedLoss
 from roll.algorithms.selection import Selection, select
 from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.data.samples import build_batch
 from roll.pipelines.learning.losses import policy_loss
-from roll.types import TrainingBatch
+from roll.types import LossInputs, LossOutputs, TrainingBatch
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,10 +10,9 @@ import pytest
 import torch
 from pair_helpers import inputs_of, random_pairs
 
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.losses import DistillationLoss, LikelihoodLoss, SummedLoss, TopDistillationLoss
 from roll.algorithms.teaching import teacher_advantages
-from roll.types import Divergence, Needs
+from roll.types import Divergence, LossInputs, Needs
 
 
 def with_tops(seed: int, k: int = 3, vocab: int = 6) -> LossInputs:

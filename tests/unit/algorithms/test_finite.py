@@ -16,11 +16,10 @@ from reference_advantages import Attempt
 from test_loss_parts import GATES
 
 from roll.algorithms.correction import Correction
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.algorithms.selection import select
 from roll.config.presets import PRESET_NAMES
-from roll.types import Group, RolloutStatus
+from roll.types import Group, LossInputs, RolloutStatus
 
 KL: dict[str, Any] = {"kl": {"coefficient": 0.1}, "entropy": {"coefficient": 0.01}}
 HUGE = (0.0, 1.0, -1e300, 1e300, 1.7e308, 5e-324, 1e9, 1e-9)

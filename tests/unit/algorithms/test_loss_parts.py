@@ -15,10 +15,10 @@ from cases import LONGEST, loss_inputs_of, random_answers
 from roll.algorithms import gates
 from roll.algorithms.aggregate import token_weights
 from roll.algorithms.correction import Correction
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.kl import KLEstimator, kl_per_token
 from roll.algorithms.losses import PolicyLoss, ValueLoss
 from roll.algorithms.ratio import log_ratio
+from roll.types import LossInputs
 
 SHAPES = [(1,), (1, 1, 1, 1), (5,), (3, 1, 4, 2, 6), (2, 7, 1, 3)]
 GATES: dict[str, tuple[gates.Gate, paper.Objective]] = {

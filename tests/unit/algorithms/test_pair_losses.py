@@ -13,10 +13,10 @@ import torch
 from pair_helpers import PAIRS, REFERENCE_FREE, SINGLE, inputs_of, random_pairs, without_reference
 from reference_pairs import Padded
 
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.losses import BradleyTerryLoss, LikelihoodLoss, RegressionLoss
 from roll.algorithms.losses.preference import KTOLoss, PreferenceLoss, forms, reference_point
 from roll.protocols import LossFn
+from roll.types import LossInputs
 
 LIMIT = {"rtol": 1e-9, "atol": 1e-12}
 SCORED = {

@@ -13,13 +13,13 @@ from cases import loss_inputs_of
 
 from roll.algorithms.correction import Correction
 from roll.algorithms.gates import MinClip, SignSplit
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.kl import kl_per_token
 from roll.algorithms.losses import PolicyLoss, UserLoss, ValueLoss
 from roll.algorithms.ratio import log_ratio
 from roll.config.algorithm import AlgorithmConfig
 from roll.errors import LossError
 from roll.pipelines.learning.losses import policy_loss
+from roll.types import LossInputs
 
 
 def inputs_of(*sequences: dict[str, list[float]]) -> LossInputs:

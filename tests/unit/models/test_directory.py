@@ -25,7 +25,7 @@ from roll.models import (
     resolve_model,
     stop_token_ids,
 )
-from roll.models.tying import tie
+from roll.models.loading import tie
 
 
 @pytest.mark.parametrize("kind", [kind for kind in REFUSED if kind not in NOT_FINITE])

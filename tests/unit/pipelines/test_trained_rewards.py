@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roll.algorithms.aggregate import token_weights
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.minibatches import critic_share
 from roll.algorithms.rewards import judged_range, shaped_rollout
 from roll.algorithms.selection import Selection, doom_of, select
@@ -24,7 +23,7 @@ from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
 from roll.pipelines.rlvr.collecting import chosen
-from roll.types import Fate, Group, Prompt, PromptDraw, RewardResult, Rollout, Turn
+from roll.types import Fate, Group, LossInputs, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
 LONGEST = 8
 MALFORMED: dict[str, Any] = {"reward": {"format_penalty": 0.5}}

@@ -11,9 +11,10 @@ from unit.simulation.engine_helpers import COSTS, drive, request, timed, update_
 from unit.simulation.engine_helpers import settings as engine_settings
 from unit.simulation.reference_engine import Arrival, Hold, Outcome, Reference
 
-from roll.simulation.batch import BatchLimits, ContinuousBatch, SimulatedRequest
+from roll.simulation.batch import BatchLimits, ContinuousBatch
 from roll.simulation.costs import EngineCosts
 from roll.simulation.engine import EngineSettings, SimulatedEngine
+from roll.simulation.requests import SimulatedRequest
 
 
 async def play(engine: SimulatedEngine, arrivals: list[Arrival], holds: list[Hold]) -> dict[str, Outcome]:

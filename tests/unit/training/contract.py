@@ -21,13 +21,12 @@ from megatron_on_cpu import megatron_on_cpu
 from test_reward_model import batch_of
 from training_helpers import branching_batch, make_batch, make_spec
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import BradleyTerryLoss, PolicyAndValueLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import TrainingDivergedError, UnsupportedError
 from roll.protocols import TrainBackend
 from roll.training.packing import blocks
-from roll.types import ForwardOptions, Needs, StepResult, TrainingBatch
+from roll.types import ForwardOptions, LossInputs, LossOutputs, Needs, StepResult, TrainingBatch
 
 Build = Callable[..., TrainBackend]
 """`build(**settings)`: a trainer; `role` and what else a `TrainerSpec` has, and settings of `training`."""

@@ -17,7 +17,6 @@ from safetensors.torch import load_file, save_file
 from torch.overrides import TorchFunctionMode
 from training_helpers import branching_batch, grads_of, make_batch, make_spec, relative_error
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import ModelError
 from roll.inference import EngineSpec
@@ -33,6 +32,8 @@ from roll.training.precision import Precision
 from roll.types import (
     Generation,
     GenerationRequest,
+    LossInputs,
+    LossOutputs,
     Needs,
     SamplingParams,
     TrainingBatch,

@@ -16,7 +16,6 @@ from families import FAMILIES, write_model
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error
 from worlds.tiny_model import write_tiny_model
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import CreditedLoss, PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.errors import UnsupportedError
@@ -25,7 +24,15 @@ from roll.training import TorchBackend
 from roll.training.attention import maps as attention_maps
 from roll.training.attention.maps import observed_layers
 from roll.training.precision import Precision
-from roll.types import AttentionRange, AttentionStatistics, ForwardOptions, Needs, TrainingBatch
+from roll.types import (
+    AttentionRange,
+    AttentionStatistics,
+    ForwardOptions,
+    LossInputs,
+    LossOutputs,
+    Needs,
+    TrainingBatch,
+)
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 WINDOW, HORIZON = 4, (2, 7)

@@ -16,14 +16,13 @@ import torch.nn.functional as F
 from torch import Tensor
 from training_helpers import grads_of, make_spec, reference_logprobs, relative_error
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.algorithms.ratio import segment_sums
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.packing.micro_batches import pack
 from roll.training.precision import Precision
-from roll.types import Needs, TrainingBatch, TrainingSample
+from roll.types import LossInputs, LossOutputs, Needs, TrainingBatch, TrainingSample
 
 LIMIT = 2e-7
 """Of a gradient's relative error: norms and softmax of the model are in float32, also where it is in float64."""

@@ -11,11 +11,11 @@ import torch
 from families import FAMILIES, write_model
 from training_helpers import logprobs_of, make_batch, make_spec, relative_error
 
-from roll.algorithms.inputs import LossInputs
 from roll.algorithms.losses import PolicyLoss
 from roll.config.deepspeed import DeepSpeedConfig
 from roll.errors import CheckpointError, ModelError, UnsupportedError
 from roll.training import TorchBackend
+from roll.types import LossInputs
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make setup DEEPSPEED=yes")
 

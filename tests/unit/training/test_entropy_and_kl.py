@@ -12,14 +12,13 @@ import torch
 from training_helpers import grads_of, make_batch, make_spec, relative_error
 
 from roll.algorithms.correction import Correction
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
 from roll.training.network.lora import find_adapters
 from roll.training.precision import Precision
-from roll.types import Needs, TrainingBatch
+from roll.types import LossInputs, LossOutputs, Needs, TrainingBatch
 
 DOUBLE = Precision(compute=torch.float64, master=torch.float64)
 BARE = Correction(upper=None)

@@ -9,11 +9,10 @@ import pytest
 import torch
 from training_helpers import make_batch, make_spec
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import UnsupportedError
 from roll.training import TorchBackend
-from roll.types import BatchCounts, Needs, OptimParams
+from roll.types import BatchCounts, LossInputs, LossOutputs, Needs, OptimParams
 
 NAME = "model.layers.0.self_attn.q_proj.weight"
 

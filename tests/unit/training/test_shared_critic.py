@@ -12,14 +12,13 @@ import torch
 from critic_helpers import VALUE_LOSS, reference_gradient, valued
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error, values_of
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyAndValueLoss, PolicyLoss, ValueLoss
 from roll.config.model import LoRAConfig
 from roll.errors import CheckpointError, UnsupportedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend, TrainerSpec
 from roll.training.precision import Precision
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 DOUBLE = Precision.of("float64")
 LOSS = PolicyAndValueLoss(policy=PolicyLoss(), value=VALUE_LOSS, coefficient=0.3)

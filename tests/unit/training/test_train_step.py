@@ -11,12 +11,11 @@ import pytest
 import torch
 from training_helpers import logprobs_of, make_batch, make_spec, reference_logprobs
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import ModelError, TrainingDivergedError
 from roll.models import load_causal_lm
 from roll.training import TorchBackend
-from roll.types import Needs, TrainingBatch
+from roll.types import LossInputs, LossOutputs, Needs, TrainingBatch
 
 
 def weights_of(backend: TorchBackend) -> dict[str, torch.Tensor]:

@@ -13,9 +13,8 @@ import numpy as np
 import torch
 
 from roll.algorithms.credit import CreditForm, credit_factors
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.protocols import LossFn
-from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray, Needs
+from roll.types import AttentionRange, AttentionStatistics, BoolArray, FloatArray, LossInputs, LossOutputs, Needs
 
 __all__ = ["CreditedLoss"]
 

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from roll.algorithms.aggregate import token_weights
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.probabilities import log_complement
-from roll.types import Divergence, Needs
+from roll.types import Divergence, LossInputs, LossOutputs, Needs
 
 __all__ = ["DistillationLoss", "TopDistillationLoss"]
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roll.algorithms.aggregate import token_weights
-from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["LikelihoodLoss"]
 

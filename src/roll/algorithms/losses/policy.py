@@ -23,10 +23,9 @@ from torch import Tensor
 from roll.algorithms.aggregate import Aggregation, token_weights
 from roll.algorithms.correction import Correction, off_policy
 from roll.algorithms.gates import Gate, MinClip
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.kl import KLEstimator, kl_per_token
 from roll.algorithms.ratio import RatioAgainst, RatioLevel, Reduction, clamped, log_ratio, over_limit
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PolicyLoss"]
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses.value import ValueLoss
 from roll.protocols import LossFn
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PolicyAndValueLoss"]
 

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.pairs import pair_margins, pairs_of, shares_right
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["BradleyTerryLoss", "RegressionLoss"]
 

@@ -8,9 +8,8 @@ from typing import Any
 
 import torch
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.protocols import LossFn
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["SummedLoss"]
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.errors import LossError, raised_at
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 from roll.user_code import load_function
 
 __all__ = ["UserLoss"]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["ValueLoss"]
 

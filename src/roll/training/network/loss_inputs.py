@@ -10,10 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs, SequenceAttention
 from roll.training.network.distributions import Predictions
 from roll.training.packing.layout import Int64Array, PackedLayout
-from roll.types import AttentionStatistics, BatchCounts, TrainingBatch, TrainingSample
+from roll.types import AttentionStatistics, BatchCounts, LossInputs, SequenceAttention, TrainingBatch, TrainingSample
 
 __all__ = ["loss_inputs", "teacher_top_ids"]
 

@@ -16,11 +16,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses.preference.forms import OddsRatio, PairForm, Sigmoid
 from roll.algorithms.pairs import Pairs, pair_margins, pairs_of, shares_right
 from roll.algorithms.ratio import segment_sums
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["PreferenceLoss", "sequence_scores"]
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from roll.algorithms.inputs import LossInputs, LossOutputs
 from roll.algorithms.losses.preference.pairs import sequence_scores
 from roll.algorithms.pairs import shares_right
-from roll.types import Needs
+from roll.types import LossInputs, LossOutputs, Needs
 
 __all__ = ["KTOLoss", "reference_point"]
 
