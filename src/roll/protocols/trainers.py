@@ -99,6 +99,16 @@ class TrainBackend(Protocol):
         """Forget the gradients since the last update."""
         ...
 
+    def use_adapter(self, name: str) -> None:
+        """Compute, train, save and export with this LoRA adapter from now on; a new one begins as the first one did.
+
+        Each has its own weights, gradients, optimizer state and schedule. A trainer begins with `default`.
+
+        Raises:
+            UnsupportedError: the trainer has no adapters, or the back-end holds one alone.
+        """
+        ...
+
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> Mapping[Output, list[Any]]:
@@ -189,6 +199,9 @@ class TrainerGroup(ABC):
 
     async def discard_gradients(self) -> None:
         await self._call("discard_gradients")
+
+    async def use_adapter(self, name: str) -> None:
+        await self._call("use_adapter", name)
 
     async def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None

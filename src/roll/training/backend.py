@@ -17,6 +17,7 @@ from torch import Tensor
 
 from roll.config.training import closes_heap
 from roll.protocols import StateKind, WeightSource
+from roll.training.adapters import AdapterStates, Progress
 from roll.training.checkpoint.state import load_state, state_of, write_entries
 from roll.training.checkpoint.writer import StateWriter
 from roll.training.distributed import shard
@@ -41,6 +42,9 @@ from roll.training.spec import TrainerSpec
 from roll.types import OptimParams
 
 __all__ = ["TorchBackend"]
+
+DEFAULT = "default"
+"""The adapter that a trainer begins with."""
 
 
 class TorchBackend(TrainerRank):
@@ -77,6 +81,7 @@ class TorchBackend(TrainerRank):
         factors = dict.fromkeys(heads, self.head_factor)
         self.optimizer = Optimizer(self.masters, spec.training, self.ranks, factors)
         self.placement = StatePlacement(self.network, self.masters, self.optimizer, self.device)
+        self._adapters = AdapterStates(self.masters, self.optimizer, DEFAULT) if spec.model.lora is not None else None
         self._heap: Heap | None = None
         if self.device.type == "cpu" and closes_heap(spec.model, spec.training, self.ranks.size):
             decoder = self.network.decoder
@@ -141,6 +146,22 @@ class TorchBackend(TrainerRank):
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         biases = {f"router bias {i}": bias for i, bias in enumerate(self._biases)}
         return Snapshots(trained | biases, self.precision.compute)
+
+    def use_adapter(self, name: str) -> None:
+        if self._adapters is None:
+            super().use_adapter(name)
+            return
+        self._check_trained("has no adapters")
+        reshard(self.network)
+        now = Progress(
+            num_steps=self.num_steps,
+            num_nonfinite=self.num_nonfinite,
+            has_gradients=self._has_gradients,
+            summed_loss=self._summed_loss,
+        )
+        then = self._adapters.use(name, now)
+        self.num_steps, self.num_nonfinite = then.num_steps, then.num_nonfinite
+        self._has_gradients, self._summed_loss = then.has_gradients, then.summed_loss
 
     def offload(self, states: Collection[StateKind]) -> None:
         self.placement.offload(states)

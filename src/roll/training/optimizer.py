@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,19 @@ from roll.training.memory.eight_bit import AdamWConstants, is_in_8_bits, new_mom
 from roll.training.precision import MasterWeights
 from roll.types import OptimParams
 
-__all__ = ["Optimizer"]
+__all__ = ["Optimizer", "WeightState"]
 
 AS_CONFIGURED = OptimParams()
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 """PyTorch's names of the moments, by those of checkpoints."""
+
+
+class WeightState(NamedTuple):
+    """AdamW's state of one weight: this rank's part of the moments, and how often the weight was updated."""
+
+    moments: Mapping[str, Tensor]
+    num_updates: int
 
 
 class Optimizer:
@@ -167,6 +175,24 @@ class Optimizer:
                 self._small[name] = steps[name]
             else:
                 self._adamw.state[parameter]["step"].fill_(float(steps[name]))
+
+    def take_states(self) -> dict[str, WeightState]:
+        """Return the state of every weight, by name; the caller owns its tensors once others are put in their place."""
+        moments, steps = self.moments(), self.steps()
+        return {name: WeightState(moments[name], steps[name]) for name in self._locals}
+
+    def put_states(self, states: Mapping[str, WeightState]) -> None:
+        """Put states in the place of those that are here; a weight that is left out begins anew."""
+        for name, parameter in self._locals.items():
+            if name in self._small:
+                moments, self._small[name] = states.get(name) or WeightState(new_moments(parameter), 0)
+                self._small_moments[name] = moments
+                continue
+            moments, num_updates = states.get(name) or WeightState({k: torch.zeros_like(parameter) for k in _STATES}, 0)
+            self._adamw.state[parameter] = {
+                "step": torch.tensor(float(num_updates), device=parameter.device),
+                **{key: moments[label].detach() for label, key in _STATES.items()},
+            }
 
     def move_moments(self, device: torch.device) -> None:
         """Bring AdamW's moments to a device."""

@@ -128,6 +128,42 @@ class MasterWeights:
         grad = self.parameters[name].grad
         return None if grad is None else _own(grad)
 
+    def copies_of_weights(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """Return a copy of this rank's part of every weight, by name; in the master dtype by default."""
+        return {name: self.local(name).to(dtype or self.precision.master, copy=True) for name in self.parameters}
+
+    @torch.no_grad()
+    def put_weights(self, weights: Mapping[str, Tensor]) -> None:
+        """Write this rank's part of every weight into the network; one that is left out becomes 0."""
+        for name in self.parameters:
+            if (weight := weights.get(name)) is None:
+                self.local(name).zero_()
+            else:
+                self.local(name).copy_(weight)
+        self.refresh()
+
+    def take_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients, by name, and forget them here."""
+        if self._memory is not None:
+            self._memory.finish()
+        taken = {name: self._grads.pop(name) for name in self._collected}
+        taken |= {name: p.grad for name, p in self.parameters.items() if name not in taken and p.grad is not None}
+        for name, grad in taken.items():
+            if name in self._masters and grad.device.type == "cpu":
+                self._grads[name] = torch.empty_like(grad)
+        self.clear_grads()
+        return taken
+
+    def put_gradients(self, gradients: Mapping[str, Tensor]) -> None:
+        """Take gradients back that `take_gradients` returned, in the place of those that are here."""
+        self.clear_grads()
+        for name, grad in gradients.items():
+            if name in self._masters:
+                self._grads[name] = grad
+                self._collected.add(name)
+            else:
+                self.parameters[name].grad = grad
+
     @torch.no_grad()
     def scale_grads(self, scale: float) -> None:
         """Multiply every gradient by a number, in place."""

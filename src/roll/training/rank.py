@@ -194,6 +194,12 @@ class TrainerRank(ABC):
             reshard(self.network)
         return said
 
+    def use_adapter(self, name: str) -> None:
+        """See `TrainBackend.use_adapter`."""
+        backend = self.spec.training.backend
+        lacks = "has no model.lora" if self.spec.model.lora is None else f"trains one adapter alone with {backend}"
+        raise UnsupportedError(f"adapter '{name}' cannot be used: the trainer {lacks}")
+
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
         """See `TrainBackend.keep_snapshot`."""
         raise UnsupportedError(f"training.backend {self.spec.training.backend} keeps no snapshots: set it to torch")

@@ -1,0 +1,84 @@
+"""Several LoRA adapters of one base model in one trainer: each with its own weights, gradients and optimizer state.
+
+The network has one adapter in place. What belongs to the others is kept here, and the two change places when another
+one is used: adapters are small, so that a copy costs little beside a forward pass, and nothing else of the trainer
+knows of several. With several ranks, each exchanges its own parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from roll.training.optimizer import Optimizer, WeightState
+from roll.training.precision import MasterWeights
+
+__all__ = ["AdapterState", "AdapterStates", "Progress"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """Where the training of one adapter stands."""
+
+    num_steps: int = 0
+    num_nonfinite: int = 0
+    has_gradients: bool = False
+    summed_loss: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AdapterState:
+    """An adapter that is not in the network now."""
+
+    weights: Mapping[str, Tensor]
+    """This rank's part of each trained weight, by name; one that is left out is 0."""
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizer: Mapping[str, WeightState] = field(default_factory=dict)
+    """AdamW's moments and counts by name; those of a new adapter are left out."""
+    progress: Progress = field(default_factory=Progress)
+
+
+class AdapterStates:
+    """The adapters of one trainer rank.
+
+    Args:
+        masters: the trained weights of the network, as they begin.
+        optimizer: of these weights.
+        name: of the adapter in the network.
+    """
+
+    def __init__(self, masters: MasterWeights, optimizer: Optimizer, name: str) -> None:
+        self.current = name
+        self._masters = masters
+        self._optimizer = optimizer
+        # Weights begin as numbers of the compute dtype, and half of them as 0: a quarter of the masters' memory.
+        begun = masters.copies_of_weights(masters.precision.compute)
+        self._initial = {name: weight for name, weight in begun.items() if weight.any()}
+        self._others: dict[str, AdapterState] = {}
+
+    def use(self, name: str, progress: Progress) -> Progress:
+        """Put an adapter into the network, a new one as the first one began.
+
+        Args:
+            name: of the adapter.
+            progress: of the adapter that is in the network now.
+
+        Returns:
+            The progress of the adapter that is in the network afterwards.
+        """
+        if name == self.current:
+            return progress
+        self._others[self.current] = AdapterState(
+            weights=self._masters.copies_of_weights(),
+            gradients=self._masters.take_gradients(),
+            optimizer=self._optimizer.take_states(),
+            progress=progress,
+        )
+        state = self._others.pop(name, None) or AdapterState(weights=self._initial)
+        self._masters.put_weights(state.weights)
+        self._masters.put_gradients(state.gradients)
+        self._optimizer.put_states(state.optimizer)
+        self.current = name
+        return state.progress
