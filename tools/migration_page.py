@@ -7,19 +7,19 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from roll.config.migration.rules import Rule
-from roll.config.migration.trl import TRAINERS, TRL_VERSION
-from roll.config.migration.trl_common import COMMON
-from roll.config.migration.trl_older import OLDER, RENAMED
-from roll.config.migration.verl import VERL_COMMIT
-from roll.config.migration.verl_rules import VERL
+from roll.cli.migration.rules import Rule
+from roll.cli.migration.trl import TRAINERS, TRL_VERSION
+from roll.cli.migration.trl_common import COMMON
+from roll.cli.migration.trl_older import OLDER, RENAMED
+from roll.cli.migration.verl import VERL_COMMIT
+from roll.cli.migration.verl_rules import VERL
 
 __all__ = ["page"]
 
 _HEAD = f"""\
 # Coming from TRL or verl
 
-*Written from the rules in `src/roll/config/migration/`, which also convert: change them there.*
+*Written from the rules in `src/roll/cli/migration/`, which also convert: change them there.*
 
 ```
 roll config from-trl grpo.yaml -o run.yaml             # what `trl grpo --config grpo.yaml` would run

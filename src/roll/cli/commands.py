@@ -15,7 +15,7 @@ from roll.cli.doctor import doctor
 from roll.cli.environments import env
 from roll.cli.init import init
 from roll.cli.looking import chat, compare, view
-from roll.cli.migration import from_trl, from_verl
+from roll.cli.migration.command import from_trl, from_verl
 from roll.cli.sandboxes import sandbox
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved
+from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved
 
 __all__ = ["LOSS_RULES"]
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from roll.cli.migration.convert import NO_VALUE
+from roll.cli.migration.rules import Lost
+from roll.cli.migration.verl import from_verl
+from roll.cli.migration.verl_file import read_keys
+from roll.cli.migration.verl_rules import VERL
 from roll.config.document import parse
 from roll.config.load import load_config
-from roll.config.migration.convert import NO_VALUE
-from roll.config.migration.rules import Lost
-from roll.config.migration.verl import from_verl
-from roll.config.migration.verl_file import read_keys
-from roll.config.migration.verl_rules import VERL
 from roll.errors import ConfigError
 
 SCRIPT = """\

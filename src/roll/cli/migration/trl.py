@@ -7,12 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from roll.cli.migration import trl_examples, trl_grpo
+from roll.cli.migration.convert import Converted, Said, convert
+from roll.cli.migration.rules import Rule, with_defaults
+from roll.cli.migration.trl_older import OLDER, RENAMED
+from roll.cli.migration.trl_script import Script, read_script
 from roll.config.document import read
-from roll.config.migration import trl_examples, trl_grpo
-from roll.config.migration.convert import Converted, Said, convert
-from roll.config.migration.rules import Rule, with_defaults
-from roll.config.migration.trl_older import OLDER, RENAMED
-from roll.config.migration.trl_script import Script, read_script
 from roll.errors import ConfigError
 
 __all__ = ["TRAINERS", "TRL_VERSION", "from_trl"]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless
-from roll.config.migration.verl_loss import LOSS_RULES
-from roll.config.migration.verl_needless import NEEDLESS
+from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless
+from roll.cli.migration.verl_loss import LOSS_RULES
+from roll.cli.migration.verl_needless import NEEDLESS
 from roll.errors import ConfigError
 
 __all__ = ["VERL"]

@@ -7,9 +7,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from roll.cli.migration.rules import Lost, Rule, Values
 from roll.config.document import dump
 from roll.config.load import load_config, resolved
-from roll.config.migration.rules import Lost, Rule, Values
 from roll.config.problems import show
 from roll.errors import ConfigError
 from roll.registry import nearest

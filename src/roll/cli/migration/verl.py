@@ -6,9 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from roll.config.migration.convert import Converted, Said, convert
-from roll.config.migration.verl_file import left_to_the_shell, read_keys
-from roll.config.migration.verl_rules import VERL
+from roll.cli.migration.convert import Converted, Said, convert
+from roll.cli.migration.verl_file import left_to_the_shell, read_keys
+from roll.cli.migration.verl_rules import VERL
 
 __all__ = ["VERL_COMMIT", "from_verl"]
 

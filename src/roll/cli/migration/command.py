@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from roll.config.migration.convert import Converted
+    from roll.cli.migration.convert import Converted
 
 __all__ = ["from_trl", "from_verl"]
 
@@ -49,7 +49,7 @@ def from_trl(
 
     Prints ROLL's configuration, and on standard error what became of every key, and what could not be converted.
     """
-    from roll.config.migration.trl import from_trl as convert
+    from roll.cli.migration.trl import from_trl as convert
 
     keys = dict(map(_key_and_value, further))
     _tell(convert(file, trainer=trainer, processes=processes, rows=rows, further=keys), output)
@@ -74,6 +74,6 @@ def from_verl(file: str, rows: int | None, output: str | None) -> None:
 
     Prints ROLL's configuration, and on standard error what became of every key, and what could not be converted.
     """
-    from roll.config.migration.verl import from_verl as convert
+    from roll.cli.migration.verl import from_verl as convert
 
     _tell(convert(file, rows=rows), output)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from roll.cli.migration.trl import TRAINERS, TRL_VERSION, from_trl
 from roll.config.load import load_config
-from roll.config.migration.trl import TRAINERS, TRL_VERSION, from_trl
 from roll.errors import ConfigError
 
 GRPO = {

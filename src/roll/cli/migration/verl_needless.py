@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from roll.config.migration.rules import Rule, needless
+from roll.cli.migration.rules import Rule, needless
 
 __all__ = ["NEEDLESS"]
 

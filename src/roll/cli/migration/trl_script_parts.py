@@ -6,7 +6,7 @@ import ast
 from dataclasses import dataclass, replace
 from typing import Any
 
-from roll.config.migration.script_values import NotStatic, Syntax, source_of
+from roll.cli.migration.script_values import NotStatic, Syntax, source_of
 
 __all__ = ["MODEL_KEYS", "NEEDLESS_MODEL_ARGUMENTS", "PEFT_DEFAULTS", "PEFT_KEYS", "TRL_REWARDS", "Rows", "read_rows"]
 

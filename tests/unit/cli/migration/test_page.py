@@ -4,8 +4,8 @@ from pathlib import Path
 
 import migration_page
 
-from roll.config.migration.trl import TRAINERS
-from roll.config.migration.verl_rules import VERL
+from roll.cli.migration.trl import TRAINERS
+from roll.cli.migration.verl_rules import VERL
 
 
 def test_the_page_is_up_to_date():

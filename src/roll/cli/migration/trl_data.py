@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
-from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, moved, run_all
-from roll.config.migration.trl_common import is_fraction
+from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, moved, run_all
+from roll.cli.migration.trl_common import is_fraction
 from roll.errors import ConfigError
 
 __all__ = ["data_rules", "length_rules"]

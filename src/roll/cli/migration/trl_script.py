@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from roll.config.migration.convert import Said
-from roll.config.migration.script_values import NotStatic, Syntax, source_of
-from roll.config.migration.trl_script_parts import (
+from roll.cli.migration.convert import Said
+from roll.cli.migration.script_values import NotStatic, Syntax, source_of
+from roll.cli.migration.trl_script_parts import (
     MODEL_KEYS,
     NEEDLESS_MODEL_ARGUMENTS,
     PEFT_DEFAULTS,

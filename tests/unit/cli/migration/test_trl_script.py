@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from roll.cli.migration.trl import from_trl
+from roll.cli.migration.trl_script import Script, read_script
 from roll.config.load import load_config
-from roll.config.migration.trl import from_trl
-from roll.config.migration.trl_script import Script, read_script
 from roll.errors import ConfigError
 
 GRPO = """\

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import PurePath
 from typing import Any
 
-from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
+from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
 from roll.errors import ConfigError
 
 __all__ = ["COMMON", "generation", "is_fraction", "num_epoch_rows", "per_update"]

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.migration.rules import Lost, Rule, Values, given_with, lacking
+from roll.cli.migration.rules import Lost, Rule, Values, given_with, lacking
 
 __all__ = ["OLDER", "RENAMED"]
 

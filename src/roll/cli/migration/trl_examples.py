@@ -6,9 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from roll.config.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
-from roll.config.migration.trl_common import COMMON, per_update
-from roll.config.migration.trl_data import data_rules, length_rules
+from roll.cli.migration.rules import Lost, Rule, Values, counted_with, given_with, lacking, moved, needless_all
+from roll.cli.migration.trl_common import COMMON, per_update
+from roll.cli.migration.trl_data import data_rules, length_rules
 
 __all__ = ["DPO", "REWARD", "SFT", "steps"]
 
