@@ -53,9 +53,9 @@ class AdapterStates:
         self.current = name
         self._masters = masters
         self._optimizer = optimizer
-        # Weights begin as numbers of the compute dtype, and half of them as 0: a quarter of the masters' memory.
+        # Weights begin as numbers of the compute dtype, and every B as 0: a quarter of the masters' memory.
         begun = masters.copies_of_weights(masters.precision.compute)
-        self._initial = {name: weight for name, weight in begun.items() if weight.any()}
+        self._initial = {name: weight for name, weight in begun.items() if ".lora_B." not in name}
         self._others: dict[str, AdapterState] = {}
 
     def use(self, name: str, progress: Progress) -> Progress:
