@@ -208,11 +208,8 @@ class _Unread:
 
 def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
     """The network of a role, on the meta device until it is filled."""
-    with (
-        unset_fake_temporarily(),
-        torch.device("meta"),
-        mock.patch("roll.training.network.loading.load_causal_lm", _bare),
-    ):
+    bare = mock.patch("roll.training.network.loading.load_causal_lm", _bare)
+    with unset_fake_temporarily(), torch.device("meta"), bare:
         network = build_network(spec, dtype).to("meta")  # adapters have numbers
     if unread is None:
         _give_memory(network, torch.device("cpu"))

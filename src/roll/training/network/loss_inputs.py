@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import torch
@@ -55,12 +55,7 @@ def loss_inputs(
         advantages=_column("advantages", batch, layout, like),
         sequence_ids=torch.from_numpy(np.repeat(numbers, lengths)).to(like.device),
         sequence_lengths=_sequence_lengths(batch, layout, firsts).to(like),
-        num_tokens=counts.num_tokens,
-        num_expert_tokens=counts.num_expert_tokens,
-        num_sequences=counts.num_sequences,
-        num_units=counts.num_units,
-        num_preferred=counts.num_preferred,
-        num_preferred_tokens=counts.num_preferred_tokens,
+        **asdict(counts),
         max_lengths=torch.tensor([s.max_length for s in firsts], device=like.device, dtype=like.dtype),
         chunk_ids=_chunk_ids(samples, layout, like.device),
         ref_logprobs=_column("ref_logprobs", batch, layout, like),
