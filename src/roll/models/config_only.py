@@ -8,6 +8,7 @@ from typing import Any
 from roll.errors import ModelError, short
 from roll.models.catalogue import CATALOGUE
 from roll.models.describe import DTYPE_NAMES, ModelDescription, WeightCounts, make_description
+from roll.models.hub_fetch import FetchError, fetch_config
 from roll.models.quiet import quiet_transformers
 from roll.models.resolve import find_model_directory
 from roll.models.sizes import read_config, text_part
@@ -74,13 +75,17 @@ def cache_width(directory: Path, description: ModelDescription) -> int:
 
 
 def _fetch_config(name: str) -> Path:
-    from huggingface_hub import hf_hub_download, try_to_load_from_cache
+    from huggingface_hub import constants, hf_hub_download, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(name, "config.json")  # asks no network, which may take half a minute to fail
-        return Path(cached if isinstance(cached, str) else hf_hub_download(name, "config.json")).parent
-    except (HFValidationError, OSError, ValueError) as error:
+        cached = try_to_load_from_cache(name, "config.json")  # asks no network
+        if isinstance(cached, str):
+            return Path(cached).parent
+        if constants.HF_HUB_OFFLINE:
+            return Path(hf_hub_download(name, "config.json")).parent  # which says that the network is switched off
+        return fetch_config(name, constants.HF_HUB_CACHE).parent
+    except (HFValidationError, OSError, ValueError, FetchError) as error:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ModelError(
             f"the config.json of '{name}' is not in the hub's cache and could not be fetched ({first_line}): copy the "

@@ -10,15 +10,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 from roll.errors import ModelError, UserError
 from roll.models import ModelDescription, describe_config, find_config
 
 __all__ = ["cached_config", "sizes_from_config"]
 
-FETCH_LIMIT_S = 10.0
-"""Seconds for the hub's answer; without a network its client tries again for longer."""
 BUILD_LIMIT_S = 90.0
 """Seconds for building the network, nearly all of them for importing torch."""
 
@@ -29,22 +26,13 @@ def sizes_from_config(name: str) -> ModelDescription:
     Raises:
         ModelError: the file is neither here nor to be had, or describes no model that transformers can build.
     """
-    from huggingface_hub import constants
-
-    if cached_config(name) is None and constants.HF_HUB_OFFLINE:
-        find_config(name)  # which says what is missing
-    elif cached_config(name) is None:
-        _ask("fetch", name, FETCH_LIMIT_S)
-    return ModelDescription(**_ask("build", name, BUILD_LIMIT_S))
-
-
-def _ask(what: str, name: str, limit_s: float) -> dict[str, Any]:
-    """Return what a process of its own finds out."""
-    command = [sys.executable, "-P", "-m", __name__, what, name]
+    if cached_config(name) is None:
+        find_config(name)
+    command = [sys.executable, "-P", "-m", __name__, name]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=False)
     except subprocess.TimeoutExpired:
-        raise ModelError(f"the config.json of '{name}' was not to be had within {limit_s:g} s") from None
+        raise ModelError(f"the sizes of '{name}' were not to be had within {BUILD_LIMIT_S:g} s") from None
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         last = done.stderr.strip().rpartition("\n")[2]
@@ -53,7 +41,7 @@ def _ask(what: str, name: str, limit_s: float) -> dict[str, Any]:
     found = json.loads(lines[-1])
     if isinstance(found, str):
         raise ModelError(found)
-    return dict(found)
+    return ModelDescription(**found)
 
 
 def cached_config(name: str) -> Path | None:
@@ -68,10 +56,9 @@ def cached_config(name: str) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
-def _main(what: str, name: str) -> None:
+def _main(name: str) -> None:
     try:
-        directory = find_config(name)
-        print(json.dumps(dataclasses.asdict(describe_config(directory, name)) if what == "build" else {}))
+        print(json.dumps(dataclasses.asdict(describe_config(find_config(name), name))))
     except UserError as error:
         print(json.dumps(str(error)))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from worlds.published_configs import PUBLISHED
 from roll.cli.main import run
 from roll.config.distributions import UniformDistribution, mean_of
 from roll.errors import ConfigError, ModelError
+from roll.models.hub_fetch import LIMIT_S
 from roll.simulation.costs import engine_costs
 from roll.simulation.experts import choose_expert_parallel, expert_traffic_s
 from roll.simulation.hardware import Device, Model, device, model
@@ -47,6 +49,32 @@ def test_plan_takes_a_hub_name_from_the_cache(tmp_path: Path, monkeypatch: pytes
     found = read_plan_source(name)
     assert found.config.model == name
     assert found.config.placement.num_devices == 2  # 7 billion weights with optimizer states are 111 GB
+
+
+def test_plan_gives_up_a_hub_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The hub's client would try again for half a minute, and write of each attempt."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setattr("roll.models.hub_fetch.LIMIT_S", 0.5)
+        with pytest.raises(ModelError, match=r"'no-such/model' .* \(the hub did not answer within 0\.5 s\): copy the"):
+            model("no-such/model")
+    assert capfd.readouterr() == ("", "")
+    assert LIMIT_S <= 10
+
+
+def test_plan_quotes_the_client_of_a_hub_that_cannot_be_reached(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # of the process that asks
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    with pytest.raises(ModelError, match=r"could not be fetched \(An error happened .*\): copy the"):
+        model("no-such/model")
 
 
 def test_plan_refuses_a_hub_name_that_is_not_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

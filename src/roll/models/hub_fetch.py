@@ -1,0 +1,54 @@
+"""Fetch a hub model's config.json within a time limit; a process of its own, since the hub's client cannot be stopped.
+
+Without a network, the client tries again for half a minute and writes of each attempt.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+__all__ = ["FetchError", "fetch_config"]
+
+LIMIT_S = 8.0
+"""Seconds for the hub's answer."""
+
+
+class FetchError(Exception):
+    """The file is not to be had; says why in a few words."""
+
+
+def fetch_config(name: str, cache: str) -> Path:
+    """Return where the hub's cache has the config.json of a model, once it is fetched.
+
+    Args:
+        name: a hub id.
+        cache: the directory of the hub's cache.
+
+    Raises:
+        FetchError: the hub does not answer in time, or has no such file.
+    """
+    command = [sys.executable, "-P", __file__, name, cache]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+    except subprocess.TimeoutExpired:
+        raise FetchError(f"the hub did not answer within {LIMIT_S:g} s") from None
+    said = done.stdout.strip()
+    if done.returncode != 0 or not said:
+        raise FetchError(said or done.stderr.strip().rpartition("\n")[2] or f"exit code {done.returncode}")
+    return Path(said)
+
+
+def _main(name: str, cache: str) -> None:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        print(hf_hub_download(name, "config.json", cache_dir=cache))
+    except Exception as error:  # whatever the hub's client raises is said by the process that asked
+        print(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
