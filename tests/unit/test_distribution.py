@@ -16,7 +16,9 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def _texts():
     for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "examples/**/*.*", "src/**/*.py"):
-        yield from ((path, path.read_text(encoding="utf-8")) for path in sorted(ROOT.glob(pattern)))
+        for path in sorted(ROOT.glob(pattern)):
+            if path.suffix != ".pyc":  # an example was run
+                yield path, path.read_text(encoding="utf-8")
 
 
 def test_the_distribution_has_a_name_of_its_own_and_the_command_and_package_are_roll():
