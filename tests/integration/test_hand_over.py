@@ -7,6 +7,7 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from worlds.tiny_model import write_tiny_model
 import roll
 from roll.errors import ConfigError, LossError
 from roll.inference.hf import HFEngine
+from roll.inference.vllm.description import VLLM
 from roll.pipelines.stop import Interrupted
 from roll.rollout import LLMProxy
 from roll.training import TorchBackend
@@ -213,9 +215,9 @@ def test_what_cannot_hand_over_is_refused(tmp_path: Path, tiny_model: Path, monk
     apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": 1}, "hand_over": True}
     with pytest.raises(ConfigError, match="no trainer shares a device with engines"):
         roll.train(config(tmp_path, tiny_model, cluster=apart))
-    monkeypatch.setattr("roll.pipelines.hand_over.resolve_engine_kind", lambda kind: "vllm")
-    monkeypatch.setattr("roll.pipelines.hand_over.is_cpu_build", lambda: True)
-    asked = config(tmp_path, tiny_model)
+    vllm = replace(VLLM, library=None, capabilities=replace(VLLM.capabilities, can_sleep=False))
+    monkeypatch.setattr("roll.inference.vllm.description.VLLM", vllm)
+    asked = config(tmp_path, tiny_model, inference={"engine": "vllm"})
     (problem,) = roll.check(asked).problems
     assert "vLLM cannot give its memory back on a CPU" in problem
     with pytest.raises(ConfigError, match=re.escape(problem)):

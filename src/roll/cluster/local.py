@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from roll.cluster.engines import StartedEngines
 from roll.config.training import TRAINERS
-from roll.inference import EngineSpec, build_engine
+from roll.inference import EngineSpec, build_engine, engine_capabilities
 from roll.protocols import TrainBackend, TrainerGroup, WorkerPool
 from roll.running import or_leave
 from roll.types import WeightUpdate
@@ -96,8 +96,8 @@ class LocalCluster:
         return LocalWorkerPool(num_workers)
 
     def transport(self, engine_kind: str) -> str:
-        """vLLM computes in a process of its own, the embedded engine in this one."""
-        return "in_process" if engine_kind == "hf" else "shared_memory"
+        """See `Cluster.transport`: by reference to an engine of this process, through host memory to others."""
+        return "in_process" if engine_capabilities(engine_kind).shares_process else "shared_memory"
 
     async def close(self) -> None:
         """Nothing of its own to end."""

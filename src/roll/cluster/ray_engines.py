@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -18,7 +19,7 @@ import ray
 from roll.cluster.actor_log import log_into_the_run
 from roll.cluster.ray_answers import answer
 from roll.errors import EngineDiedError
-from roll.inference import EngineSpec, build_engine
+from roll.inference import ENGINES, EngineSpec, build_engine, resolve_engine_kind
 from roll.protocols import PauseMode, SupportsReadback
 from roll.types import (
     EngineLoad,
@@ -80,7 +81,10 @@ class RayEngine:
         self._running = 0
         self._reported = EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=spec.max_num_seqs)
         self._reports: asyncio.Task[None] | None = None
-        self._actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options).remote(spec)
+        # A name of the registry may be known to the controller alone; an import path is known to all.
+        named = replace(spec, kind=ENGINES.path(resolve_engine_kind(spec.kind)))
+        actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options)
+        self._actor: Any = actor.remote(named)
 
     async def _await(self, reference: Any) -> Any:
         return await answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))

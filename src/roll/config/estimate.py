@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from roll.config.engines import engine_capabilities
 from roll.config.inference import EngineOptions, InferenceConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
@@ -38,8 +39,6 @@ __all__ = [
 GIB = 2**30
 LIBRARIES_BYTES = int(0.375 * GIB)
 """Of a process that trains on a CPU, besides its tensors: pages of torch, transformers and what a run imports."""
-VLLM_BYTES = int(0.85 * GIB)
-"""What a vLLM engine takes besides weights and KV cache, on CPU."""
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 """Of a weight in 4 bits, with its share of the scales."""
@@ -77,7 +76,7 @@ class JudgeEngines:
 
     sizes: ModelSizes
     kind: str
-    """`vllm` or `hf`."""
+    """Of its engines, see `ENGINES`."""
     max_context: int
     """Longest request plus reply, in tokens."""
 
@@ -330,14 +329,14 @@ def engine_bytes(
     element: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """What an engine of a `kind` (`vllm`, `hf`) holds, on all devices, with `num_requests` of `max_context` tokens."""
-    cache = section.kv_cache_bytes
+    """What an engine of a `kind` (see `ENGINES`) holds, on all devices, with `num_requests` of `max_context` tokens."""
+    able, cache = engine_capabilities(kind), section.kv_cache_bytes
     if cache is None:
         running = min(section.max_num_seqs, num_requests)
         cache = running * max_context * 2 * sizes.num_layers * sizes.num_kv_heads * sizes.head_dim * element
-        if not on_accelerator:  # vLLM takes all of it at once, the embedded engine what it needs of it
-            cache = DEFAULT_CPU_KV_BYTES if kind == "vllm" else min(cache, DEFAULT_CPU_KV_BYTES)
+        if not on_accelerator:
+            cache = DEFAULT_CPU_KV_BYTES if able.reserves_kv_cache else min(cache, DEFAULT_CPU_KV_BYTES)
     parts = {"weights": sizes.num_parameters * element, "keys and values": cache * section.tensor_parallel}
-    if kind == "vllm" and not on_accelerator:
-        parts["engine"] = VLLM_BYTES
+    if able.host_bytes and not on_accelerator:
+        parts["engine"] = able.host_bytes
     return parts

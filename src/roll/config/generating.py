@@ -10,6 +10,7 @@ from pydantic import field_validator, model_validator
 from roll.config.base import option
 from roll.config.cluster import RoleDevices
 from roll.config.data import DataConfig
+from roll.config.engines import EngineNeed
 from roll.config.inference import InferenceConfig
 from roll.config.judge import JudgeConfig, check_judge
 from roll.config.operations import WeightSyncConfig
@@ -91,6 +92,45 @@ class GeneratingConfig(RunConfig):
                 kind="engine", devices=devices, tensor_parallel=width, section="judge", log_name="judge"
             )
         return roles
+
+    @property
+    def engine_needs(self) -> list[EngineNeed]:
+        """What the run needs of the engines of `inference`; a pipeline adds what it needs beside."""
+        inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
+        asked = {
+            "updates_weights": (True, "a policy that is trained", ""),
+            "can_sleep": (self.cluster.hand_over is True, "cluster.hand_over true", "set cluster.hand_over to auto"),
+            "tensor_parallel": (
+                inference.tensor_parallel > 1,
+                f"inference.tensor_parallel {inference.tensor_parallel}",
+                "set inference.tensor_parallel to 1",
+            ),
+            "quantized_sync": (
+                inference.quantization != "none",
+                f"inference.quantization {inference.quantization}",
+                "set inference.quantization to none",
+            ),
+            "records_experts": (
+                replay == "engine",
+                f"training.router_replay {replay}",
+                "set training.router_replay to old",
+            ),
+            "shares_process": (
+                sync.transport == "in_process",
+                "weight_sync.transport in_process",
+                "set weight_sync.transport to auto",
+            ),
+            "scores_sequences": (
+                sync.probe_every_num_steps > 0,
+                f"weight_sync.probe_every_num_steps {sync.probe_every_num_steps}",
+                "set weight_sync.probe_every_num_steps to 0",
+            ),
+        }
+        return [
+            EngineNeed(capability=name, reason=reason, instead=instead)
+            for name, (is_needed, reason, instead) in asked.items()
+            if is_needed
+        ]
 
     @property
     def num_ranks(self) -> int:

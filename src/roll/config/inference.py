@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Literal, TypeAlias
 
-from roll.config.base import Section, option
+from pydantic import field_validator
+
+from roll.config.base import Section, option, path_option
+from roll.config.engines import ENGINES
+from roll.errors import ConfigError
 
 __all__ = ["EngineOptions", "InferenceConfig", "Quantization"]
 
@@ -14,8 +18,13 @@ Quantization: TypeAlias = Literal["none", "int8", "fp8"]
 class EngineOptions(Section):
     """What engines of every role are told."""
 
-    engine: Literal["auto", "vllm", "hf"] = option(
-        "auto", "`vllm`, `hf` (embedded, deterministic), or vLLM where it is installed and `hf` otherwise."
+    engine: str = path_option(
+        "auto",
+        "`vllm`, `hf` (embedded, deterministic), or `auto`: vLLM where it is installed and `hf` otherwise. Or an "
+        "engine of your own: a name that an installed package gives (entry points `roll.engines`), or "
+        "`path/to/file.py:Class`.",
+        examples=["hf"],
+        min_length=1,
     )
     tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
     max_num_seqs: int = option(64, "Requests that one engine runs at once; more wait.", ge=1)
@@ -26,6 +35,16 @@ class EngineOptions(Section):
         ge=1,
     )
     options: dict[str, Any] = option({}, "Further arguments for the engine, passed on as they are.")
+
+    @field_validator("engine")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        try:
+            if name != "auto":
+                ENGINES.path(name)
+        except ConfigError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return name
 
 
 class InferenceConfig(EngineOptions):

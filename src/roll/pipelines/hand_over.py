@@ -16,9 +16,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from roll.config.generating import GeneratingConfig
-from roll.errors import ConfigError
-from roll.inference import resolve_engine_kind
-from roll.inference.vllm.environment import is_cpu_build
+from roll.inference import engine_capabilities
 from roll.protocols import StateKind, TrainerGroup
 
 __all__ = ["EVERYTHING", "SharingTrainers", "hands_over"]
@@ -27,26 +25,20 @@ EVERYTHING: tuple[StateKind, ...] = ("parameters", "optimizer")
 
 
 def hands_over(config: GeneratingConfig, *, accelerated: bool) -> bool:
-    """Whether engines and the trainers on their devices hand memory over to each other.
+    """Return whether engines and the trainers on their devices hand memory over to each other.
 
     Args:
         config: of the run.
         accelerated: whether its devices are accelerators.
 
     Raises:
-        ConfigError: it is asked for, and the engines cannot sleep here.
+        ConfigError: there are no such engines.
     """
     asked = config.cluster.hand_over
-    can = resolve_engine_kind(config.inference.engine) != "vllm" or not is_cpu_build()
-    if asked == "auto":
-        ahead = config.rollout.scheduling.async_ratio > 0
-        return can and accelerated and not ahead and bool(config.trainers_beside("actor_infer"))
-    if asked and not can:
-        raise ConfigError(
-            "cluster.hand_over is true, but vLLM cannot give its memory back on a CPU: set it to auto, or "
-            "inference.engine to hf."
-        )
-    return asked
+    if asked != "auto":
+        return asked
+    can, ahead = engine_capabilities(config.inference.engine).can_sleep, config.rollout.scheduling.async_ratio > 0
+    return can and accelerated and not ahead and bool(config.trainers_beside("actor_infer"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

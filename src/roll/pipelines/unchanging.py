@@ -50,12 +50,14 @@ def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _functions(section: BaseModel) -> Iterator[str]:
-    """Every function that a configuration names, and environments by their file; sources are known by their rows."""
+    """Every function that a configuration names, files of environments and engines; sources are known by their rows."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, str):
             named = any(getattr(limit, "pattern", None) == FUNCTION for limit in field.metadata)
-            if (named and not isinstance(section, PythonTable)) or (name == "environment" and ".py:" in value):
+            if (named and not isinstance(section, PythonTable)) or (
+                name in ("environment", "engine") and ".py:" in value
+            ):
                 yield value
             continue
         entries = (

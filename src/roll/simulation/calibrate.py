@@ -26,7 +26,7 @@ from roll.config.load import load_run_config
 from roll.config.rollout import RolloutConfig
 from roll.config.run import RunConfig
 from roll.errors import DataError
-from roll.inference.vllm.arguments import CPU_BLOCK_SIZE
+from roll.inference import engine_capabilities
 from roll.models import describe_model
 from roll.simulation.costs import train_s
 from roll.simulation.fit import EngineFit, fit_engine
@@ -264,7 +264,7 @@ def _workload(
     width = inference.tensor_parallel
     capacity = inference.kv_cache_bytes
     engine: dict[str, Any] = {"tensor_parallel": width, "max_num_seqs": inference.max_num_seqs}
-    engine["prefix_block"] = inference.options.get("block_size", CPU_BLOCK_SIZE)
+    engine["prefix_block"] = inference.options.get("block_size", engine_capabilities(inference.engine).kv_block_tokens)
     engine["max_batched_tokens"] = max(4096, inference.max_num_seqs + 1)
     if capacity is not None:
         num_bytes = 2 if config.model.dtype == "bfloat16" else 4

@@ -9,6 +9,7 @@ from pydantic import model_validator
 from roll.config.base import option
 from roll.config.cluster import ClusterConfig, DeviceMapping, Devices, RoleDevices
 from roll.config.distillation import DistillationConfig, Taught
+from roll.config.engines import EngineNeed
 from roll.config.online import OnlineConfig
 from roll.config.truncation import distillation_truncation_problem
 
@@ -69,6 +70,15 @@ class DistillConfig(Taught, OnlineConfig):
                 "rollout.group_size is 1: raise it, or set reward_weight to 0"
             )
         return self
+
+    @property
+    def engine_needs(self) -> list[EngineNeed]:
+        """See `GeneratingConfig.engine_needs`."""
+        asked = self.teacher[0].place == "engine"
+        needed = EngineNeed(
+            capability="scores_sequences", reason="teacher.place engine", instead="set teacher.place to trainer"
+        )
+        return [*super().engine_needs, *([needed] if asked else [])]
 
     @property
     def trainer_holds_teachers(self) -> bool:

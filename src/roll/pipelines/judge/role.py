@@ -23,6 +23,7 @@ from roll.cluster.base import Cluster
 from roll.config.generating import GeneratingConfig
 from roll.config.run import RunConfig
 from roll.errors import ConfigError, InfraError, RewardInfraError, UserError
+from roll.inference import engine_capabilities
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.judge.specs import judge_kind, judge_specs
 from roll.protocols import EngineGroup, WorkerPool
@@ -149,8 +150,8 @@ async def start_judge(
     """
     judge = config.judge
     assert judge is not None
-    served = judge_kind(config) == "vllm"  # which serves quantized weights, too
-    path = await in_thread(resolve_model, judge.model, allow_quantized=served)
+    able = engine_capabilities(judge_kind(config))
+    path = await in_thread(resolve_model, judge.model, allow_quantized=able.quantization)
     tokenizer = await in_thread(load_tokenizer, path, trust_remote_code=judge.trust_remote_code)
     specs = judge_specs(config, path, run)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from roll.config.generating import GeneratingConfig
 from roll.errors import ConfigError
-from roll.inference import EngineSpec, resolve_engine_kind
+from roll.inference import EngineSpec, engine_capabilities, resolve_engine_kind
 from roll.models import context_length, describe_model
 from roll.tracking import RunDirectory
 
@@ -15,22 +15,19 @@ __all__ = ["judge_context", "judge_kind", "judge_specs"]
 LONGEST_CONTEXT = 8192
 """Tokens, where the configuration says nothing: models for more would reserve memory that no verdict needs."""
 CPU_CACHE_BYTES = 256 * 2**20
-"""The embedded engine's own default on a CPU."""
+"""An engine's own default on a CPU."""
 REQUESTS_AT_LEAST = 4
-"""Of full length that fit the embedded engine's cache, where its default does not hold a single one."""
+"""Of full length that fit the cache of an engine that grows into it, where its default does not hold a single one."""
 
 
 def judge_kind(config: GeneratingConfig) -> str:
     """Which engines the judge runs on.
 
     Raises:
-        ConfigError: vLLM is asked for and not installed.
+        ConfigError: an engine is asked for that is not installed.
     """
     assert config.judge is not None
-    try:
-        return resolve_engine_kind(config.judge.engine)
-    except ConfigError as error:
-        raise ConfigError(str(error).replace("inference.engine", "judge.engine")) from None
+    return resolve_engine_kind(config.judge.engine, "judge.engine")
 
 
 def judge_context(config: GeneratingConfig, path: Path | str) -> int:
@@ -58,12 +55,13 @@ def judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) 
     judge = config.judge
     assert judge is not None
     kind = judge_kind(config)
+    able = engine_capabilities(kind)
     context, cache = judge_context(config, path), judge.kv_cache_bytes
-    if kind == "hf" and cache is None:
+    if cache is None and not able.reserves_kv_cache:
         one_request = context * describe_model(path).kv_bytes_per_token(2 if judge.dtype == "bfloat16" else 4)
         cache = None if one_request <= CPU_CACHE_BYTES else REQUESTS_AT_LEAST * one_request
     # Verdicts trickle in: requests that waited for those before them to end would wait for nothing.
-    options = {"admission": "continuous", **judge.options} if kind == "hf" else judge.options
+    options = {**able.trickling_options, **judge.options}
     return [
         EngineSpec(
             engine_id=f"judge-{index}",

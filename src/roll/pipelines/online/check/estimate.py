@@ -142,7 +142,7 @@ def memory_by_role(
         config: the run.
         sizes: of the model.
         batch: from `batch_arithmetic`.
-        engine_kind: `vllm` or `hf`.
+        engine_kind: see `ENGINES`.
         max_context: longest prompt plus answer, in tokens.
         on_accelerator: whether the figures are for a device's memory; host libraries are then left out.
         judge: the run's own, where there is one and its sizes are known.

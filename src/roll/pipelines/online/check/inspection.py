@@ -13,6 +13,7 @@ from roll.config.estimate import JudgeEngines, disk_use, num_in_codes, sync_byte
 from roll.config.generating import GeneratingConfig
 from roll.config.passing import element_bytes
 from roll.errors import ConfigError
+from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.hand_over import hands_over
 from roll.pipelines.online.check.estimate import (
     NOTHING_FURTHER,
@@ -81,6 +82,7 @@ def _look_at_places(report: Report, config: GeneratingConfig) -> None:
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
+    check_engines(config)
     report.hands_over = hands_over(config, accelerated=report.machine.has_accelerators)
 
 
@@ -102,10 +104,11 @@ def _look_at_linear_weights(config: GeneratingConfig) -> None:
 def _look_at_judge(report: Report, config: GeneratingConfig) -> None:
     if config.judge is None:
         return
+    from roll.inference import engine_capabilities
     from roll.pipelines.judge.specs import judge_context, judge_kind
 
     kind, path = judge_kind(config), config.judge.model
-    sizes = described(report, path, "the judge's model", allow_quantized=kind == "vllm")
+    sizes = described(report, path, "the judge's model", allow_quantized=engine_capabilities(kind).quantization)
     if sizes is not None:
         report.judge = JudgeEngines(sizes=sizes, kind=kind, max_context=judge_context(config, path))
 

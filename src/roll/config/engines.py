@@ -1,0 +1,264 @@
+"""Inference engines by name, and what each can do: plain data, known without importing an engine.
+
+    inference.engine ──► ENGINES ──► a description: `capabilities`, and a call that builds the engine of a spec
+                                     (imports the engine's package only then)
+
+`ENGINES` has the engines of this package; an installed package or a file of the user's adds others. What a run needs
+of its engines, its configuration says (`EngineNeed`); `check_engine` compares the two before anything starts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any, Protocol, cast
+
+from roll.errors import ConfigError
+from roll.extensions import ExtensibleRegistry
+from roll.protocols import InferenceEngine
+from roll.registry import import_object
+
+__all__ = [
+    "ENGINES",
+    "LOGPROBS",
+    "EngineCapabilities",
+    "EngineFactory",
+    "EngineNeed",
+    "LazyEngine",
+    "check_engine",
+    "engine_capabilities",
+    "engines_with",
+    "resolve_engine_kind",
+]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCapabilities:
+    """What an engine can do, and what must be known of it before it starts.
+
+    An engine of the user's own says it as a class attribute `capabilities`; the defaults are those of one that says
+    nothing.
+    """
+
+    updates_weights: bool = True
+    """`update_weights` brings the engine to other weights than those that it loaded."""
+    quantized_sync: bool = True
+    """It reads weights that are sent in 8 bits (`roll.weights.quantization.read_back`)."""
+    shares_process: bool = False
+    """It computes in the process that built it, so that weights need not be copied (transport `in_process`)."""
+    returns_logprobs: bool = True
+    """`Generation.logprobs` are those of the distribution that tokens were sampled from."""
+    scores_sequences: bool = True
+    """`logprobs` scores given tokens."""
+    restricts_choices: bool = False
+    """It samples among `SamplingParams.choices` alone, and says what each of them would have got."""
+    records_experts: bool = False
+    """It says which experts a mixture's routers chose (`EngineSpec.records_experts`)."""
+    can_sleep: bool = False
+    """`sleep` gives the device's memory back."""
+    tensor_parallel: bool = False
+    """One engine may have several devices."""
+    quantization: bool = False
+    """It serves checkpoints whose weights are quantized."""
+    lora: bool = False
+    """It answers with adapters (`GenerationRequest.adapter`)."""
+    supports_images: bool = False
+    """Prompts may have images."""
+    reserves_kv_cache: bool = False
+    """It takes the memory of all keys and values at its start; otherwise as much of it as requests need."""
+    host_bytes: int = 0
+    """Main memory that it takes on a CPU beside weights, keys and values."""
+    kv_block_tokens: int = 32
+    """Tokens of the blocks in which keys and values of a common prefix are shared between requests."""
+    trickling_options: Mapping[str, Any] = field(default_factory=dict)
+    """`EngineSpec.options` under which requests that come one by one need not wait for each other."""
+    why_not: Mapping[str, str] = field(default_factory=dict)
+    """By capability, why it is missing here, where that depends on the machine; for messages."""
+
+
+_ABILITIES: Mapping[str, str] = {
+    "updates_weights": "take new weights",
+    "quantized_sync": "read weights in 8 bits",
+    "shares_process": "share a process with the trainer",
+    "returns_logprobs": "return the log-probs of what it samples",
+    "scores_sequences": "score given tokens",
+    "restricts_choices": "sample among given tokens",
+    "records_experts": "record which experts routers choose",
+    "can_sleep": "give its memory back",
+    "tensor_parallel": "compute on several devices",
+    "quantization": "serve quantized checkpoints",
+    "lora": "answer with adapters",
+    "supports_images": "read images",
+}
+"""Capabilities that a run may need, as the end of `it cannot …`."""
+
+
+class EngineFactory(Protocol):
+    """An entry of `ENGINES`: a class of engines, or a `LazyEngine` where importing that class is expensive."""
+
+    capabilities: EngineCapabilities
+
+    def __call__(self, spec: Any, /) -> InferenceEngine:
+        """Build the engine that an `EngineSpec` describes; it loads nothing before `start`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyEngine:
+    """A class of engines by its import path, with what is known of it before it is imported."""
+
+    path: str
+    """`package.module:Class`."""
+    capabilities: EngineCapabilities
+    library: str | None = None
+    """The module that must be installed for it."""
+    distributions: tuple[str, ...] = ()
+    """Names under which that may be installed."""
+    install: str = ""
+    """How to install it."""
+    begin_ahead: str | None = None
+    """Import path of a function of `num_threads` that begins what an engine needs whatever it will serve."""
+
+    def __call__(self, spec: Any, /) -> InferenceEngine:
+        """Import the class, and build the engine of a spec."""
+        return cast(Callable[[Any], InferenceEngine], import_object(self.path))(spec)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether its library is; imports nothing."""
+        return self.library is None or importlib.util.find_spec(self.library) is not None
+
+    @property
+    def version(self) -> str:
+        """The distribution that is installed, with its version; empty where it needs none, or has none."""
+        for name in self.distributions:
+            try:
+                return f"{name} {metadata.version(name)}"
+            except metadata.PackageNotFoundError:
+                continue
+        return ""
+
+    def begun_ahead(self, num_threads: int | None) -> AbstractContextManager[None] | None:
+        """Return a context in which an engine's beginning is under way; `None` where there is nothing to begin."""
+        if self.begin_ahead is None:
+            return None
+        begin = cast(Callable[[int | None], AbstractContextManager[None]], import_object(self.begin_ahead))
+        return begin(num_threads)
+
+
+ENGINES: ExtensibleRegistry[EngineFactory] = ExtensibleRegistry(
+    "inference engine",
+    {
+        "vllm": "roll.inference.vllm.description:VLLM",
+        "hf": "roll.inference.hf_description:HF",
+    },
+    group="roll.engines",
+)
+"""The first that is installed is what `auto` means."""
+
+
+def resolve_engine_kind(kind: str, key: str = "inference.engine") -> str:
+    """Return `auto` as the first engine of this package that is installed; other names as they are.
+
+    Args:
+        kind: name or import path of an engine.
+        key: of the configuration, for messages.
+
+    Raises:
+        ConfigError: there is no such engine, or its library is not installed.
+    """
+    if kind == "auto":
+        return next(name for name in ENGINES.built_in if _is_installed(ENGINES.get(name)))
+    engine = ENGINES.get(kind)
+    if isinstance(engine, LazyEngine) and not engine.is_installed:
+        instead = resolve_engine_kind("auto")
+        install = f"{engine.install}, or " if engine.install else ""
+        raise ConfigError(f"{key} is {kind}, but {engine.library} is not installed: {install}set {key}={instead}.")
+    return kind
+
+
+def engine_capabilities(kind: str) -> EngineCapabilities:
+    """Return what an engine can do, installed or not.
+
+    Args:
+        kind: its name or import path; see `resolve_engine_kind` for `auto`.
+
+    Raises:
+        ConfigError: there is no such engine, or its `capabilities` are something else.
+    """
+    found = getattr(ENGINES.get(resolve_engine_kind(kind) if kind == "auto" else kind), "capabilities", None)
+    if found is None:
+        return EngineCapabilities()
+    if not isinstance(found, EngineCapabilities):
+        raise ConfigError(
+            f"the capabilities of the engine '{kind}' are of type {type(found).__name__}: make them an "
+            "EngineCapabilities of roll.inference."
+        )
+    return found
+
+
+def engines_with(capability: str) -> list[str]:
+    """Return the names of all engines that have a capability: of this package, and of those that are installed."""
+    found: list[str] = []
+    for name in ENGINES:
+        try:
+            found += [name] if getattr(engine_capabilities(name), capability) else []
+        except ConfigError:  # of an installed package that cannot be imported here
+            continue
+    return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineNeed:
+    """What a run needs of its engines."""
+
+    capability: str
+    """A field of `EngineCapabilities`."""
+    reason: str
+    """The key and its value that need it, such as `cluster.hand_over true`."""
+    instead: str = ""
+    """What else can be done, such as `set cluster.hand_over to auto`; empty where only another engine helps."""
+
+
+LOGPROBS = EngineNeed(capability="returns_logprobs", reason="a policy that learns from its own rollouts")
+
+
+def check_engine(kind: str, needs: Iterable[EngineNeed], key: str = "inference.engine") -> None:
+    """Make sure that an engine can do what a run needs.
+
+    Args:
+        kind: its name or import path.
+        needs: of the run.
+        key: of the configuration that says `kind`.
+
+    Raises:
+        ConfigError: it cannot; names the capability, and the engines that have it.
+    """
+    kind = resolve_engine_kind(kind, key)
+    able = engine_capabilities(kind)
+    for need in needs:
+        if not getattr(able, need.capability):
+            raise ConfigError(_lacking(kind, able, need, key))
+
+
+def _lacking(kind: str, able: EngineCapabilities, need: EngineNeed, key: str) -> str:
+    others, why = engines_with(need.capability), able.why_not.get(need.capability, "")
+    lacking = need.capability + (f": {why}" if why else "")
+    advice = ", or ".join(filter(None, [f"set {key} to {' or '.join(others)}" if others else "", need.instead]))
+    return (
+        f"{key} is {kind}, which cannot {_ABILITIES[need.capability]} ({lacking}), but {need.reason} needs it"
+        f"{f': {advice}' if advice else ''}.{'' if others else ' No engine that is known here can do it.'}"
+    )
+
+
+def _is_installed(engine: EngineFactory) -> bool:
+    return not isinstance(engine, LazyEngine) or engine.is_installed
+
+
+assert {*_ABILITIES} == {each.name for each in dataclasses.fields(EngineCapabilities) if each.type == "bool"} - {
+    "reserves_kv_cache"
+}, "every capability has words"

@@ -1,0 +1,94 @@
+"""Implementations that users bring to a registry, without a change of this package.
+
+    hf                         a name of the registry itself
+    fast                       a name that an installed package gives as an entry point of the registry's group
+    engines/mine.py:MyEngine   a file of the user's, or `package.module:MyEngine`
+
+A process of another machine finds the same: a name's import path is looked up where the run begins
+(`ExtensibleRegistry.path`), and files are looked for as `roll.user_code` says.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping
+from importlib import metadata
+from typing import TypeVar, cast
+
+from roll.errors import ConfigError
+from roll.registry import Registry, import_object, nearest
+from roll.user_code import load_function
+
+__all__ = ["ExtensibleRegistry"]
+
+T = TypeVar("T")
+
+
+class ExtensibleRegistry(Registry[T]):
+    """A registry to which installed packages and users' files add.
+
+    Args:
+        kind: what it has, for messages: `inference engine`.
+        entries: names to import paths.
+        group: of entry points that add to it, such as `roll.engines`. A name of the registry itself is never replaced.
+    """
+
+    def __init__(self, kind: str, entries: dict[str, str], group: str) -> None:
+        super().__init__(kind, entries)
+        self.group = group
+
+    def __contains__(self, name: str) -> bool:
+        return ":" in name or name in self._entries or name in _installed(self.group)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self._entries
+        yield from (name for name in _installed(self.group) if name not in self._entries)
+
+    @property
+    def built_in(self) -> tuple[str, ...]:
+        """Names of the registry itself, in their order; no entry point is looked for."""
+        return tuple(self._entries)
+
+    def path(self, name: str) -> str:
+        """Return the import path of the implementation called `name`, which another process can import.
+
+        Raises:
+            ConfigError: there is no such name; or several packages give it.
+        """
+        if name in self._entries:
+            return self._entries[name]
+        if ":" in name:
+            return name
+        found = _installed(self.group).get(name, ())
+        if len(found) > 1:
+            raise ConfigError(
+                f"{self.kind} '{name}' is of several installed packages ({', '.join(found)}): write its import path, "
+                "package.module:name."
+            )
+        if found:
+            return found[0]
+        known = ", ".join(sorted(self))
+        raise ConfigError(
+            f"unknown {self.kind} '{name}'.{nearest(name, list(self))} Known: {known}; or path/to/file.py:Class, "
+            "package.module:Class."
+        )
+
+    def get(self, name: str) -> T:
+        """Import and return the implementation called `name`.
+
+        Raises:
+            ConfigError: there is no such name, or it cannot be imported.
+        """
+        path = self.path(name)
+        if name in self._entries:
+            return cast(T, import_object(path))
+        return cast(T, load_function(path, self.kind))
+
+
+@functools.cache
+def _installed(group: str) -> Mapping[str, tuple[str, ...]]:
+    """Import paths by name that installed packages give in a group of entry points."""
+    found: dict[str, dict[str, None]] = {}
+    for point in metadata.entry_points(group=group):
+        found.setdefault(point.name, {})[f"{point.module}:{point.attr}"] = None
+    return {name: tuple(paths) for name, paths in found.items()}

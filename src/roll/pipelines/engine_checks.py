@@ -1,0 +1,19 @@
+"""Whether the engines that a configuration names can do what its run needs; known before anything starts."""
+
+from __future__ import annotations
+
+from roll.config.engines import check_engine
+from roll.config.generating import GeneratingConfig
+
+__all__ = ["check_engines"]
+
+
+def check_engines(config: GeneratingConfig) -> None:
+    """Compare the engines of a run, and of its judge, with what is asked of them.
+
+    Raises:
+        ConfigError: one is not known or not installed, or lacks a capability; names it, and the engines that have it.
+    """
+    check_engine(config.inference.engine, config.engine_needs)
+    if config.judge is not None:
+        check_engine(config.judge.engine, config.judge.engine_needs, "judge.engine")

@@ -1,0 +1,97 @@
+"""Engines by name, and what each can do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from roll.config.engines import (
+    ENGINES,
+    EngineCapabilities,
+    EngineNeed,
+    LazyEngine,
+    check_engine,
+    engine_capabilities,
+    engines_with,
+    resolve_engine_kind,
+)
+from roll.config.inference import InferenceConfig
+from roll.config.load import load_config
+from roll.errors import ConfigError
+
+NOWHERE = LazyEngine(
+    path="nowhere:Engine",
+    capabilities=EngineCapabilities(lora=True, can_sleep=True),
+    library="a_library_that_nobody_has",
+    install="pip install nowhere",
+)
+SLEEPER = LazyEngine(path="nowhere:Sleeper", capabilities=EngineCapabilities(can_sleep=True))
+WRONG = lambda spec: spec  # noqa: E731
+WRONG.capabilities = {"can_sleep": True}  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new engine is a package and one line of the registry."""
+    lines = {"nowhere": f"{__name__}:NOWHERE", "sleeper": f"{__name__}:SLEEPER"}
+    monkeypatch.setattr(ENGINES, "_entries", {**ENGINES._entries, **lines})
+
+
+def test_engines_are_described_without_importing_torch_ray_or_vllm() -> None:
+    code = (
+        "import sys\n"
+        "from roll.config.engines import ENGINES, engine_capabilities\n"
+        "assert engine_capabilities('hf').can_sleep and engine_capabilities('vllm').tensor_parallel\n"
+        "assert not {'torch', 'ray', 'vllm', 'transformers', 'roll.inference.hf'} & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_engines_that_are_registered_need_no_other_change(registered: None) -> None:
+    assert InferenceConfig(engine="sleeper").engine == "sleeper"
+    assert resolve_engine_kind("sleeper") == "sleeper"
+    assert engines_with("lora") == ["nowhere"]
+    check_engine("sleeper", [EngineNeed(capability="can_sleep", reason="a test")])
+
+
+def test_engines_whose_library_is_missing_say_how_to_install_it(registered: None) -> None:
+    instead = resolve_engine_kind("auto")
+    with pytest.raises(ConfigError) as caught:
+        resolve_engine_kind("nowhere", "judge.engine")
+    assert str(caught.value) == (
+        "judge.engine is nowhere, but a_library_that_nobody_has is not installed: pip install nowhere, or set "
+        f"judge.engine={instead}."
+    )
+
+
+def test_engines_that_lack_a_capability_are_named_with_those_that_have_it(registered: None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check_engine("sleeper", [EngineNeed(capability="lora", reason="an adapter", instead="merge it")])
+    assert str(caught.value) == (
+        "inference.engine is sleeper, which cannot answer with adapters (lora), but an adapter needs it: set "
+        "inference.engine to nowhere, or merge it."
+    )
+    with pytest.raises(ConfigError, match=r"needs it\. No engine that is known here can do it\.$"):
+        check_engine("sleeper", [EngineNeed(capability="supports_images", reason="a picture")])
+
+
+def test_engines_of_a_file_without_capabilities_have_the_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "silent_engine.py").write_text("class Silent:\n    def __init__(self, spec):\n        pass\n")
+    monkeypatch.chdir(tmp_path)
+    assert engine_capabilities("silent_engine.py:Silent") == EngineCapabilities()
+
+
+def test_engines_whose_capabilities_are_no_capabilities_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"are of type dict: make them an EngineCapabilities of roll\.inference"):
+        engine_capabilities(f"{__name__}:WRONG")
+
+
+def test_engines_that_are_unknown_are_refused_at_load_with_the_nearest() -> None:
+    quickstart = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
+    with pytest.raises(ConfigError, match=r"inference\.engine.*unknown inference engine 'vlm'\. Did you mean 'vllm'"):
+        load_config(quickstart, ["inference.engine=vlm"])
