@@ -167,9 +167,17 @@ as configured.
 
 `algorithm.loss` names a `def loss(inputs: LossInputs) -> LossOutputs`, which sees the loss tokens of one micro-batch;
 see `roll.algorithms.inputs`. Divide by the counts of the whole batch that it receives (`num_tokens`, `num_sequences`),
-never by those of the micro-batch. Then the result does not depend on how the batch is split.
+never by those of the micro-batch. Then the result does not depend on how the batch is split. What it needs of the
+trainer beside log-probs it says in an attribute: `loss.needs = Needs(entropy=True)`, of `roll.types`.
 
-`examples/algorithms/` has one of each, and this runs them:
+`algorithm.gate: {type: python, gate: "my_gate.py:Cubic", options: {strength: 0.5}}` names a class whose instances take
+the place of a gate, `(log_ratio, logprobs, advantages) -> objective`, each [N]; ratio, KL, entropy, correction and
+aggregation stay. See `Gate` in `roll.algorithms.gates` for what else it may say.
+
+A package that is installed can give a loss or a gate a name, by entry points of the groups `roll.losses` and
+`roll.gates`.
+
+`examples/algorithms/` has an advantage and a loss, and this runs them:
 
 ```
 roll train examples/own_algorithm.yaml

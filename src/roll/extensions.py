@@ -67,11 +67,23 @@ class ExtensibleRegistry(Registry[T]):
             )
         if found:
             return found[0]
-        known = ", ".join(sorted(self))
+        known = "".join(f"{each}, " for each in sorted(self))
         raise ConfigError(
-            f"unknown {self.kind} '{name}'.{nearest(name, list(self))} Known: {known}; or path/to/file.py:Class, "
-            "package.module:Class."
+            f"unknown {self.kind} '{name}'.{nearest(name, list(self))} Known: {known}path/to/file.py:Name, "
+            "package.module:Name."
         )
+
+    def checked(self, name: str) -> str:
+        """Return a name as it is, for the validation of a configuration.
+
+        Raises:
+            ValueError: there is no such name.
+        """
+        try:
+            self.path(name)
+        except ConfigError as error:
+            raise ValueError(str(error).rstrip(".")) from None
+        return name
 
     def get(self, name: str) -> T:
         """Import and return the implementation called `name`.

@@ -75,5 +75,5 @@ def test_extensions_that_are_unknown_are_named_with_the_nearest() -> None:
     with pytest.raises(ConfigError) as caught:
         registry().path("jsn")
     assert str(caught.value) == (
-        "unknown codec 'jsn'. Did you mean 'json'? Known: json; or path/to/file.py:Class, package.module:Class."
+        "unknown codec 'jsn'. Did you mean 'json'? Known: json, path/to/file.py:Name, package.module:Name."
     )

@@ -6,11 +6,15 @@ At r = 1 the gradient of every one of them is that of A log pi, except for weigh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
+
+from roll.errors import ConfigError, raised_at
+from roll.user_code import load_function
 
 __all__ = [
     "DualClip",
@@ -22,14 +26,17 @@ __all__ = [
     "SoftGate",
     "SquaredPenalty",
     "StopGradient",
+    "UserGate",
 ]
 
 
 class Gate(Protocol):
     """The seam."""
 
-    exponentiates: ClassVar[bool]
-    """Whether it takes the log-ratio's exponential, and so needs it clamped."""
+    @property
+    def exponentiates(self) -> bool:
+        """Whether it takes the log-ratio's exponential, and so needs it clamped."""
+        ...
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         """Objective of every token [N]."""
@@ -45,7 +52,9 @@ class _Exponential:
 
     __slots__ = ()
 
-    exponentiates: ClassVar[bool] = True
+    @property
+    def exponentiates(self) -> bool:
+        return True
 
 
 class _Unbounded(_Exponential):
@@ -148,9 +157,11 @@ class LogProb(_Unbounded):
 class SquaredPenalty(_Unbounded):
     """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599 section 2.3.2."""
 
-    exponentiates: ClassVar[bool] = False
-
     tau: float = 0.1
+
+    @property
+    def exponentiates(self) -> bool:
+        return False
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
         return advantages * logprobs - 0.5 * self.tau * log_ratio.square()
@@ -168,3 +179,45 @@ class SoftGate(_Unbounded):
         positive, negative = (torch.full_like(ratio, tau) for tau in (self.tau_positive, self.tau_negative))
         tau = torch.where(advantages > 0, positive, negative)
         return 4.0 / tau * torch.sigmoid(tau * (ratio - 1.0)) * advantages
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UserGate:
+    """A gate of the user's; it is built where it runs, so it need not be picklable."""
+
+    path: str
+    """`package.module:Class`, or `path/to/file.py:Class`."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Its arguments."""
+
+    @property
+    def exponentiates(self) -> bool:
+        return getattr(self._built(), "exponentiates", True)
+
+    def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
+        return self._built()(log_ratio, logprobs, advantages)
+
+    def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
+        """See `Gate.clipped`; a gate that does not say it has no bound."""
+        own = getattr(self._built(), "clipped", None)
+        return torch.zeros_like(ratio, dtype=torch.bool) if own is None else own(ratio, advantages)
+
+    def check(self) -> None:
+        """Build it.
+
+        Raises:
+            ConfigError: it cannot be imported, does not take its options, or cannot be called.
+        """
+        if not callable(self._built()):
+            raise ConfigError(f"gate '{self.path}' cannot be called: give its class `__call__`, as `Gate` has it.")
+
+    def _built(self) -> Gate:
+        factory = load_function(self.path, "gate")
+        try:
+            return cast(Gate, factory(**self.options))
+        except Exception as error:
+            what = f"{type(error).__name__}: {error}"
+            raise ConfigError(
+                f"gate '{self.path}' cannot be built with algorithm.gate.options {dict(self.options)} "
+                f"({raised_at(error)}): {what}"
+            ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
 
 from roll.config.algorithm_parts import (
     AdvantageConfig,
@@ -12,17 +12,16 @@ from roll.config.algorithm_parts import (
     CriticConfig,
     EntropyConfig,
     FilterConfig,
-    GateConfig,
     ImitationConfig,
     KLConfig,
-    MinClip,
     RatioConfig,
     RewardShapingConfig,
     UpdateConfig,
     WeightConfig,
 )
-from roll.config.base import FUNCTION, Section, option, path_option
+from roll.config.base import EXTENSION, Section, option, path_option
 from roll.config.correction import CorrectionConfig
+from roll.config.gates import LOSSES, GateConfig, MinClip
 from roll.config.presets import PresetName, expand
 
 __all__ = ["AlgorithmConfig"]
@@ -54,11 +53,16 @@ class AlgorithmConfig(Section):
     imitation: ImitationConfig = option(ImitationConfig(), "Demonstrations, imitated beside the policy's rollouts.")
     loss: str | None = path_option(
         None,
-        "Your own loss in place of ratio, gate, KL, entropy and correction: `package.module:function` or "
-        "`path/to/file.py:function`.",
+        "Your own loss in place of ratio, gate, KL, entropy and correction: `package.module:function`, "
+        "`path/to/file.py:function`, or a name that an installed package gives (entry points `roll.losses`).",
         examples=["examples/algorithms/my_loss.py:loss"],
-        pattern=FUNCTION,
+        pattern=EXTENSION,
     )
+
+    @field_validator("loss")
+    @classmethod
+    def _known_loss(cls, name: str | None) -> str | None:
+        return None if name is None else LOSSES.checked(name)
 
     @model_validator(mode="before")
     @classmethod

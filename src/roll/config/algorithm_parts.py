@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, TypeVar
+from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from roll.config.base import FUNCTION, Section, option, path_option
 
@@ -14,7 +14,6 @@ __all__ = [
     "CriticConfig",
     "EntropyConfig",
     "FilterConfig",
-    "GateConfig",
     "ImitationConfig",
     "KLConfig",
     "RatioConfig",
@@ -102,93 +101,6 @@ class RatioConfig(Section):
         "Before a sequence's mean is taken, a token's log-ratio may move the objective up by at most this (GMPO).",
         gt=0,
     )
-
-
-class _Clipped(Section):
-    low: float = option(0.2, "The ratio is clipped at 1 - low from below.", ge=0, le=1)
-    high: float = option(0.2, "The ratio is clipped at 1 + high from above.", ge=0)
-
-
-class MinClip(_Clipped):
-    """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347."""
-
-    type: Literal["min_clip"] = option(..., "Kind of gate.")
-
-
-class DualClip(_Clipped):
-    """As `min_clip`; for negative advantages never below bound x A: arXiv 1912.09729."""
-
-    type: Literal["dual_clip"] = option(..., "Kind of gate.")
-    bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
-
-
-_Bounded = TypeVar("_Bounded", "StopGradient", "SignSplit")
-
-
-def _ordered(gate: _Bounded) -> _Bounded:
-    if gate.lower > gate.upper:
-        raise ValueError(f"lower {gate.lower} exceeds upper {gate.upper}")
-    return gate
-
-
-class StopGradient(Section):
-    """sg(clip(r, lower, upper)) A log pi: TIS (0, 1), CISPO (1 - e, 1 + e)."""
-
-    type: Literal["stop_gradient"] = option(..., "Kind of gate.")
-    lower: float = option(0.0, "Smallest weight.", ge=0)
-    upper: float = option(1.0, "Largest weight.", gt=0)
-    mask: bool = option(False, "Drop tokens whose ratio left the bounds in the direction of their advantage.")
-
-    @model_validator(mode="after")
-    def _ordered(self) -> StopGradient:
-        return _ordered(self)
-
-
-class SignSplit(Section):
-    """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286."""
-
-    type: Literal["sign_split"] = option(..., "Kind of gate.")
-    positive_weight: float = option(1.0, "w+.", ge=0)
-    negative_weight: float = option(1.0, "w-.", ge=0)
-    lower: float = option(0.0, "Smallest weight of a token with negative advantage.", ge=0)
-    upper: float = option(1.0, "Largest weight of a token with negative advantage.", gt=0)
-
-    @model_validator(mode="after")
-    def _ordered(self) -> SignSplit:
-        return _ordered(self)
-
-
-class NoGate(Section):
-    """r A without a bound; at the first update its gradient is that of A log pi."""
-
-    type: Literal["none"] = option(..., "Kind of gate.")
-
-
-class LogProb(Section):
-    """A log pi, whatever the ratio: REINFORCE."""
-
-    type: Literal["log_prob"] = option(..., "Kind of gate.")
-
-
-class SquaredPenalty(Section):
-    """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599."""
-
-    type: Literal["squared_penalty"] = option(..., "Kind of gate.")
-    tau: float = option(0.1, "Weight of the squared log-ratio.", ge=0)
-
-
-class SoftGate(Section):
-    """4/tau sigmoid(tau (r - 1)) A, with a tau for each sign of A: SAPO, arXiv 2511.20347."""
-
-    type: Literal["soft"] = option(..., "Kind of gate.")
-    tau_positive: float = option(1.0, "Steepness for positive advantages.", gt=0)
-    tau_negative: float = option(1.05, "Steepness for negative advantages.", gt=0)
-
-
-GateConfig = Annotated[
-    MinClip | DualClip | StopGradient | SignSplit | NoGate | LogProb | SquaredPenalty | SoftGate,
-    Field(discriminator="type"),
-]
 
 
 class KLConfig(Section):

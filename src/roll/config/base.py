@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from roll.errors import short
 
-__all__ = ["FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expanded", "option", "path_option"]
+__all__ = ["EXTENSION", "FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expanded", "option", "path_option"]
 
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
 LONGEST_NAME = 255
@@ -18,10 +18,13 @@ LONGEST_NAME = 255
 
 FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
 """Pattern of a function that a key names: `package.module:function`, or `path/to/file.py:function`."""
+EXTENSION = r"^(?:\w[\w.-]*|(?:\w+(?:\.\w+)*|[^:]+\.py):\w+)$"
+"""Pattern of an implementation that a key names: as `FUNCTION`, or by a name of a registry or an installed package."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
 """Pattern of a name that becomes a directory's."""
 PATTERN_WORDS = {
     FUNCTION: "such as package.module:function or path/to/file.py:function",
+    EXTENSION: "such as a name, package.module:Name or path/to/file.py:Name",
     NAME: "of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with a letter or a digit",
 }
 """What a message says in place of a pattern."""

@@ -6,9 +6,8 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import field_validator
 
-from roll.config.base import Section, option, path_option
+from roll.config.base import EXTENSION, Section, option, path_option
 from roll.config.engines import ENGINES
-from roll.errors import ConfigError
 
 __all__ = ["EngineOptions", "InferenceConfig", "Quantization"]
 
@@ -24,7 +23,7 @@ class EngineOptions(Section):
         "engine of your own: a name that an installed package gives (entry points `roll.engines`), or "
         "`path/to/file.py:Class`.",
         examples=["hf"],
-        min_length=1,
+        pattern=EXTENSION,
     )
     tensor_parallel: int = option(1, "Devices of one engine.", ge=1)
     max_num_seqs: int = option(64, "Requests that one engine runs at once; more wait.", ge=1)
@@ -39,12 +38,7 @@ class EngineOptions(Section):
     @field_validator("engine")
     @classmethod
     def _known(cls, name: str) -> str:
-        try:
-            if name != "auto":
-                ENGINES.path(name)
-        except ConfigError as error:
-            raise ValueError(str(error).rstrip(".")) from None
-        return name
+        return name if name == "auto" else ENGINES.checked(name)
 
 
 class InferenceConfig(EngineOptions):

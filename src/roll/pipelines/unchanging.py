@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from roll.config.base import FUNCTION
+from roll.config.base import EXTENSION, FUNCTION
 from roll.config.run import RunConfig
 from roll.config.sources import PythonTable
 from roll.errors import CheckpointError
@@ -50,14 +50,13 @@ def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _functions(section: BaseModel) -> Iterator[str]:
-    """Every function that a configuration names, files of environments and engines; sources are known by their rows."""
+    """Every function that a configuration names, and environments by their file; sources are known by their rows."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, str):
-            named = any(getattr(limit, "pattern", None) == FUNCTION for limit in field.metadata)
-            if (named and not isinstance(section, PythonTable)) or (
-                name in ("environment", "engine") and ".py:" in value
-            ):
+            patterns = {getattr(limit, "pattern", None) for limit in field.metadata}
+            is_named = ":" in value and patterns & {EXTENSION, FUNCTION} and not isinstance(section, PythonTable)
+            if is_named or (name == "environment" and ".py:" in value):
                 yield value
             continue
         entries = (

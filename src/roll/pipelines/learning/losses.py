@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll.algorithms import gates
 from roll.algorithms.correction import Correction
+from roll.algorithms.gates import Gate, UserGate
 from roll.algorithms.losses import CreditedLoss, PolicyAndValueLoss, PolicyLoss, PreferenceLoss, UserLoss, ValueLoss
 from roll.algorithms.losses.preference import forms
 from roll.config.algorithm import AlgorithmConfig
+from roll.config.gates import GATES, LOSSES, GateConfig
 from roll.config.preference import PreferenceLossSection
 from roll.errors import ConfigError
 from roll.protocols import LossFn
@@ -17,27 +18,19 @@ from roll.user_code import load_function
 
 __all__ = ["attention_range", "check_own_functions", "policy_loss", "preference_loss", "value_loss"]
 
-_GATES: dict[str, type[gates.Gate]] = {
-    "min_clip": gates.MinClip,
-    "dual_clip": gates.DualClip,
-    "stop_gradient": gates.StopGradient,
-    "sign_split": gates.SignSplit,
-    "none": gates.NoGate,
-    "log_prob": gates.LogProb,
-    "squared_penalty": gates.SquaredPenalty,
-    "soft": gates.SoftGate,
-}
-
 
 def check_own_functions(algorithm: AlgorithmConfig) -> None:
-    """Import the user's own loss and advantage function, before anything is started.
+    """Import the user's own loss, gate and advantage function, before anything is started.
 
     Raises:
-        ConfigError: one cannot be imported.
+        ConfigError: one cannot be imported, or does not take its arguments.
     """
-    for path, kind in ((algorithm.loss, "loss"), (algorithm.advantage.function, "advantage function")):
-        if path is not None:
-            load_function(path, kind)
+    if algorithm.advantage.function is not None:
+        load_function(algorithm.advantage.function, "advantage function")
+    if algorithm.loss is not None:
+        UserLoss(path=LOSSES.path(algorithm.loss)).check()
+    elif algorithm.gate.type == "python":
+        UserGate(path=GATES.path(algorithm.gate.gate), options=algorithm.gate.options).check()
 
 
 def attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
@@ -66,20 +59,26 @@ def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None)
 
 def _policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None) -> LossFn:
     if algorithm.loss is not None:
-        return UserLoss(path=algorithm.loss)
+        return UserLoss(path=LOSSES.path(algorithm.loss))
     coefficient = algorithm.kl.coefficient if kl_coefficient is None else kl_coefficient
     return PolicyLoss(
         ratio_level=algorithm.ratio.level,
         ratio_reduce=algorithm.ratio.reduce,
         ratio_against=algorithm.ratio.against,
         ratio_token_limit=algorithm.ratio.token_limit,
-        gate=_GATES[algorithm.gate.type](**algorithm.gate.model_dump(exclude={"type"})),
+        gate=_gate(algorithm.gate),
         aggregation=algorithm.aggregation,
         correction=Correction(**algorithm.correction.model_dump(exclude={"snapshots"})),
         kl_coefficient=coefficient if algorithm.kl.place == "loss" else 0.0,
         kl_estimator=algorithm.kl.estimator,
         entropy_coefficient=algorithm.entropy.coefficient,
     )
+
+
+def _gate(section: GateConfig) -> Gate:
+    if section.type == "python":
+        return UserGate(path=GATES.path(section.gate), options=section.options)
+    return GATES.get(section.type)(**section.model_dump(exclude={"type"}))
 
 
 def value_loss(algorithm: AlgorithmConfig) -> ValueLoss:

@@ -1,0 +1,139 @@
+"""Losses of policies by name, and the gates of the one that is put together: their settings, and what builds them.
+
+A new gate is a section and a line here, and its class in `roll.algorithms.gates`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, field_validator, model_validator
+
+from roll.config.base import EXTENSION, Section, option, path_option
+from roll.extensions import ExtensibleRegistry
+
+__all__ = ["GATES", "LOSSES", "GateConfig", "MinClip"]
+
+LOSSES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("loss", {}, group="roll.losses")
+"""Functions of `LossInputs`, in place of the one that ratio, gate, KL and entropy make."""
+GATES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
+    "gate",
+    {
+        "min_clip": "roll.algorithms.gates:MinClip",
+        "dual_clip": "roll.algorithms.gates:DualClip",
+        "stop_gradient": "roll.algorithms.gates:StopGradient",
+        "sign_split": "roll.algorithms.gates:SignSplit",
+        "none": "roll.algorithms.gates:NoGate",
+        "log_prob": "roll.algorithms.gates:LogProb",
+        "squared_penalty": "roll.algorithms.gates:SquaredPenalty",
+        "soft": "roll.algorithms.gates:SoftGate",
+    },
+    group="roll.gates",
+)
+
+
+class _Clipped(Section):
+    low: float = option(0.2, "The ratio is clipped at 1 - low from below.", ge=0, le=1)
+    high: float = option(0.2, "The ratio is clipped at 1 + high from above.", ge=0)
+
+
+class MinClip(_Clipped):
+    """min(r A, clip(r, 1 - low, 1 + high) A): PPO, arXiv 1707.06347."""
+
+    type: Literal["min_clip"] = option(..., "Kind of gate.")
+
+
+class DualClip(_Clipped):
+    """As `min_clip`; for negative advantages never below bound x A: arXiv 1912.09729."""
+
+    type: Literal["dual_clip"] = option(..., "Kind of gate.")
+    bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
+
+
+_Bounded = TypeVar("_Bounded", "StopGradient", "SignSplit")
+
+
+def _ordered(gate: _Bounded) -> _Bounded:
+    if gate.lower > gate.upper:
+        raise ValueError(f"lower {gate.lower} exceeds upper {gate.upper}")
+    return gate
+
+
+class StopGradient(Section):
+    """sg(clip(r, lower, upper)) A log pi: TIS (0, 1), CISPO (1 - e, 1 + e)."""
+
+    type: Literal["stop_gradient"] = option(..., "Kind of gate.")
+    lower: float = option(0.0, "Smallest weight.", ge=0)
+    upper: float = option(1.0, "Largest weight.", gt=0)
+    mask: bool = option(False, "Drop tokens whose ratio left the bounds in the direction of their advantage.")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> StopGradient:
+        return _ordered(self)
+
+
+class SignSplit(Section):
+    """A > 0: w+ A log pi. A <= 0: w- sg(clip(r, lower, upper)) A log pi: TOPR, arXiv 2503.14286."""
+
+    type: Literal["sign_split"] = option(..., "Kind of gate.")
+    positive_weight: float = option(1.0, "w+.", ge=0)
+    negative_weight: float = option(1.0, "w-.", ge=0)
+    lower: float = option(0.0, "Smallest weight of a token with negative advantage.", ge=0)
+    upper: float = option(1.0, "Largest weight of a token with negative advantage.", gt=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> SignSplit:
+        return _ordered(self)
+
+
+class NoGate(Section):
+    """r A without a bound; at the first update its gradient is that of A log pi."""
+
+    type: Literal["none"] = option(..., "Kind of gate.")
+
+
+class LogProb(Section):
+    """A log pi, whatever the ratio: REINFORCE."""
+
+    type: Literal["log_prob"] = option(..., "Kind of gate.")
+
+
+class SquaredPenalty(Section):
+    """A log pi - tau/2 (log r)^2: Kimi k1.5, arXiv 2501.12599."""
+
+    type: Literal["squared_penalty"] = option(..., "Kind of gate.")
+    tau: float = option(0.1, "Weight of the squared log-ratio.", ge=0)
+
+
+class SoftGate(Section):
+    """4/tau sigmoid(tau (r - 1)) A, with a tau for each sign of A: SAPO, arXiv 2511.20347."""
+
+    type: Literal["soft"] = option(..., "Kind of gate.")
+    tau_positive: float = option(1.0, "Steepness for positive advantages.", gt=0)
+    tau_negative: float = option(1.05, "Steepness for negative advantages.", gt=0)
+
+
+class PythonGate(Section):
+    """Your own: see `Gate` in `roll.algorithms.gates`."""
+
+    type: Literal["python"] = option(..., "Kind of gate.")
+    gate: str = path_option(
+        ...,
+        "What builds it: `path/to/file.py:Class`, `package.module:Class`, or a name that an installed package gives "
+        "(entry points `roll.gates`).",
+        pattern=EXTENSION,
+        examples=["gates.py:Cubic"],
+    )
+    options: dict[str, Any] = option({}, "Its arguments.")
+
+    @field_validator("gate")
+    @classmethod
+    def _known_gate(cls, name: str) -> str:
+        return GATES.checked(name)
+
+
+GateConfig = Annotated[
+    MinClip | DualClip | StopGradient | SignSplit | NoGate | LogProb | SquaredPenalty | SoftGate | PythonGate,
+    Field(discriminator="type"),
+]
