@@ -5,7 +5,7 @@
     engines sleep: no weights,    │ engines wake, and get all     │ trainers' states are in main memory
     no keys and values            │ weights from the policy       │
 
-Here is the trainers' side; whose turn it is, `LivePolicy` says.
+`SharedDevices` knows whose phase it is; when it ends, `LivePolicy` says.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from typing import Literal, Protocol, TypeAlias
 
 from roll.config.generating import GeneratingConfig
 from roll.inference import engine_capabilities
 from roll.protocols import StateKind, TrainerGroup
 
-__all__ = ["EVERYTHING", "SharingTrainers", "hands_over"]
+__all__ = ["EVERYTHING", "SharedDevices", "hands_over"]
 
+Phase: TypeAlias = Literal["generation", "training"]
 EVERYTHING: tuple[StateKind, ...] = ("parameters", "optimizer")
 
 
@@ -41,32 +42,60 @@ def hands_over(config: GeneratingConfig, *, accelerated: bool) -> bool:
     return can and accelerated and not ahead and bool(config.trainers_beside("actor_infer"))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SharingTrainers:
-    """Trainers on devices that engines use too."""
+class SleepingEngines(Protocol):
+    """Engines on shared devices; `LLMProxy` has these methods."""
 
-    policy: TrainerGroup
-    """Whose weights engines get."""
-    trainers: Sequence[TrainerGroup]
-    """Those that share devices, the policy's among them or not."""
+    async def sleep(self) -> None: ...
 
-    async def step_aside(self) -> None:
-        """Move all to main memory but what the weight sync that follows needs."""
-        aside = ((t, ("optimizer",) if t is self.policy else EVERYTHING) for t in self.trainers)
+    async def wake(self) -> None: ...
+
+
+class SharedDevices:
+    """The devices that engines and trainers share, and whose phase it is: the only way from one to the other.
+
+    Invariants:
+        - in the phase `training` engines sleep, and all states of trainers are where they compute;
+        - in the phase `generation` nothing is known of either until a weight sync has ended: a way there that broke off
+          is gone again from its beginning.
+
+    Args:
+        policy: the trainer whose weights engines get.
+        trainers: those on the devices, the policy's among them or not.
+    """
+
+    def __init__(self, policy: TrainerGroup, trainers: Sequence[TrainerGroup]) -> None:
+        self.phase: Phase = "generation"
+        self._policy = policy
+        self._trainers = trainers
+        self._engines: SleepingEngines | None = None
+
+    def join(self, engines: SleepingEngines) -> None:
+        """Let the engines that answer on these devices be known, once they are."""
+        self._engines = engines
+
+    async def to_training(self) -> None:
+        """Let engines sleep, then give trainers the memory, for training or a checkpoint."""
+        assert self._engines is not None, "engines have joined"
+        await self._engines.sleep()
+        await asyncio.gather(*(trainer.onload(EVERYTHING) for trainer in self._trainers))
+        self.phase = "training"
+
+    async def to_generation(self) -> None:
+        """Take from trainers all but what a weight sync needs, then wake the engines."""
+        assert self._engines is not None, "engines have joined"
+        self.phase = "generation"
+        aside = ((each, ("optimizer",) if each is self._policy else EVERYTHING) for each in self._trainers)
         await asyncio.gather(*(trainer.offload(states) for trainer, states in aside))
-
-    async def come_back(self) -> None:
-        """Move all to the devices, for training or a checkpoint."""
-        await asyncio.gather(*(trainer.onload(EVERYTHING) for trainer in self.trainers))
+        await self._engines.wake()
 
     @asynccontextmanager
     async def syncing(self) -> AsyncIterator[None]:
         """Inside, a weight sync finds the policy's weights on their device; engines answer afterwards."""
-        if self.policy not in self.trainers:
+        if self._policy not in self._trainers:
             yield
             return
-        await self.policy.onload(["parameters"])
+        await self._policy.onload(["parameters"])
         try:
             yield
         finally:
-            await self.policy.offload(["parameters"])
+            await self._policy.offload(["parameters"])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from roll.pipelines.generation import Generation
-from roll.pipelines.hand_over import SharingTrainers
+from roll.pipelines.hand_over import SharedDevices
 from roll.pipelines.run import Run
 from roll.rollout import AsyncController, SamplingPlan
 from roll.weights import SyncReport, WeightSync
@@ -31,12 +31,15 @@ class LivePolicy:
     weights: WeightSync
     plan: SamplingPlan
     """How its rollouts are sampled."""
-    sharing: SharingTrainers | None = None
-    """Trainers that engines hand memory over to, and take it from."""
-    engines_turn: bool = True
-    """Whether trainers may be aside: not all of their states are where they compute."""
+    devices: SharedDevices | None = None
+    """Those that engines and trainers hand over to each other."""
     evaluation: asyncio.Task[None] | None = None
     """Runs beside training in an asynchronous run."""
+
+    def __post_init__(self) -> None:
+        """Let shared devices know the engines."""
+        if self.devices is not None:
+            self.devices.join(self.generation.proxy)
 
     @asynccontextmanager
     async def learning(self, run: Run[Any]) -> AsyncIterator[None]:
@@ -47,15 +50,13 @@ class LivePolicy:
 
     async def hand_to_trainers(self, run: Run[Any]) -> None:
         """Give trainers the memory of the devices that they share with engines, which sleep until the next `sync`."""
-        if self.sharing is not None and self.engines_turn:
+        if self.devices is not None and self.devices.phase == "generation":
             with run.spans.phase("hand_over"):
-                await self.generation.proxy.sleep()
-                await self.sharing.come_back()
-                self.engines_turn = False
+                await self.devices.to_training()
 
     async def wake(self, run: Run[Any]) -> None:
         """See to it that engines can answer: those that slept since the last sync get the weights again."""
-        if not self.engines_turn:
+        if self.devices is not None and self.devices.phase == "training":
             await self.sync(run)
 
     async def sync(self, run: Run[Any]) -> SyncReport:
@@ -66,11 +67,9 @@ class LivePolicy:
         """
         if self.evaluation is not None:
             await asyncio.wait({self.evaluation})
-        if self.sharing is not None and not self.engines_turn:
+        if self.devices is not None and self.devices.phase == "training":
             with run.spans.phase("hand_over"):
-                self.engines_turn = True
-                await self.sharing.step_aside()
-                await self.generation.proxy.wake()
+                await self.devices.to_generation()
         still = self.controller.updating() if self.controller else nullcontext()
         with run.spans.phase("sync"):
             return await self.weights.push(run.state.policy_version, still=still, on_dead=self.generation.proxy.restore)

@@ -19,7 +19,7 @@ from roll.pipelines.checkpoint_files import SavedRun
 from roll.pipelines.engine_checks import check_engines
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import Roles, open_generation, start_roles
-from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
+from roll.pipelines.hand_over import EVERYTHING, SharedDevices, hands_over
 from roll.pipelines.instant_checks import check_disk, check_own_references, check_own_rewards
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
@@ -87,10 +87,10 @@ async def open_online(
     async with AsyncExitStack() as stack:
         cluster = open_cluster(config.cluster, config.roles, session.directory)
         stack.push_async_callback(cluster.close)
-        roles, started, memory = await _start(config, session, cluster, prepared, placed, stack)
+        roles, started, devices = await _start(config, session, cluster, prepared, placed, stack)
         learner = learner_of(started)
         run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
-        weights = weight_sync(cluster, config, data, learner.policy, roles.engines, memory)
+        weights = weight_sync(cluster, config, data, learner.policy, roles.engines, devices)
         recorder = recorder_of(run) if recorder_of else None
         generation = await open_generation(
             config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
@@ -101,7 +101,7 @@ async def open_online(
             recorder.listen(generation.scheduler.life, generation.proxy)
         plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
         controller = controlled(config, state, data, run.ledger, generation, plan)
-        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan, sharing=memory)
+        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan, devices=devices)
         online = OnlineRun(
             config=config,
             run=run,
@@ -140,8 +140,8 @@ async def _start(
     prepared: Prepared,
     placed: Sequence[Placed],
     stack: AsyncExitStack,
-) -> tuple[Roles, list[Any], SharingTrainers | None]:
-    """All roles; what was placed, in order; and which of it hands memory over to engines."""
+) -> tuple[Roles, list[Any], SharedDevices | None]:
+    """All roles; what was placed, in order; and the devices that some of it hands over to engines and back."""
     session.tracker.keep_tokenizer(prepared.tokenizer)
     hand_over = hands_over(config, accelerated=num_accelerators() > 0)
     beside = config.trainers_beside("actor_infer") if hand_over else []
@@ -165,7 +165,7 @@ async def _start(
         hand_over=hand_over,
     )
     sharing = [trainer for (role, _), trainer in zip(placed, started, strict=True) if role in beside]
-    return roles, started, SharingTrainers(policy=started[0], trainers=sharing) if hand_over else None
+    return roles, started, SharedDevices(started[0], sharing) if hand_over else None
 
 
 async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: SavedRun[Any] | None) -> None:
@@ -183,7 +183,7 @@ def weight_sync(
     data: Data,
     policy: TrainerGroup,
     engines: EngineGroup,
-    memory: SharingTrainers | None,
+    devices: SharedDevices | None,
 ) -> WeightSync:
     """How the policy's weights reach its engines.
 
@@ -193,7 +193,7 @@ def weight_sync(
         data: whose prompts probe them.
         policy: the trainer.
         engines: its engines.
-        memory: of devices that they share, where they hand it over.
+        devices: that they share, where they hand them over.
     """
     return WeightSync(
         policy,
@@ -201,7 +201,7 @@ def weight_sync(
         config.weight_sync,
         probe=probe_sequences(data),
         transport=cluster.transport(resolve_engine_kind(config.inference.engine)),
-        at_hand=memory.syncing if memory else nullcontext,
+        at_hand=devices.syncing if devices else nullcontext,
     )
 
 

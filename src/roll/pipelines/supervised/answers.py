@@ -10,7 +10,7 @@ from roll.config.generating import GeneratingConfig
 from roll.errors import DataError
 from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.generation import open_generation, start_roles
-from roll.pipelines.hand_over import EVERYTHING, SharingTrainers, hands_over
+from roll.pipelines.hand_over import EVERYTHING, SharedDevices, hands_over
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.opening import weight_sync
 from roll.pipelines.preparation import prepare, sampling_plans
@@ -47,17 +47,17 @@ async def open_answers(
     if not draws:
         raise DataError("no source of evaluation.answers.data holds prompts out: set its held_out.")
     hand_over = hands_over(config, accelerated=num_accelerators() > 0)
-    memory = SharingTrainers(policy=policy, trainers=[policy]) if hand_over else None
+    devices = SharedDevices(policy, [policy]) if hand_over else None
     if hand_over:
         await policy.offload(EVERYTHING)
     tracker = session.tracker
     roles, _ = await start_roles(
         config, cluster, prepared, stack, run=session.directory, tracker=tracker, hand_over=hand_over
     )
-    weights = weight_sync(cluster, config, prepared.data, policy, roles.engines, memory)
+    weights = weight_sync(cluster, config, prepared.data, policy, roles.engines, devices)
     generation = await open_generation(
         config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
     )
     plan = sampling_plans(config, prepared.stop_token_ids)[1]
-    live = LivePolicy(generation=generation, weights=weights, plan=plan, sharing=memory)
+    live = LivePolicy(generation=generation, weights=weights, plan=plan, devices=devices)
     return Evaluator(run, live, draws, plan, config.evaluation, config.alarms)
