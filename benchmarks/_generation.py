@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,8 +25,9 @@ from roll.algorithms.filters import is_doomed, reason_to_leave_out
 from roll.config.distributions import LognormalDistribution
 from roll.config.scheduling import SchedulingConfig
 from roll.inference import EngineSpec
-from roll.protocols import EngineGroup, InferenceEngine, Reward
+from roll.protocols import InferenceEngine, Reward
 from roll.rollout import AsyncController, BatchSpec, LLMProxy, RolloutScheduler, Router, SamplingPlan
+from roll.rollout.engine_group import EngineGroup
 from roll.rollout.loops import Generate, Renderer, single_answer
 from roll.simulation import clock
 from roll.simulation.batch import BatchLimits
@@ -310,11 +311,21 @@ class Limited:
         return replace(self._engine.load(), capacity=self._capacity)
 
 
-@dataclass
-class LimitedEngines:
+class LimitedEngines(EngineGroup):
     """Engines, as the proxy sees them."""
 
-    engines: Sequence[Any]
+    def __init__(self, engines: Sequence[Any]) -> None:
+        self._engines = engines
+
+    @property
+    def engines(self) -> Sequence[Any]:
+        return self._engines
+
+    def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
+        raise RuntimeError("no engine comes")
+
+    async def retire(self, engine_id: str) -> None:
+        raise RuntimeError("no engine goes")
 
     async def replace(self, engine_id: str) -> InferenceEngine:
         raise RuntimeError(f"engine {engine_id} died")

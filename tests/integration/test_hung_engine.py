@@ -19,8 +19,9 @@ import pytest
 from roll.cluster.engines import StartedEngines
 from roll.cluster.local import LocalCluster
 from roll.inference import EngineSpec, build_engine, hf
-from roll.protocols import EngineGroup, InferenceEngine
+from roll.protocols import InferenceEngine
 from roll.rollout import LLMProxy, engine_link, engine_pace
+from roll.rollout.engine_group import EngineGroup
 from roll.types import Generation, GenerationRequest, SamplingParams
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError
+from roll.rollout.engine_group import EngineGroup
 from roll.types import EngineLoad, Generation, GenerationRequest, WeightReceipt, WeightUpdate
 
 T = TypeVar("T")
@@ -299,7 +300,7 @@ class TickingEngine:
         self.running.clear()
 
 
-class TickingEngines:
+class TickingEngines(EngineGroup):
     """A group of them; a replaced one comes back after a while, at the first version.
 
     Args:
@@ -320,6 +321,8 @@ class TickingEngines:
         self._chance = chance
         self._fault = fault
         self._starting: dict[str, TickingEngine] = {}
+        self._makers: dict[str, Callable[[], TickingEngine]] = {}
+        """Of members that have not started yet."""
         self.lent = False
         """Whether others have the memory of their devices."""
 
@@ -328,8 +331,14 @@ class TickingEngines:
         return self._engines
 
     async def replace(self, engine_id: str) -> TickingEngine:
-        index = next(i for i, engine in enumerate(self._engines) if engine.engine_id == engine_id)
-        old = self._engines[index]
+        if engine_id in self._makers:
+            added = self._makers[engine_id]()
+            self.all.append(added)
+            await added.start()
+            del self._makers[engine_id]
+            self._engines.append(added)
+            return added
+        old = next(engine for engine in self._engines if engine.engine_id == engine_id)
         if engine_id in self._starting and not self._starting[engine_id].hung:
             old.violations.append(f"{engine_id} is replaced twice at once")
         if self.lent:
@@ -355,11 +364,23 @@ class TickingEngines:
             except BaseException:
                 fresh.release()
                 raise
-            self._engines[index] = fresh
+            self._engines[self._engines.index(old)] = fresh
             return fresh
         finally:
             if self._starting.get(engine_id) is fresh:
                 del self._starting[engine_id]
+
+    def add(self, engine_id: str, make: Callable[[], Any]) -> None:
+        assert engine_id not in self._makers and all(each.engine_id != engine_id for each in self._engines)
+        self._makers[engine_id] = make
+
+    async def retire(self, engine_id: str) -> None:
+        self._makers.pop(engine_id, None)
+        for engine in [each for each in self._engines if each.engine_id == engine_id]:
+            if engine.live:
+                engine.violations.append(f"{engine_id} is retired with requests")
+            self._engines.remove(engine)
+            engine.die()
 
     async def close(self) -> None:
         for engine in self.all:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.inference import EngineSpec
-from roll.protocols import EngineGroup, TrainerGroup, WorkerPool
+from roll.protocols import TrainerGroup, WorkerPool
 from roll.registry import Registry
+from roll.rollout.engine_group import EngineGroup
 
 if TYPE_CHECKING:
     from collections.abc import Callable

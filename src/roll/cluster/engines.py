@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 
+from roll.errors import ConfigError
 from roll.protocols import InferenceEngine
+from roll.rollout.engine_group import EngineGroup
 
 __all__ = ["StartedEngines"]
 
 
-class StartedEngines:
-    """Implements `EngineGroup`.
+class StartedEngines(EngineGroup):
+    """See `EngineGroup`.
 
     Args:
         makers: each makes an engine that is not started yet; by engine id.
@@ -40,12 +42,26 @@ class StartedEngines:
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
-        """In the order in which they were given."""
+        """See `EngineGroup.engines`."""
         return tuple(self._engines.values())
+
+    def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
+        """See `EngineGroup.add`."""
+        if engine_id in self._makers:
+            raise ConfigError(f"there is an engine '{engine_id}' already: give the new one an id of its own.")
+        self._makers[engine_id] = make
+
+    async def retire(self, engine_id: str) -> None:
+        """See `EngineGroup.retire`."""
+        self._makers.pop(engine_id, None)
+        engine = self._engines.pop(engine_id, None)
+        if engine is not None:
+            await engine.close()
 
     async def replace(self, engine_id: str) -> InferenceEngine:
         """See `EngineGroup.replace`."""
-        await self._engines[engine_id].close()
+        if engine_id in self._engines:
+            await self._engines[engine_id].close()
         fresh = self._makers[engine_id]()
         try:
             await fresh.start()

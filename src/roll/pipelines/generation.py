@@ -23,10 +23,11 @@ from roll.pipelines.judge import JudgeRole, start_judge
 from roll.pipelines.learning.failures import Retries
 from roll.pipelines.preparation import Prepared, engine_specs
 from roll.pipelines.start_notes import StartNotes
-from roll.protocols import EngineGroup, InferenceEngine, Reward, WorkerPool
+from roll.protocols import InferenceEngine, Reward, WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, RolloutScheduler, Router
+from roll.rollout.engine_group import EngineGroup
 from roll.rollout.episode import EpisodePlan
 from roll.rollout.lifecycle import FINAL
 from roll.rollout.loops import RolloutLoop

@@ -1,13 +1,12 @@
 """The protocols: what one package asks of another, and nothing more."""
 
 from roll.protocols.data import Draw, Items, PromptSource, Reward
-from roll.protocols.engines import EngineGroup, InferenceEngine, PauseMode, SupportsReadback
+from roll.protocols.engines import InferenceEngine, PauseMode, SupportsReadback
 from roll.protocols.trainers import LossFn, Scorer, StateKind, TrainBackend, TrainerGroup, WeightSource
 from roll.protocols.workers import KeptObject, WorkerPool
 
 __all__ = [
     "Draw",
-    "EngineGroup",
     "InferenceEngine",
     "Items",
     "KeptObject",

@@ -7,7 +7,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 from roll.types import EngineLoad, FloatArray, Generation, GenerationRequest, IntArray, WeightReceipt, WeightUpdate
 
-__all__ = ["EngineGroup", "InferenceEngine", "PauseMode", "SupportsReadback"]
+__all__ = ["InferenceEngine", "PauseMode", "SupportsReadback"]
 
 PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 
@@ -88,17 +88,3 @@ class SupportsReadback(Protocol):
             take longer than about 0.2 s per GB, since it is asked after every sync.
         """
         ...
-
-
-@runtime_checkable
-class EngineGroup(Protocol):
-    """All inference engines of a run, seen from the controller."""
-
-    @property
-    def engines(self) -> Sequence[InferenceEngine]: ...
-
-    async def replace(self, engine_id: str) -> InferenceEngine:
-        """End what is left of an engine and start a fresh one in its place, with the same id and initial weights."""
-        ...
-
-    async def close(self) -> None: ...

@@ -118,13 +118,20 @@ class EngineLink:
         """See `InferenceEngine.resume`."""
         await self._begin(self._one_by_one(self.engine.resume, paused=False)).answer
 
-    async def sleep(self) -> None:
-        """See `InferenceEngine.sleep`."""
-        await self._begin(self.engine.sleep()).answer
+    async def call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await any other call to the engine."""
+        return await self._begin(work).answer
 
-    async def wake(self) -> None:
-        """See `InferenceEngine.wake`."""
-        await self._begin(self.engine.wake()).answer
+    @property
+    def is_paused(self) -> bool:
+        """Whether it was paused, and not resumed since."""
+        return self._paused
+
+    async def abort_all(self) -> None:
+        """Abort every request that the engine has."""
+        ids = [call.request_id for call in self._calls.values() if call.request_id]
+        if ids:
+            await self.abort(ids)
 
     async def end_orphans(self) -> None:
         """Wait until the engine has let go of every request whose caller is gone by now."""

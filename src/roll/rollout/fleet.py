@@ -10,7 +10,7 @@ Invariants:
     - an engine that was given up leaves its work to the others; where there are none left, `error` says so to everyone
       who waits;
     - what no repetition can mend (any error that is not an `InfraError`) is such an `error` at once;
-    - between `hold` and `let_go`, no engine is being started.
+    - between `hold` and `let_go`, no engine is being started, nor one of those that are kept away.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Literal, TypeAlias
 
 from roll.errors import EngineDiedError, InfraError, NoEngineError
-from roll.protocols import EngineGroup, InferenceEngine
+from roll.protocols import InferenceEngine
+from roll.rollout.engine_group import EngineGroup
 from roll.rollout.engine_link import EngineLink
 from roll.rollout.routing import Router
 
@@ -30,7 +31,7 @@ __all__ = ["Change", "EngineFleet"]
 
 logger = logging.getLogger(__name__)
 
-Change: TypeAlias = Literal["died", "hung", "replaced", "given up"]
+Change: TypeAlias = Literal["died", "hung", "replaced", "given up", "came", "left"]
 
 MAX_FAILURES = 6
 """Of one engine in a row, without an answer in between; then it is given up."""
@@ -68,9 +69,10 @@ class EngineFleet:
         """In a row, by engine."""
         self._given_up: dict[str, Exception] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
-        self._starting: set[str] = set()
+        self._starting: dict[str, asyncio.Event] = {}
+        self._held = False
+        self._away: set[str] = set()
         self._may_start, self._none_starts = asyncio.Event(), asyncio.Event()
-        self._may_start.set()
         self._none_starts.set()
         self._closed = False
         for engine in engines.engines:
@@ -115,12 +117,63 @@ class EngineFleet:
         """From now on no engine is started, until `let_go`; returns once every one that is being started serves, or
         failed.
         """
-        self._may_start.clear()
+        self._held = True
         await self._none_starts.wait()
 
     def let_go(self) -> None:
         """Engines may be started again."""
+        self._held = False
         self._may_start.set()
+
+    # ---- engines that come and go (`transitions`)
+
+    async def start(self, engine_id: str) -> None:
+        """Start a new member of the group once, as soon as that may be; then it serves.
+
+        Raises:
+            Exception: whatever its start raised.
+        """
+        await self._serve_fresh(engine_id)
+        if isinstance(self.error, NoEngineError):
+            self.error = None
+        self._on_change("came")
+
+    async def keep_away(self, engine_id: str) -> None:
+        """Let nothing be routed to an engine, nor started in its place; returns once nothing is being started."""
+        self._away.add(engine_id)
+        if engine_id in self._starting:
+            await self._starting[engine_id].wait()
+        self._router.remove(self._links[engine_id].engine.engine_id)
+
+    def let_back(self, engine_id: str) -> None:
+        """Let an engine that was kept away serve, or be replaced, as any other."""
+        self._away.discard(engine_id)
+        self._may_start.set()
+        if self._links[engine_id].lost is None:
+            self._router.add(self._links[engine_id].engine)
+            self._on_change("came")
+
+    async def forget(self, engine_id: str) -> None:
+        """An engine that is kept away is gone for good."""
+        if (task := self._coming.get(engine_id)) is not None:
+            task.cancel()
+            await asyncio.wait({task})
+        self._links.pop(engine_id).close()
+        del self._failures[engine_id]
+        self._given_up.pop(engine_id, None)
+        self._away.discard(engine_id)
+        self._router.forget(engine_id)
+        self._find_none_left()
+        self._on_change("left")
+
+    def serves(self, link: EngineLink) -> bool:
+        """Whether an engine may get requests by this link."""
+        return link.lost is None and link.engine.engine_id not in self._away
+
+    @property
+    def present(self) -> list[EngineLink]:
+        """Links to engines that were neither lost nor kept away, in their order."""
+        return [link for link in self._links.values() if self.serves(link)]
 
     async def close(self) -> None:
         """Replace nothing any more, and let go of what is being started."""
@@ -186,13 +239,15 @@ class EngineFleet:
 
     async def _serve_fresh(self, engine_id: str) -> None:
         """Start a fresh engine, as soon as that may be."""
-        await self._may_start.wait()
-        self._starting.add(engine_id)
+        while self._held or engine_id in self._away:
+            self._may_start.clear()
+            await self._may_start.wait()
+        self._starting[engine_id] = asyncio.Event()
         self._none_starts.clear()
         try:
             self._serve(await self._fresh(engine_id))
         finally:
-            self._starting.discard(engine_id)
+            self._starting.pop(engine_id).set()
             if not self._starting:
                 self._none_starts.set()
 
@@ -211,13 +266,19 @@ class EngineFleet:
         self._given_up[engine_id] = error
         if final:
             self.error = error
-        elif len(self._given_up) == len(self._links):
-            self.error = NoEngineError(
-                f"no inference engine is left: {engine_id} failed {MAX_FAILURES} times in a row, the last time "
-                f"because: {error}"
-            )
-        else:
+        elif not self._find_none_left():
             left = len(self._links) - len(self._given_up)
             logger.error(
                 "engine %s failed %d times in a row and is given up; %d go on without it", engine_id, MAX_FAILURES, left
             )
+
+    def _find_none_left(self) -> bool:
+        """Say so, where all engines that there are were given up; a group without engines waits for one."""
+        if not self._links or not self._given_up.keys() >= self._links.keys():
+            return False
+        engine_id, error = list(self._given_up.items())[-1]
+        self.error = NoEngineError(
+            f"no inference engine is left: {engine_id} failed {MAX_FAILURES} times in a row, the last time because: "
+            f"{error}"
+        )
+        return True

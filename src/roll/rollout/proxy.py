@@ -30,10 +30,12 @@ import numpy as np
 
 from roll.data.expert_choices import first_known
 from roll.errors import EngineDiedError
-from roll.protocols import EngineGroup, InferenceEngine, PauseMode
+from roll.protocols import InferenceEngine, PauseMode
+from roll.rollout.engine_group import EngineGroup
 from roll.rollout.engine_link import EngineLink
 from roll.rollout.fleet import Change, EngineFleet
 from roll.rollout.routing import Router
+from roll.rollout.transitions import EngineTransitions
 from roll.types import Generation, GenerationRequest
 
 __all__ = ["LLMProxy", "OnStart"]
@@ -89,6 +91,8 @@ class LLMProxy:
         self.num_continued = 0
         self.num_restarted = 0
         self._fleet = EngineFleet(engines, prepare or _as_loaded, self._router, self._on_change)
+        self.transitions = EngineTransitions(engines, self._fleet, self._router, prepare or _as_loaded)
+        """Moves single engines."""
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
@@ -187,9 +191,9 @@ class LLMProxy:
             except BaseException:
                 give_back()
                 raise
-            if link.lost is None and self._suspended is None:
+            if self._fleet.serves(link) and self._suspended is None:
                 return link, give_back
-            give_back()  # it was lost, or the proxy suspended, since the choice
+            give_back()  # it was lost, it leaves, or the proxy suspended, since the choice
 
     def _give_back(self, engine_id: str) -> None:
         self._router.give_back(engine_id)
@@ -276,11 +280,11 @@ class LLMProxy:
         """
         await self._fleet.hold()
         await self.end_orphans()
-        await asyncio.gather(*(_unless_lost(link.sleep()) for link in self._fleet.serving))
+        await self.transitions.sleep_all()
 
     async def wake(self) -> None:
         """Let every engine take its memory again; they need a weight sync before they answer."""
-        await asyncio.gather(*(_unless_lost(link.wake()) for link in self._fleet.serving))
+        await self.transitions.wake_all()
         self._fleet.let_go()
 
     # ---- engines that die

@@ -10,6 +10,7 @@ Choosing costs O(log engines): engines lie in a heap by load, in which outdated 
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -56,19 +57,35 @@ class Router:
         self._slots: dict[str, _Slot] = {}
         self._heap: list[tuple[float, int, str]] = []
         self._sessions: OrderedDict[str, str] = OrderedDict()
-        self._turn = 0
+        self._turn = self._num_added = 0
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def add(self, engine: InferenceEngine) -> None:
         """An engine serves from now on; one with the same id is replaced."""
         known = self._slots.get(engine.engine_id)
         limit = max(1, engine.load().capacity)
-        order = known.order if known else len(self._slots)
+        order = known.order if known else self._num_added
+        self._num_added += known is None
         self._slots[engine.engine_id] = _Slot(engine, order, limit, known.num_requests if known else 0)
         self._push(engine.engine_id)
 
     def remove(self, engine_id: str) -> None:
         """An engine gets nothing until it is added again."""
         self._slots[engine_id].serving = False
+
+    def forget(self, engine_id: str) -> None:
+        """An engine is gone for good; it has no requests."""
+        assert not self._slots[engine_id].num_requests, f"engine {engine_id} has requests"
+        del self._slots[engine_id]
+
+    def when_idle(self, engine_id: str) -> asyncio.Future[None]:
+        """Return a future that is done once an engine has no requests."""
+        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        if self._slots[engine_id].num_requests:
+            self._waiting.setdefault(engine_id, []).append(idle)
+        else:
+            idle.set_result(None)
+        return idle
 
     def take(self, session: str = "", pinned: bool = False) -> InferenceEngine | None:
         """Choose an engine and count the request; `None` where none has room.
@@ -99,6 +116,10 @@ class Router:
         slot.num_requests -= 1
         assert slot.num_requests >= 0, f"engine {engine_id} gave back more requests than it got"
         self._push(engine_id)
+        if not slot.num_requests:
+            for idle in self._waiting.pop(engine_id, ()):
+                if not idle.done():
+                    idle.set_result(None)
 
     def num_requests(self, engine_id: str) -> int:
         """Requests that an engine has."""
@@ -143,8 +164,8 @@ class Router:
         """Return the least loaded engine (the first of equals)."""
         while self._heap:
             load, _, engine_id = self._heap[0]
-            slot = self._slots[engine_id]
-            if slot.serving and slot.load == load:
+            slot = self._slots.get(engine_id)
+            if slot is not None and slot.serving and slot.load == load:
                 return slot
             heapq.heappop(self._heap)
         return None

@@ -27,7 +27,7 @@ __all__ = ["EnvironmentTurns", "SimulatedEngines", "SimulatedRenderer", "Simulat
 
 
 class SimulatedEngines(StartedEngines):
-    """See `roll.protocols.EngineGroup`.
+    """See `roll.rollout.engine_group.EngineGroup`.
 
     Args:
         num_engines: how many.

@@ -27,7 +27,8 @@ from typing import Any, TypeVar
 
 from roll.config.operations import WeightSyncConfig
 from roll.errors import EngineDiedError, WeightSyncError
-from roll.protocols import EngineGroup, InferenceEngine, SupportsReadback, TrainerGroup
+from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
+from roll.rollout.engine_group import EngineGroup
 from roll.types import IntArray, WeightReceipt, WeightUpdate
 from roll.weights.broadcast import addressed
 from roll.weights.plan import total_bytes
@@ -103,7 +104,7 @@ class WeightSync:
 
     Args:
         trainer: whose weights.
-        engines: all engines of the run.
+        engines: of the run; those that sleep get no weights.
         config: transport, probe.
         probe: token sequences [L], the same for the whole run; none means that nothing is probed.
         transport: what `auto` means here: the fastest that reaches every engine, which the cluster knows.
@@ -161,7 +162,7 @@ class WeightSync:
         still: AbstractAsyncContextManager[object] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
-        """Bring the trainer's weights to every engine, and prove that they arrived.
+        """Bring the trainer's weights to every engine that is awake, and prove that they arrived.
 
         Args:
             policy_version: of the weights.
@@ -182,7 +183,7 @@ class WeightSync:
             self._num_pushes += 1
             self.policy_version = policy_version
             async with self._at_hand():
-                report = await self._sync(tuple(self._engines.engines), policy_version, due, still, on_dead)
+                report = await self._sync(tuple(self._engines.awake()), policy_version, due, still, on_dead)
             self._unchanged.set()
             return report
 

@@ -102,6 +102,10 @@ class Engines:
 
     def __init__(self, engines: Sequence[HFEngine]) -> None:
         self.engines = list(engines)
+        self.asleep: list[HFEngine] = []
+
+    def awake(self) -> list[HFEngine]:
+        return [engine for engine in self.engines if engine not in self.asleep]
 
     async def replace(self, engine_id: str) -> HFEngine:
         (index,) = [i for i, engine in enumerate(self.engines) if engine.engine_id == engine_id]
@@ -444,6 +448,20 @@ async def test_a_fresh_engine_cannot_be_synced_before_the_first_push(open_bench:
     bench = await open_bench(HFEngine)
     with pytest.raises(WeightSyncError, match="nothing was pushed yet"):
         await bench.sync.push_to(bench.engines.engines[0])
+
+
+async def test_engine_group_members_that_sleep_get_no_weights_before_they_wake(open_bench: Callable[..., Any]):
+    bench = await open_bench(HFEngine, HFEngine, transport="broadcast")
+    await bench.sync.push(0)
+    first = bench.engines.engines[0]
+    bench.engines.asleep.append(first)
+    await first.sleep()
+    report = await bench.step()
+    assert (report.engines, report.dead) == (("engine-1",), {})
+    bench.engines.asleep.clear()
+    await first.wake()
+    report = await bench.sync.push_to(first)
+    assert (report.engines, report.policy_version) == (("engine-0",), 1)
 
 
 async def test_syncs_wait_for_each_other(open_bench: Callable[..., Any]):

@@ -26,12 +26,13 @@ from roll.errors import ConfigError, InfraError, RewardInfraError, UserError
 from roll.inference import engine_capabilities
 from roll.models import load_tokenizer, resolve_model, stop_token_ids
 from roll.pipelines.judge.specs import judge_kind, judge_specs
-from roll.protocols import EngineGroup, WorkerPool
+from roll.protocols import WorkerPool
 from roll.rewards.compose import WeightedReward
 from roll.rewards.judge.cache import content_key
 from roll.rewards.judge.engine_judge import JudgeModel
 from roll.rewards.opening import open_rewards
 from roll.rollout import LLMProxy, Router
+from roll.rollout.engine_group import EngineGroup
 from roll.running import in_thread
 from roll.tracking import RunDirectory
 from roll.tracking.rollout_trace import RequestTrace
@@ -107,7 +108,7 @@ class JudgeRole:
     def _revive(self) -> None:
         """Replace every engine that does not serve, those that were given up too."""
         serving = {id(engine) for engine in self._router.serving}
-        for engine in self._engines.engines:
+        for engine in self._engines.awake():
             if id(engine) not in serving:
                 self._proxy.replace(engine)
 

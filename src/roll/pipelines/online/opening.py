@@ -32,8 +32,9 @@ from roll.pipelines.registry import RunFacts
 from roll.pipelines.run import Run, Session, beginning
 from roll.pipelines.state import RunState
 from roll.pipelines.unchanging import fingerprints
-from roll.protocols import EngineGroup, TrainerGroup
+from roll.protocols import TrainerGroup
 from roll.rollout import AsyncController, LLMProxy
+from roll.rollout.engine_group import EngineGroup
 from roll.training import Schedule, TrainerSpec
 from roll.types import PromptDraw
 from roll.weights import WeightSync

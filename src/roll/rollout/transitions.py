@@ -1,0 +1,142 @@
+"""EngineTransitions: engines that join, leave, sleep and wake while the others go on.
+
+    leaves:  nothing is routed to it ──► its requests go on elsewhere ──► it sleeps, or ends
+    comes:   it starts, or wakes ──► it gets the current weights ──► requests are routed to it
+
+Invariants:
+    - the order is the one above: an engine that leaves first gets no request again, so that those which it gives up are
+      never sent back to it; one that comes has the current weights before it gets any;
+    - nothing is started in the place of an engine that is away: its devices are others';
+    - a step of one engine fails for that engine alone, which the fleet then replaces when it is let back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any, Literal, TypeAlias
+
+from roll.errors import EngineDiedError, UnsupportedError
+from roll.protocols import InferenceEngine, PauseMode
+from roll.rollout.engine_group import EngineGroup
+from roll.rollout.engine_link import ABORT_AGAIN_S, EngineLink
+from roll.rollout.fleet import EngineFleet
+from roll.rollout.routing import Router
+
+__all__ = ["EngineTransitions", "Leaving"]
+
+Leaving: TypeAlias = Literal["abort", "drain"]
+"""How an engine gives up its requests: they go on elsewhere, from the tokens that they have; or it finishes them."""
+
+
+class EngineTransitions:
+    """Moves single engines, or all at once.
+
+    A step of an engine must not overlap with another of the same, nor sleep with a weight sync.
+
+    Args:
+        engines: the group.
+        fleet: of it.
+        router: told by the fleet which engines serve; knows when one has no requests.
+        prepare: brings an engine to the current weights.
+    """
+
+    def __init__(
+        self,
+        engines: EngineGroup,
+        fleet: EngineFleet,
+        router: Router,
+        prepare: Callable[[InferenceEngine], Awaitable[object]],
+    ) -> None:
+        self._engines = engines
+        self._fleet = fleet
+        self._router = router
+        self._prepare = prepare
+
+    async def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
+        """Start a further engine, and bring it to the current weights; then it serves.
+
+        Args:
+            engine_id: no other engine has it.
+            make: makes it; called again whenever it is replaced.
+
+        Raises:
+            Exception: whatever its start raised; the group is then as before.
+        """
+        self._engines.add(engine_id, make)
+        try:
+            await self._fleet.start(engine_id)
+        except BaseException:
+            await self._engines.retire(engine_id)
+            raise
+
+    async def retire(self, engine_id: str, leaving: Leaving = "abort") -> None:
+        """End an engine for good, after it has given up its requests; they wait where no other is left."""
+        await self._fleet.keep_away(engine_id)
+        await self._vacate(engine_id, leaving)
+        await self._fleet.forget(engine_id)
+        await self._engines.retire(engine_id)
+
+    async def sleep(self, engine_id: str, leaving: Leaving = "abort") -> None:
+        """Let an engine give its memory back until `wake`, after it has given up its requests.
+
+        One that dies meanwhile is replaced when it is woken.
+
+        Raises:
+            UnsupportedError: it cannot do it here; it serves again.
+        """
+        await self._fleet.keep_away(engine_id)
+        await self._vacate(engine_id, leaving)
+        try:
+            await _unless_lost(self._fleet.link(engine_id), self._engines.sleep)
+        except UnsupportedError:
+            self._fleet.let_back(engine_id)
+            raise
+
+    async def wake(self, engine_id: str) -> None:
+        """Let an engine take its memory again, and bring it to the current weights; then it serves."""
+        link = self._fleet.link(engine_id)
+        try:
+            await link.call(self._engines.wake(link.engine))
+            await self._prepare(link.engine)
+            if link.is_paused:  # it was put to sleep while all were suspended
+                await link.resume()
+        except EngineDiedError as error:
+            link.lose(error)
+        self._fleet.let_back(engine_id)
+
+    async def suspend(self, engine_id: str, mode: PauseMode) -> None:
+        """Stop one engine's decoding until `resume`; it gets no requests meanwhile, and keeps its memory."""
+        await self._fleet.keep_away(engine_id)
+        with suppress(EngineDiedError):
+            await self._fleet.link(engine_id).pause(mode)
+
+    async def resume(self, engine_id: str) -> None:
+        """Let one engine decode again."""
+        with suppress(EngineDiedError):
+            await self._fleet.link(engine_id).resume()
+        self._fleet.let_back(engine_id)
+
+    async def sleep_all(self) -> None:
+        """Let every engine that is there give its memory back; nothing may be asked of them before `wake_all`."""
+        await asyncio.gather(*(_unless_lost(link, self._engines.sleep) for link in self._fleet.present))
+
+    async def wake_all(self) -> None:
+        """Let them take it again; they need a weight sync before they answer."""
+        await asyncio.gather(*(_unless_lost(link, self._engines.wake) for link in self._fleet.present))
+
+    async def _vacate(self, engine_id: str, leaving: Leaving) -> None:
+        """Wait until an engine, to which nothing is routed any more, has no requests."""
+        link, idle = self._fleet.link(engine_id), self._router.when_idle(engine_id)
+        while not idle.done():
+            if leaving == "abort":  # again and again, since an abort may come before its request
+                with suppress(EngineDiedError):
+                    await link.abort_all()
+            await asyncio.wait({idle}, timeout=ABORT_AGAIN_S)
+
+
+async def _unless_lost(link: EngineLink, move: Callable[[InferenceEngine], Coroutine[Any, Any, None]]) -> None:
+    """Move an engine; one that is lost needs it no more."""
+    with suppress(EngineDiedError):
+        await link.call(move(link.engine))

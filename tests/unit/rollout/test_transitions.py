@@ -1,0 +1,290 @@
+"""Engines that join, leave, sleep and wake while the others go on; under virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+from worlds.engines import Fault, TickingEngine, TickingEngines
+
+from roll.errors import EngineDiedError, NoEngineError, UnsupportedError
+from roll.rollout import LLMProxy
+from roll.simulation.clock import run
+from roll.types import Generation, GenerationRequest, SamplingParams
+
+NUM_TOKENS = 8
+
+
+def request(name: str) -> GenerationRequest:
+    sampling = SamplingParams(max_new_tokens=NUM_TOKENS, seed=5)
+    return GenerationRequest(request_id=name, token_ids=np.array([1, 2], np.int32), sampling=sampling)
+
+
+class World:
+    """A proxy over engines of one token per second, and what happens to them, in order."""
+
+    def __init__(self, *names: str, capacity: int = 4) -> None:
+        self.heard: list[str] = []
+        self.capacity = capacity
+        self.group = TickingEngines([self.engine(name) for name in names], random.Random(0))
+        self.proxy = LLMProxy(self.group, self.prepare)
+        self.move = self.proxy.transitions
+
+    def engine(self, name: str, fault: Fault | None = None) -> TickingEngine:
+        return TickingEngine(name, tick_s=1.0, capacity=self.capacity, length=lambda r: NUM_TOKENS, fault=fault)
+
+    async def prepare(self, engine: Any) -> None:
+        self.heard.append(f"{engine.engine_id} gets weights")
+        engine.unsynced = False
+
+    def ask(self, number: int) -> list[asyncio.Task[Generation]]:
+        def started(engine_id: str) -> None:
+            self.heard.append(engine_id)
+
+        return [asyncio.create_task(self.proxy.generate(request(f"r{n}"), on_start=started)) for n in range(number)]
+
+    @property
+    def violations(self) -> list[str]:
+        return [text for engine in self.group.all for text in engine.violations]
+
+
+def within(work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+    return run(work(), limit_s=10_000.0)
+
+
+def test_engine_group_without_a_retired_engine_goes_on_with_its_requests() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(4)
+        await asyncio.sleep(3.5)
+        await world.move.retire("a")
+        assert [engine.engine_id for engine in world.group.engines] == ["b"]
+        assert not world.violations  # it had no requests when it ended
+        answers = await asyncio.gather(*asked)
+        assert [len(answer.token_ids) for answer in answers] == [NUM_TOKENS] * 4
+        assert {answer.engine_id for answer in answers} == {"b"}
+        assert world.proxy.num_continued == 2 and world.proxy.num_reissued == 0
+        assert world.heard == ["a", "b", "a", "b", "b", "b"]
+        world.heard.clear()
+        await asyncio.gather(*world.ask(2))
+        assert world.heard == ["b", "b"]
+
+    within(main)
+
+
+def test_engine_group_lets_a_retired_engine_finish_where_it_drains() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(2)
+        await asyncio.sleep(0.5)
+        await world.move.retire("a", "drain")
+        assert world.proxy.num_continued == 0
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"a", "b"}
+
+    within(main)
+
+
+def test_engine_group_that_lost_its_last_engine_waits_for_one_that_is_added() -> None:
+    async def main() -> None:
+        world = World("a")
+        asked = world.ask(2)
+        await asyncio.sleep(2.5)
+        await world.move.retire("a")
+        await asyncio.sleep(100)
+        assert world.proxy.num_waiting == 2 and not world.group.engines
+        world.heard.clear()
+        await world.move.add("b", lambda: world.engine("b"))
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        assert world.heard == ["b gets weights", "b", "b"]  # weights come first
+
+    within(main)
+
+
+def test_engine_group_is_as_before_where_an_added_engine_does_not_start() -> None:
+    async def main() -> None:
+        world = World("a")
+        with pytest.raises(EngineDiedError):
+            await world.move.add("b", lambda: world.engine("b", Fault(call="start", hangs=False)))
+        assert [engine.engine_id for engine in world.group.engines] == ["a"]
+        await world.move.add("b", lambda: world.engine("b"))
+        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+
+    within(main)
+
+
+def test_engine_group_starts_no_added_engine_while_trainers_have_the_memory() -> None:
+    async def main() -> None:
+        world = World("a")
+        await world.proxy.sleep()
+        added = asyncio.create_task(world.move.add("b", lambda: world.engine("b")))
+        await asyncio.sleep(100)
+        assert len(world.group.all) == 1 and not world.group.awake()
+        await world.proxy.wake()
+        await added
+        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+
+    within(main)
+
+
+def test_engine_group_of_which_one_sleeps_serves_with_the_others() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(2)
+        await asyncio.sleep(2.5)
+        await world.move.sleep("a")
+        first = world.group.engines[0]
+        assert first.asleep and [engine.engine_id for engine in world.group.awake()] == ["b"]
+        assert not world.violations
+        assert {answer.engine_id for answer in await asyncio.gather(*asked)} == {"b"}
+        world.heard.clear()
+        await world.move.wake("a")
+        await asyncio.gather(*world.ask(2))
+        assert world.heard == ["a gets weights", "a", "b"]
+        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+
+    within(main)
+
+
+def test_engine_group_replaces_one_that_died_asleep_when_it_is_woken() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        await world.move.sleep("a")
+        world.group.engines[0].die()
+        world.proxy.replace(world.group.engines[0])
+        await asyncio.sleep(100)
+        assert len(world.group.all) == 2  # its device is others'
+        await world.move.wake("a")
+        await world.proxy.settle()
+        assert len(world.group.all) == 3
+        assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+        assert not world.violations
+
+    within(main)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_engine_group_retires_an_engine_that_is_being_replaced(is_away: bool) -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        if is_away:
+            await world.move.suspend("a", "keep")
+        world.group.engines[0].die()
+        world.proxy.replace(world.group.engines[0])
+        await asyncio.sleep(0)
+        await world.move.retire("a")
+        await world.move.suspend("b", "keep")
+        await world.move.resume("b")  # lets what waits be started
+        await asyncio.sleep(100)
+        assert [engine.engine_id for engine in world.group.engines] == ["b"]
+        await asyncio.gather(*world.ask(2))
+        assert "a" not in world.heard
+
+    within(main)
+
+
+def test_engine_group_of_which_one_is_suspended_keeps_its_requests_there() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(2)
+        await asyncio.sleep(2.5)
+        await world.move.suspend("a", "keep")
+        world.heard.clear()
+        await asyncio.gather(*world.ask(0), asked[1])
+        assert not asked[0].done() and len(world.group.awake()) == 2  # weights still reach it
+        more = [asyncio.create_task(world.proxy.generate(request("more"), on_start=world.heard.append))]
+        await asyncio.sleep(1)
+        assert world.heard == ["b"]
+        await world.move.resume("a")
+        answer = await asked[0]
+        assert (answer.engine_id, len(answer.token_ids)) == ("a", NUM_TOKENS)
+        await asyncio.gather(*more)
+
+    within(main)
+
+
+def test_engine_group_whose_engine_cannot_sleep_lets_it_serve_again() -> None:
+    async def main() -> None:
+        world = World("a")
+
+        async def sleep() -> None:
+            raise UnsupportedError("not here")
+
+        world.group.engines[0].sleep = sleep  # type: ignore[method-assign]
+        with pytest.raises(UnsupportedError):
+            await world.move.sleep("a")
+        assert [engine.engine_id for engine in world.group.awake()] == ["a"]
+        assert (await world.ask(1)[0]).engine_id == "a"
+
+    within(main)
+
+
+def test_engine_group_of_engines_that_were_all_given_up_says_so_after_another_left() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        world.group._fault = lambda engine_id: Fault(call="start", hangs=False)
+        world.group.engines[0].die()
+        world.proxy.replace(world.group.engines[0])
+        await world.proxy.settle()
+        await asyncio.gather(*world.ask(1))
+        await world.move.retire("b")
+        with pytest.raises(NoEngineError, match="no inference engine is left: a failed 6 times"):
+            await world.ask(1)[0]
+        world.group._fault = lambda engine_id: None
+        await world.move.add("c", lambda: world.engine("c"))
+        assert (await world.ask(1)[0]).engine_id == "c"
+
+    within(main)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_engine_group_that_changes_at_random_answers_every_request_once(seed: int) -> None:
+    chance = random.Random(seed)
+
+    async def main() -> None:
+        world = World("a", "b", "c", capacity=2)
+        away: dict[str, str] = {}
+        asked: list[asyncio.Task[Generation]] = []
+
+        async def change(number: int) -> None:
+            await asyncio.sleep(chance.uniform(0, 3))
+            here = [e.engine_id for e in world.group.engines if e.engine_id not in away]
+            kind = chance.choice(["add", "retire", "sleep", "suspend", "back", "back", "die"])
+            if kind == "add":
+                await world.move.add(f"new-{number}", lambda: world.engine(f"new-{number}"))
+            elif kind == "back" and away:
+                name = chance.choice(sorted(away))
+                await (world.move.wake if away[name] == "sleep" else world.move.resume)(name)
+                del away[name]
+            elif here and kind == "die":
+                name = chance.choice(here)
+                engine = next(e for e in world.group.engines if e.engine_id == name)
+                engine.die()
+                world.proxy.replace(engine)
+            elif len(here) > 1 and kind == "retire":
+                await world.move.retire(chance.choice(here), chance.choice(["abort", "drain"]))
+            elif len(here) > 1 and kind in ("sleep", "suspend"):
+                name = chance.choice(here)
+                away[name] = kind
+                mode = "keep" if chance.random() < 0.5 else "abort"
+                await (world.move.sleep(name) if kind == "sleep" else world.move.suspend(name, mode))
+
+        for number in range(30):
+            single = world.proxy.generate(request(f"q{number}"))
+            asked.append(asyncio.create_task(single))
+            await change(number)
+        for name, kind in away.items():
+            await (world.move.wake if kind == "sleep" else world.move.resume)(name)
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        failed = [each for each in answers if isinstance(each, BaseException)]
+        assert [each for each in failed if not isinstance(each, EngineDiedError)] == []  # died under it three times
+        whole = [each for each in answers if isinstance(each, Generation)]
+        assert len(whole) >= 25 and all(len(each.token_ids) == NUM_TOKENS for each in whole)
+        await world.proxy.settle()
+        assert not world.violations
+        assert all(engine.num_requests == 0 for engine in world.proxy._router._slots.values())
+
+    within(main)
