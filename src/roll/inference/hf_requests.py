@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 
 from roll.errors import ConfigError, UserError
-from roll.inference.spec import EngineSpec
+from roll.inference.spec import EngineSpec, refuse_adapter
 from roll.registry import nearest
 from roll.types import FinishReason, Generation, GenerationRequest
 
@@ -147,8 +147,10 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
     """Refuse what cannot be served.
 
     Raises:
+        UnsupportedError: it names an adapter.
         UserError: empty, too long, or with tokens outside the vocabulary.
     """
+    refuse_adapter("hf", request.adapter)
     name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
     if prompt < 1 or new < 1:
         raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be 1 or more.")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from roll.errors import WeightSyncError
+from roll.inference.spec import refuse_adapter
 from roll.models import as_in_checkpoint, changes_names
 from roll.types import TensorSpec, WeightUpdate
 from roll.weights import open_update, tensor_checksum
@@ -31,9 +32,11 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
         By name, the checksum of the bytes that were received.
 
     Raises:
+        UnsupportedError: they are an adapter's.
         WeightSyncError: names a tensor that is missing, unknown, of another shape, or was not applied. The model is
             untouched only where the manifest itself was wrong.
     """
+    refuse_adapter("hf", update.adapter)
     live = _live_tensors(model)
     weights = without_scales(update.manifest)
     _check_manifest(weights, live)

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from roll.config.engines import ENGINES, LazyEngine, resolve_engine_kind
-from roll.errors import ConfigError
+from roll.errors import ConfigError, UnsupportedError
 from roll.protocols import InferenceEngine
 
-__all__ = ["EngineSpec", "build_engine", "engine_ahead", "expert_dtype"]
+__all__ = ["EngineSpec", "build_engine", "engine_ahead", "expert_dtype", "refuse_adapter"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,6 +47,19 @@ class EngineSpec:
     """Further arguments of the engine itself, passed on as they are; they win over ROLL's."""
     log_path: Path | None = None
     """File for the engine's own messages; `None` leaves them to the process's logging."""
+
+
+def refuse_adapter(kind: str, adapter: str | None) -> None:
+    """Refuse a request, or weights, that name an adapter: for a kind of engine without the capability `lora`.
+
+    Raises:
+        UnsupportedError: they do.
+    """
+    if adapter is not None:
+        raise UnsupportedError(
+            f"the {kind} engine cannot answer with adapters (lora), and was asked for '{adapter}': send the policy's "
+            "weights with the adapter merged, or use an engine that can."
+        )
 
 
 def expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:

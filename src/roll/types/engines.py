@@ -36,6 +36,8 @@ class WeightUpdate:
     """Name of the transport that the engine opens with `handle`."""
     handle: Any
     """Transport's own plain data (a shared-memory name, a process group's address, …)."""
+    adapter: str | None = None
+    """Whose weights they are, and whose version; `None`: the policy's own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,6 +50,8 @@ class WeightReceipt:
     """By tensor name, 64 bits, of the bytes that the engine received and applied; the controller compares them with
     the sender's."""
     duration_s: float = 0.0
+    adapter: str | None = None
+    """That of the update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -179,7 +179,7 @@ class SamplingParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One call of the model: tokens in, tokens out."""
+    """One call of the policy, or of the adapter of it that is named: tokens in, tokens out."""
 
     request_id: str
     token_ids: IntArray
@@ -187,6 +187,7 @@ class GenerationRequest:
     sampling: SamplingParams
     priority: int = 0
     """Lower runs first where an engine must choose."""
+    adapter: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,7 +204,7 @@ class Generation:
     logprobs: FloatArray
     """[T] of the sampled tokens, under the sampling distribution; finite."""
     policy_versions: IntArray
-    """[T] the policy version that made each token."""
+    """[T] the policy version that made each token, of the request's adapter where it named one."""
     finish_reason: FinishReason
     engine_id: str = ""
     choice_logprobs: FloatArray | None = None

@@ -19,6 +19,7 @@ class SyncReport:
     """One push that did what it should, for every engine that is alive."""
 
     policy_version: int
+    """Of the adapter, where one was pushed."""
     transport: str
     seconds: float
     """From the first call to the last receipt checked, without read-back and probe."""
@@ -35,6 +36,8 @@ class SyncReport:
     probe: Mapping[str, ProbeResult] = field(default_factory=dict)
     """By engine; empty where no probe was due."""
     probe_s: float = 0.0
+    adapter: str | None = None
+    """Whose weights they were; `None`: the policy's own."""
 
     def metrics(self) -> dict[str, float]:
         """What the tracker gets of a sync; of the probes, the worst engine's."""
@@ -55,8 +58,12 @@ class SyncReport:
         return values
 
 
-def receipt_problem(receipt: WeightReceipt, policy_version: int, sent: Mapping[str, int]) -> str:
-    """What is wrong with a receipt, in a sentence that names tensors; empty if nothing is."""
+def receipt_problem(
+    receipt: WeightReceipt, policy_version: int, sent: Mapping[str, int], adapter: str | None = None
+) -> str:
+    """Return what is wrong with a receipt, in a sentence that names tensors; empty if nothing is."""
+    if receipt.adapter != adapter:
+        return f"it confirmed {_whose(receipt.adapter)} in place of {_whose(adapter)}"
     if receipt.policy_version != policy_version:
         return f"it confirmed policy version {receipt.policy_version}"
     missing = [name for name in sent if name not in receipt.checksums]
@@ -66,6 +73,10 @@ def receipt_problem(receipt: WeightReceipt, policy_version: int, sent: Mapping[s
     if unknown:
         return f"it received {_listed(unknown)}, which the trainer did not send"
     return checksum_problem(receipt.checksums, sent, "received other bytes than the trainer sent for")
+
+
+def _whose(adapter: str | None) -> str:
+    return "the policy's own weights" if adapter is None else f"the adapter '{adapter}'"
 
 
 def checksum_problem(found: Mapping[str, int], sent: Mapping[str, int], deed: str) -> str:

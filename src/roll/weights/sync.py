@@ -20,20 +20,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from roll.config.operations import WeightSyncConfig
 from roll.errors import EngineDiedError, WeightSyncError
 from roll.protocols import InferenceEngine, SupportsReadback, TrainerGroup
 from roll.rollout.engine_group import EngineGroup
-from roll.types import IntArray, WeightReceipt, WeightUpdate
-from roll.weights.broadcast import addressed
-from roll.weights.plan import total_bytes
-from roll.weights.probe import NOISE, ProbeGauge, ProbeResult, majority_dtype, probe_batch
-from roll.weights.quantization import codes_of
+from roll.types import IntArray
+from roll.weights.delivery import Delivery, within
+from roll.weights.probe import NOISE, ProbeGauge, ProbeResult, probe_batch
 from roll.weights.report import SyncReport, checksum_problem, receipt_problem
 
 __all__ = ["SyncReport", "WeightSync"]
@@ -42,61 +39,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 SYNC_TIMEOUT_S = 300.0
-GRACE_S = 5.0
-"""After one engine failed, how long the others have to notice that a broadcast is off."""
-
-
-@dataclass(slots=True)
-class _Delivery:
-    """One offer, on its way to some engines."""
-
-    policy_version: int
-    timeout_s: float
-    receipts: dict[str, WeightReceipt] = field(default_factory=dict)
-    dead: dict[str, EngineDiedError] = field(default_factory=dict)
-    errors: dict[str, Exception] = field(default_factory=dict)
-    num_bytes: int = 0
-    dtype: str = "float32"
-    tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
-
-    async def deliver(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> None:
-        """Bring the offer to all engines; returns when each has confirmed or failed.
-
-        Raises:
-            WeightSyncError: one failed and takes the others with it, since they receive together.
-        """
-        self.num_bytes = total_bytes(update.manifest)
-        self.dtype = codes_of(update.manifest) or majority_dtype(update.manifest)
-        ids = tuple(engine.engine_id for engine in engines)
-        for engine in engines:
-            offer = addressed(update, engine.engine_id, ids)
-            self.tasks[engine.engine_id] = asyncio.create_task(self._update(engine, offer))
-        together = update.transport == "broadcast"
-        waiting = set(self.tasks.values())
-        while waiting:
-            _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-            if together and (self.dead or self.errors):
-                raise WeightSyncError("an engine failed during a broadcast")
-
-    async def _update(self, engine: InferenceEngine, offer: WeightUpdate) -> None:
-        engine_id, deed = engine.engine_id, f"confirm policy version {self.policy_version}"
-        try:
-            self.receipts[engine_id] = await _within(self.timeout_s, engine, engine.update_weights(offer), deed)
-        except EngineDiedError as error:
-            self.dead[engine_id] = error
-        except Exception as error:
-            self.errors[engine_id] = error
-
-    async def end(self) -> None:
-        """See every engine's task end; one that does not is given up, as is its engine."""
-        if not self.tasks:
-            return
-        _, late = await asyncio.wait(self.tasks.values(), timeout=GRACE_S)
-        for engine_id, task in self.tasks.items():
-            if task in late:
-                task.cancel()
-                cause = f"it did not let go of the weight sync of policy version {self.policy_version}"
-                self.dead[engine_id] = EngineDiedError(engine_id, cause)
 
 
 class WeightSync:
@@ -124,7 +66,9 @@ class WeightSync:
         timeout_s: float = SYNC_TIMEOUT_S,
     ) -> None:
         self.transport = transport if config.transport == "auto" else config.transport
-        self.policy_version: int | None = None
+        self.versions: dict[str | None, int] = {}
+        """Of the last push of each adapter, and of the policy's own weights (`None`)."""
+        self._adapter: str | None = None
         """Of the last push."""
         self._trainer = trainer
         self._engines = engines
@@ -159,6 +103,7 @@ class WeightSync:
         self,
         policy_version: int,
         *,
+        adapter: str | None = None,
         still: AbstractAsyncContextManager[object] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
@@ -166,6 +111,8 @@ class WeightSync:
 
         Args:
             policy_version: of the weights.
+            adapter: whose weights the trainer holds, where engines answer with several (`GenerationRequest.adapter`).
+                They are confirmed, but neither read back nor probed, since engines score with the policy's own.
             still: entered while they arrive and are read back, and left before engines are probed.
             on_dead: told once of each engine that died or did not answer, while the others still stand still if it was
                 found then: it must be replaced and get `push_to` before it serves. Its weights may be a mixture.
@@ -180,29 +127,30 @@ class WeightSync:
         async with self._lock:
             every = self._config.probe_every_num_steps
             due = every > 0 and self._num_pushes % every == 0
-            self._num_pushes += 1
-            self.policy_version = policy_version
+            self._num_pushes += adapter is None
+            self._adapter = adapter
+            self.versions[adapter] = policy_version
             async with self._at_hand():
                 report = await self._sync(tuple(self._engines.awake()), policy_version, due, still, on_dead)
             self._unchanged.set()
             return report
 
     async def push_to(self, engine: InferenceEngine) -> SyncReport:
-        """Bring one fresh engine to the weights of the last push; the trainer must still hold them.
+        """Bring one fresh engine to the weights of the last push, which the trainer must still hold.
 
         Raises:
             EngineDiedError: it died again.
             WeightSyncError: as in `push`, or nothing was pushed yet.
         """
         async with self._standing():
-            if self.policy_version is None:
+            if not self.versions:
                 raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: nothing was pushed yet.")
             self._probed.pop(engine.engine_id, None)
             if self._gauge is not None:
                 self._gauge.forget(engine.engine_id)
             probed = self._config.probe_every_num_steps > 0
             async with self._at_hand():
-                report = await self._sync((engine,), self.policy_version, probed)
+                report = await self._sync((engine,), self.versions[self._adapter], probed)
             if report.dead:
                 raise report.dead[engine.engine_id]
             return report
@@ -231,16 +179,16 @@ class WeightSync:
             begin = clock()
             delivery, sent, dead = await self._transfer(engines, version)
             for engine_id, receipt in delivery.receipts.items():
-                self._require(receipt_problem(receipt, version, sent), engine_id, version)
+                self._require(receipt_problem(receipt, version, sent, self._adapter), engine_id, version)
             arrived = clock()
             alive = [engine for engine in engines if engine.engine_id in delivery.receipts]
-            num_read_back = await self._read_back(alive, sent, version, dead)
+            num_read_back = 0 if self._adapter is not None else await self._read_back(alive, sent, version, dead)
             read_back = clock()
             told = tuple(dead)
             tell(told)
         alive = [engine for engine in alive if engine.engine_id not in dead]
         results: dict[str, ProbeResult] = {}
-        if probed and self._sequences and alive:
+        if probed and self._sequences and alive and self._adapter is None:
             results = await self._probe(alive, sent, version, delivery.dtype, dead)
             tell(dead.keys() - set(told))
         for error in dead.values():
@@ -257,16 +205,17 @@ class WeightSync:
             readback_s=read_back - arrived,
             probe=results,
             probe_s=clock() - read_back,
+            adapter=self._adapter,
         )
 
     async def _transfer(
         self, engines: Sequence[InferenceEngine], version: int
-    ) -> tuple[_Delivery, Mapping[str, int], dict[str, EngineDiedError]]:
+    ) -> tuple[Delivery, Mapping[str, int], dict[str, EngineDiedError]]:
         """Send until it works for all that are left: a death spoils a broadcast for the others, who get another."""
         dead: dict[str, EngineDiedError] = {}
         left = list(engines)
         while True:
-            delivery = _Delivery(policy_version=version, timeout_s=self._timeout_s)
+            delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
             failure: WeightSyncError | None = None
             sent: Mapping[str, int] = {}
             try:
@@ -295,7 +244,7 @@ class WeightSync:
     ) -> int:
         able = [engine for engine in engines if isinstance(engine, SupportsReadback)]
         asked = {
-            engine.engine_id: _within(self._timeout_s, engine, engine.applied_checksums(), "say which weights it holds")
+            engine.engine_id: within(self._timeout_s, engine, engine.applied_checksums(), "say which weights it holds")
             for engine in able
         }
         count = 0
@@ -319,7 +268,7 @@ class WeightSync:
 
         async def ask() -> dict[str, Any]:
             asked = {
-                engine.engine_id: _within(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
+                engine.engine_id: within(self._timeout_s, engine, engine.logprobs(self._sequences), deed)
                 for engine in engines
             }
             return await _from_all(asked, dead)
@@ -349,18 +298,6 @@ class WeightSync:
             raise WeightSyncError(
                 f"weight sync of policy version {version} over {self.transport}, engine {engine_id}: {problem}."
             )
-
-
-async def _within(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], deed: str) -> T:
-    """Await a call; an engine that does not answer counts as dead, even where the call itself cannot be ended."""
-    task = asyncio.ensure_future(call)
-    try:
-        if not (await asyncio.wait({task}, timeout=limit_s))[0]:
-            raise EngineDiedError(engine.engine_id, f"it did not {deed} within {limit_s:g} s")
-    finally:
-        if not task.done():
-            task.cancel()
-    return task.result()
 
 
 async def _from_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:

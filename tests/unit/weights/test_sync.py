@@ -34,9 +34,10 @@ from roll.types import (
     WeightReceipt,
     WeightUpdate,
 )
-from roll.weights import SyncReport, WeightSync, in_process, sync, tensor_checksum
+from roll.weights import SyncReport, WeightSync, in_process, tensor_checksum
+from roll.weights import delivery as deliveries
+from roll.weights.delivery import Delivery
 from roll.weights.plan import plan_buckets
-from roll.weights.sync import _Delivery
 
 PROBE = [np.random.default_rng(seed).integers(4, 260, 60).astype(np.int32) for seed in range(4)]
 LEARNING_RATE = 1e-5
@@ -95,6 +96,17 @@ class PausableEngine(HFEngine):
     async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
         await self.decoding.wait()
         return await super().logprobs(sequences)
+
+
+class AdapterEngine(HFEngine):
+    """Keeps the version of every adapter, all of them in the same weights."""
+
+    confirms = True
+
+    async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
+        self.held = {**getattr(self, "held", {}), update.adapter: update.policy_version}
+        receipt = await super().update_weights(replace(update, adapter=None))
+        return replace(receipt, adapter=update.adapter if self.confirms else None)
 
 
 class Engines:
@@ -388,12 +400,12 @@ async def test_an_engine_that_does_not_answer_counts_as_dead(
             await asyncio.Event().wait()
             raise AssertionError
 
-    within = sync._within
+    within = deliveries.within
 
     def patient_with_the_other(timeout_s: float, engine: HFEngine, *call: Any) -> Any:
         return within(timeout_s if isinstance(engine, Hanging) else 60.0, engine, *call)
 
-    monkeypatch.setattr(sync, "_within", patient_with_the_other)
+    monkeypatch.setattr(deliveries, "within", patient_with_the_other)
     bench = await open_bench(Hanging, HFEngine, timeout_s=0.5)
     report = await bench.sync.push(0)
     assert report.dead["engine-0"].cause == "it did not confirm policy version 0 within 0.5 s"
@@ -464,6 +476,32 @@ async def test_engine_group_members_that_sleep_get_no_weights_before_they_wake(o
     assert (report.engines, report.policy_version) == (("engine-0",), 1)
 
 
+async def test_weight_sync_keeps_a_version_of_every_adapter(open_bench: Callable[..., Any]):
+    bench = await open_bench(AdapterEngine)
+    await bench.sync.push(0)
+    report = await bench.sync.push(3, adapter="judge")
+    assert (report.adapter, report.policy_version, report.engines) == ("judge", 3, ("engine-0",))
+    assert not report.probe and report.num_read_back == 0  # engines score with the policy's own weights
+    assert bench.sync.versions == {None: 0, "judge": 3}
+    assert bench.engines.engines[0].held == {None: 0, "judge": 3}
+    assert (await bench.sync.push(1)).probe
+
+
+async def test_weight_sync_of_an_adapter_that_is_not_confirmed_is_refused(open_bench: Callable[..., Any]):
+    bench = await open_bench(AdapterEngine)
+    bench.engines.engines[0].confirms = False
+    await bench.sync.push(0)
+    with pytest.raises(WeightSyncError, match="it confirmed the policy's own weights in place of the adapter 'judge'"):
+        await bench.sync.push(1, adapter="judge")
+
+
+async def test_weight_sync_of_an_adapter_to_an_engine_without_lora_is_refused(open_bench: Callable[..., Any]):
+    bench = await open_bench(HFEngine)
+    await bench.sync.push(0)
+    with pytest.raises(WeightSyncError, match=r"the hf engine cannot answer with adapters \(lora\), .* for 'judge'"):
+        await bench.sync.push(1, adapter="judge")
+
+
 async def test_syncs_wait_for_each_other(open_bench: Callable[..., Any]):
     bench = await open_bench(HFEngine, HFEngine, transport="shared_memory")
     await bench.sync.push(0)
@@ -509,7 +547,7 @@ async def test_an_engine_that_never_answers_the_probe_counts_as_dead(
 async def test_codes_decide_what_the_probe_tolerates_also_where_most_numbers_are_embeddings():
     embedding = TensorSpec(name="embed", shape=(100,), dtype="float32")
     codes = TensorSpec(name="up", shape=(2, 2), dtype="int8")
-    delivery = _Delivery(policy_version=0, timeout_s=1.0)
+    delivery = Delivery(policy_version=0, timeout_s=1.0)
     for manifest, dtype in (((embedding, codes), "int8"), ((embedding,), "float32")):
         update = WeightUpdate(policy_version=0, manifest=manifest, transport="in_process", handle=None)
         await delivery.deliver([], update)

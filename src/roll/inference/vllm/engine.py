@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference.spec import EngineSpec
+from roll.inference.spec import EngineSpec, refuse_adapter
 from roll.inference.vllm.ahead import take
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
@@ -114,9 +114,11 @@ class VLLMEngine:
         """Run one request to its end; an aborted one returns its partial tokens.
 
         Raises:
+            UnsupportedError: it names an adapter.
             DataError: it does not fit the context, or has tokens that the model does not know.
             EngineDiedError: the engine is gone.
         """
+        refuse_adapter("vllm", request.adapter)
         check_tokens(f"request {request.request_id}", request.token_ids, self._started.vocab_size)
         check_fits(request, self._spec.max_context)
         output = await self._run(request.request_id, request.token_ids, sampling_params(request), request.priority)
@@ -165,6 +167,7 @@ class VLLMEngine:
         Raises:
             WeightSyncError: a tensor is missing, unknown, or of another shape; or was not applied. Names it.
         """
+        refuse_adapter("vllm", update.adapter)
         if update.transport == "in_process":
             raise WeightSyncError(
                 "transport in_process cannot reach the vllm engine, whose workers are processes of their own: "
