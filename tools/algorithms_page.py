@@ -166,7 +166,7 @@ one array [T] for each episode; see `roll.algorithms.episodes.Episode`. Reward s
 as configured.
 
 `algorithm.loss` names a `def loss(inputs: LossInputs) -> LossOutputs`, which sees the loss tokens of one micro-batch;
-see `roll.algorithms.inputs`. Divide by the counts of the whole batch that it receives (`num_tokens`, `num_sequences`),
+see `roll.types.LossInputs`. Divide by the counts of the whole batch that it receives (`num_tokens`, `num_sequences`),
 never by those of the micro-batch. Then the result does not depend on how the batch is split. What it needs of the
 trainer beside log-probs it says in an attribute: `loss.needs = Needs(entropy=True)`, of `roll.types`.
 
