@@ -47,6 +47,10 @@ class _Patterns:
             rf"[ \t>#*_-]{{0,8}}(?:(?i:option|choice)\s|选项\s?)?(?:[(\[]\s?({either})\s?[)\]][.:*_]{{0,3}}"
             rf"|({either})\s?{_LABEL_END}|({upper})\s[-–—]|[*_]{{2}}({upper})[*_]{{2}})(?=[ \t*_]|[^\W\d_]|$)(.*)"
         )
+        self.explained = re.compile(
+            rf"[ \t>#*_-]{{0,8}}(?:(?i:option|choice)\s)?({upper})[*_]{{0,2}}\s?"
+            rf"\([^()\n]{{1,{LONGEST_OPTION}}}\)[.*_ \t]{{0,4}}"
+        )
 
 
 def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
@@ -85,6 +89,9 @@ def _in_text(text: str, letters: str, is_whole: bool = False) -> str | None:
     mentions = find_mentions(text, letters)
     if stated := [mention for mention in mentions if mention.stated]:
         return _single(stated[-1])
+    if fitting := {mention.letters for mention in mentions if mention.fits_alone}:
+        (first, *others) = fitting
+        return first[0] if len(first) == 1 and not others else None
     leading = _leading(text, patterns, mentions)
     if len(leading) == 1 and (not is_whole or {m.letters for m in mentions} <= {(letter,) for letter in leading}):
         return leading.pop()
@@ -121,14 +128,18 @@ def _single(mention: Mention) -> str | None:
 def _leading(text: str, patterns: _Patterns, mentions: list[Mention]) -> set[str]:
     """Return the letters that lead a line, but for those that are denied there."""
     denied = {mention.begin for mention in mentions if mention.denied}
+    single = {mention.begin for mention in mentions if len(mention.letters) == 1}
     found: set[str] = set()
     position = 0
     for line in text.splitlines(keepends=True):
-        match = patterns.leading.match(line[: LONGEST_OPTION + 40].rstrip("\n"))
+        start = line[: LONGEST_OPTION + 40].rstrip("\r\n")
+        match = patterns.leading.match(start)
         if match is not None:
             place = next(index for index in range(1, 5) if match[index])
             if position + match.start(place) not in denied:
                 found.add(match[place].upper())
+        elif (match := patterns.explained.fullmatch(start)) and position + match.start(1) in single - denied:
+            found.add(match[1])  # `A (Paris)`, but not `A (or B)`
         position += len(line)
     return found
 

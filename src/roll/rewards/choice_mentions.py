@@ -13,6 +13,7 @@ import unicodedata
 from dataclasses import dataclass
 
 from roll.rewards.base import LONGEST_TEXT
+from roll.rewards.choice_languages import OR_AND, denies, fits_alone, states
 
 __all__ = ["Mention", "find_mentions", "plain_letters"]
 
@@ -99,17 +100,21 @@ _CONFIRMED = re.compile(
     rf"|\bfits best\b|\bit is{_CLOSING}(?:$|\n))|{_CLOSING}(?:项|选项)?(?:是|为|才)?(?:正确|对的?(?:[。,.]|$)|最佳)",
     re.IGNORECASE,
 )
-_REASON = re.compile(rf"{_CLOSING},?\s{{0,3}}(?:because|since|as it|as the|因为)\b", re.IGNORECASE)
+_REASON = re.compile(
+    rf"{_CLOSING},?\s{{0,3}}(?:because|since|as it|as the|weil|denn|porque|parce que|perché|因为)\b", re.IGNORECASE
+)
 _BEGINS = re.compile(r"(?:^|[.!?。\n])[\s*_\"'(\[]{0,6}$")
 _SENTENCE_END = re.compile(rf"{_CLOSING}(?:$|[.,;:!。\n])")
 _LOWER_END = re.compile(r"\s{0,3}(?:[.,;!:)*\]}。]|\\\)|\$|$|\n)")
 _SEPARATOR = re.compile(
-    r"(?:[\s)\]}】*_]|\\\)){0,6}(?:[,、;/&+(]|\s?\b(?:or|and|nor|maybe|perhaps|possibly|probably|even)\b|或者?"
+    r"(?:[\s)\]}】*_]|\\\)){0,6}(?:[,、;/&+(]|\s?\b(?:or|and|nor|maybe|perhaps|possibly|probably|even"
+    rf"|{OR_AND})\b|或者?"
     r"|和|与|及|以及|还是){0,5}\s{0,3}"
     r"(?:[\s(\[{【*_]|\\\(){0,6}(?:(?:option|choice)s?\s{1,3}|选项)?(?:[(\[{【*_]){0,4}"
 )
 _CLAUSE = re.compile(
-    rf"{_CLOSING}(?:is|was|has|does|being|because|since|would|can|could|seems|looks|says|gives|makes|doesn|isn|是|错|不)\b"
+    rf"{_CLOSING}(?:is|was|has|does|being|because|since|would|can|could|seems|looks|says|gives|makes|doesn|isn|ist|es|est|è|é"
+    r"|weil|porque|是|错|不)\b"
     rf"|{_CLOSING}[是错不]",
     re.IGNORECASE,
 )
@@ -129,6 +134,8 @@ class Mention:
     """Whether the text says that this is not the answer."""
     marked: bool
     """Whether it stands in brackets, before a bracket (`B)`), or in bold."""
+    fits_alone: bool
+    """Whether the text says that only this one fits, which is less than saying that it is the answer."""
     begin: int
     end: int
 
@@ -200,12 +207,19 @@ def _mention(text: str, group: list[_Letter]) -> Mention | None:
     first, last = group[0], group[-1]
     left = text[max(0, first.begin - LEFT_CHARS) : first.begin]
     right = text[last.end : last.end + RIGHT_CHARS]
-    denied = _DENIED.match(right) is not None or _REFUSED.search(left) is not None
-    stated = not denied and _is_stated(left, right)
+    denied = _DENIED.match(right) is not None or _REFUSED.search(left) is not None or denies(left, right)
+    stated = not denied and (_is_stated(left, right) or states(left, right))
     if first.is_lower and not stated:
         return None
-    letters = tuple(dict.fromkeys(letter.letter for letter in group))
-    return Mention(letters, stated, denied, any(letter.marked for letter in group), first.begin, last.end)
+    return Mention(
+        letters=tuple(dict.fromkeys(letter.letter for letter in group)),
+        stated=stated,
+        denied=denied,
+        marked=any(letter.marked for letter in group),
+        fits_alone=not denied and fits_alone(left, right),
+        begin=first.begin,
+        end=last.end,
+    )
 
 
 def _is_stated(left: str, right: str) -> bool:

@@ -1,0 +1,120 @@
+"""Statements about an option's letter in German, Spanish, French, Italian and Portuguese, and that only one fits.
+
+The patterns of `roll.rewards.choice_mentions` are English and Chinese; these are tried beside them, once per letter,
+and every repetition is bounded. `A`, `E`, `O` and `Y` are words of these languages, so a letter counts only where
+something ends behind it. What is doubtful (a question, a condition, a "but") states nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["OR_AND", "denies", "fits_alone", "states"]
+
+OR_AND = r"oder|und|bzw\.|y|o|u|ou|et|e|ed"
+"""Words that join two letters to one statement."""
+_MARKS = r"[\s*_\"'“”„«\u2018’$(\[{<>]{0,12}"
+_ARTICLE = r"(?:(?:die|der|das|la|el|le|lo|il|a|o|l['’])\s{0,2})?"
+_NOUN = (
+    r"(?:antwort(?:möglichkeit)?|lösung|option|auswahl|buchstabe|respuesta|opción|opcion|alternativa|solución|letra"
+    r"|inciso|réponse|reponse|choix|proposition|lettre|risposta|opzione|soluzione|lettera|resposta|opção|solução)"
+)
+_IS = r"(?:ist|lautet|heißt|es|est|è|é)"
+_RIGHT = (
+    r"(?:richtig|korrekt|zutreffend|correct[ao]?|correcte|juste|bonne|corrett[ao]|giust[ao]|corret[ao]|cert[ao]|exacte"
+    r"|verdader[ao]|vraie?|ver[ao]|verdadeir[ao])"
+)
+_WRONG = (
+    r"(?:falsch|inkorrekt|unzutreffend|ausgeschlossen|incorrect[ao]?|incorrecte|fals[ao]|fausse|faux|erróne[ao]|errat[ao]"
+    r"|sbagliat[ao]|errad[ao]|incorret[ao]|scorrett[ao]|descartad[ao]|exclue?|imposible|impossible|unmöglich)"
+)
+_TAIL = rf"{_MARKS}{_ARTICLE}(?:{_NOUN}\b)?{_MARKS}$"
+_CLOSING = r"[)\]}*_\"'”“’»$\s]{0,12}"
+_NOT = re.compile(
+    r"\b(?:nicht|keine?|nie|niemals|weder|no|nunca|jamás|tampoco|ne|pas|jamais|non|mai|não|nem)\b|\bn['’]",
+    re.IGNORECASE,
+)
+_STATED = re.compile(
+    rf"(?:\b{_NOUN}\b(?P<between>[^.!?:,;\n]{{0,40}}?)\s{{1,3}}{_IS}\b|\b{_RIGHT}\s{{1,3}}{_IS}\b"
+    rf"|\b{_NOUN}(?:\s{{1,3}}(?:final|finale|{_RIGHT}))?[\s*_]{{0,4}}:"
+    r"|\b(?:wähle|nehme|elijo|escojo|selecciono|opto por|choisis|scelgo|escolho)\b|\bentscheide mich für\b"
+    r"|\b(?:es|das) ist\b|\bc['’]est\b|\b(?:es|è) la\b|\bé a\b|\b(?:sondern|sino(?: que es)?|bensì)\b"
+    rf"|\b(?:pero|mais|entonces|luego|ma|quindi|mas|logo|portanto) {_IS}\b)"
+    r"(?:\s{1,3}(?:daher|also|somit|folglich|eindeutig|claramente|entonces|donc|quindi|dunque|portanto|logo)\b)?"
+    rf"{_TAIL}",
+    re.IGNORECASE,
+)
+_IF = re.compile(r"\b(?:wenn|falls|ob|sofern|si|se)\b[^.,;:!?\n]{0,30}$", re.IGNORECASE)
+_ENDS = re.compile(
+    rf"[).:]|{_CLOSING}(?:$|[.,;:!(\n–—-]|(?:weil|denn|da|porque|ya que|parce|puisque|perché|poiché|pois)\b)",
+    re.IGNORECASE,
+)
+_DOUBT = re.compile(
+    r"[^.!;\n]{0,80}[?]|[^.!;\n]{0,30}\b(?:aber|jedoch|pero|mais|ma|mas|wenn|falls|sofern|sonst|si|sinon|se|altrimenti)\b",
+    re.IGNORECASE,
+)
+_IS_BEFORE = re.compile(rf"\b{_IS}\s{{1,3}}{_ARTICLE}(?:{_NOUN}\s{{1,3}})?[*_(\"]{{0,4}}$", re.IGNORECASE)
+_RIGHT_BEHIND = re.compile(rf"{_CLOSING}{_RIGHT}\b", re.IGNORECASE)
+_IS_RIGHT = re.compile(
+    rf"{_CLOSING}{_IS}\s{{1,3}}(?:(?:die|der|das|la|el|le|il|a|o|un[ae]?|l['’]|einzig|allein|eindeutig|única|unica"
+    rf"|seule|claramente)\s{{0,3}}){{0,3}}(?:{_NOUN}\s{{1,3}})?(?:{_RIGHT}|richtige|korrekte)\b",
+    re.IGNORECASE,
+)
+_REFUSED = re.compile(
+    r"\b(?:nicht|weder|noch|außer|statt|anstatt|ob|wenn|falls|no|ni|salvo|excepto|descarto|descartamos|pas|sauf|non|né"
+    rf"|tranne|não|nem|exceto)\b(?:\s{{1,3}}{_IS})?{_TAIL}",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(
+    rf"{_CLOSING}(?:\(\s?|[:–—-]\s{{0,3}})?(?:(?:ist|es|est|è|é|sind|son|sont|sono|são|wäre|sería|serait)\s{{1,3}}"
+    rf"(?:\w{{1,14}}\s{{1,3}})?)?(?:{_WRONG}|nicht)\b"
+    rf"|{_CLOSING}(?:scheidet|entfällt|n['’]|ne\s|no\s(?:es|puede|cumple|son)\b|non\s|não\s|kann\s{{1,3}}nicht"
+    r"|passt\s{1,3}nicht|erfüllt\s{1,3}(?:nicht|kein))",
+    re.IGNORECASE,
+)
+_ONLY = re.compile(
+    r"(?:^|[.,;:!?\n]\s{0,3}|\b(?:hence|so|thus|therefore|then|since|because|as|clearly|daher|somit|also|folglich|entonces"
+    r"|luego|donc|ainsi|quindi|dunque|logo|portanto)\s{1,3})"
+    r"(?:only|nur|sólo|solo|solamente|únicamente|seule?|soltanto|apenas|somente)\s{1,3}"
+    rf"(?:(?:the\s)?(?:option|choice|answer|statement)\s{{1,3}})?{_TAIL}",
+    re.IGNORECASE,
+)
+_FITS = re.compile(
+    rf"{_CLOSING}(?:satisf(?:y|ies)|fits?|works?|holds?|meets?|match(?:es)?|fulfil(?:l?s)?|remains|qualifies"
+    r"|agrees with|makes sense|is (?:left|possible|consistent)|erfüllt|passt|stimmt|bleibt|cumple|satisface|encaja"
+    r"|convient|satisfait|remplit|respecte|soddisfa|rispetta|satisfaz|atende|cumpre)\b"
+    r"(?P<rest>[^.!?;\n]{0,80})(?P<end>.?)",
+    re.IGNORECASE,
+)
+_PARTLY = re.compile(
+    r"\b(?:not?|none|neither|nor|never|nothing|but|while|whereas|however|though|if|first|second|third|one|some|part|partly"
+    r"|partially|almost|erste|zweite|eine|primera|segunda|première|seconde|prima|seconda|primeira)\b|n['’]t\b",
+    re.IGNORECASE,
+)
+
+
+def states(left: str, right: str) -> bool:
+    """Return whether a text says that the letter between its two parts is the answer."""
+    if _DOUBT.match(right):
+        return False
+    found = _STATED.search(left)
+    if found is not None:
+        if not _ENDS.match(right) or _NOT.search(found["between"] or ""):
+            return False
+        return not _IF.search(left[max(0, found.start() - 40) : found.start()])
+    if _IS_RIGHT.match(right) or (_IS_BEFORE.search(left) and _RIGHT_BEHIND.match(right)):
+        return not _IF.search(left) and not _NOT.search(left[-20:])
+    return False
+
+
+def denies(left: str, right: str) -> bool:
+    """Return whether a text says that the letter between its two parts is not the answer."""
+    return _DENIED.match(right) is not None or _REFUSED.search(left) is not None
+
+
+def fits_alone(left: str, right: str) -> bool:
+    """Return whether a text says that only the letter between its two parts fits (`Only C satisfies the condition`)."""
+    fits = _FITS.match(right)
+    if fits is None or fits["end"] == "?" or not _ONLY.search(left):
+        return False
+    return not _PARTLY.search(fits["rest"]) and not _NOT.search(fits["rest"])
