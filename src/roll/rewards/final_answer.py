@@ -9,6 +9,7 @@ from roll.rewards.mathematics.units import unit_of
 
 __all__ = [
     "answer_in_tag",
+    "box_is_open",
     "boxes_with_braces",
     "is_sentence",
     "last_boxed",
@@ -67,6 +68,11 @@ def last_boxed(text: str) -> str | None:
     boxes = list(_BOX.finditer(text))
     found = _content(text, boxes[-1].end(), len(text)) if boxes else None
     return None if found is None else found[0]
+
+
+def box_is_open(text: str) -> bool:
+    r"""Return whether the last `\boxed{…}` is not closed, as where an answer was cut off in it."""
+    return _BOX.search(text) is not None and last_boxed(text) is None
 
 
 def _content(text: str, begin: int, end: int) -> tuple[str, int] | None:

@@ -19,6 +19,7 @@ from roll.protocols import WorkerPool
 from roll.rewards.base import LONGEST_TEXT, Judgement, Verifier, in_pool
 from roll.rewards.final_answer import (
     answer_in_tag,
+    box_is_open,
     boxes_with_braces,
     is_sentence,
     last_boxed,
@@ -44,7 +45,9 @@ from roll.types import Rollout
 __all__ = ["math_verifier", "prepare_worker", "score_math"]
 
 LONGEST_ANSWER = 1_000
-"""Characters of a final answer; a longer one is wrong."""
+"""Characters of a final answer; a longer one is wrong, unless it is the reference's own text."""
+LONGEST_REFERENCE = 2_000
+"""Characters of a reference that is read as mathematics; a longer one is compared as a text."""
 ALARM_AT = 0.8
 """Share of the time limit after which a comparison is interrupted from within, before the pool kills the worker."""
 
@@ -90,6 +93,8 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
 
 def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
     text, reference = boxes_with_braces(text), reference_answer(reference)
+    if len(reference) > LONGEST_REFERENCE:
+        return _score_text(text, reference, extract)
     right_number = number_of(reference)
     answer = _final_answer(text, extract, reference, right_number)
     if answer is None or not answer.strip():
@@ -111,6 +116,16 @@ def _score(text: str, reference: str, extract: str) -> tuple[bool, str]:
     return right, "correct" if right else "wrong"
 
 
+def _score_text(text: str, reference: str, extract: str) -> tuple[bool, str]:
+    """Return whether an answer is the text of a reference that is too long to parse, and a verdict."""
+    answer = last_boxed(text)
+    if answer is None and (extract == "boxed" or box_is_open(text)):
+        return False, "no answer"
+    same = normalized_text(answer or "") == normalized_text(reference) != ""
+    right = same or (extract == "auto" and _says(text, reference))
+    return right, "correct" if right else "wrong"
+
+
 def _final_answer(text: str, extract: str, reference: str, right_number: PlainNumber | None) -> str | None:
     if extract == "boxed":
         return last_boxed(text)
@@ -124,6 +139,8 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
     boxed = stated_answer(text) or last_boxes(text, several=several) or marked_answer(text)
     if boxed is not None:
         return boxed
+    if box_is_open(text):  # the answer ends in the midst of it
+        return None
     if right_number is not None:
         return whole_number(text) or last_number(text, with_unit=with_unit)
     if several:
