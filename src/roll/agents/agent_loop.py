@@ -127,7 +127,7 @@ class AgentLoop:
         return chain
 
     async def _run(self, session: Session, task: AgentTask) -> tuple[str | None, Exception | None]:
-        """What the agent answered, and what went wrong with it."""
+        """Return what the agent answered, and what went wrong with it."""
         self._server.sessions.add(session)
         work = asyncio.ensure_future(self._program(task, self._server.base_url, session.key))
         work.add_done_callback(lambda work: work.cancelled() or work.exception())  # counts as looked at

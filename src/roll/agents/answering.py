@@ -1,4 +1,4 @@
-"""What the dialects of the endpoint have in common: a conversation goes in, answers come out, whole or part by part.
+"""Share what the endpoint's dialects have in common: a conversation goes in, answers come out, whole or part by part.
 
     body ─ dialect ─► Conversation ─ `converse` ─► answers ─┬─ dialect ─► object
                                                             └─ `streamed`: parts of them ─ dialect ─► events
@@ -33,14 +33,14 @@ class Piece:
 
     data: bytes
     answer: Answer | None = None
-    """Of which it is."""
+    """The answer that it belongs to."""
     num_characters: int | None = None
-    """Of the answer's text that have been sent when this has; `None`: nothing less than all of it can be told."""
+    """Characters of the answer's text that have been sent when this has; `None`: nothing less than all can be told."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a route answers: one object, or a stream."""
+    """Hold what a route answers: one object, or a stream."""
 
     body: Mapping[str, Any] | None = None
     stream: Iterator[Piece] | None = None
@@ -50,13 +50,13 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What happens as an answer is told. It is a row of blocks, and one of text has several parts."""
+    """Hold one event of an answer that is told. An answer is a row of blocks, and one of text has several parts."""
 
     kind: Literal["begin", "reasoning", "text begins", "text", "text ends", "call", "end"]
     block: int = 0
     """Its place: first the reasoning, then the text, then calls of tools, as far as there are any."""
     text: str = ""
-    """Of a reasoning, or of a piece of the text."""
+    """The text of a reasoning, or a piece of the answer's text."""
     call: ToolCall | None = None
     sent: int | None = None
     """See `Piece.num_characters`."""

@@ -36,7 +36,7 @@ class ToolUse(wire.Body):
 
 
 class ToolResult(wire.Body):
-    """What a tool said."""
+    """Hold what a tool said."""
 
     type: Literal["tool_result"]
     tool_use_id: str = ""
@@ -87,7 +87,7 @@ AnthropicTool = Annotated[
 
 
 class ToolChoice(wire.Body):
-    """Whether tools are called."""
+    """Say whether tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -187,7 +187,7 @@ def _foreign_name(tool: Foreign) -> str:
 
 
 def _without_billing(system: Content) -> Content:
-    """What the system says, without the line of Claude Code that is for its vendor's books and may change each time."""
+    """Return what the system says, without Claude Code's line for its vendor's books, which may change each time."""
     if system is None or isinstance(system, str):
         return system
     return [part for part in system if not (isinstance(part, TextPart) and part.text.startswith(_BILLING))]
@@ -226,7 +226,7 @@ def _stop_reason(answer: Answer) -> str:
 
 
 def _events(body: dict[str, Any], reasoned: bool, part: Part) -> list[bytes]:
-    """Of an answer whose whole object is `body`; its reasoning is no block of that."""
+    """Return the events of an answer whose whole object is `body`; its reasoning is no block of that."""
     index = part.block - reasoned
     match part.kind:
         case "begin":

@@ -1,4 +1,4 @@
-"""What is said of an agent that failed: what the endpoint refused it, and then what it said itself."""
+"""Say why an agent failed: what the endpoint refused it, and then what it said itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["complaint", "with_refusals"]
 LONGEST = 1200
 """Characters of a program's output in a message."""
 LONGEST_END = 300
-"""Of them, from its end: the last line of a traceback says what happened."""
+"""Characters of an error that are shown, from its end: the last line of a traceback says what happened."""
 LONGEST_REFUSAL = 400
 MOST_REFUSALS = 3
 

@@ -1,4 +1,4 @@
-"""What the engine sees of a request: the model's own tokens, wherever the request repeats an answer that it was given.
+"""Find what the engine sees of a request: the model's own tokens, wherever it repeats an answer that it was given.
 
     messages ── the longest beginning that ends with an answer given before? ──► its context + its tokens + what follows
          └────── none ──────────────────────────────────────────────────────► a fresh rendering
@@ -33,10 +33,10 @@ __all__ = ["Contexts", "Conversation"]
 _MARK = "\ue000answer\ue001"
 """Stands for an answer where only what comes after it is wanted; of private characters, which no text has."""
 BYTES_PER_TOKEN = 16
-"""What has more of them for each token of the engine's context is refused before anything is tokenised: that takes a
+"""Bytes for each token of the engine's context; what has more is refused before anything is tokenized: that takes a
 second for each few MB, in which no other agent is answered."""
 BYTES_PER_ESTIMATED_TOKEN = 4
-"""Of what is too long to be tokenized, where only its size is asked for."""
+"""Bytes for each token of what is too long to be tokenized, where only its size is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class _Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """What a request says, in no vendor's form."""
+    """Hold what a request says, in no vendor's form."""
 
     messages: Sequence[Message]
     """Those with calls of tools have `tool_calls`, those of tools `tool_call_id`, as chat templates take them."""
@@ -78,18 +78,18 @@ class Conversation:
 
     @property
     def digest(self) -> bytes:
-        """Of the tools and all messages."""
+        """Return the digest of the tools and all messages."""
         return self._hashed[1].digest()
 
     def digest_with(self, answer: Message) -> bytes:
-        """Of the tools and all messages, and an answer to them."""
+        """Return the digest of the tools, all messages, and an answer to them."""
         state = self._hashed[1].copy()
         state.update(_spelt(answer))
         return state.digest()
 
 
 class Contexts:
-    """Of one session.
+    """Hold the contexts of one session.
 
     Args:
         renderer: of the policy's tokenizer.
@@ -268,7 +268,7 @@ class Contexts:
             )
 
     def _harmless(self, message: Message) -> Message:
-        """What an agent passes on (pages, files, what tools said) is no message of anybody else."""
+        """Return a message in which nothing that an agent passes on (pages, files, results) begins another message."""
         if message["role"] == "assistant":
             return message
         return cast(Message, {**message, "content": self._renderer.harmless(message["content"])})
@@ -306,7 +306,7 @@ def _with_demands(conversation: Conversation) -> Sequence[Message]:
 
 
 def _spelt(message: Message) -> bytes:
-    """What a message is known again by; what comes after it in a history cannot be taken for a part of it."""
+    """Return what a message is known again by; what comes after it in a history cannot be taken for a part of it."""
     role, content = message["role"], message["content"]
     said = content.strip() if role == "assistant" else content
     full = cast(Mapping[str, Any], message)

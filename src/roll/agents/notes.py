@@ -1,4 +1,4 @@
-"""What agents send that the endpoint cannot serve: left out, and noted once in the run's log."""
+"""Note once in the run's log what agents send that the endpoint cannot serve, and so leaves out."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ __all__ = ["ChatRequest", "chat", "choices"]
 
 
 class CustomTool(wire.Body):
-    """What a tool that takes one text is called and takes."""
+    """Hold what a tool that takes one text is called and takes."""
 
     name: wire.Name
     description: str | None = None
@@ -289,7 +289,7 @@ def _finish_reason(answer: Answer) -> str:
 
 
 def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Of every token that the model wrote; engines say nothing of tokens that it did not write."""
+    """Return the log-probs of every token that the model wrote; engines say nothing of tokens that it did not write."""
     call = answer.call
     texts = [session.renderer.spelt(token) for token in call.token_ids[:, None]]
     content = [

@@ -27,7 +27,7 @@ _CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""What a call carries, and the events that stream it."""
+"""The field of a call that holds what it carries, and the events that stream it."""
 
 
 class ResponsesRequest(wire.Asking):
@@ -166,7 +166,7 @@ def _stream(body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
 
 
 def _events(body: dict[str, Any], part: Part) -> list[tuple[str, dict[str, Any]]]:
-    """Of an answer whose whole object is `body`; each part belongs to one of its items."""
+    """Return the events of an answer whose whole object is `body`; each part belongs to one of its items."""
     if part.kind == "begin":
         begun = {"response": {**body, "status": "in_progress", "output": [], "usage": None}}
         return [("response.created", begun), ("response.in_progress", begun)]

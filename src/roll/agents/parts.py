@@ -13,7 +13,7 @@ from roll.agents.wire import Body
 __all__ = ["Content", "Foreign", "Part", "TextPart", "text_of", "type_of"]
 
 _SILENT = ("thinking", "redacted_thinking", "reasoning")
-"""What an answer thought: the context has it already, in the model's own tokens."""
+"""Kinds of parts that hold what an answer thought: the context has it already, in the model's own tokens."""
 _MEDIA = {
     "image": "image",
     "image_url": "image",

@@ -42,18 +42,18 @@ class AgentFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentTask:
-    """What an agent is to do."""
+    """Hold what an agent is to do."""
 
     text: str
     """The user's last message."""
     messages: tuple[Message, ...]
     """All of the prompt."""
     metadata: Mapping[str, Any]
-    """Of the prompt; never its answer."""
+    """The metadata of the prompt; never its answer."""
     rollout: str
     """Names the attempt, such as `train-3.1`."""
     seed: int | None
-    """Of the attempt, the same whenever it is made again."""
+    """The seed of the attempt, the same whenever it is made again."""
     time_s: float
     """Seconds that the agent has."""
 

@@ -1,4 +1,4 @@
-"""What an agent may be told instead of an answer, before a vendor's form is given to it."""
+"""Refuse requests: what an agent may be told instead of an answer, before a vendor's form is given to it."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ class CallItem(wire.Body):
 
 
 class OutputItem(wire.Body):
-    """What a tool said."""
+    """Hold what a tool said."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = ""

@@ -34,9 +34,9 @@ from roll.agents.session import Answer, Session, Sessions
 __all__ = ["MODEL", "AgentServer"]
 
 MODEL = "policy"
-"""What the model is called; requests may call it anything."""
+"""The name of the model; requests may call it anything."""
 MOST_BYTES = 8 * 2**20
-"""Of a body."""
+"""Bytes of the longest body."""
 
 Route: TypeAlias = Callable[[Session, bytes], Awaitable[Reply]]
 POSTS: dict[str, Route] = {
@@ -140,7 +140,7 @@ class AgentServer:
 
 
 def _readable(path: str, session: Session) -> dict[str, Any] | None:
-    """What is there to be read; models have the fields of either vendor."""
+    """Return what is there to be read; models have the fields of either vendor."""
     if path == "/openapi.json":
         return description()
     before, models, name = f"{path}/".partition("/v1/models/")
@@ -157,7 +157,7 @@ def _readable(path: str, session: Session) -> dict[str, Any] | None:
 
 
 def _key(request: web.BaseRequest) -> str:
-    """What OpenAI's clients send in one header, and Anthropic's in another."""
+    """Return the key, which OpenAI's clients send in one header, and Anthropic's in another."""
     bearer = request.headers.get("Authorization", "")
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
 

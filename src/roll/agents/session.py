@@ -41,7 +41,7 @@ MOST_REFUSED = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the agent gets of one generation."""
+    """Hold what the agent gets of one generation."""
 
     call: Call
     text: str
@@ -85,7 +85,7 @@ class Session:
         self.tells_demands = tells_demands
         self.notes = notes or Notes()
         self.refused: list[str] = []
-        """What the agent was refused, in the order in which it asked; the same refusal once."""
+        """Refusals that the agent was given, in the order in which it asked; the same refusal once."""
         self.tool_format = tool_format or format_of(renderer.template)
         self.contexts = Contexts(
             renderer, ends=first.sampling.stop_token_ids, tool_format=self.tool_format, max_context=max_context
@@ -263,7 +263,7 @@ class Session:
 
     @property
     def max_context(self) -> int:
-        """Of the engines, in tokens."""
+        """Return the longest context of the engines, in tokens."""
         return self._max_context
 
     @property

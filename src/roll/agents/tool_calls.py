@@ -23,7 +23,7 @@ __all__ = ["ToolCall", "ToolFormat", "format_of", "plainly", "read_calls"]
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
 _FORMS = {"plain": "hermes", "llama3": "llama"}
-"""What `roll.envs.tools` calls those that have another name there."""
+"""The names that `roll.envs.tools` has for those that have another name there."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
@@ -78,7 +78,7 @@ def format_of(template: str) -> ToolFormat:
 def read_calls(
     text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """What is said beside calls, and the calls; where one of them is malformed, all of it stays text.
+    """Return what is said beside calls, and the calls; where one of them is malformed, all of it stays text.
 
     Args:
         text: special tokens included, without the one that ended it.
@@ -116,7 +116,7 @@ def _beside(text: str, tool_format: ToolFormat) -> str:
 
 
 def _is_json(arguments: Mapping[str, Any]) -> bool:
-    """Whether all numbers and characters are: one beyond all floats has no JSON, and half a character no UTF-8."""
+    """Return whether JSON can be written: it has no number beyond all floats, and UTF-8 no half of a character."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:

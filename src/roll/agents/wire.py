@@ -1,4 +1,4 @@
-"""What all dialects write alike: checked bodies, messages and tools as chat templates take them, and events."""
+"""Write what all dialects write alike: checked bodies, messages and tools as chat templates take them, and events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Stops = Annotated[list[Name], Field(max_length=16)]
 Choice = Literal["auto", "none", "required"] | dict[str, Any]
-"""Of tools."""
+"""How a request chooses among tools."""
 
 
 MOST_OBJECTS = 65_536
@@ -60,12 +60,12 @@ def note_field(name: str, notes: Notes) -> None:
 
 
 def _asks(name: str, value: Any) -> bool:
-    """Whether a field asks for anything: most are off where they are false or empty."""
+    """Return whether a field asks for anything: most are off where they are false or empty."""
     return value is False if name == "parallel_tool_calls" else value not in (None, False, "", [], {})
 
 
 class Body(BaseModel):
-    """What a vendor's interface sends. A null is no field; a field that is not known is left out with a note."""
+    """Hold what a vendor's interface sends. A null is no field; a field that is not known is left out with a note."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -83,7 +83,7 @@ class Body(BaseModel):
 
 
 class Asking(Body):
-    """What every request has. The run's own sampling holds, whatever temperature is asked for."""
+    """Hold what every request has. The run's own sampling holds, whatever temperature is asked for."""
 
     model: Name
     stream: bool | None = None
@@ -92,13 +92,13 @@ class Asking(Body):
 
 
 class StreamOptions(Body):
-    """Of a streamed answer."""
+    """Hold the options of a streamed answer."""
 
     include_usage: bool = False
 
 
 class Choosing(Asking):
-    """What OpenAI's older interfaces take: several answers to choose from."""
+    """Hold what OpenAI's older interfaces take: several answers to choose from."""
 
     n: Count | None = None
     max_tokens: Count | None = None
@@ -112,7 +112,7 @@ class Choosing(Asking):
 
 
 class Function(Body):
-    """What a tool is called and takes."""
+    """Hold what a tool is called and takes."""
 
     name: Name
     description: str | None = None
@@ -120,7 +120,7 @@ class Function(Body):
 
 
 class Form(Body):
-    """What an answer is to be like."""
+    """Hold what an answer is to be like."""
 
     format: dict[str, Any] | None = None
 
@@ -222,7 +222,7 @@ def chosen_kind(choice: str | Mapping[str, Any] | None) -> str:
 
 
 def demanded_call(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[tuple[str, str]]:
-    """That tools are called, where a request leaves the model no choice: a mapping may name one, in some depth."""
+    """Return the instruction to call tools, where a request leaves no choice; a mapping may name one, in some depth."""
     kind = chosen_kind(choice)
     if kind in ("auto", "none"):
         return []
@@ -241,7 +241,7 @@ def demanded_call(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[
 
 
 def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
-    """That the answer is JSON, perhaps of a schema, which OpenAI's older interface has one level deeper."""
+    """Return the instruction to answer in JSON, perhaps of a schema (one level deeper in OpenAI's older interface)."""
     given = form.format if form is not None and form.format is not None else {}
     kind = given.get("type") or "text"
     if kind == "text":

@@ -202,17 +202,22 @@ async def test_an_answer_that_was_cut_off_is_ended_before_the_conversation_goes_
     assert len(as_rollout(draw_of(renderer), 0, session.calls, text="").branches) == 1
 
 
+class Halves(Speaker):
+    """Begins every answer with a lone byte of a longer character."""
+
+    @property
+    def half(self) -> int:
+        return int(self.renderer.piece("é")[0])
+
+    async def generate(self, request: Any) -> Any:
+        generation = await super().generate(request)
+        generation.token_ids[0] = self.half
+        return generation
+
+
 async def test_tokens_that_no_text_has_stay_as_the_engine_made_them(tiny_model: Path) -> None:
     """A lone byte of a longer character reads as a replacement, which nobody could tokenise back."""
     renderer, end = renderer_of(tiny_model, ALL["qwen-2.5"])
-    half = int(renderer.piece("é")[0])
-
-    class Halves(Speaker):
-        async def generate(self, request: Any) -> Any:
-            generation = await super().generate(request)
-            generation.token_ids[0] = half
-            return generation
-
     async with opened(Halves(renderer, ["x y", "z"], end)) as (server, session), aiohttp.ClientSession() as http:
         speaker, client = session._generate.__self__, Client(http, server.base_url, session)
         messages = [{"role": "user", "content": "a"}]
@@ -221,7 +226,7 @@ async def test_tokens_that_no_text_has_stay_as_the_engine_made_them(tiny_model: 
         await client.chat([*messages, answer, {"role": "user", "content": "b"}])
     first, second = speaker.requests
     whole = [*first.token_ids.tolist(), *speaker.generations[0].token_ids.tolist()]
-    assert second.token_ids.tolist()[: len(whole)] == whole and half in whole
+    assert second.token_ids.tolist()[: len(whole)] == whole and speaker.half in whole
 
 
 @pytest.mark.parametrize("name", sorted(ALL))
@@ -230,14 +235,6 @@ async def test_an_answer_that_a_stop_text_ended_keeps_its_tokens_where_the_agent
 ) -> None:
     """Agents of text (ReAct, smolagents' CodeAgent) write what they did behind the stop text, in the same message."""
     renderer, end = renderer_of(tiny_model, ALL[name])
-    half = int(renderer.piece("é")[0])
-
-    class Halves(Speaker):
-        async def generate(self, request: Any) -> Any:
-            generation = await super().generate(request)
-            generation.token_ids[0] = half
-            return generation
-
     says = ["x Act</code> more", "y Act</code>", "z"]
     async with opened(Halves(renderer, says, end)) as (server, session), aiohttp.ClientSession() as http:
         speaker, client = session._generate.__self__, Client(http, server.base_url, session)
@@ -256,7 +253,7 @@ async def test_an_answer_that_a_stop_text_ended_keeps_its_tokens_where_the_agent
     assert second[: len(first + written[0])] == first + written[0]
     assert third[: len(second + written[1])] == second + written[1]
     ends = renderer.spelt(speaker.requests[1].token_ids[len(first + written[0]) :])
-    assert ends.startswith("\nCalled <|b|>") and half not in fresh
+    assert ends.startswith("\nCalled <|b|>") and speaker.half not in fresh
     assert len(as_rollout(draw_of(renderer), 0, session.calls[:3], text="").branches) == 1
 
 
