@@ -228,6 +228,37 @@ def test_columns_with_a_text_that_says_more_than_the_messages_are_refused(
     assert whole(tokenizer, row, text_key=None) == whole(tokenizer, {"messages": [USER, message()]})
 
 
+SETTING = "{% for m in messages %}<|im_start|>{{ m.role + '\n' + m.content }}<|im_end|>\n{% endfor %}" + (
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% if thinking %}<think>{% endif %}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_read"),
+    [
+        ("", True),
+        ("{% if thinking is not defined %}{% set thinking = false %}{% endif %}", True),
+        ("{% set thinking = thinking | default(false) %}", True),
+        ("{% set thinking = false %}", False),
+        ("{%- set thinking -%}{%- endset -%}", False),
+    ],
+)
+def test_arguments_that_a_template_sets_itself_are_refused(tiny_model: Path, first: str, is_read: bool) -> None:
+    """What a template sets before it reads it is its own variable: a row's value would change nothing."""
+    tokenizer = load_tokenizer(str(tiny_model))
+    tokenizer.chat_template = first + SETTING
+    given = {"chat_template_kwargs": {"thinking": False}}
+    for read in (
+        lambda: row_examples(tokenizer, [{"messages": [USER, message()], **given}]),
+        lambda: prompt_data(tokenizer, [{"prompt": "q", "answer": "7", **given}]),
+    ):
+        if is_read:
+            read()
+        else:
+            with pytest.raises(DataError, match="does not read 'thinking'"):
+                read()
+
+
 def test_columns_with_a_text_of_messages_and_calls_are_read(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     tokenizer.chat_template = (
