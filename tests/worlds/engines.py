@@ -370,6 +370,18 @@ class TickingEngines(EngineGroup):
             if self._starting.get(engine_id) is fresh:
                 del self._starting[engine_id]
 
+    def like(self, engine_id: str) -> TickingEngine:
+        """Make a further engine of the kind that there was first."""
+        first = self.all[0]
+        return type(first)(
+            engine_id,
+            tick_s=first.tick_s,
+            capacity=first.capacity,
+            length=first.length,
+            lag=first.lag,
+            violations=first.violations,
+        )
+
     def add(self, engine_id: str, make: Callable[[], Any]) -> None:
         assert engine_id not in self._makers and all(each.engine_id != engine_id for each in self._engines)
         self._makers[engine_id] = make
@@ -377,7 +389,7 @@ class TickingEngines(EngineGroup):
     async def retire(self, engine_id: str) -> None:
         self._makers.pop(engine_id, None)
         for engine in [each for each in self._engines if each.engine_id == engine_id]:
-            if engine.live:
+            if engine.live and not (engine.dead or engine.hung):
                 engine.violations.append(f"{engine_id} is retired with requests")
             self._engines.remove(engine)
             engine.die()

@@ -8,13 +8,14 @@ import random
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
 
 from roll.config.operations import WeightSyncConfig
 from roll.config.scheduling import SchedulingConfig
-from roll.errors import RewardInfraError, WorkerDiedError
+from roll.errors import EngineDiedError, RewardInfraError, WorkerDiedError
 from roll.rollout import AsyncController, Batch, BatchSpec, DataLedger, LLMProxy, RolloutScheduler, Router
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.lifecycle import RolloutState, Transition
@@ -97,6 +98,8 @@ class Settings:
     greedy: bool = False
     hands_over: bool = False
     """Engines sleep while the trainer computes."""
+    num_moves: int = 0
+    """Times that an engine joins, leaves, or is away for a while, by itself."""
 
 
 def random_settings(seed: int) -> Settings:
@@ -143,6 +146,7 @@ def random_settings(seed: int) -> Settings:
         transport=chance.choice(["shared_memory", "broadcast"]) if max(lags) < 1 else "shared_memory",
         greedy=chance.random() < 0.2,
         hands_over=not fields.get("async_ratio") and random.Random(f"hands over/{seed}").random() < 0.5,
+        num_moves=random.Random(f"moves/{seed}").choice([0, 0, 4, 10]),
     )
 
 
@@ -321,6 +325,7 @@ class World:
     async def train(self) -> None:
         """All steps, with engines dying beside them; some runs are cancelled in their midst."""
         havoc = asyncio.create_task(self._havoc())
+        moves = asyncio.create_task(self._moves())
         steps = asyncio.create_task(self._steps())
         if self.settings.ends_early:
             await asyncio.wait([steps], timeout=self.chance.uniform(0, 60))
@@ -329,6 +334,8 @@ class World:
             await asyncio.gather(steps, return_exceptions=self.settings.ends_early)
         finally:
             havoc.cancel()
+            moves.cancel()
+            await asyncio.gather(moves, return_exceptions=True)
         await self.controller.close()
         self.check_idle()
         self.check_end()
@@ -389,6 +396,37 @@ class World:
         await self.controller.settle(self.version, used)
         in_flight = [draw.draw_id for draw in self.controller.in_flight()]
         assert in_flight == self.ledger.in_flight(), "draws in flight are not those that have no fate"
+
+    async def _moves(self) -> None:
+        """Engines that join, leave, or are away for a while; at least one stays."""
+        chance, move = random.Random(f"moves of/{self.settings.seed}"), self.proxy.transitions
+        move.between_syncs = self.weights.between
+        try:
+            for number in range(self.settings.num_moves):
+                await asyncio.sleep(chance.uniform(0, 20))
+                names = [engine.engine_id for engine in self.engines.engines]
+                kind, name = chance.choice(["add", "retire", "sleep", "suspend"]), chance.choice(names)
+                leaving: Any = chance.choice(["abort", "drain"])
+                if kind == "add":
+                    await move.add(f"added-{number}", partial(self.engines.like, f"added-{number}"))
+                elif len(names) == 1 or (self.settings.hands_over and kind != "retire"):
+                    continue
+                elif kind == "retire":
+                    await move.retire(name, leaving)
+                elif kind == "sleep":
+                    await move.sleep(name, leaving)
+                    await asyncio.sleep(chance.uniform(0, 20))
+                    await move.wake(name)
+                else:
+                    await move.suspend(name, chance.choice(["keep", "abort"]))
+                    await asyncio.sleep(chance.uniform(0, 20))
+                    await move.resume(name)
+        except EngineDiedError:
+            return  # one that joined died at once
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            self.violations.append(f"a move failed: {type(error).__name__}: {error}")
 
     async def _havoc(self) -> None:
         """Also of engines that start or are being replaced."""

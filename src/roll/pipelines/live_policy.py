@@ -37,7 +37,8 @@ class LivePolicy:
     """Runs beside training in an asynchronous run."""
 
     def __post_init__(self) -> None:
-        """Let shared devices know the engines."""
+        """Let shared devices know the engines, and engines fall asleep between weight syncs alone."""
+        self.generation.proxy.transitions.between_syncs = self.weights.between
         if self.devices is not None:
             self.devices.join(self.generation.proxy)
 

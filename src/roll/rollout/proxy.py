@@ -81,6 +81,8 @@ class LLMProxy:
         self._queue: list[tuple[int, int, _Waiting]] = []
         self._num_requests = 0
         self._suspended: PauseMode | None = None
+        self._in_step = asyncio.Lock()
+        """Held while all engines stop or go on, and while one joins them in that."""
         self._unwanted: set[str] = set()
         """Requests that `abort` ended, until their callers have heard it."""
         self._at_engines: dict[str, EngineLink] = {}
@@ -91,7 +93,9 @@ class LLMProxy:
         self.num_continued = 0
         self.num_restarted = 0
         self._fleet = EngineFleet(engines, prepare or _as_loaded, self._router, self._on_change)
-        self.transitions = EngineTransitions(engines, self._fleet, self._router, prepare or _as_loaded)
+        self.transitions = EngineTransitions(
+            engines, self._fleet, self._router, prepare or _as_loaded, lambda: self._suspended, self._in_step
+        )
         """Moves single engines."""
 
     @property
@@ -262,13 +266,15 @@ class LLMProxy:
         """Stop all decoding; requests wait until `resume`. With `drain`, what runs is finished first."""
         assert self._suspended is None, "the proxy is suspended already"
         self._suspended = mode
-        await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))
+        async with self._in_step:
+            await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))
 
     async def resume(self) -> None:
         """Decode again, and let the queue move."""
         assert self._suspended is not None, "the proxy is not suspended"
-        await asyncio.gather(*(_unless_lost(link.resume()) for link in self._fleet.serving))
-        self._suspended = None
+        async with self._in_step:
+            await asyncio.gather(*(_unless_lost(link.resume()) for link in self._fleet.serving))
+            self._suspended = None
         self._dispatch()
 
     # ---- memory

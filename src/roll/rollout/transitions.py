@@ -7,6 +7,7 @@ Invariants:
     - the order is the one above: an engine that leaves first gets no request again, so that those which it gives up are
       never sent back to it; one that comes has the current weights before it gets any;
     - nothing is started in the place of an engine that is away: its devices are others';
+    - an engine that comes back decodes, or stands still, as all others do in that moment;
     - a step of one engine fails for that engine alone, which the fleet then replaces when it is let back.
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any, Literal, TypeAlias
 
 from roll.errors import EngineDiedError, UnsupportedError
@@ -31,15 +32,15 @@ Leaving: TypeAlias = Literal["abort", "drain"]
 
 
 class EngineTransitions:
-    """Moves single engines, or all at once.
-
-    A step of an engine must not overlap with another of the same, nor sleep with a weight sync.
+    """Moves single engines, or all at once. A step of an engine must not overlap with another of the same.
 
     Args:
         engines: the group.
         fleet: of it.
         router: told by the fleet which engines serve; knows when one has no requests.
         prepare: brings an engine to the current weights.
+        suspended: says how all engines are suspended now; `None`: they are not.
+        in_step: held while all of them stop or go on.
     """
 
     def __init__(
@@ -48,11 +49,17 @@ class EngineTransitions:
         fleet: EngineFleet,
         router: Router,
         prepare: Callable[[InferenceEngine], Awaitable[object]],
+        suspended: Callable[[], PauseMode | None],
+        in_step: asyncio.Lock,
     ) -> None:
+        self.between_syncs: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
+        """Entered while an engine falls asleep: no weights are on their way to it."""
         self._engines = engines
         self._fleet = fleet
         self._router = router
         self._prepare = prepare
+        self._suspended = suspended
+        self._in_step = in_step
 
     async def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
         """Start a further engine, and bring it to the current weights; then it serves.
@@ -89,7 +96,8 @@ class EngineTransitions:
         await self._fleet.keep_away(engine_id)
         await self._vacate(engine_id, leaving)
         try:
-            await _unless_lost(self._fleet.link(engine_id), self._engines.sleep)
+            async with self.between_syncs():
+                await _unless_lost(self._fleet.link(engine_id), self._engines.sleep)
         except UnsupportedError:
             self._fleet.let_back(engine_id)
             raise
@@ -100,11 +108,9 @@ class EngineTransitions:
         try:
             await link.call(self._engines.wake(link.engine))
             await self._prepare(link.engine)
-            if link.is_paused:  # it was put to sleep while all were suspended
-                await link.resume()
         except EngineDiedError as error:
             link.lose(error)
-        self._fleet.let_back(engine_id)
+        await self._let_back(link)
 
     async def suspend(self, engine_id: str, mode: PauseMode) -> None:
         """Stop one engine's decoding until `resume`; it gets no requests meanwhile, and keeps its memory."""
@@ -113,10 +119,8 @@ class EngineTransitions:
             await self._fleet.link(engine_id).pause(mode)
 
     async def resume(self, engine_id: str) -> None:
-        """Let one engine decode again."""
-        with suppress(EngineDiedError):
-            await self._fleet.link(engine_id).resume()
-        self._fleet.let_back(engine_id)
+        """Let one engine decode again, as soon as all others do."""
+        await self._let_back(self._fleet.link(engine_id))
 
     async def sleep_all(self) -> None:
         """Let every engine that is there give its memory back; nothing may be asked of them before `wake_all`."""
@@ -125,6 +129,15 @@ class EngineTransitions:
     async def wake_all(self) -> None:
         """Let them take it again; they need a weight sync before they answer."""
         await asyncio.gather(*(_unless_lost(link, self._engines.wake) for link in self._fleet.present))
+
+    async def _let_back(self, link: EngineLink) -> None:
+        """Let an engine decode, or stand still, as all others do; then it serves."""
+        async with self._in_step:
+            mode = self._suspended()
+            with suppress(EngineDiedError):
+                if link.is_paused != (mode is not None):
+                    await (link.resume() if mode is None else link.pause(mode))
+            self._fleet.let_back(link.engine.engine_id)
 
     async def _vacate(self, engine_id: str, leaving: Leaving) -> None:
         """Wait until an engine, to which nothing is routed any more, has no requests."""

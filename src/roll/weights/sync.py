@@ -135,6 +135,12 @@ class WeightSync:
             self._unchanged.set()
             return report
 
+    @asynccontextmanager
+    async def between(self) -> AsyncIterator[None]:
+        """Inside, no weights are on their way to any engine."""
+        async with self._lock:
+            yield
+
     async def push_to(self, engine: InferenceEngine) -> SyncReport:
         """Bring one fresh engine to the weights of the last push, which the trainer must still hold.
 
