@@ -311,8 +311,8 @@ BUGS = (
     Bug(
         "weights change before engines have confirmed that they stand still",
         "proxy.py",
-        "        await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))",
-        "        asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))",
+        "        await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.working))",
+        "        asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.working))",
     ),
     Bug(
         "a rollout that fails before an engine has it cannot be queued again",
@@ -325,6 +325,36 @@ BUGS = (
         "engine_link.py",
         "                call.answer.set_exception(self._died())\n                call.answer.exception()  # its",
         "                pass  # its",
+    ),
+    Bug(
+        "an engine that was woken serves before it has the current weights",
+        "transitions.py",
+        "            await self._prepare(link.engine)\n",
+        "",
+    ),
+    Bug(
+        "an engine is retired with its requests",
+        "transitions.py",
+        "        await self._vacate(engine_id, leaving)\n        await self._fleet.forget(engine_id)",
+        "        await self._fleet.forget(engine_id)",
+    ),
+    Bug(
+        "an engine falls asleep while weights are on their way to it",
+        "transitions.py",
+        "async with self.between_syncs(), self._in_step:",
+        "async with self._in_step:",
+    ),
+    Bug(
+        "an engine that is about to leave is not suspended with the others",
+        "fleet.py",
+        "if link.lost is None and name not in self.standing]",
+        "if link.lost is None and name not in self._away]",
+    ),
+    Bug(
+        "a fresh engine is started in the place of one that sleeps",
+        "fleet.py",
+        "while self._held or engine_id in self._away:",
+        "while self._held:",
     ),
 )
 

@@ -212,6 +212,8 @@ class TickingEngine:
         self._start()
 
     async def _update(self, update: WeightUpdate) -> WeightReceipt:
+        if self.asleep:
+            self.violations.append(f"{self.engine_id} gets new weights while it sleeps")
         if self.running:
             self.violations.append(f"{self.engine_id} gets new weights while it decodes {sorted(self.running)}")
         self._updating = True

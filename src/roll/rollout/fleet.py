@@ -72,6 +72,8 @@ class EngineFleet:
         self._starting: dict[str, asyncio.Event] = {}
         self._held = False
         self._away: set[str] = set()
+        self.standing: set[str] = set()
+        """Engines that sleep, or are suspended, by themselves: what stops and goes on is the others."""
         self._may_start, self._none_starts = asyncio.Event(), asyncio.Event()
         self._none_starts.set()
         self._closed = False
@@ -95,7 +97,9 @@ class EngineFleet:
     def replace(self, engine: InferenceEngine, cause: str) -> None:
         """Somebody found an engine dead. One that was given up is tried once more."""
         engine_id = engine.engine_id
-        link = self._links[engine_id]
+        link = self._links.get(engine_id)
+        if link is None:  # it has not served yet, or was retired meanwhile
+            return
         if link.engine is engine and link.lost is None:
             link.lose(EngineDiedError(engine_id, cause))
         elif engine_id in self._given_up and not self._closed:
@@ -162,6 +166,7 @@ class EngineFleet:
         del self._failures[engine_id]
         self._given_up.pop(engine_id, None)
         self._away.discard(engine_id)
+        self.standing.discard(engine_id)
         self._router.forget(engine_id)
         self._find_none_left()
         self._on_change("left")
@@ -169,6 +174,11 @@ class EngineFleet:
     def serves(self, link: EngineLink) -> bool:
         """Whether an engine may get requests by this link."""
         return link.lost is None and link.engine.engine_id not in self._away
+
+    @property
+    def working(self) -> list[EngineLink]:
+        """Links to engines that may decode, those that are to leave among them, in their order."""
+        return [link for name, link in self._links.items() if link.lost is None and name not in self.standing]
 
     @property
     def present(self) -> list[EngineLink]:
@@ -194,6 +204,8 @@ class EngineFleet:
     def _on_lost(self, link: EngineLink) -> None:
         engine_id = link.engine.engine_id
         assert link.lost is not None, "it was lost"
+        if engine_id not in self._links:  # a last call to one that was retired
+            return
         self._router.remove(engine_id)
         if self._closed:
             return

@@ -267,13 +267,13 @@ class LLMProxy:
         assert self._suspended is None, "the proxy is suspended already"
         self._suspended = mode
         async with self._in_step:
-            await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.serving))
+            await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.working))
 
     async def resume(self) -> None:
         """Decode again, and let the queue move."""
         assert self._suspended is not None, "the proxy is not suspended"
         async with self._in_step:
-            await asyncio.gather(*(_unless_lost(link.resume()) for link in self._fleet.serving))
+            await asyncio.gather(*(_unless_lost(link.resume()) for link in self._fleet.working))
             self._suspended = None
         self._dispatch()
 

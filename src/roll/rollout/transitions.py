@@ -7,7 +7,7 @@ Invariants:
     - the order is the one above: an engine that leaves first gets no request again, so that those which it gives up are
       never sent back to it; one that comes has the current weights before it gets any;
     - nothing is started in the place of an engine that is away: its devices are others';
-    - an engine that comes back decodes, or stands still, as all others do in that moment;
+    - an engine that decodes stops and goes on with all others, also while it is about to leave, and when it comes back;
     - a step of one engine fails for that engine alone, which the fleet then replaces when it is let back.
 """
 
@@ -96,10 +96,11 @@ class EngineTransitions:
         await self._fleet.keep_away(engine_id)
         await self._vacate(engine_id, leaving)
         try:
-            async with self.between_syncs():
+            async with self.between_syncs(), self._in_step:
+                self._fleet.standing.add(engine_id)
                 await _unless_lost(self._fleet.link(engine_id), self._engines.sleep)
         except UnsupportedError:
-            self._fleet.let_back(engine_id)
+            await self._let_back(self._fleet.link(engine_id))
             raise
 
     async def wake(self, engine_id: str) -> None:
@@ -115,8 +116,10 @@ class EngineTransitions:
     async def suspend(self, engine_id: str, mode: PauseMode) -> None:
         """Stop one engine's decoding until `resume`; it gets no requests meanwhile, and keeps its memory."""
         await self._fleet.keep_away(engine_id)
-        with suppress(EngineDiedError):
-            await self._fleet.link(engine_id).pause(mode)
+        async with self._in_step:
+            self._fleet.standing.add(engine_id)
+            with suppress(EngineDiedError):
+                await self._fleet.link(engine_id).pause(mode)
 
     async def resume(self, engine_id: str) -> None:
         """Let one engine decode again, as soon as all others do."""
@@ -137,6 +140,7 @@ class EngineTransitions:
             with suppress(EngineDiedError):
                 if link.is_paused != (mode is not None):
                     await (link.resume() if mode is None else link.pause(mode))
+            self._fleet.standing.discard(link.engine.engine_id)
             self._fleet.let_back(link.engine.engine_id)
 
     async def _vacate(self, engine_id: str, leaving: Leaving) -> None:
