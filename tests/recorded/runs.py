@@ -1,4 +1,4 @@
-"""Five short runs whose numbers may not change while the code around them is rebuilt.
+"""Short runs of all online pipelines, whose numbers may not change while the code around them is rebuilt.
 
     python tests/recorded/runs.py record     write the hashes for this kind of machine to hashes.json
     python tests/recorded/runs.py compare    run again, and name every number that differs
@@ -23,6 +23,8 @@ from typing import Any
 TESTS = Path(__file__).parents[1]
 HASHES = Path(__file__).with_name("hashes.json")
 NUM_STEPS = 3
+LETTERS = {"type": "regex", "pattern": "[a-m]", "require_finished": False}
+PLAYED = {"environment": "guess_number", "num_turns": 2, "reward": [{"type": "environment"}, LETTERS]}
 TURNS = {"source": "guess_number", "max_number": 3, "num_turns": 2, "prompt_template": "{prompt}"}
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -31,8 +33,27 @@ RUNS: dict[str, dict[str, Any]] = {
     "ipa": {"algorithm": {"type": "ipa"}, "data": [{**TURNS, "demonstrations": True}]},
     "lora": {"model": {"lora": {"rank": 4}}},
     "asynchronous": {"algorithm": {"type": "decoupled_ppo"}},
+    "agentic": {
+        "pipeline": "agentic",
+        "environments": [
+            {**PLAYED, "domain": name, "options": {"max_number": most}} for name, most in (("near", 3), ("far", 9))
+        ],
+        "curriculum": {"num_episodes": 8},
+        "anchors": {},
+        "algorithm": {"type": "ipa"},
+        "inference": {"engine": "hf", "max_context": 400},
+    },
+    "distill": {"pipeline": "distill", "teacher": "TEACHER", "distillation": {"reward_weight": 0.5}},
+    "distill_reward": {
+        "pipeline": "distill",
+        "teacher": {"model": "TEACHER", "place": "engine"},
+        "distillation": {"place": "reward"},
+        "updates": {"num_minibatches": 2, "num_epochs": 2},
+    },
+    "preference_online": {"pipeline": "preference_online", "pairing": {"type": "all"}},
+    "rejection_sampling": {"pipeline": "rejection_sampling", "rejection": {"keep": 2}},
 }
-"""What each run sets beyond `chaos.harness.tiny_config`. The last one takes the asynchronous loop at a ratio of 0."""
+"""What each run sets beyond `chaos.harness.tiny_config`. `asynchronous` generates beside training, at a ratio of 0."""
 ADDED = ("env/",)
 """Measurements that came after the hashes were recorded: they change no other number."""
 
@@ -42,7 +63,10 @@ def configuration(name: str, model: Path, directory: Path) -> dict[str, Any]:
     from chaos.harness import tiny_config
 
     base = {**tiny_config(model, num_steps=NUM_STEPS), "output_dir": str(directory)}
-    for section, changes in RUNS[name].items():
+    if "environments" in RUNS[name]:
+        del base["data"]
+    given = json.loads(json.dumps(RUNS[name]).replace("TEACHER", str(model.with_name("teacher"))))
+    for section, changes in given.items():
         base[section] = {**base.get(section, {}), **changes} if isinstance(changes, dict) else changes
     return base
 
@@ -98,6 +122,7 @@ def all_hashes() -> dict[str, dict[str, str]]:
 
     with tempfile.TemporaryDirectory() as scratch:
         model = write_tiny_model(Path(scratch) / "tiny")
+        write_tiny_model(Path(scratch) / "teacher", seed=1)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
         for name in RUNS:
             print(f"  {name} …", file=sys.stderr, flush=True)
