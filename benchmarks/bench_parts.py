@@ -133,7 +133,7 @@ async def measure_sync(kind: str) -> dict[str, Any]:
     from roll.cluster.local import LocalCluster
     from roll.config.operations import WeightSyncConfig
     from roll.pipelines.preparation import engine_specs, prepare, probe_sequences
-    from roll.pipelines.rlvr.trainers import policy_spec
+    from roll.pipelines.reinforcement.trainers import policy_spec
     from roll.weights import WeightSync
 
     config = quickstart_config()

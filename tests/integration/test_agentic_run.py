@@ -10,7 +10,7 @@ import pytest
 from chaos.harness import tiny_config
 
 import roll
-from roll.errors import ConfigError, DataError
+from roll.errors import CallbackError, ConfigError, DataError
 
 REWARD = [{"type": "environment"}, {"type": "regex", "pattern": "[a-m]", "require_finished": False}]
 """The model hardly ever ends an answer: with the second part, answers differ all the same."""
@@ -63,6 +63,23 @@ def test_a_users_own_class_is_trained_in_processes_of_its_own(tmp_path: Path, ti
     assert first["env/letters.py:Letters/failures"] == 0
     assert first["rollout/infra_errors"] == 0
     assert len(rows(tmp_path, "evaluation")) == 2
+
+
+def test_agentic_run_that_an_error_ends_keeps_success_rates_of_its_last_boundary(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """What is saved is of one boundary: step, draws, and what the curriculum knows after them."""
+    names = ("near", "far")
+    environments = [{"environment": "guess_number", "domain": name, "num_turns": 2, "reward": REWARD} for name in names]
+
+    def fail(step: int, metrics: dict[str, float]) -> None:
+        raise OSError("the data server went away")
+
+    with pytest.raises(CallbackError, match="went away"):
+        roll.train(config(tmp_path, tiny_model, environments, curriculum={}), on_step=fail)
+    state = json.loads((tmp_path / "run" / "checkpoints" / "step-000001" / "state.json").read_text())
+    assert state["step"] == 1
+    assert set(state["success_rates"]) <= set(names) and state["success_rates"]
 
 
 def table(directory: Path, step: int) -> list[dict[str, Any]]:

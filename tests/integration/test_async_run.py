@@ -13,7 +13,7 @@ from chaos.harness import tiny_config
 from safetensors.torch import load_file
 
 import roll
-from roll.pipelines.rlvr import loop
+from roll.pipelines.online.online_run import OnlineRun
 from roll.rewards.compose import WeightedReward
 from roll.types import RewardResult, Rollout
 
@@ -43,12 +43,42 @@ def without_times(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{k: v for k, v in row.items() if not any(word in k for word in clocked)} for row in found]
 
 
+OTHERS: dict[str, dict[str, Any]] = {
+    "agentic": {
+        "environments": [
+            {
+                "environment": "guess_number",
+                "num_turns": 2,
+                "options": {"max_number": 3},
+                "reward": [
+                    {"type": "environment"},
+                    {"type": "regex", "pattern": "[a-m]", "require_finished": False},
+                ],
+            }
+        ],
+        "inference": {"engine": "hf", "max_context": 400},
+    },
+    "distill": {"distillation": {"reward_weight": 0.5}},
+    "preference_online": {},
+    "rejection_sampling": {},
+}
+"""What the other pipelines need beside what `rlvr` has."""
+
+
+def other(name: str, directory: Path, source: Path, **changes: Any) -> dict[str, Any]:
+    found = config(directory, source, pipeline=name, **OTHERS[name], **changes)
+    if "environments" in found:
+        del found["data"]
+    return {**found, "teacher": str(source)} if name == "distill" else found
+
+
+@pytest.mark.parametrize("pipeline", ["rlvr", "preference_online"])
 def test_the_asynchronous_loop_at_ratio_0_gives_the_synchronous_numbers_bit_for_bit(
-    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, pipeline: str
 ) -> None:
-    roll.train(config(tmp_path / "a", tiny_model, scheduling={}))
-    monkeypatch.setattr(loop, "train_synchronously", loop.train_asynchronously)
-    roll.train(config(tmp_path / "b", tiny_model, scheduling={}))
+    roll.train(config(tmp_path / "a", tiny_model, scheduling={}, pipeline=pipeline))
+    monkeypatch.setattr(OnlineRun, "ahead", True)
+    roll.train(config(tmp_path / "b", tiny_model, scheduling={}, pipeline=pipeline))
     assert without_times(rows(tmp_path / "a")) == without_times(rows(tmp_path / "b"))
     assert without_times(rows(tmp_path / "a", "eval")) == without_times(rows(tmp_path / "b", "eval"))
     one, other = weights(tmp_path / "a"), weights(tmp_path / "b")
@@ -66,6 +96,21 @@ def test_generation_runs_ahead_within_the_bound(tmp_path: Path, tiny_model: Path
     assert Counter(entry["fate"] for entry in entries)["in_flight"] == 0
     assert len(entries) == 5 * tiny_config(tiny_model, num_steps=1)["rollout"]["prompts_per_step"]
     assert all(row["data/groups_expired"] == 0 for row in found)
+
+
+@pytest.mark.parametrize("pipeline", list(OTHERS))
+def test_every_online_pipeline_generates_ahead_within_the_bound(
+    tmp_path: Path, tiny_model: Path, pipeline: str
+) -> None:
+    scheduling, quiet = {"async_ratio": 2.0}, {"before_training": False, "num_prompts": 1}
+    roll.train(other(pipeline, tmp_path, tiny_model, scheduling=scheduling, num_steps=5, evaluation=quiet))
+    found = rows(tmp_path)
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5]
+    assert [row["policy_version"] for row in found][-1] > 2
+    assert 0 < max(row["rollout/staleness_max"] for row in found) <= 2
+    entries = ledger(tmp_path)
+    assert [entry["draw_id"] for entry in entries] == list(range(15))
+    assert {entry["fate"] for entry in entries} <= {"trained", "filtered"}
 
 
 @pytest.mark.vllm

@@ -74,10 +74,10 @@ def configuration(name: str, model: Path, directory: Path) -> dict[str, Any]:
 def run(name: str, model: Path, directory: Path) -> None:
     """Train in this process."""
     import roll
-    from roll.pipelines.rlvr import loop
+    from roll.pipelines.online.online_run import OnlineRun
 
     if name == "asynchronous":
-        loop.train_synchronously = loop.train_asynchronously
+        OnlineRun.ahead = property(lambda online: True)
     roll.train(configuration(name, model, directory))
 
 

@@ -15,18 +15,13 @@ __all__ = ["OnlineConfig"]
 
 
 class OnlineConfig(PromptedConfig):
-    """Rollouts of the newest policy in every step, and updates from them."""
+    """Fresh rollouts in every step, and updates from them."""
 
     updates: UpdateConfig = option(UpdateConfig(), "How often a step's batch is used.")
 
     @model_validator(mode="after")
     def _as_far_as_it_goes(self) -> Self:
         scheduling, name = self.rollout.scheduling, self.pipeline
-        if scheduling.async_ratio > 0:
-            raise ValueError(
-                f"rollout.scheduling.async_ratio is {scheduling.async_ratio:g}, but the pipeline {name} learns from "
-                "rollouts of the newest policy alone: set it to 0"
-            )
         if scheduling.reward_range is not None:
             raise ValueError(
                 f"rollout.scheduling.reward_range is for filters of an `algorithm`, which the pipeline {name} does not "

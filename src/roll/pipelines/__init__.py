@@ -1,1 +1,1 @@
-"""Pipelines: one loop each, over parts that `setup` builds; `commands` has what the command line calls."""
+"""Pipelines: each is its objective and what it opens; `commands` has what the command line calls."""

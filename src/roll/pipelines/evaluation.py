@@ -57,7 +57,7 @@ class Evaluator:
         """Evaluate now, while nothing else runs; whether it was due."""
         if not self.due:
             return False
-        await self.live.wake(self.run)
+        await self.live.wake()
         with self.run.spans.phase("evaluate"):
             await self.run.stop.unless(self.evaluate())
         return True
@@ -74,6 +74,11 @@ class Evaluator:
                     await self.evaluate()
 
             self.live.evaluation = asyncio.create_task(work(), name="evaluate")
+
+    def check_last(self) -> None:
+        """Raise the error of an evaluation beside training that failed."""
+        if self.live.evaluation is not None and self.live.evaluation.done():
+            self.live.evaluation.result()
 
     async def evaluate(self) -> dict[str, float]:
         """Answer the held-out prompts, record the metrics, and note the score in the run's state.

@@ -118,6 +118,11 @@ class Generation:
         figures = self.retries.metrics() | self.scheduler.hosts.metrics()
         return figures | (self.judge.metrics() if self.judge else {})
 
+    def restore(self, verifiers: Mapping[str, Any]) -> None:
+        """Set rewards, by domain, to what they knew: see `LivePolicy.verifiers`."""
+        for domain, reward in self.rewards.items():
+            reward.restore(verifiers.get(domain, {}))
+
 
 async def open_generation(
     config: GeneratingConfig,

@@ -1,8 +1,8 @@
 """No key below `algorithm` is dead: changing it alone changes what a step collects, computes, or starts.
 
-Two steps go through the pipeline's own functions (the controller, `collect`, `learn`, the trainers' specs). Behind them
-stand a loop that takes rollouts from a list, and trainers that write down what they are asked to do, with the loss's
-value.
+Two steps go through the pipeline's own functions (the controller, `Reinforcement.collect`, `learn`, the trainers'
+specs). Behind them stand a loop that takes rollouts from a list, and trainers that write down what they are asked to
+do, with the loss's value.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from roll.models import load_tokenizer
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.learning.updates import learn
-from roll.pipelines.rlvr.collecting import collect
-from roll.pipelines.rlvr.sampling import build_controller
-from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec
+from roll.pipelines.reinforcement.objective import Reinforcement, live_demonstrations
+from roll.pipelines.reinforcement.sampling import build_controller
+from roll.pipelines.reinforcement.trainers import critic_path, critic_specs, policy_spec
 from roll.pipelines.snapshots import PolicySnapshots
 from roll.protocols import LossFn
 from roll.rollout import RolloutScheduler, SamplingPlan
@@ -269,15 +269,16 @@ async def two_steps(config: RLVRConfig, session: Any, learner: Any, answers: Ans
     plan = SamplingPlan(purpose="train", group_size=SIZE, sampling=SamplingParams(max_new_tokens=4))
     data: Any = SimpleNamespace(train=Prompts())
     controller = build_controller(config, session.state, data, session.ledger, generation, plan)
-    live: Any = SimpleNamespace(generation=generation, plan=plan)
-    parts: Any = SimpleNamespace(config=config, run=session, batches=controller)
+    live: Any = SimpleNamespace(generation=generation, plan=plan, waiting=nothing)
+    parts: Any = SimpleNamespace(config=config, run=session, batches=controller, live=live, ahead=False)
+    objective: Any = Reinforcement(online=parts, shown=live_demonstrations(parts))
     for _ in range(2):
-        collected = await collect(parts, live)
-        await learn(session, learner, config.algorithm, collected.selection, config.rollout)
-        session.state.moments = collected.selection.moments
+        collected = await objective.collect(await controller.next_batch())
+        await learn(session, learner, config.algorithm, collected.choice, config.rollout)
+        objective.note(collected)
         session.state.step += 1
         session.state.policy_version += 1  # the second step's tokens are stale
-        await controller.settle(0, {rollout.rollout_id for rollout in collected.selection.rollouts})
+        await controller.settle(0, {rollout.rollout_id for rollout in collected.rollouts})
     await controller.close()
 
 

@@ -27,7 +27,6 @@ TWO = [{"source": "arithmetic", "domain": name, "reward": "math"} for name in ("
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"rollout": {"scheduling": {"async_ratio": 1.0}}}, r"async_ratio is 1, but the pipeline \w+ learns from"),
         ({"tracking": {"record_rollouts": True}}, r"`roll replay`, which cannot replay"),
         ({"updates": {"num_minibatches": 9}}, r"num_minibatches 9 exceeds rollout.prompts_per_step 8"),
         ({"data": [{"source": "guess_number", "demonstrations": True}]}, r"brings demonstrations"),

@@ -25,7 +25,7 @@ from roll.pipelines.agentic import anchors
 from roll.pipelines.agentic.curriculum import domain_of
 from roll.pipelines.agentic.draws import EpisodeDraws
 from roll.pipelines.agentic.state import AgenticState, KeptEpisode
-from roll.pipelines.rlvr.demonstrations import replayed
+from roll.pipelines.reinforcement.demonstrations import replayed
 from roll.rollout.episode import play
 from roll.types import (
     Anchor,

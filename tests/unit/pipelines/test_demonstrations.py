@@ -19,7 +19,7 @@ from roll.data.samples import build_batch
 from roll.envs.hosting import EnvHosts
 from roll.errors import InfraError
 from roll.models import load_tokenizer
-from roll.pipelines.rlvr.demonstrations import demonstrations
+from roll.pipelines.reinforcement.demonstrations import demonstrations
 from roll.rollout import SamplingPlan
 from roll.rollout.episode import EpisodePlan
 from roll.rollout.replaying import recorded

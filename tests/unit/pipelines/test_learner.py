@@ -19,7 +19,7 @@ from roll.errors import ModelError, UnsupportedError
 from roll.pipelines.learner import WithoutAdapters
 from roll.pipelines.learning.losses import value_loss
 from roll.pipelines.online.opening import policy_spec as online_spec
-from roll.pipelines.rlvr.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
+from roll.pipelines.reinforcement.trainers import critic_path, critic_specs, policy_spec, reference_of, reference_specs
 from roll.training import Schedule
 from roll.types import TrainingBatch, TrainingSample
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +23,7 @@ from roll.algorithms.weighing import kl_token_rewards, weigh
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.data.samples import build_batch
-from roll.pipelines.rlvr.collecting import chosen
+from roll.pipelines.reinforcement.objective import Reinforcement
 from roll.types import Fate, Group, LossInputs, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
 LONGEST = 8
@@ -184,7 +185,12 @@ def selected(sources: list[dict[str, Any]], groups: list[Group], **algorithm: An
     )
     run: Any = SimpleNamespace(state=SimpleNamespace(moments={}), spans=SimpleNamespace(phase=nothing))
     batch: Any = SimpleNamespace(groups=groups, companions={}, left_out={}, expired={})
-    return chosen(config, run, batch, ()).selection
+
+    async def shown(batch: Any) -> tuple[()]:
+        return ()
+
+    online: Any = SimpleNamespace(config=config, run=run)
+    return asyncio.run(Reinforcement(online=online, shown=shown).collect(batch)).choice
 
 
 def test_a_source_with_turns_moves_no_limit_of_the_source_beside_it() -> None:

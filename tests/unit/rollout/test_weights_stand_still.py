@@ -120,12 +120,13 @@ def test_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go
         )
         generation: Any = SimpleNamespace(proxy=world.proxy)
         live = LivePolicy(
+            run=run,
             generation=generation,
             controller=world.controller,
             weights=world.weights,
             plan=None,  # type: ignore[arg-type]
         )
-        await live.sync(run)
+        await live.sync()
         late.is_late = True  # type: ignore[attr-defined]
         sampling = SamplingParams(max_new_tokens=12)
         tokens = np.array([1, 2], np.int32)
@@ -133,7 +134,7 @@ def test_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go
         answers = [asyncio.create_task(world.proxy.generate(request)) for request in requests]
         await asyncio.sleep(0.1)
         run.state.policy_version = 1
-        report = await live.sync(run)
+        report = await live.sync()
         found.append((list(report.dead), report.engines, {a.engine_id for a in await asyncio.gather(*answers)}))
         found.append(late.asked)  # type: ignore[attr-defined]
         await world.proxy.settle()

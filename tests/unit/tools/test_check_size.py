@@ -36,10 +36,10 @@ def function(num_lines: int, indent: str = "") -> str:
             "a.py:1: class C has 301 lines, budget 300",
         ),
         (
-            "pipelines/rlvr/loop.py",
+            "pipelines/online/loop.py",
             "x = 1\n" * 150,
             "x = 1\n" * 151,
-            "pipelines/rlvr/loop.py:1: pipeline loop has 151 lines, budget 150",
+            "pipelines/online/loop.py:1: pipeline loop has 151 lines, budget 150",
         ),
     ],
     ids=["file", "function", "class", "pipeline loop"],

@@ -12,15 +12,16 @@ from roll.errors import DataError, InfraError
 from roll.pipelines.agentic.anchors import succeeded
 from roll.pipelines.agentic.reading import Demonstration
 from roll.pipelines.agentic.state import AgenticState, KeptEpisode
-from roll.pipelines.online.online_loop import OnlineLoop
-from roll.pipelines.rlvr.demonstrations import demonstration
+from roll.pipelines.live_policy import LivePolicy
+from roll.pipelines.online.online_run import OnlineRun
+from roll.pipelines.reinforcement.demonstrations import demonstration
 from roll.rollout.replaying import recorded
 
 __all__ = ["play_demonstrations"]
 
 
 async def play_demonstrations(
-    opened: OnlineLoop[AgenticConfig], stream: PromptStream, shown: Sequence[Demonstration]
+    opened: OnlineRun[AgenticConfig, LivePolicy], stream: PromptStream, shown: Sequence[Demonstration]
 ) -> None:
     """Play what was read, and keep it; a resumed run has it already.
 
@@ -36,7 +37,9 @@ async def play_demonstrations(
     state.shown = True
 
 
-async def _played(opened: OnlineLoop[AgenticConfig], stream: PromptStream, shown: Demonstration) -> KeptEpisode:
+async def _played(
+    opened: OnlineRun[AgenticConfig, LivePolicy], stream: PromptStream, shown: Demonstration
+) -> KeptEpisode:
     """Played twice, to see that the environment repeats it."""
     draw = stream.again(-1, shown.domain, stream.position_of(shown.domain, shown.seed))
     draw = replace(draw, prompt=replace(draw.prompt, expert=shown.actions))

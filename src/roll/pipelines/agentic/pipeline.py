@@ -1,4 +1,4 @@
-"""Reinforcement learning in environments: the loop of `rlvr` over episodes, and a curriculum of environments.
+"""Reinforcement learning in environments: an `algorithm` over episodes, and a curriculum of environments.
 
 episode: obs ► answer ► step ► obs ► … ► reward      one coroutine each: none waits for another's environment
 groups ► advantages of trajectories or turns ► train ► sync ► success rates ► which environments come next
@@ -13,23 +13,20 @@ from typing import Any
 
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import Data
-from roll.pipelines.agentic.anchors import figures, note_anchors
-from roll.pipelines.agentic.curriculum import note_successes
 from roll.pipelines.agentic.demonstrating import play_demonstrations
 from roll.pipelines.agentic.draws import EpisodeDraws
+from roll.pipelines.agentic.objective import Episodes
 from roll.pipelines.agentic.reading import read_demonstrations
 from roll.pipelines.agentic.state import AgenticState
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
-from roll.pipelines.online.online_run import OnlineRun
+from roll.pipelines.online.loop import train
 from roll.pipelines.online.opening import Placed, facts, open_online
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
-from roll.pipelines.rlvr import loop
-from roll.pipelines.rlvr.collecting import Collected
-from roll.pipelines.rlvr.sampling import build_controller
-from roll.pipelines.rlvr.step import learn_from
-from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
+from roll.pipelines.reinforcement.objective import live_demonstrations
+from roll.pipelines.reinforcement.sampling import build_controller
+from roll.pipelines.reinforcement.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
 from roll.rollout import AsyncController
@@ -49,27 +46,14 @@ async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callab
     placed = [Placed(device_role(spec), spec) for spec in specs]
     async with open_online(
         config, session, prepared, placed, partial(learner_of, config), controlled=_controller, state_type=AgenticState
-    ) as opened:
-        await play_demonstrations(opened, prepared.data.train, shown)
-        yield partial(loop.train, opened.online, opened.live, opened.evaluator, _learn)
+    ) as online:
+        await play_demonstrations(online, prepared.data.train, shown)
+        yield partial(train, online, Episodes(online=online, shown=live_demonstrations(online)))
 
 
 def _controller(config: AgenticConfig, state: AgenticState, data: Data, *parts: Any) -> AsyncController:
     draws = EpisodeDraws(config=config, state=state, stream=data.train)
     return build_controller(config, state, data, *parts, draws=draws)
-
-
-async def _learn(online: OnlineRun[AgenticConfig], collected: Collected) -> list[str]:
-    """Learn from a batch up to the step's boundary, and note which environments were solved, and from where."""
-    config, state, groups = online.config, online.run.state, collected.batch.groups
-    assert isinstance(state, AgenticState)
-    found = figures(state.kept, groups) if config.anchors else {}
-    alarms = await learn_from(online, collected, found)
-    if config.curriculum is not None:
-        note_successes(config.curriculum, state, groups)
-    if config.anchors is not None:
-        note_anchors(config.anchors, state, groups, online.batches.in_flight())
-    return alarms
 
 
 def _facts(config: AgenticConfig, at: RunState) -> RunFacts:

@@ -9,11 +9,12 @@ from typing import Any
 
 from roll.config.pipelines.distill import DistillConfig
 from roll.models import describe_model
-from roll.pipelines.distill.loop import train
+from roll.pipelines.distill.objective import objective
 from roll.pipelines.distill.teachers import EngineTeacher, teacher_engines
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.loop import train
 from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
@@ -50,8 +51,8 @@ async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callab
         teachers = [EngineTeacher(engine) for engine in others[0].engines] if in_engines else others
         return Learner(policy=student, teachers=tuple(teachers))
 
-    async with open_online(config, session, prepared, placed, learner_of) as loop:
-        yield partial(train, loop, num_tokens)
+    async with open_online(config, session, prepared, placed, learner_of) as online:
+        yield partial(train, online, objective(online, num_tokens))
 
 
 def _facts(config: DistillConfig, at: RunState) -> RunFacts:

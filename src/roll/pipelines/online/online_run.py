@@ -1,22 +1,34 @@
-"""The parts of a run whose policy answers prompts while it learns, or of the replay of one."""
+"""The parts of a run whose policy answers prompts while it learns, or of the replay of one, and a step's boundary."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
+from roll.algorithms.hacking import BASELINE_STEPS
 from roll.config.generating import GeneratingConfig
+from roll.pipelines import measures
+from roll.pipelines.evaluation import Evaluator
 from roll.pipelines.learner import Learner
+from roll.pipelines.learning.alarms import check_alarms
+from roll.pipelines.learning.failures import step_alarms
 from roll.pipelines.learning.state import LearningState
-from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.run import Run
+from roll.pipelines.online.boundary import batch_figures, settle
+from roll.pipelines.online.protocols import Collected, Engines, Update
+from roll.pipelines.run import Run, take_steps
 from roll.rollout import Batch, LifeCycle, LLMProxy
 from roll.types import PromptDraw, Rollout, RolloutId
 
-__all__ = ["Batches", "OnlineRun", "Recorder"]
+__all__ = ["Batches", "OnlineRun", "Recorder", "RunEngines"]
+
+logger = logging.getLogger(__name__)
 
 C_co = TypeVar("C_co", bound=GeneratingConfig, covariant=True)
+E_co = TypeVar("E_co", bound="RunEngines", covariant=True)
+T = TypeVar("T")
 
 
 class Batches(Protocol):
@@ -41,17 +53,138 @@ class Recorder(Protocol):
         ...
 
 
+class RunEngines(Engines, Protocol):
+    """Engines of a run, with what is asked of them beside the loop: see `LivePolicy`."""
+
+    def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
+        """See `StepRun.running`, and `rollout.stall_s`."""
+        ...
+
+    def waiting(self, name: str) -> AbstractContextManager[None]:
+        """A wait for rollouts; while the model writes it is a phase called `name`."""
+        ...
+
+    def counts(self) -> Mapping[str, int]:
+        """See `LLMProxy.counts`."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Of a step's generation."""
+        ...
+
+    def verifiers(self) -> dict[str, Any] | None:
+        """By domain, what rewards know that later judgements depend on; `None` where nothing judges."""
+        ...
+
+    def trace(self) -> None:
+        """Bring what engines did to the trace."""
+        ...
+
+    async def evaluated(self) -> None:
+        """Wait for the evaluation that is under way, if one is."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class OnlineRun(Generic[C_co]):
-    """A run, where its batches come from, what learns from them, and the engines that get the weights."""
+class OnlineRun(Generic[C_co, E_co]):
+    """A run, where its batches come from, what learns from them, and the engines that get the weights.
+
+    Implements `StepRun`.
+    """
 
     config: C_co
     run: Run[LearningState]
     learner: Learner
     batches: Batches
-    engine_counts: Callable[[], Mapping[str, int]]
-    """See `LLMProxy.counts`."""
-    live: LivePolicy | None = None
-    """The engines that make the batches; `None` where they were recorded."""
+    live: E_co
+    """The engines that make the batches."""
+    evaluator: Evaluator | None = None
+    """Measures the policy; `None` where nobody answers."""
     recorder: Recorder | None = None
     """Where the run is recorded."""
+
+    @property
+    def ahead(self) -> bool:
+        """Whether generation and evaluation run beside training."""
+        return self.config.rollout.scheduling.async_ratio > 0
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """See `StepRun`."""
+        return self.live.running(self.config.rollout.stall_s)
+
+    async def take_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
+        """See `StepRun`."""
+        await take_steps(self.run, step)
+
+    async def next_batch(self) -> Batch:
+        """See `StepRun`."""
+        with self.live.waiting("wait" if self.ahead else "generate"):
+            return await self.batches.next_batch()
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """See `StepRun`."""
+        return await self.run.stop.unless(work)
+
+    def count_update(self) -> None:
+        """See `StepRun`."""
+        self.run.state.policy_version += 1
+
+    async def finish_step(self, collected: Collected[Any], update: Update, note: Callable[[], None]) -> list[str]:
+        """See `StepRun`."""
+        run, batch, limits = self.run, collected.batch, self.config.alarms
+        state = run.state
+        metrics = {**await batch_figures(state, batch, collected.fates), **collected.metrics, **update.metrics}
+        with run.spans.phase("record"):
+            run.tracker.log_rollouts(state.step + 1, batch.groups, update.advantages, update.tokens)
+        run.mid_update = True
+        state.step += 1
+        settle(run.ledger, collected.fates, state.step)
+        if "reward/mean" in metrics:  # something was answered
+            state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
+        await self.batches.settle(state.policy_version, {rollout.rollout_id for rollout in collected.rollouts})
+        note()
+        self._mark()
+        run.mid_update = False
+        state.alarms, alarms = check_alarms(limits, metrics, state.alarms)
+        alarms += step_alarms(limits, state, batch.groups, first=state.step == run.began_at + 1)
+        metrics |= measures.run_metrics(state, run.ledger, self.live.counts()) | self.live.metrics()
+        for alarm in alarms:
+            logger.warning("%s", alarm.message)
+        with run.spans.phase("record"):
+            if self.recorder is not None:
+                await self.recorder.record(state, batch, collected.demonstrations)
+            self.live.trace()
+            run.tracker.log_step(state.step, metrics | run.spans.metrics())
+        return [alarm.message for alarm in alarms if alarm.stops]
+
+    def _mark(self) -> None:
+        """Note what was drawn, and what of it is in flight, so that a resumed run launches exactly that again."""
+        state, stream = self.run.state, self.run.stream
+        state.data = stream.state()
+        state.num_draws = stream.num_drawn
+        state.pending = [[d.draw_id, d.prompt.domain, d.position] for d in self.batches.in_flight()]
+        self._remember_verifiers()
+
+    def _remember_verifiers(self) -> None:
+        """Note what rewards know that later judgements depend on."""
+        states = self.live.verifiers()
+        if states is not None:
+            self.run.state.verifiers = states
+
+    async def evaluate(self) -> None:
+        """See `StepRun`."""
+        if self.evaluator is None:
+            return
+        if self.ahead:
+            await self._evaluate_beside(self.evaluator)
+        elif await self.evaluator.evaluate_if_due():  # nothing else runs, and this is still the boundary
+            self._remember_verifiers()
+
+    async def _evaluate_beside(self, evaluator: Evaluator) -> None:
+        """Begin an evaluation where it is due; wait for it where the end of the step depends on it."""
+        run = self.run
+        evaluator.check_last()  # here, all that was learned can be saved
+        evaluator.begin_if_due()
+        has_stepped = run.state.step > run.began_at
+        if has_stepped and (run.checkpoint.keep_best or run.state.step == run.num_steps):
+            await run.stop.unless(self.live.evaluated())

@@ -6,7 +6,6 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -24,7 +23,6 @@ from roll.pipelines.instant_checks import check_disk, check_own_references, chec
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.live_policy import LivePolicy
-from roll.pipelines.online.online_loop import OnlineLoop
 from roll.pipelines.online.online_run import OnlineRun, Recorder
 from roll.pipelines.online.sampling import build_controller
 from roll.pipelines.preparation import Prepared, probe_sequences, sampling_plans
@@ -66,7 +64,7 @@ async def open_online(
     recorder_of: Callable[[Run[LearningState]], Recorder] | None = None,
     proxy_type: type[LLMProxy] = LLMProxy,
     state_type: type[LearningState] = LearningState,
-) -> AsyncIterator[OnlineLoop[C]]:
+) -> AsyncIterator[OnlineRun[C, LivePolicy]]:
     """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
 
     Args:
@@ -96,25 +94,25 @@ async def open_online(
         generation = await open_generation(
             config, roles, data.renderer, stack, tracker=tracker, proxy_type=proxy_type, bring_up=weights.push_to
         )
-        for domain, reward in generation.rewards.items():
-            reward.restore(state.verifiers.get(domain, {}))
+        generation.restore(state.verifiers)
         if recorder is not None:
             recorder.listen(generation.scheduler.life, generation.proxy)
         plan, eval_plan = sampling_plans(config, prepared.stop_token_ids)
         controller = controlled(config, state, data, run.ledger, generation, plan)
-        live = LivePolicy(generation=generation, controller=controller, weights=weights, plan=plan, devices=devices)
-        online = OnlineRun(
+        live = LivePolicy(
+            run=run, generation=generation, controller=controller, weights=weights, plan=plan, devices=devices
+        )
+        evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
+        await _restore(run, learner, live, session.saved)
+        yield OnlineRun(
             config=config,
             run=run,
             learner=learner,
             batches=controller,
-            engine_counts=generation.proxy.counts,
             live=live,
+            evaluator=evaluator,
             recorder=recorder,
         )
-        evaluator = Evaluator(run, live, _held_out(config, data), eval_plan, config.evaluation, config.alarms)
-        await _restore(run, learner, live, session.saved)
-        yield OnlineLoop(online=online, live=live, evaluator=evaluator)
 
 
 async def _begin(
@@ -171,10 +169,10 @@ async def _start(
 
 async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: SavedRun[Any] | None) -> None:
     """Load what a checkpoint holds of the trainers, which must have their memory for that, as for writing one."""
-    run.checkpointer.before_writing = partial(live.hand_to_trainers, run)
+    run.checkpointer.before_writing = live.hand_to_trainers
     if saved is not None:
         run.tracker.note(f"loading the checkpoint of step {run.state.step}")
-        await live.hand_to_trainers(run)
+        await live.hand_to_trainers()
         await learner.load(saved)
 
 

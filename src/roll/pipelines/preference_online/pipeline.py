@@ -12,8 +12,9 @@ from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner, WithoutAdapters
 from roll.pipelines.learning.losses import preference_loss
 from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.loop import train
 from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
-from roll.pipelines.preference_online.loop import train
+from roll.pipelines.preference_online.objective import objective
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
@@ -41,8 +42,8 @@ async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterat
             return Learner(policy=policy)
         return Learner(policy=policy, reference=own[0] if own else WithoutAdapters(policy))
 
-    async with open_online(config, session, prepared, placed, learner_of) as loop:
-        yield partial(train, loop)
+    async with open_online(config, session, prepared, placed, learner_of) as online:
+        yield partial(train, online, objective(online))
 
 
 def _facts(config: PreferenceOnlineConfig, at: RunState) -> RunFacts:

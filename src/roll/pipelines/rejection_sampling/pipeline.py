@@ -10,10 +10,11 @@ from roll.config.pipelines.rejection_sampling import RejectionSamplingConfig
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learner import Learner
 from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.loop import train
 from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
 from roll.pipelines.preparation import prepare
 from roll.pipelines.registry import Pipeline
-from roll.pipelines.rejection_sampling.loop import train
+from roll.pipelines.rejection_sampling.objective import objective
 from roll.pipelines.run import Session
 from roll.running import in_thread
 
@@ -25,8 +26,8 @@ async def _open(config: RejectionSamplingConfig, session: Session) -> AsyncItera
     session.tracker.note("reading the model's files and the prompts")
     prepared = await in_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
-    async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as loop:
-        yield partial(train, loop)
+    async with open_online(config, session, prepared, placed, lambda started: Learner(policy=started[0])) as online:
+        yield partial(train, online, objective(online))
 
 
 PIPELINE = Pipeline(

@@ -10,16 +10,17 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.loop import train
 from roll.pipelines.online.online_run import Recorder
 from roll.pipelines.online.opening import Placed, facts, open_online
 from roll.pipelines.preparation import prepare
+from roll.pipelines.recording.generation import open_answering
+from roll.pipelines.recording.recorder import RecordingProxy, open_recorder
+from roll.pipelines.recording.training import open_training
 from roll.pipelines.registry import Pipeline, RunFacts
-from roll.pipelines.rlvr import loop
-from roll.pipelines.rlvr.recorder import RecordingProxy, open_recorder
-from roll.pipelines.rlvr.replay.generation import open_answering
-from roll.pipelines.rlvr.replay.training import open_training
-from roll.pipelines.rlvr.sampling import build_controller
-from roll.pipelines.rlvr.trainers import device_role, learner_of, trainer_specs
+from roll.pipelines.reinforcement.objective import Reinforcement, live_demonstrations
+from roll.pipelines.reinforcement.sampling import build_controller
+from roll.pipelines.reinforcement.trainers import device_role, learner_of, trainer_specs
 from roll.pipelines.run import Run, Session
 from roll.pipelines.state import RunState
 from roll.rollout import LLMProxy
@@ -62,8 +63,8 @@ async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Calla
         controlled=build_controller,
         recorder_of=recorder if records else None,
         proxy_type=RecordingProxy if records else LLMProxy,
-    ) as opened:
-        yield partial(loop.train, opened.online, opened.live, opened.evaluator)
+    ) as online:
+        yield partial(train, online, Reinforcement(online=online, shown=live_demonstrations(online)))
 
 
 def _facts(config: RLVRConfig, at: RunState) -> RunFacts:

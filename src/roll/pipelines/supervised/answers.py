@@ -59,5 +59,5 @@ async def open_answers(
         config, roles, prepared.data.renderer, stack, tracker=tracker, bring_up=weights.push_to
     )
     plan = sampling_plans(config, prepared.stop_token_ids)[1]
-    live = LivePolicy(generation=generation, weights=weights, plan=plan, devices=devices)
+    live = LivePolicy(run=run, generation=generation, weights=weights, plan=plan, devices=devices)
     return Evaluator(run, live, draws, plan, config.evaluation, config.alarms)

@@ -102,7 +102,7 @@ class Course:
         self.run.ledger.open(drawn.draws, self.run.state.step + 1)
         if not drawn.samples:
             return None
-        async with self.answers.live.learning(self.run) if self.answers else nullcontext():
+        async with self.answers.live.learning() if self.answers else nullcontext():
             batch = await self.completed(TrainingBatch(samples=drawn.samples))
             with self.run.spans.phase("train"):
                 return await update(self.run, self.policy, batch, await _of(loss, batch.samples))
@@ -142,11 +142,11 @@ class Course:
         run, answers, groups = self.run, self.answers, list[Group]()
         with run.spans.phase("evaluate"):
             if answers is not None:
-                await answers.live.hand_to_trainers(run)
+                await answers.live.hand_to_trainers()
             metrics = await run.stop.unless(self._measure(loss))
             score = metrics.get("eval/accuracy", -metrics["eval/loss"])
         if answers is not None:
-            await answers.live.sync(run)
+            await answers.live.sync()
             with run.spans.phase("evaluate"):
                 figures, groups = await run.stop.unless(answers.measure())
             metrics = beside_answers(metrics, figures)

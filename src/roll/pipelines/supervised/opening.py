@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
@@ -68,7 +67,7 @@ async def open_course(
         answering, answers = config.answering(), None
         if answering is not None:
             answers = await open_answers(answering, session, cluster, run, policy, stack)
-            run.checkpointer.before_writing = partial(answers.live.hand_to_trainers, run)
+            run.checkpointer.before_writing = answers.live.hand_to_trainers
         yield Course(
             config=config,
             training=prepared.training,

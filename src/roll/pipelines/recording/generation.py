@@ -28,10 +28,10 @@ from roll.pipelines.generation import Generation as Answering
 from roll.pipelines.generation import episode_plan, open_generation, own_loop, start_roles
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import prepare, sampling_plans
-from roll.pipelines.rlvr.replay.batches import bare_draw
-from roll.pipelines.rlvr.replay.checks import check_prepared, check_steps, open_recording
-from roll.pipelines.rlvr.replay.comparison import Comparison
-from roll.pipelines.rlvr.sampling import build_controller
+from roll.pipelines.recording.batches import bare_draw
+from roll.pipelines.recording.checks import check_prepared, check_steps, open_recording
+from roll.pipelines.recording.comparison import Comparison
+from roll.pipelines.reinforcement.sampling import build_controller
 from roll.pipelines.run import Session
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger

@@ -14,7 +14,7 @@ from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.checkpoint_files import SavedRun, find_checkpoint, read_checkpoint
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
-from roll.pipelines.rlvr.sampling import GREEDY
+from roll.pipelines.reinforcement.sampling import GREEDY
 from roll.tracking.recording import Recording, Session
 
 __all__ = ["check_prepared", "check_steps", "check_training", "open_recording", "start_of"]

@@ -1,0 +1,67 @@
+"""Learning from single answers or pairs of them, where no `algorithm` says how:
+
+choose answers of every group ─► what other models say of them ─► the batch ─► a loss
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from roll.algorithms.choosing import Answers, Choice, chosen
+from roll.pipelines.learner import train_policy
+from roll.pipelines.learning.measures import learning_metrics, mean_advantages
+from roll.pipelines.online.boundary import decided
+from roll.pipelines.online.online_run import OnlineRun
+from roll.pipelines.online.protocols import Collected, Update
+from roll.protocols import LossFn
+from roll.rollout import Batch
+from roll.types import Rollout, TrainingBatch
+
+__all__ = ["AnswersObjective"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswersObjective:
+    """Implements `Objective`."""
+
+    online: OnlineRun[Any, Any]
+    choose: Callable[[Sequence[Rollout]], list[Answers] | str]
+    """From a group's scored rollouts, what is learned from, or why nothing is."""
+    build: Callable[[Choice], Awaitable[TrainingBatch]]
+    """Make a batch of what was chosen, complete with all that the loss needs."""
+    loss: LossFn
+    count: Callable[[Choice], dict[str, float]] = lambda choice: {}
+    """Metrics of what was chosen."""
+    measure: Callable[[TrainingBatch], dict[str, float]] = lambda batch: {}
+    """Metrics of a batch before it is learned from."""
+    has_advantages: bool = False
+    """Whether samples have advantages, to be kept with their rollouts."""
+
+    async def collect(self, batch: Batch) -> Collected[Choice]:
+        """Choose among the answers of each group."""
+        choice = chosen(batch.groups, self.choose)
+        choice.fates.update(decided(batch))
+        return Collected(
+            batch=batch,
+            choice=choice,
+            rollouts=choice.rollouts,
+            fates=choice.fates,
+            metrics=self.count(choice),
+        )
+
+    async def learn(self, collected: Collected[Choice]) -> Update:
+        """Update the policy."""
+        run, policy = self.online.run, self.online.learner.policy
+        batch = await self.build(collected.choice)
+        with run.spans.phase("train"):
+            results = await train_policy(run, policy, batch, self.loss, self.online.config.updates)
+        return Update(
+            metrics=learning_metrics(batch, results, ()) | self.measure(batch),
+            stepped=any(result.stepped for result in results),
+            advantages=mean_advantages(batch) if self.has_advantages else {},
+        )
+
+    def note(self, collected: Collected[Choice]) -> None:
+        """Remember nothing: every step depends on its own answers alone."""

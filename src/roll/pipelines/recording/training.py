@@ -1,0 +1,122 @@
+"""Training on recorded batches: the loop of all online pipelines, with the recording in place of generation.
+
+    recording ─► batch ─► filter ─► advantages ─► train ─► boundary ─► next batch …
+
+No engine is started, nothing is scored, and nothing is evaluated: there is nobody to answer. With the recorded
+configuration every metric of training, and the weights, are those of the recorded run, bit for bit. With another
+algorithm it is an off-line study: the recorded log-probs and policy versions are those of the policy that answered,
+and ratios and corrections are taken against them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    nullcontext,
+)
+from dataclasses import dataclass, replace
+from functools import partial
+
+from roll.cluster.base import open_cluster, start_together
+from roll.config.pipelines.rlvr import RLVRConfig
+from roll.pipelines.learning.losses import check_own_functions
+from roll.pipelines.learning.state import LearningState
+from roll.pipelines.online.loop import train
+from roll.pipelines.online.online_run import OnlineRun
+from roll.pipelines.preparation import prepare
+from roll.pipelines.recording.batches import RecordedBatches
+from roll.pipelines.recording.checks import check_prepared, check_steps, check_training, open_recording, start_of
+from roll.pipelines.reinforcement.objective import Reinforcement
+from roll.pipelines.reinforcement.trainers import device_role, learner_of, trainer_specs
+from roll.pipelines.run import Run, Session, beginning, whole_run
+from roll.rollout import Batch
+from roll.running import in_thread
+from roll.types import Rollout
+
+__all__ = ["open_training"]
+
+
+@asynccontextmanager
+async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Compare with the recording, start the trainers alone, and end them afterwards; inside, the loop to run.
+
+    Raises:
+        UserError: this cannot be replayed; says why.
+    """
+    recording = await in_thread(open_recording, config)
+    session = replace(session, saved=session.saved or start_of(config))
+    saved = session.saved
+    check_steps(recording, (saved.state.step if saved else 0) + 1, config.training.num_steps)
+    check_own_functions(config.algorithm)
+    prepared = await in_thread(prepare, config, scores=False)
+    check_prepared(recording.start, prepared)
+    check_training(config, recording, recording.start)
+    data = prepared.data
+    state = beginning(saved, data.train, LearningState)
+    async with AsyncExitStack() as stack:
+        cluster = open_cluster(config.cluster, config.roles, session.directory)
+        stack.push_async_callback(cluster.close)
+        specs = await in_thread(trainer_specs, config, prepared.model_path)
+        starting = (cluster.start_trainer(spec, device_role(spec)) for spec in specs)
+        learner = learner_of(config, await start_together(stack, *starting))
+        if saved:
+            await learner.load(saved)
+        run = Run.of(config, config.training.num_steps, session, state, data.train, learner.policy, learner.critics)
+        batches = RecordedBatches(recording, data, state, run.ledger)
+        live = RecordedEngines(run, batches)
+        online = OnlineRun(config=config, run=run, learner=learner, batches=batches, live=live)
+
+        async def shown(batch: Batch) -> Sequence[Rollout]:
+            return batches.demonstrations if config.algorithm.imitation.weight > 0 else ()
+
+        yield partial(train, online, Reinforcement(online=online, shown=shown))
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedEngines:
+    """In the place of engines, since all that they answered was recorded; implements `RunEngines`."""
+
+    run: Run[LearningState]
+    """Whose steps wait for nobody."""
+    batches: RecordedBatches
+    """What was recorded."""
+
+    def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
+        """See `StepRun.running`."""
+        return whole_run(self.run)
+
+    async def wake(self) -> None:
+        """Do nothing."""
+
+    def waiting(self, name: str) -> AbstractContextManager[None]:
+        """Return the context of reading a batch."""
+        return self.run.spans.phase("read")
+
+    def learning(self) -> AbstractAsyncContextManager[None]:
+        """Return a context in which nobody else has to know that weights change."""
+        return nullcontext()
+
+    async def push(self) -> dict[str, float]:
+        """Bring the weights to nobody."""
+        return {}
+
+    async def evaluated(self) -> None:
+        """Wait for nothing: nobody is evaluated."""
+
+    def counts(self) -> dict[str, int]:
+        """Return what happened to requests, as it was recorded."""
+        return self.batches.counts()
+
+    def metrics(self) -> dict[str, float]:
+        """Return those of generation that every step has."""
+        return {"rollout/retries": 0.0}
+
+    def verifiers(self) -> None:
+        """Return nothing: nothing was judged."""
+
+    def trace(self) -> None:
+        """Trace nothing."""

@@ -1,0 +1,1 @@
+"""What pipelines share that learn from rollouts by an `algorithm`."""

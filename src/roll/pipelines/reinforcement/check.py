@@ -1,0 +1,84 @@
+"""What can be known of a run with an `algorithm` before it starts, beside what is known of any that generates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from roll.config.estimate import RoleMemory, frozen_bytes, num_trained
+from roll.config.passing import ModelSizes, element_bytes
+from roll.config.reinforcing import ReinforcingConfig
+from roll.config.truncation import truncation_note
+from roll.pipelines.online.check.estimate import BatchArithmetic, Further, frozen_memory, trainer_memory
+from roll.pipelines.online.check.inspection import inspect_run
+from roll.preflight.inspection import described
+from roll.preflight.report import Report
+
+__all__ = ["further_memory", "inspect"]
+
+
+C = TypeVar("C", bound=ReinforcingConfig)
+
+
+def inspect(config: C, *looks: Callable[[Report, C], None]) -> Report:
+    """Find out all that can be known before a run.
+
+    Args:
+        config: of the run.
+        looks: of its pipeline, beside these.
+    """
+    return inspect_run(config, config.algorithm.type, _look_at_critic, _look_at_truncation, *looks, further=_further)
+
+
+def _look_at_critic(report: Report, config: ReinforcingConfig) -> None:
+    if config.algorithm.uses_critic and config.algorithm.critic.model is not None:
+        report.critic = described(report, config.algorithm.critic.model, "the critics' model")
+
+
+def _look_at_truncation(report: Report, config: ReinforcingConfig) -> None:
+    truncation = truncation_note(config.algorithm, config.rollout)
+    report.notes += [truncation] if truncation else []
+
+
+def _further(report: Report, config: ReinforcingConfig, batch: BatchArithmetic) -> Further:
+    assert report.model is not None, "it was looked at"
+    on_accelerator = report.machine.has_accelerators
+    return further_memory(config, report.model, batch, critic_sizes=report.critic, on_accelerator=on_accelerator)
+
+
+def further_memory(
+    config: ReinforcingConfig,
+    sizes: ModelSizes,
+    batch: BatchArithmetic,
+    *,
+    critic_sizes: ModelSizes | None = None,
+    on_accelerator: bool = False,
+) -> Further:
+    """Of the critics and the reference.
+
+    Args:
+        config: the run.
+        sizes: of the model.
+        batch: from `batch_arithmetic`.
+        critic_sizes: of `algorithm.critic.model`, where it is not the policy's.
+        on_accelerator: whether the figures are for a device's memory.
+    """
+    roles, critics = [], config.algorithm.num_critic_models
+    if "critic" in config.roles:
+        ranks = config.roles["critic"].count
+        parts = trainer_memory(config, critic_sizes or sizes, batch, ranks, on_accelerator=on_accelerator)
+        roles.append(RoleMemory(role="critic", count=ranks * critics, parts=parts))
+    if "reference" in config.roles:
+        roles.append(frozen_memory(config, "reference", sizes, batch, on_accelerator=on_accelerator))
+    held = config.trainer_holds_reference and config.model.lora is None
+    element, parallel = element_bytes(config.model.dtype), config.training.parallel
+    frozen = frozen_bytes(sizes, parallel, config.num_ranks, element)
+    memory = {"reference": frozen} if held else {}
+    if config.num_snapshots and not on_accelerator:  # snapshots are in main memory, with the current weights meanwhile
+        share = num_trained(config.model, sizes) * parallel.dp_replicate / config.num_ranks
+        memory["snapshots"] = round((config.num_snapshots + 1) * element * share)
+    return Further(
+        held=memory,
+        roles=roles,
+        num_trained=critics * num_trained(config.model, critic_sizes or sizes),
+    )

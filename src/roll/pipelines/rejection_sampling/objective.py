@@ -1,0 +1,38 @@
+"""Rejection sampling (RAFT, arXiv 2304.06767):
+
+sample → verify → keep the best → learn to write them → sync → evaluate → sample …
+
+As everywhere, log-probs are those of the distribution that was sampled, at `rollout.temperature`. The loss is the
+likelihood under the current weights: how old the policy is that wrote an answer does not enter it.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from roll.algorithms.choosing import Choice, best_answers
+from roll.algorithms.losses import LikelihoodLoss
+from roll.config.pipelines.rejection_sampling import RejectionSamplingConfig
+from roll.data.samples import build_batch
+from roll.pipelines.online.answers import AnswersObjective
+from roll.pipelines.online.online_run import OnlineRun
+from roll.types import TrainingBatch
+
+__all__ = ["objective"]
+
+
+def objective(online: OnlineRun[RejectionSamplingConfig, Any]) -> AnswersObjective:
+    """Return what is learned: to write the best answers."""
+    rejection, rollout = online.config.rejection, online.config.rollout
+
+    async def build(choice: Choice) -> TrainingBatch:
+        return build_batch(choice.rollouts, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
+
+    return AnswersObjective(
+        online=online,
+        choose=partial(best_answers, keep=rejection.keep, min_reward=rejection.min_reward),
+        build=build,
+        loss=LikelihoodLoss(aggregation=rejection.aggregation),
+        count=lambda choice: {"data/rollouts_kept": float(len(choice.rollouts))},
+    )
