@@ -21,10 +21,10 @@ from roll.config.pipelines.agentic import AgenticConfig, AnchorsConfig
 from roll.data import PromptStream, WeightedSource
 from roll.data.environment import EpisodeList
 from roll.data.samples import build_batch, build_samples
-from roll.pipelines.agentic import anchors
-from roll.pipelines.agentic.curriculum import domain_of
-from roll.pipelines.agentic.draws import EpisodeDraws
-from roll.pipelines.agentic.state import AgenticState, KeptEpisode
+from roll.pipelines.episodes import anchors
+from roll.pipelines.episodes.curriculum import domain_of
+from roll.pipelines.episodes.draws import EpisodeDraws
+from roll.pipelines.episodes.state import AgenticState, KeptEpisode
 from roll.pipelines.reinforcement.demonstrations import replayed
 from roll.rollout.episode import play
 from roll.types import (

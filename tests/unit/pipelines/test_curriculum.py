@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.pipelines.agentic.curriculum import domain_of, note_successes, shares
-from roll.pipelines.agentic.state import AgenticState
+from roll.pipelines.episodes.curriculum import domain_of, note_successes, shares
+from roll.pipelines.episodes.state import AgenticState
 from roll.types import Anchor, Group, Prompt, PromptDraw, RewardResult, Rollout, Trajectory
 
 

@@ -19,7 +19,7 @@ from roll.algorithms.losses import DistillationLoss, PolicyLoss, SummedLoss
 from roll.config.distillation import DistillationConfig
 from roll.data.samples import build_batch
 from roll.errors import InfraError, ModelError
-from roll.pipelines.distill.losses import distillation_loss, sampled_divergence, with_advantages
+from roll.pipelines.distill.objective import distillation_loss, sampled_divergence, with_advantages
 from roll.pipelines.distill.teachers import EngineTeacher, teacher_logprobs
 from roll.types import Needs, Output, Outputs, Prompt, RewardResult, Rollout, TrainingBatch
 

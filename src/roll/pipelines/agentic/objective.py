@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 from roll.algorithms.selection import Selection
 from roll.config.pipelines.agentic import AgenticConfig
-from roll.pipelines.agentic.anchors import figures, note_anchors
-from roll.pipelines.agentic.curriculum import note_successes
-from roll.pipelines.agentic.state import AgenticState
+from roll.pipelines.episodes.anchors import figures, note_anchors
+from roll.pipelines.episodes.curriculum import note_successes
+from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.online.protocols import Collected
 from roll.pipelines.reinforcement.objective import Reinforcement
 from roll.rollout import Batch

@@ -13,11 +13,11 @@ from typing import Any
 
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import Data
-from roll.pipelines.agentic.demonstrating import play_demonstrations
-from roll.pipelines.agentic.draws import EpisodeDraws
 from roll.pipelines.agentic.objective import Episodes
-from roll.pipelines.agentic.reading import read_demonstrations
-from roll.pipelines.agentic.state import AgenticState
+from roll.pipelines.episodes.demonstrating import play_demonstrations
+from roll.pipelines.episodes.draws import EpisodeDraws
+from roll.pipelines.episodes.reading import read_demonstrations
+from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.evaluation import measure
 from roll.pipelines.learning.losses import check_own_functions
 from roll.pipelines.online.loop import train

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from roll.config.pipelines.agentic import AgenticConfig, CurriculumConfig
-from roll.pipelines.agentic.state import AgenticState
+from roll.pipelines.episodes.state import AgenticState
 from roll.pipelines.measures import score
 from roll.types import Group, Rollout
 

@@ -23,7 +23,7 @@ from dataclasses import replace
 
 from roll.config.pipelines.agentic import AnchorsConfig
 from roll.errors import ReplayError
-from roll.pipelines.agentic.state import AgenticState, KeptEpisode
+from roll.pipelines.episodes.state import AgenticState, KeptEpisode
 from roll.rollout.replaying import recorded
 from roll.types import Anchor, Group, PromptDraw, Rollout
 

@@ -9,9 +9,9 @@ from dataclasses import replace
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import PromptStream
 from roll.errors import DataError, InfraError
-from roll.pipelines.agentic.anchors import succeeded
-from roll.pipelines.agentic.reading import Demonstration
-from roll.pipelines.agentic.state import AgenticState, KeptEpisode
+from roll.pipelines.episodes.anchors import succeeded
+from roll.pipelines.episodes.reading import Demonstration
+from roll.pipelines.episodes.state import AgenticState, KeptEpisode
 from roll.pipelines.live_policy import LivePolicy
 from roll.pipelines.online.online_run import OnlineRun
 from roll.pipelines.reinforcement.demonstrations import demonstration

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from roll.config.pipelines.agentic import AgenticConfig
 from roll.data import PromptStream
-from roll.pipelines.agentic.anchors import choose
-from roll.pipelines.agentic.curriculum import domain_of
-from roll.pipelines.agentic.state import AgenticState
+from roll.pipelines.episodes.anchors import choose
+from roll.pipelines.episodes.curriculum import domain_of
+from roll.pipelines.episodes.state import AgenticState
 from roll.types import Anchor, PromptDraw
 
 __all__ = ["EpisodeDraws"]
