@@ -16,8 +16,8 @@ from roll.pipelines.learning.state import LearningState
 NUM_STEPS = 6
 
 
-def asynchronous(model: Path, scheduling: dict[str, Any]) -> dict[str, Any]:
-    config = tiny_config(model, num_steps=NUM_STEPS)
+def asynchronous(model: Path, scheduling: dict[str, Any], pipeline: str = "rlvr") -> dict[str, Any]:
+    config = tiny_config(model, num_steps=NUM_STEPS) | {"pipeline": pipeline}
     config["checkpoint"]["every_num_steps"] = 1
     config["rollout"]["scheduling"] = scheduling
     return config
@@ -33,10 +33,12 @@ def drawn_for_training(run: Run) -> Counter[int]:
     return found
 
 
-def kill_and_check(directory: Path, model: Path, scheduling: dict[str, Any], seed: int, duration: float) -> int:
+def kill_and_check(
+    directory: Path, model: Path, scheduling: dict[str, Any], seed: int, duration: float, pipeline: str = "rlvr"
+) -> int:
     """Kill a run some times, let it end, and account for every draw; returns the number of kills."""
     rng = random.Random(seed)
-    run = Run(directory, asynchronous(model, scheduling))
+    run = Run(directory, asynchronous(model, scheduling, pipeline))
     kills = sum(run.kill_after(rng.uniform(0.4, 1.0) * duration) for _ in range(rng.choice([1, 2, 3])))
     run.finish()
     entries = run.ledger()
@@ -54,8 +56,9 @@ AHEAD: dict[str, Any] = {"async_ratio": 1.0}
 TAILS: dict[str, Any] = {"type": "tail_batching"}
 
 
-def test_every_draw_is_used_exactly_once_after_a_kill(tmp_path: Path, tiny_model: Path) -> None:
-    kill_and_check(tmp_path / "run", tiny_model, AHEAD, 4, 12.0)
+@pytest.mark.parametrize("pipeline", ["rlvr", "preference_online", "rejection_sampling"])
+def test_every_draw_is_used_exactly_once_after_a_kill(tmp_path: Path, tiny_model: Path, pipeline: str) -> None:
+    kill_and_check(tmp_path / "run", tiny_model, AHEAD, 4, 12.0, pipeline)
 
 
 @pytest.mark.chaos
