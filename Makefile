@@ -130,7 +130,7 @@ bench-sandbox: setup ## sandboxes: start to first output, programs per second, m
 	@$(PY) benchmarks/bench_sandbox.py $(ARGS)
 
 bombs-sandbox: setup ## 700 fork bombs of 17 kinds in sandboxes started both ways, and over HTTP: no process is left (about 8 minutes)
-	@$(OFFLINE) ROLL_BOMB_ROUNDS=6 $(PY) -m pytest tests/unit/sandbox/test_bombs.py $(ARGS)
+	@$(OFFLINE) ROLL_BOMB_ROUNDS=6 $(PY) -m pytest packages/roll-sandbox/tests/sandbox/test_bombs.py $(ARGS)
 
 bench-sandbox-service: setup ## sandboxes through a service: first output, starts per second, a thousand at once
 	@$(PY) benchmarks/bench_sandbox_service.py $(ARGS)

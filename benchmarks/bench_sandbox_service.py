@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 from _report import report
 
-from roll.sandbox import Job, Limits, PythonCode, SandboxManager, SandboxSpec, connect
+from roll_sandbox import Job, Limits, PythonCode, SandboxManager, SandboxSpec, connect
 
 HELLO = PythonCode(source="print('x', flush=True)")
 SPEC = SandboxSpec(limits=Limits(memory_bytes=128 * 2**20, wall_s=120.0))

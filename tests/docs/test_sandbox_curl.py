@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from docs.pages import blocks
-from unit.sandbox.conftest import missing, served
+from sandbox.conftest import missing, served
 
 PAGE = "docs/sandbox-service.md"
 

@@ -10,11 +10,11 @@ from typing import Any
 import psutil
 import pytest
 from chaos.harness import tiny_config
-from unit.sandbox.conftest import roll_sandbox, served
+from sandbox.conftest import roll_sandbox, served
 
 import roll
 from roll.errors import ConfigError
-from roll.sandbox import SandboxAccessError
+from roll_sandbox import SandboxAccessError
 
 pytestmark = pytest.mark.skipif(not shutil.which("bwrap"), reason="bubblewrap is not installed")
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from unit.sandbox.conftest import LIMITS, missing, served
+from sandbox.conftest import LIMITS, missing, served
 
 from roll.errors import PlacementError
-from roll.sandbox import PythonCode, SandboxAccessError, SandboxSpec, SandboxUnavailableError, connect
+from roll_sandbox import PythonCode, SandboxAccessError, SandboxSpec, SandboxUnavailableError, connect
 
 pytest.importorskip("ray")
 

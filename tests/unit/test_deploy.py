@@ -16,7 +16,7 @@ import jsonschema
 import pytest
 import yaml
 
-from roll.cli.sandboxes import sandbox
+from roll_sandbox.cli import sandbox
 from roll.config.load import load_config
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -22,9 +22,9 @@ from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
 from roll.proxies import client_session, is_this_machine, proxy_for, reaching_this_machine, through
 from roll.rewards.judge.chat import EndpointChat
-from roll.sandbox.images.names import Reference
-from roll.sandbox.images.registry import RegistrySource
-from roll.sandbox.remote.calls import call
+from roll_sandbox.images.names import Reference
+from roll_sandbox.images.registry import RegistrySource
+from roll_sandbox.remote.calls import call
 
 NAMES = ("http_proxy", "https_proxy", "all_proxy", "no_proxy")
 

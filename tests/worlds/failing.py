@@ -19,7 +19,7 @@ import xxhash
 
 from roll.envs.hosting import build
 from roll.errors import WorkerDiedError
-from roll.sandbox import ExecutionResult, Outcome, SandboxError
+from roll_sandbox import ExecutionResult, Outcome, SandboxError
 from roll.types import EnvironmentSettings
 
 __all__ = ["Chance", "FailingPool", "failing_servers"]

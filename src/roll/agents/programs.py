@@ -23,7 +23,7 @@ from roll.user_code import load_function
 if TYPE_CHECKING:
     from roll.config.agents import AgentConfig
     from roll.config.sandbox import SandboxConfig
-    from roll.sandbox import SandboxManager, SandboxSpec
+    from roll_sandbox import SandboxManager, SandboxSpec
 
 __all__ = ["AgentFailed", "AgentTask", "Program", "check_agent", "open_program"]
 
@@ -235,7 +235,7 @@ class _Output(asyncio.Protocol):
 async def _manager(
     config: SandboxConfig, socket: Path, time_s: float
 ) -> AsyncIterator[tuple[SandboxManager, SandboxSpec]]:
-    from roll.sandbox import Limits, Mount, SandboxManager, SandboxSpec
+    from roll_sandbox import Limits, Mount, SandboxManager, SandboxSpec
 
     if config.url is not None:
         raise ConfigError(
@@ -273,7 +273,7 @@ class _Sandboxed:
         self._launcher = (Path(__file__).parent / "inside" / "launch.py").read_text(encoding="utf-8")
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
-        from roll.sandbox import Command, SandboxError
+        from roll_sandbox import Command, SandboxError
 
         config = self._config
         variables = {

@@ -16,7 +16,7 @@ from roll.cli.environments import env
 from roll.cli.init import init
 from roll.cli.looking import chat, compare, view
 from roll.cli.migration.command import from_trl, from_verl
-from roll.cli.sandboxes import sandbox
+from roll_sandbox.cli import sandbox
 
 if TYPE_CHECKING:
     from roll.tracking import Summary

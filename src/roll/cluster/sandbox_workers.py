@@ -12,7 +12,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from roll.errors import PlacementError
-from roll.sandbox.worker import run_worker
+from roll_sandbox.worker import run_worker
 
 __all__ = ["SandboxWorkers", "start_workers"]
 
@@ -87,7 +87,7 @@ def start_workers(
         token: of scope `worker`.
         capacity: sandboxes of one machine at once.
         drain_s: how long workers that leave wait for their sandboxes to end.
-        settings: further ones of `roll.sandbox.worker.run_worker`.
+        settings: further ones of `roll_sandbox.worker.run_worker`.
 
     Raises:
         PlacementError: this process is not connected to a Ray cluster.

@@ -22,7 +22,7 @@ from roll.envs.tools.own_process import OwnTools
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.errors import InfraError, UnscorableError, UserError
 from roll.protocols import WorkerPool
-from roll.sandbox import Limits
+from roll_sandbox import Limits
 
 __all__ = ["Equipment", "EquippedEnv"]
 

@@ -19,8 +19,8 @@ from roll.config.sandbox import SandboxConfig
 from roll.envs.base import Started, Stepped
 from roll.envs.hosting import HostedEnv
 from roll.errors import InfraError
-from roll.sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
-from roll.sandbox.configured import configured_manager
+from roll_sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
+from roll.sandboxes import configured_manager
 from roll.types import EnvironmentSettings
 
 __all__ = ["SandboxHost"]

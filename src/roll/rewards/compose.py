@@ -19,7 +19,7 @@ from roll.config.rewards import RewardConfig
 from roll.errors import RewardInfraError, UnscorableError, UserError
 from roll.rewards.base import TIMEOUT, Judgement, Verifier
 from roll.rewards.reasoning import NO_ANSWER, scored_text
-from roll.sandbox.errors import SandboxAccessError
+from roll_sandbox.errors import SandboxAccessError
 from roll.types import RewardResult, Rollout
 
 __all__ = ["UNFINISHED", "Component", "WeightedReward"]

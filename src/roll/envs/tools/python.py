@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.envs.tools.base import Tool, ToolError
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
-from roll.sandbox import ExecutionResult, Limits, Outcome, OversizedUploadError, PythonCode
+from roll_sandbox import ExecutionResult, Limits, Outcome, OversizedUploadError, PythonCode
 
 __all__ = ["PythonTool", "said"]
 

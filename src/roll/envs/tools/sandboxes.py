@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeAlias
 
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
-from roll.sandbox import Limits, SandboxManager, SandboxSpec
-from roll.sandbox.configured import configured_manager
+from roll_sandbox import Limits, SandboxManager, SandboxSpec
+from roll.sandboxes import configured_manager
 
 __all__ = ["Runtime", "SandboxLease", "SandboxOptions"]
 

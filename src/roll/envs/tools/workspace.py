@@ -9,7 +9,7 @@ from typing import Any
 from roll.envs.tools.base import Tool, ToolError
 from roll.envs.tools.python import said
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
-from roll.sandbox import (
+from roll_sandbox import (
     Command,
     ExecutionResult,
     Limits,

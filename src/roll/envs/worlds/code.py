@@ -14,7 +14,7 @@ from typing import Any
 from roll.envs.base import Started, Stepped
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
-from roll.sandbox import Limits, OversizedUploadError, PythonCode
+from roll_sandbox import Limits, OversizedUploadError, PythonCode
 
 __all__ = ["TASKS", "CodeQuestion", "CodeTask", "program_in"]
 

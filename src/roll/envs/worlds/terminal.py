@@ -16,7 +16,7 @@ from roll.envs.tools.workspace import Workspace
 from roll.envs.worlds.terminal_tasks import FAMILIES, Check
 from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
 from roll.errors import UnsupportedError
-from roll.sandbox import Command, SandboxPathError
+from roll_sandbox import Command, SandboxPathError
 
 __all__ = ["SUBMIT", "Terminal", "command_in"]
 

@@ -15,7 +15,7 @@ from packaging.requirements import Requirement
 
 from roll.inference import ENGINES, LazyEngine, resolve_engine_kind
 from roll.preflight.doctor.finding import Finding, bad, fine, poor
-from roll.sandbox import Runtime, SandboxError
+from roll_sandbox import Runtime, SandboxError
 from roll.version import DISTRIBUTION, __version__, install_extra
 
 __all__ = ["examine", "versions"]
@@ -100,8 +100,8 @@ def _compiler() -> Finding:
 
 
 def _sandboxes() -> Iterator[Finding]:
-    from roll.sandbox.bubblewrap import BubblewrapRuntime
-    from roll.sandbox.docker import DockerRuntime
+    from roll_sandbox.bubblewrap import BubblewrapRuntime
+    from roll_sandbox.docker import DockerRuntime
 
     problem = asyncio.run(_trial(BubblewrapRuntime()))
     if problem:

@@ -31,7 +31,7 @@ from roll.rewards.code.verdicts import (
     not_built,
     within,
 )
-from roll.sandbox import ExecutionResult, Limit, Outcome, PythonCode
+from roll_sandbox import ExecutionResult, Limit, Outcome, PythonCode
 
 __all__ = ["Batch"]
 

@@ -27,7 +27,7 @@ from roll.rewards.code.verdicts import (
     not_built,
     within,
 )
-from roll.sandbox import ExecutionResult, PythonCode
+from roll_sandbox import ExecutionResult, PythonCode
 
 __all__ = ["Dialogue"]
 

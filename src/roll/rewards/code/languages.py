@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import dataclass
 
-from roll.sandbox.system_plan import environment
+from roll_sandbox.system_plan import environment
 
 __all__ = ["TOOL_CHAINS", "ToolChain", "missing_tool"]
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 from roll.errors import ConfigError
-from roll.sandbox import Mount
+from roll_sandbox import Mount
 
 __all__ = ["package_mounts"]
 

@@ -11,7 +11,7 @@ from roll.rewards.code.languages import TOOL_CHAINS
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import Task
 from roll.rewards.code.verdicts import MESSAGE_BYTES
-from roll.sandbox import PythonCode
+from roll_sandbox import PythonCode
 
 __all__ = ["MOST_OUTPUT_BYTES", "CandidateRun"]
 

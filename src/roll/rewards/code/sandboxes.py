@@ -18,9 +18,9 @@ from pathlib import Path
 
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.packages import package_mounts
-from roll.sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSpec
-from roll.sandbox.configured import configured_manager
-from roll.sandbox.library import library_source
+from roll_sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSpec
+from roll.sandboxes import configured_manager
+from roll_sandbox.library import library_source
 
 __all__ = ["CodeSandboxes"]
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from roll.rewards.code.inside.frames import Router, frame
 from roll.rewards.code.verdicts import GRACE_CPU_S, claim
-from roll.sandbox import ExecutionResult, Job
+from roll_sandbox import ExecutionResult, Job
 
 __all__ = ["Meter", "Router", "Served", "listen", "pass_on", "serve"]
 

@@ -11,7 +11,7 @@ from typing import Any
 from roll.errors import RewardInfraError
 from roll.rewards.code.inside import wire
 from roll.rewards.code.inside.frames import unpack
-from roll.sandbox import ExecutionResult, Outcome
+from roll_sandbox import ExecutionResult, Outcome
 
 __all__ = [
     "GRACE_CPU_S",

@@ -16,7 +16,7 @@ from roll.config.sandbox import SandboxConfig
 from roll.rewards.base import Judgement
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
-from roll.sandbox import SandboxUnavailableError
+from roll_sandbox import SandboxUnavailableError
 from roll.types import Prompt, Rollout
 
 

@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from unit.rewards.code.conftest import rollout
 from unit.rewards.code.test_humaneval import DATA
-from unit.sandbox.conftest import missing, roll_sandbox, served
+from sandbox.conftest import missing, roll_sandbox, served
 
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
@@ -22,7 +22,7 @@ from roll.rewards.base import Judgement, Verifier
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 from roll.rewards.compose import Component
-from roll.sandbox import (
+from roll_sandbox import (
     Mount,
     SandboxAccessError,
     SandboxManager,
@@ -30,8 +30,8 @@ from roll.sandbox import (
     SandboxSpec,
     SandboxUnavailableError,
 )
-from roll.sandbox.library import library_source, resolved_source
-from roll.sandbox.worker import Worker
+from roll_sandbox.library import library_source, resolved_source
+from roll_sandbox.worker import Worker
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -143,7 +143,7 @@ async def test_a_token_that_is_revoked_in_mid_run_ends_the_run(
 
 
 def _sleeping() -> Any:
-    from roll.sandbox import PythonCode
+    from roll_sandbox import PythonCode
 
     return PythonCode(source="import time; time.sleep(60)", wall_s=60.0)
 

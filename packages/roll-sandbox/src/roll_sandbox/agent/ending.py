@@ -1,0 +1,77 @@
+"""End programs and sessions with all processes that they started, fork bombs included, or else the whole sandbox.
+
+With a PID namespace the init of the program is killed: the kernel then kills every process of the namespace, and lets
+the init be reaped only when none is left. Without one (`docker`, `subprocess`) processes are found by their parents and
+their session, stopped and killed; what left both is ended when the last program and session have ended.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from roll_sandbox.agent import usage
+
+NEVER = float("inf")
+END_S = 5.0
+"""How long an agent that shares the host's PID namespace tries to end what is left before it ends itself."""
+_EMPTY_S = 10.0
+"""How long the processes of a program may take to end after SIGKILL. Beyond, the whole sandbox is given up."""
+_SWEEP_S = 0.2
+"""How long the loop may be held up by ending processes one by one, before it serves others and tries again."""
+_REST = 0
+"""Stands for what no program or session owns any more, where pids stand for programs."""
+
+
+class Ending:
+    """Programs and sessions that were killed and have not been reaped yet."""
+
+    def __init__(self):
+        self._until = {}
+        """By pid of an init or a program, the time by which it must have ended."""
+        self._sweep_at = NEVER
+
+    def __bool__(self):
+        """Tell whether any process that was to end may still be there."""
+        return bool(self._until)
+
+    def end(self, started):
+        """End a program or a session."""
+        self._until.setdefault(started.pid, time.monotonic() + _EMPTY_S)
+        if started.status is not None:
+            os.kill(started.pid, 9)
+        else:
+            usage.end_all(lambda: usage.of_program(started.pid), _SWEEP_S)
+
+    def reaped(self, pid):
+        """Note that a child of the agent has ended and was reaped."""
+        self._until.pop(pid, None)
+
+    def clean_up(self, started):
+        """End what a program or a session that has been reaped may have left behind."""
+        if started.status is None:
+            usage.end_all(lambda: usage.of_program(started.pid), _SWEEP_S)
+            self._sweep_at = time.monotonic()
+
+    def deadline(self):
+        """Return the time at which `check` is to be called."""
+        return min([self._sweep_at, *self._until.values()])
+
+    def check(self, now, idle):
+        """End what is left, and the sandbox if that takes too long.
+
+        Args:
+            now: the time, at or after `deadline`.
+            idle: whether no program and no session runs, so that all there is was left behind.
+        """
+        if now >= self._sweep_at:
+            self._sweep_at = NEVER
+            if idle and usage.end_all(lambda: usage.below(os.getpid()), _SWEEP_S):
+                self._until.pop(_REST, None)
+            elif idle:
+                self._until.setdefault(_REST, now + _EMPTY_S)
+                self._sweep_at = now + _SWEEP_S
+        if self._until and now >= min(self._until.values()):
+            os.write(2, b"sandbox: the processes of a program do not end; the sandbox is discarded\n")
+            usage.send(9, usage.below(os.getpid()))
+            os._exit(1)

@@ -1,0 +1,394 @@
+"""Starting a program.
+
+    agent ── fork ──► init of the program ── fork ──► program
+                      (own PID namespace and      (no capabilities, filter, limits)
+                      /proc; where it is `fresh`
+                      also own files, IPC and
+                      network namespaces)
+
+The init outlives the program by an instant: with it the kernel ends every process that the program left behind,
+whatever its parent, session or signal handlers are. The kernel lets the init be reaped only after all processes of its
+namespace have ended, so a program whose init was reaped has left none. Where the sandbox cannot make namespaces
+(`docker`, `subprocess`), the agent itself is the program's parent. A child that is forked before its program is known
+(`spare.py`) does all of this and then waits for its program.
+
+Invariants: between the fork and `_restrict` only our own code runs; whatever fails before the program starts ends
+the child with exit code 125 and a line on standard error; file descriptors of the agent reach no program.
+"""
+
+from __future__ import annotations
+
+import _signal  # pyrefly: ignore[missing-import]
+import _sitebuiltins
+import builtins
+import os
+import resource
+import sys
+
+from roll_sandbox.agent import kernel, layers, terminal
+
+FAILED_TO_START = 125
+_REPORT = 4
+"""File descriptor on which the shell of a session reports the exit codes of its commands."""
+LINE = 5
+"""File descriptor on which a child that waits for its program receives it."""
+_STATUS = 6
+"""File descriptor on which an init reports the end of its program."""
+_NO_PROCESS = b"processes"
+"""What an init reports where its program could not be forked because too many processes run in the sandbox."""
+_MAX_DESCRIPTORS = 1 << 16
+
+
+class Become(BaseException):
+    """Raised in a forked child to leave the agent's loop: what to do with the interpreter at the top of the stack."""
+
+    def __init__(self, function, *arguments):
+        self.function = function
+        self.arguments = arguments
+
+
+class Started:
+    """A started program, seen from the agent."""
+
+    def __init__(self, pid, status, streams):
+        self.pid = pid
+        self.status = status
+        """File descriptor on which the init reports the program's end; None: `pid` is the program."""
+        self.streams = streams
+        """By file descriptor: `o`, `e` or `r`."""
+
+    def read_end(self, status):
+        """Read what the init reported, and close its descriptor.
+
+        Args:
+            status: of the process `pid`, as wait(2) gives it.
+
+        Returns:
+            the status of the program (None: the init ended without a report), whether its disk was full, and whether
+            it could not start because too many processes run in the sandbox. Without an init, `status` as it is.
+        """
+        if self.status is None:
+            return status, False, False
+        report = os.read(self.status, 64)
+        os.close(self.status)
+        if report == _NO_PROCESS:
+            return FAILED_TO_START << 8, False, True
+        if not report:
+            return None, False, False
+        code, full = report.split()
+        return int(code), full != b"0", False
+
+
+def start(request, settings, namespace):
+    """Fork the program that `request` describes.
+
+    Args:
+        request: what the host sent (see `serve.py`), with `stdin` as a file descriptor.
+        settings: of the sandbox: home, limits, filter, environment.
+        namespace: file descriptor of the agent's PID namespace, where the sandbox can make others.
+    """
+    return fork(_run, request, settings, namespace)
+
+
+def fork(function, request, settings, namespace):
+    """Fork a child that ends in `function(request, settings)`, confined and without privileges.
+
+    Args:
+        function: what it does then.
+        request: of it, only `fresh`, `result`, `stdin`, `pair` (of a terminal), `report` and `line` are used.
+        settings: as for `start`.
+        namespace: as for `start`.
+    """
+    own_namespace = settings["mount_space"]
+    pair = request.get("pair")
+    outputs = [pair] if pair else [os.pipe() for _ in range(3 if request["result"] else 2)]
+    status = os.pipe() if own_namespace else ()
+    pid = -1
+    try:
+        if own_namespace:
+            kernel.unshare(kernel.CLONE_NEWPID)
+        pid = os.fork()
+    except OSError:
+        for descriptor in [each for pair in outputs for each in pair] + list(status):
+            os.close(descriptor)
+        raise
+    finally:
+        if own_namespace and pid != 0:  # the agent's further children are for its own namespace again
+            kernel.setns(namespace, kernel.CLONE_NEWPID)
+    if pid == 0:
+        writes = [write for _, write in outputs]
+        _guarded(_child, function, request, settings, writes * 2 if pair else writes, status)
+    if status:
+        os.close(status[1])
+    for read, write in outputs:
+        os.close(write)
+        os.set_blocking(read, False)
+    streams = {read: kind for (read, _), kind in zip(outputs, "oer", strict=False)}
+    return Started(pid, status[0] if status else None, streams)
+
+
+def _guarded(function, *arguments):
+    """Run `function` in a child: it must not return into the agent's loop."""
+    try:
+        function(*arguments)
+    except Become:
+        raise
+    except BaseException as error:
+        os.write(2, ("sandbox: the program cannot be started: %s\n" % (error,)).encode())  # noqa: UP031
+    os._exit(FAILED_TO_START)
+
+
+def _child(function, request, settings, outputs, status):
+    _signal.set_wakeup_fd(-1)
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    if settings["image"] and request["fresh"]:
+        layers.go_back(settings)
+    _place_descriptors(request, outputs, status)
+    if status:
+        _make_namespaces(request, settings)
+        try:
+            pid = os.fork()
+        except BlockingIOError:
+            if not request["fresh"]:  # a fresh program is alone: that it cannot start is not a program's doing
+                os.write(_STATUS, _NO_PROCESS)
+            raise
+        if pid:
+            _serve_as_init(pid, settings)
+        os.close(_STATUS)
+    os.setsid()
+    if request.get("pair"):
+        terminal.control(0)
+    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter keeps it so
+    _restrict(settings)
+    function(request, settings)
+
+
+def _place_descriptors(request, outputs, status):
+    """Give the descriptors of a program and of its init their numbers, and close all others."""
+    wanted = dict(enumerate((request["stdin"], *outputs)))
+    for number, descriptor in (
+        (_REPORT, request.get("report")),
+        (LINE, request.get("line")),
+        (_STATUS, status[1] if status else None),
+    ):
+        if descriptor is not None:
+            wanted[number] = descriptor
+    high = [(number, _above_the_standard_ones(descriptor)) for number, descriptor in wanted.items()]
+    os.closerange(0, _STATUS + 1)
+    for number, descriptor in high:
+        os.dup2(descriptor, number)
+    os.closerange(_STATUS + 1, _MAX_DESCRIPTORS)
+
+
+def _make_namespaces(request, settings):
+    """In the first process of a new PID namespace: the other namespaces of its program."""
+    if not request["fresh"]:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        kernel.private_proc()
+        return
+    kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
+    kernel.raise_loopback()  # of its own: closed connections and counters would tell the next program of this one
+    if settings["image"]:
+        layers.make(settings)
+    else:
+        kernel.private_proc()
+        limits = settings["limits"]
+        kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
+
+
+def _above_the_standard_ones(descriptor):
+    """A duplicate that no descriptor of a program will overwrite."""
+    while descriptor <= _STATUS:
+        descriptor = os.dup(descriptor)
+    return descriptor
+
+
+def _serve_as_init(program, settings):
+    """Reap until the program ends; report how, and whether its disk was full. Ends with this process."""
+    os.closerange(0, _STATUS)
+    while True:
+        pid, code = os.waitpid(-1, 0)
+        if pid == program:
+            break
+    os.write(_STATUS, b"%d %d" % (code, disk_full(settings)))
+    os._exit(0)
+
+
+def disk_full(settings):
+    """Whether less than a page, or no further file, fits into the writable space, or one of those (`docker`)."""
+    for place in (settings["home"], "/tmp", "/dev/shm") if settings["own_group"] else (settings["home"],):
+        try:
+            space = os.statvfs(place)
+        except OSError:
+            continue
+        if space.f_blocks > 0 and (space.f_bavail == 0 or (space.f_files > 0 and space.f_favail == 0)):
+            return True
+    return False
+
+
+def _run(request, settings):
+    """Become the program."""
+    if request["cpu_s"] is not None:
+        _bound({resource.RLIMIT_CPU: int(request["cpu_s"]) + 2})  # in case that counting the whole tree fails
+    os.umask(0o022)
+    os.chdir(settings["home"])
+    for path, data in request["files"].items():
+        _write(path, data)
+    if request["cwd"]:
+        os.chdir(request["cwd"])
+    elif settings["image"] and request["source"] is None:
+        _go_where_the_image_says(settings["image"]["cwd"])
+    environment = dict(settings["env"])
+    environment.update(request["env"])
+    for name in ("SIGINT", "SIGPIPE"):
+        _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
+    if request["source"] is not None:
+        _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
+        os.environ.clear()
+        os.environ.update(environment)
+        raise Become(run_python, request["source"], request["argv"])
+    try:
+        try:
+            os.execvpe(request["argv"][0], request["argv"], environment)
+        except FileNotFoundError:
+            if not (settings["image"] and "report" in request):
+                raise
+            bash = settings["image"]["bash"]  # of a session whose image has none
+            os.execve(bash[0], bash + request["argv"][1:], environment)
+    except OSError as error:
+        os.write(2, ("sandbox: %s: %s\n" % (request["argv"][0], error.strerror)).encode())  # noqa: UP031
+        os._exit(126 if error.errno == 13 else 127)
+
+
+def _go_where_the_image_says(path):
+    try:
+        if path:
+            os.chdir(path)
+    except OSError:
+        return  # at home, then
+
+
+def _restrict(settings):
+    """Give up everything that a program must not have."""
+    kernel.hide_memory(False)
+    try:  # noqa: SIM105  (nothing more is imported here)
+        kernel.write("/proc/self/oom_score_adj", b"1000")  # when memory runs out, the program goes, not the agent
+    except OSError:
+        pass
+    limits = settings["limits"]
+    bounds = {
+        resource.RLIMIT_CORE: 1,  # with 0, a host's handler of core files would be run, as root: core(5)
+        resource.RLIMIT_NOFILE: limits["max_open_files"],
+        resource.RLIMIT_FSIZE: limits["file_size_bytes"],
+        resource.RLIMIT_MEMLOCK: 1 << 16,
+        resource.RLIMIT_MSGQUEUE: 1 << 16,
+        resource.RLIMIT_SIGPENDING: 1 << 10,
+    }
+    if settings["own_group"]:
+        os.nice(10)  # whatever it starts, the agent beside it gets to act when its time is over
+    if settings["bound_processes"]:
+        bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + 8  # see `host/spawner.py`
+    if settings["bound_address_space"]:
+        bounds[resource.RLIMIT_AS] = limits["memory_bytes"] + (1 << 30)
+    _bound(bounds)
+    kernel.give_up_privileges(settings["filter"])
+
+
+def _bound(bounds):
+    for kind, value in bounds.items():
+        hard = resource.getrlimit(kind)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(kind, (value, value))
+
+
+def become(request, settings):
+    """At the top of the stack: become the program. Python source is for the caller to go on with."""
+    try:
+        _guarded(_run, request, settings)
+    except Become as found:
+        return found.function, found.arguments
+
+
+def _write(path, data):
+    if "/" in path:
+        os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
+    with open(path, "wb") as file:
+        file.write(data)
+
+
+def prepare_interpreter():
+    """Make it one that runs a program; the second time, nothing."""
+    if _modules:
+        return
+    kernel.overwrite_freed_memory(False)  # not earlier: the agent's frames held what the last program was sent
+    _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll")
+    end = "Ctrl-D (i.e. EOF)"
+    builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
+
+
+compile("", "program.py", "exec")  # the first time, Python makes the classes of its syntax trees: 1 ms in every fork
+_modules = []
+"""Of the agent, in a program: to free them would cost time."""
+
+
+def run_python(source, argv):
+    """Run source as `__main__`, as `python file` would, and end the process.
+
+    Called at the top of the stack. The interpreter is not torn down piece by piece: that takes longer than most
+    programs. What a program can notice is done: threads are waited for, exit functions run, its variables deleted
+    (files close), output flushed.
+    """
+    prepare_interpreter()
+    main = type(sys)("__main__")
+    main.__builtins__ = builtins
+    sys.modules["__main__"] = main
+    sys.argv = ["program.py", *argv]
+    sys.path.insert(0, os.getcwd())
+    sys.excepthook = _excepthook
+    code = 0
+    try:
+        exec(compile(source, "program.py", "exec", dont_inherit=True), main.__dict__)
+    except SystemExit as error:
+        code = _exit_code(error.code)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+        code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    code = _leave(main) or code
+    os._exit(code)
+
+
+def _exit_code(value):
+    """What `sys.exit(value)` means."""
+    if value is None:
+        return 0
+    if isinstance(value, int):
+        return value & 0xFF
+    sys.stderr.write(str(value) + "\n")
+    return 1
+
+
+def _leave(main):
+    """The end of an interpreter, without freeing everything; an exit code where output was lost."""
+    threading = sys.modules.get("threading")
+    if threading is not None:
+        threading._shutdown()
+    atexit = sys.modules.get("atexit")
+    if atexit is not None:
+        atexit._run_exitfuncs()
+    main.__dict__.clear()
+    lost = 0
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            if stream is not None:
+                stream.flush()
+        except (OSError, ValueError, AttributeError):
+            lost = 120
+    return lost
+
+
+def _excepthook(kind, error, trace):
+    """Without the frames of the agent."""
+    while trace is not None and trace.tb_frame.f_code.co_filename != "program.py":
+        trace = trace.tb_next
+    sys.__excepthook__(kind, error.with_traceback(trace), trace)

@@ -1,0 +1,233 @@
+"""A running program: its limits, its output, its end."""
+
+from __future__ import annotations
+
+import os
+import select
+import sys
+import time
+
+from roll_sandbox.agent import programs, terminal, usage
+
+_READ_BYTES = 1 << 16
+_CHECK_S = 0.01
+_CHECK_LATER_S = 0.2
+_UNREAD_BYTES = 1 << 20
+"""Bytes of a terminal's output that the host may not have shown yet; with more, the program waits."""
+_SAMPLE_S = 0.02
+"""Seconds between two looks at the processes, where no control group counts their CPU time."""
+
+
+def clock():
+    """Return the monotonic time in seconds."""
+    return time.monotonic()
+
+
+class Run:
+    """A running program."""
+
+    def __init__(self, agent, channel, request):
+        self.agent, self.channel = agent, channel
+        self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
+        self.limits = []
+        self.reaped_before = usage.reaped_s() if request["alone"] and not request["fresh"] else None
+        """CPU seconds of processes reaped before; None where others share the sandbox or it has a PID namespace."""
+        self.counted_before = agent.counted_s() if request["alone"] else None
+        """CPU seconds that the control group had counted; None where it counts nothing, or other programs as well."""
+        self.tally = usage.Tally()
+        self.counts = usage.kernel_counts() if agent.settings["own_group"] else {}
+        self.cpu_used = 0.0
+        self.code = None
+        self.full = False
+        self.killed = self.reaped = False
+        self.began = clock()
+        self.pending, self.input, self.input_over = bytearray(), -1, False
+        self.unread = None
+        """Bytes of a terminal's output that the host has not shown; None without a terminal."""
+        if request["terminal"]:
+            pair = terminal.open_pair(agent.settings["mount_space"], request["terminal"])
+            request["pair"], request["stdin"], self.input = pair, os.dup(pair[1]), os.dup(pair[0])
+            self.unread = 0
+        elif request["interactive"]:
+            request["stdin"], self.input = os.pipe()
+            os.set_blocking(self.input, False)
+        try:
+            self.started = agent.start(request)
+        except OSError:
+            self._close_input()
+            raise
+        finally:
+            if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.Become):
+                os.close(request["stdin"])  # the program's own end is closed with it
+        self.open = set(self.started.streams)
+        self.next_check = self.began + self._check_after(0.0)
+
+    def deadline(self):
+        """Return the time at which the loop must look at the program again."""
+        return min(self.began + self.wall_s, self.next_check)
+
+    def _check_after(self, used):
+        if self.agent.settings["watch_memory"]:
+            return _CHECK_S
+        if self.cpu_s is None:
+            return 1e9
+        if self.counted_before is None:
+            return _SAMPLE_S
+        left = (self.cpu_s - used) / self.agent.num_cpus
+        return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
+
+    def check(self, now):
+        """Compare what the program used with the limits that the kernel does not enforce."""
+        if now >= self.began + self.wall_s:
+            self.end("wall_time")
+        elif now >= self.next_check:
+            cpu, memory, threads = self._totals()
+            self.cpu_used = max(cpu, self.cpu_used)
+            limits = self.agent.settings["limits"]
+            # `memory` counts shared pages once per process; the exact sum takes longer.
+            over = self.agent.settings["watch_memory"] and memory > limits["memory_bytes"]
+            if over and usage.memory_of(self.started.pid) > limits["memory_bytes"]:
+                self.end("memory")
+            if self.agent.settings["watch_memory"] and threads >= limits["max_processes"]:
+                self.note("processes")
+            if self.cpu_s is not None and cpu >= self.cpu_s:
+                self.end("cpu_time")
+            self.next_check = now + self._check_after(cpu)
+
+    def _totals(self):
+        """Return seconds of CPU, resident bytes and threads; the last two are 0 where they are not watched."""
+        if self.counted_before is not None and not self.agent.settings["watch_memory"]:
+            return self.agent.counted_s() - self.counted_before, 0, 0
+        before = self.reaped_before
+        alone = before is not None
+        seen, cpu, memory, threads = self.tally.add(os.getpid() if alone else self.started.pid, without_root=alone)
+        if before is not None:
+            cpu += usage.reaped_s() - before
+        if self.counted_before is not None:
+            return self.agent.counted_s() - self.counted_before, memory, threads
+        return max(seen, cpu), memory, threads
+
+    def bound(self, wall_s, cpu_s):
+        """Set new limits from now on, and tell the host what was used before."""
+        self.cpu_used = max(self._totals()[0], self.cpu_used)
+        if not self.killed:
+            self.wall_s = clock() - self.began + wall_s
+            self.cpu_s = None if cpu_s is None else self.cpu_used + cpu_s
+            self.next_check = clock() + self._check_after(self.cpu_used)
+        self.agent.send("u", self.channel, int(self.cpu_used * 1e6).to_bytes(8, "little"))
+
+    def note(self, limit):
+        """Remember that a limit was hit."""
+        if limit not in self.limits:
+            self.limits.append(limit)
+
+    def end(self, limit=None):
+        """Kill the program, because of a limit or because the host asks for it."""
+        if limit is not None:
+            self.note(limit)
+        self.wall_s = self.cpu_s = 1e9
+        self.killed = True
+        if not self.reaped:  # its last output may be what reaches the limit
+            self.agent.ending.end(self.started)
+
+    def feed(self, data):
+        """Take data for standard input, empty at its end; what the program does not read yet is kept."""
+        if self.input >= 0:
+            self.pending += data
+            self.input_over = not data and self.unread is None
+            self._flush()
+
+    def show(self, size, shown):
+        """Take a terminal's size, and how many more bytes of its output have been shown."""
+        if self.unread is None:
+            return
+        terminal.resize(self.input, size)
+        self.unread = max(0, self.unread - shown)
+        if self.unread < _UNREAD_BYTES:
+            self.agent.watch([each for each in self.open if each not in self.agent.owners], self)
+
+    def _flush(self):
+        self.agent.ignore([self.input])
+        try:
+            while self.pending:
+                del self.pending[: os.write(self.input, memoryview(self.pending)[:_READ_BYTES])]
+        except BlockingIOError:
+            self.agent.watch([self.input], self, select.POLLOUT)
+            return
+        except OSError:  # nobody reads it any more
+            self.input_over = True
+        if self.input_over:
+            self._close_input()
+
+    def _close_input(self):
+        if self.input >= 0:
+            self.agent.forget(self.input)
+            self.input = -1
+            self.pending.clear()
+
+    def read(self, descriptor):
+        """Pass output on; return False when there is none now."""
+        if descriptor == self.input:
+            self._flush()
+            return False
+        try:
+            data = os.read(descriptor, _READ_BYTES)
+        except BlockingIOError:
+            return False
+        except OSError:  # a terminal that nobody has any more
+            data = b""
+        if not data:
+            self.open.discard(descriptor)
+            self.agent.forget(descriptor)
+            return False
+        if self.output_left > 0:
+            self.agent.send(self.started.streams[descriptor], self.channel, data[: self.output_left])
+            self.output_left -= len(data)
+            if self.output_left <= 0:
+                self.end("output")
+        if self.unread is not None:
+            self.unread += len(data)
+            if self.unread >= _UNREAD_BYTES:
+                self.agent.ignore([descriptor])
+                return False
+        return self.output_left > 0
+
+    def ended(self, status, used):
+        """Read the output that is left and report, after the process has ended."""
+        self.reaped = True
+        self._close_input()
+        self.unread = None
+        own_namespace = self.started.status is not None
+        reported, self.full, refused = self.started.read_end(status)
+        if refused:
+            self.note("processes")
+        if reported is not None:
+            status = reported
+        elif not self.killed:
+            for descriptor in list(self.open):
+                self.agent.forget(descriptor)
+            self.agent.fail(self.channel, "the namespaces of a program could not be made")
+            return
+        if not own_namespace:
+            self.full = programs.disk_full(self.agent.settings)
+        for descriptor in list(self.open):
+            while self.read(descriptor):
+                pass
+            if descriptor in self.open:
+                self.agent.forget(descriptor)
+        number = status & 0x7F
+        code = 128 + number if number else status >> 8
+        for number_of_limit, limit in ((24, "cpu_time"), (25, "file_size")):
+            if number == number_of_limit:
+                self.note(limit)
+        if self.full:
+            self.note("disk")
+        now = usage.kernel_counts() if self.counts else {}
+        counted = [limit for limit in now if now[limit] > self.counts.get(limit, now[limit])]
+        wall = clock() - self.began
+        cpu = max(used.ru_utime + used.ru_stime, self.cpu_used)
+        if self.counted_before is not None:
+            cpu = self.agent.counted_s() - self.counted_before
+        if self.cpu_s is not None and cpu >= self.cpu_s:
+            self.note("cpu_time")
+        self.agent.send_end(self.channel, code, number, self.limits, wall, cpu, used.ru_maxrss * 1024, counted=counted)

@@ -1,0 +1,365 @@
+"""The agent: starts programs and shells in its sandbox, bounds them, passes their output on.
+
+    host ──► fd 0: frames  length(4) marshal(message)
+    host ◄── fd 1: frames  length(4) kind(1) channel(4) payload;  kind: o, e, r = output;  u = microseconds of CPU used;
+                           x = the end, JSON
+
+    messages  ("data", channel, bytes)    more standard input for the program to be started
+              ("run", channel, request)   start a program; ends with x
+              ("shell", channel, {})      open a shell session; x when it is ready
+              ("line", channel, request)  a command for it; ends with x
+              ("input", channel, bytes)   standard input for a running program that takes it piece by piece; b"" ends it
+              ("tty", channel, size, n)   of a program with a terminal: its size, and that n more bytes were shown
+              ("measure", channel, {})    x with what this sandbox uses
+              ("bound", channel, s, s)    new limits of a program on wall and CPU time, from now on; answered by u
+              ("kill", channel)           end a program, or interrupt a session's command
+              ("close", channel)          end a session
+
+One thread; one loop over poll(). Invariants: every "run" and "line" is answered by exactly one x; output is passed on
+before the x of its program; a program's time runs from its fork; nothing that a program does can block the loop, for
+the agent waits for nothing but poll() and for the host to read; a program is started only after those that were to end
+before have ended, with all their processes. When the host closes fd 0, everything ends.
+"""
+
+from __future__ import annotations
+
+import _signal  # pyrefly: ignore[missing-import]
+import marshal
+import os
+import select
+
+from roll_sandbox.agent import kernel, layers, locks, programs, spare, usage
+from roll_sandbox.agent.ending import END_S, NEVER, Ending
+from roll_sandbox.agent.run import Run, clock
+from roll_sandbox.agent.shell import Shell
+
+_READ_BYTES = 1 << 16
+
+
+class Agent:
+    """See the module."""
+
+    def __init__(self, incoming, outgoing):
+        self.incoming, self.outgoing = incoming, outgoing
+        self.buffer = bytearray()
+        self.poll = select.poll()
+        self.poll.register(incoming, select.POLLIN)
+        self.wake = os.pipe()
+        for end in self.wake:
+            os.set_blocking(end, False)
+        self.poll.register(self.wake[0], select.POLLIN)
+        _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # a first process gets no signal that it does not handle
+        self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
+        self.spare: spare.Spare | None = None
+        self.spares = False
+        """Whether to have a child wait for the next program."""
+        self.ran: bool | None = None
+        """Whether the last program was `fresh`; None: there was none yet."""
+        self.num_cpus = len(os.sched_getaffinity(0))
+        self.settings = {}
+        self.namespace = self.counter = -1
+        self.next_look = NEVER
+        """When to look at the locks that programs hold."""
+        self.childless = True
+        self.ending = Ending()
+
+    def configure(self, settings):
+        """What the host sent first: prepare the sandbox."""
+        self.settings, self.spares = settings, spare.useful(settings)
+        self.counter = usage.COUNTER if settings["counts_cpu"] else -1
+        if settings["own_group"]:
+            self.counter = usage.open_counter()
+        if settings["mount_space"]:
+            self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+            if settings["image"]:
+                layers.prepare(settings)
+            else:
+                limits = settings["limits"]
+                kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
+        kernel.hide_memory(True)
+        # Programs are forks of this process: what earlier ones were given, and printed, must not be left in it. With
+        # PYTHONMALLOC=malloc (see `host/slots.py`) that covers Python's small objects, too.
+        kernel.overwrite_freed_memory(True)
+        if os.getpid() != 1:
+            kernel.adopt_orphans()
+        import sys
+
+        sys.path[:0] = settings["python_path"]
+        for name in settings["preload"]:
+            __import__(name)
+        import gc
+
+        gc.freeze()  # no collection in a forked program touches, and so copies, the agent's pages
+
+    def start(self, request):
+        """Start a program: in the spare child, if there is one of this kind, else in a new one."""
+        self.ran = request["fresh"]
+        if self.spare is not None and self.spare.suits(request):
+            try:
+                started = self.spare.launch(request)
+            except OSError:
+                pass  # it was killed, for want of memory perhaps
+            else:
+                self.spare = None
+                return started
+        self.drop_spare()
+        return programs.start(request, self.settings, self.namespace)
+
+    def drop_spare(self, *, reaped=False):
+        """End the spare child."""
+        if self.spare is not None:
+            self.spare.discard(reaped=reaped)
+            self.spare = None
+
+    def prepare(self):
+        """Fork a spare child for the kind of program that ran last, if nothing else is to be done."""
+        idle = self.spare is None and not self.runs and not self.shells
+        if not self.spares or not idle or self.poll.poll(0):
+            return
+        try:
+            self.spare = spare.Spare(bool(self.ran), self.settings, self.namespace)
+        except OSError:
+            return  # whoever starts the next program is told
+
+    def serve(self):
+        """Loop until the host goes away."""
+        while True:
+            self.handle_messages()
+            self.prepare()
+            now = clock()
+            busy = [*self.runs.values(), *self.shells.values()]
+            self.plan_look(now, busy)
+            wait = min(now + 3600, self.next_look, self.ending.deadline(), *(each.deadline() for each in busy)) - now
+            for descriptor, _ in self.poll.poll(max(0, int(wait * 1000) + 1)):
+                if descriptor == self.incoming:
+                    if not self.hear():
+                        return
+                elif descriptor == self.wake[0]:
+                    os.read(descriptor, 4096)
+                elif descriptor in self.owners:
+                    self.owners[descriptor].read(descriptor)
+            self.reap()
+            now = clock()
+            if now >= self.next_look:
+                self.look_at_locks()
+            if now >= self.ending.deadline():
+                self.ending.check(now, idle=not self.runs and not self.shells)
+            for each in [*self.runs.values(), *self.shells.values()]:
+                if now >= each.deadline():
+                    each.check(now)
+
+    def plan_look(self, now, busy):
+        """Plan a look while a program runs, and while it may have left processes: without a PID namespace."""
+        left = self.ran is False and not self.childless and not self.settings["mount_space"]
+        if not (self.settings["isolated"] and (busy or left)):
+            self.next_look = NEVER
+        elif self.next_look == NEVER:
+            self.next_look = now + locks.LOOK_S
+
+    def look_at_locks(self):
+        """End whoever holds too many."""
+        self.next_look = NEVER
+        owners = locks.hoarders()
+        for pid in owners:
+            try:
+                os.kill(pid, 9)
+            except OSError:
+                continue
+        if owners:
+            for run in list(self.runs.values()):
+                run.end("memory")
+
+    def counted_s(self):
+        """Seconds of CPU of everything here, by the count of the control group; None where there is none."""
+        return usage.counted_s(self.counter) if self.counter >= 0 else None
+
+    def hear(self):
+        """From the host; False at the end. No variable of the loop keeps it: a child that waits is a fork of that."""
+        data = os.read(self.incoming, _READ_BYTES)
+        self.buffer += data
+        return bool(data)
+
+    def handle_messages(self):
+        """Handle all complete frames, in their order."""
+        start = 0
+        while len(self.buffer) - start >= 4:
+            end = start + 4 + int.from_bytes(self.buffer[start : start + 4], "little")
+            if len(self.buffer) < end:
+                break
+            message = marshal.loads(memoryview(self.buffer)[start + 4 : end])
+            if self.ending and message[0] in ("run", "shell"):
+                break  # what is being ended may be all that can run at once
+            start = end
+            getattr(self, "on_" + message[0])(*message[1:])
+        if start:
+            self.buffer = self.buffer[start:]  # not `del`, which keeps the bytes in memory
+
+    def on_data(self, channel, data):
+        """Keep it in a file in memory: no program that reads slowly can block the agent."""
+        if channel not in self.stdin:
+            self.stdin[channel] = os.memfd_create("stdin")
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.stdin[channel], view) :]
+
+    def on_run(self, channel, request):
+        """Start a program."""
+        stdin = self.stdin.pop(channel, None)
+        if stdin is None:
+            stdin = os.open("/dev/null", os.O_RDONLY)
+        else:
+            os.lseek(stdin, 0, 0)
+        request["stdin"] = stdin
+        try:
+            run = Run(self, channel, request)
+        except BlockingIOError:  # what else runs here has taken all processes
+            self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0)
+        except OSError as error:
+            self.fail(channel, error)
+        else:
+            self.runs[channel] = run
+            self.watch(run.open, run)
+        os.close(stdin)  # not in `finally`: the forked program leaves this frame too, with other descriptors
+
+    def on_shell(self, channel, request):
+        """Open a session."""
+        self.ran = False
+        self.drop_spare()
+        try:
+            self.shells[channel] = shell = Shell(self, channel, request)
+        except BlockingIOError:  # what else runs here has taken all processes
+            self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0, closed=True)
+        except OSError as error:
+            self.fail(channel, error)
+        else:
+            self.watch([shell.status], shell)
+
+    def on_line(self, channel, request):
+        """Run a command in a session."""
+        shell = self.shells.get(channel)
+        if shell is None:
+            self.fail(channel, OSError("the session has ended"))
+        else:
+            shell.run(request)
+
+    def on_input(self, channel, data):
+        """Standard input of a running program."""
+        if channel in self.runs:
+            self.runs[channel].feed(data)
+
+    def on_bound(self, channel, wall_s, cpu_s):
+        """New limits for a running program; the end of one that has ended says all that there is to say."""
+        if channel in self.runs:
+            self.runs[channel].bound(wall_s, cpu_s)
+
+    def on_tty(self, channel, rows, columns, shown):
+        """A terminal of this size, of whose output so much more was shown."""
+        if channel in self.runs:
+            self.runs[channel].show((rows, columns), shown)
+
+    def on_measure(self, channel, _):
+        """CPU time and memory of all that is here, in the fields of a program's end."""
+        cpu = self.counted_s()
+        if cpu is None:
+            cpu = usage.reaped_s() + usage.Tally().add(os.getpid(), without_root=True)[1]
+        self.send_end(channel, 0, 0, (), 0.0, cpu, usage.memory_of(os.getpid()))
+
+    def on_kill(self, channel):
+        """End a program, or a session's command."""
+        for group in (self.runs, self.shells):
+            if channel in group:
+                group[channel].end()
+
+    def on_close(self, channel):
+        """End a session."""
+        if channel in self.shells:
+            self.shells[channel].close()
+
+    def reap(self):
+        """Collect ended children."""
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                self.childless = True
+                return
+            self.childless = False
+            if pid == 0:
+                return
+            self.ending.reaped(pid)
+            if self.spare is not None and self.spare.started.pid == pid:
+                self.drop_spare(reaped=True)
+                self.spares = False  # something keeps them from waiting: programs will say what
+            for group in (self.runs, self.shells):
+                for channel, each in list(group.items()):
+                    if each.started.pid == pid:
+                        del group[channel]
+                        self.ending.clean_up(each.started)
+                        each.ended(status, used)
+
+    def watch(self, descriptors, owner, events=select.POLLIN):
+        """Tell `owner` when one of them has something to read (or can be written to)."""
+        for descriptor in descriptors:
+            self.owners[descriptor] = owner
+            self.poll.register(descriptor, events)
+
+    def ignore(self, descriptors):
+        """Stop that."""
+        for descriptor in descriptors:
+            if self.owners.pop(descriptor, None) is not None:
+                self.poll.unregister(descriptor)
+
+    def forget(self, descriptor):
+        """Stop that, and close it."""
+        self.ignore([descriptor])
+        os.close(descriptor)
+
+    def send(self, kind, channel, data):
+        """One frame to the host."""
+        frame = (len(data) + 5).to_bytes(4, "little") + kind.encode() + channel.to_bytes(4, "little") + data
+        view = memoryview(frame)
+        while view:
+            view = view[os.write(self.outgoing, view) :]
+
+    def send_end(self, channel, code, number, limits, wall_s, cpu_s, peak_bytes, closed=False, counted=()):
+        """The x of a program or of a session's command. The strings are our own: nothing to escape."""
+        names, kernel = (",".join('"' + limit + '"' for limit in each) for each in (limits, counted))
+        text = (
+            f'{{"code":{code},"signal":{number},"limits":[{names}],"wall_s":{wall_s:.6f},"cpu_s":{cpu_s:.6f},'
+            f'"peak":{peak_bytes},"counted":[{kernel}],"closed":{"true" if closed else "false"}}}'
+        )
+        self.send("x", channel, text.encode())
+
+    def fail(self, channel, error):
+        """Something of ours failed."""
+        text = "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in str(error))
+        self.send("x", channel, ('{"error":"' + text + '"}').encode())
+
+
+def main():
+    """Take over the first two file descriptors, and serve."""
+    incoming, outgoing = os.dup(0), os.dup(1)
+    null = os.open("/dev/null", os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    agent = Agent(incoming, outgoing)
+    header = b""
+    while len(header) < 4:
+        header += os.read(incoming, 4 - len(header)) or os._exit(0)
+    size, body = int.from_bytes(header, "little"), b""
+    while len(body) < size:
+        body += os.read(incoming, size - len(body)) or os._exit(0)
+    try:
+        agent.configure(marshal.loads(body))
+    except BaseException as error:
+        agent.fail(0, error)
+        os._exit(1)
+    agent.send("x", 0, b"{}")
+    try:
+        agent.serve()
+    finally:
+        if os.getpid() != 1 and not isinstance(__import__("sys").exc_info()[1], programs.Become):
+            usage.end_all(lambda: usage.below(os.getpid()), END_S)
+    os._exit(0)

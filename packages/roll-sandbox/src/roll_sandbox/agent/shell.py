@@ -1,0 +1,192 @@
+"""A shell session: one bash that keeps its directory, variables, functions and jobs between commands.
+
+    command ──► bash's standard input:   eval '…' </dev/null
+                                         __roll_end          ──► status pipe: the exit code
+    bash's output ──► pipes, read while a command runs; what background jobs print meanwhile waits in the pipe
+
+bash is interactive (without a terminal), so that SIGINT aborts a command and keeps the session. A command over its
+time loses its processes: every child of bash, and every orphan, that appeared since it began is killed, and bash is
+interrupted; a bash that ignores this for two seconds is killed, and the session has ended.
+
+A session has a PID namespace of its own, as every program has (`programs.py`). Its background jobs, daemons included,
+outlive its commands and end with the session, however that ends.
+"""
+
+from __future__ import annotations
+
+import _signal  # pyrefly: ignore[missing-import]
+import os
+import time
+
+from roll_sandbox.agent import programs, usage
+
+_PREPARE = (
+    "set +o history +H; set -m; export -n PS1 PS2; "
+    '__roll_end() { local s=$?; builtin printf "%d\\n" "$s" >&4; return "$s"; }'
+)
+_RETRY_S = 0.05
+_GRACE_S = 2.0
+"""For an interrupted command to end, before the session does: a shell on a busy machine took more than one second."""
+_SWEEP_S = 0.1
+"""How long the loop may be held up by ending what an interrupted command has left."""
+
+
+class Shell:
+    """One session. At most one command runs at a time; the host sees to that."""
+
+    def __init__(self, agent, channel, request):
+        self.agent, self.channel = agent, channel
+        self.status, status_write = os.pipe()
+        os.set_blocking(self.status, False)
+        lines_read, self.lines = os.pipe()
+        environment = {"PS1": "", "PS2": "", "HISTFILE": "", **request["env"]}
+        program = {
+            "fresh": False,
+            "result": False,
+            "stdin": lines_read,
+            "files": {},
+            "cwd": request["cwd"],
+            "env": environment,
+            "cpu_s": None,
+            "source": None,
+            "argv": ["bash", "--norc", "--noprofile", "--noediting", "-i"],
+            "report": status_write,
+        }
+        try:
+            self.started = programs.start(program, agent.settings, agent.namespace)
+        except OSError:
+            for descriptor in (self.status, self.lines, lines_read, status_write):
+                os.close(descriptor)
+            raise
+        os.close(lines_read)
+        os.close(status_write)
+        self.bash = self.started.pid if self.started.status is None else None
+        """Its pid; None: it is the child of an init, and not known before it has reported for the first time."""
+        self.partial = b""
+        self.reaped = False
+        self.limits = []
+        self.began = 0.0
+        self._begin({"wall_s": 10.0, "output_bytes": 0})
+        self._write((_PREPARE + "\n__roll_end\n").encode())
+
+    def deadline(self):
+        """When the loop must look at it again."""
+        return self.stop_at
+
+    def _begin(self, request):
+        self.began = time.monotonic()
+        self.stop_at = self.began + request["wall_s"]
+        self.kill_at = None
+        self.output_left = request["output_bytes"]
+        self.limits = []
+        self.before = {(pid, entry[5]) for pid, entry in usage.processes().items()}
+        """Every process that was there, with the time of its start, for numbers are used again."""
+        self.agent.watch(self.started.streams, self)
+
+    def run(self, request):
+        """Start a command."""
+        self._begin(request)
+        quoted = request["command"].replace("'", "'\\''")
+        self._write(("builtin eval '" + quoted + "' </dev/null\n__roll_end\n").encode("utf-8", "surrogateescape"))
+
+    def _write(self, data):
+        """A long command does not fit into the pipe at once; bash reads it, unless it was stopped."""
+        os.set_blocking(self.lines, False)
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[os.write(self.lines, view) :]
+            except BlockingIOError:
+                if time.monotonic() > self.began + _GRACE_S:
+                    self.close()
+                    return
+                time.sleep(0.001)
+            except BrokenPipeError:
+                return
+
+    def check(self, now):
+        """A command's time is over, or it was interrupted and has not ended yet."""
+        if self.kill_at is None:
+            self.limits.append("wall_time")
+        self.end()
+
+    def end(self):
+        """Interrupt the command; again and again, until it ends."""
+        now = time.monotonic()
+        if self.kill_at is None:
+            self.kill_at = now + _GRACE_S
+        if now >= self.kill_at or self.bash is None:
+            self.close()
+            self.stop_at = now + 3600
+            return
+        # First the interrupt, then the kills: a bash that sees its command end, but no interrupt yet, goes on.
+        usage.send(_signal.SIGINT, [self.bash])
+        usage.send(9, self._of_the_command())  # not stopped before: bash would take a stopped job as done, and go on
+        self.stop_at = now + _RETRY_S
+
+    def _of_the_command(self):
+        """List the children of bash, and the orphans of its session, that appeared since the command began."""
+        found = usage.processes()
+        own_namespace = self.started.status is not None
+        adopter = self.started.pid if own_namespace else os.getpid()
+        roots = []
+        for pid, entry in found.items():
+            orphan = entry[0] == adopter and pid != self.bash and (own_namespace or entry[6] == self.bash)
+            if (orphan or entry[0] == self.bash) and (pid, entry[5]) not in self.before:
+                roots.append(pid)
+        return usage.alive(roots, found)
+
+    def close(self):
+        """End the shell and all that it started."""
+        if not self.reaped:
+            self.agent.ending.end(self.started)
+
+    def read(self, descriptor):
+        """Output, or the exit code of the command."""
+        try:
+            data = os.read(descriptor, 1 << 16)
+        except BlockingIOError:
+            return False
+        if not data:
+            self.agent.ignore([descriptor])
+            return False
+        if descriptor == self.status:
+            self.partial += data
+            if b"\n" in self.partial:
+                line, self.partial = self.partial.split(b"\n")[-2], b""
+                self._finish(int(line) & 0xFF if line.isdigit() else 255)
+            return False
+        if self.output_left > 0:
+            self.agent.send(self.started.streams[descriptor], self.channel, data[: self.output_left])
+            self.output_left -= len(data)
+            if self.output_left <= 0:
+                self.limits.append("output")
+                self.end()
+        return True
+
+    def _finish(self, code, closed=False):
+        if self.bash is None and not closed:
+            self.bash = min(usage.below(self.started.pid), default=None)  # the only one: it has run no command yet
+        if self.kill_at is not None and not closed:
+            usage.end_all(self._of_the_command, _SWEEP_S)
+        for descriptor in self.started.streams:
+            if descriptor in self.agent.owners:
+                while self.read(descriptor) and self.output_left > 0:
+                    pass
+        self.agent.ignore(self.started.streams)
+        wall = time.monotonic() - self.began
+        self.stop_at = time.monotonic() + 3600
+        self.agent.send_end(self.channel, code, 0, self.limits, wall, 0.0, 0, closed)
+
+    def ended(self, status, used):
+        """bash itself has ended: `exit`, or killed."""
+        self.reaped = True
+        reported, _, refused = self.started.read_end(status)
+        if refused:
+            self.limits.append("processes")
+        status = status if reported is None else reported
+        number = status & 0x7F
+        self._finish(128 + number if number else status >> 8, closed=True)
+        self.agent.ignore([self.status])
+        for descriptor in (self.status, self.lines, *self.started.streams):
+            os.close(descriptor)

@@ -1,0 +1,126 @@
+"""A child forked before its program is known: what a start takes is done by then, but for the program itself.
+
+    agent: Spare() ── fork ──► init ── fork ──► child: restricted, unwound, imports nothing more, waits
+           launch(request) ── request in a file in memory, standard input's descriptor by socket ──► becomes the program
+
+Invariants: a spare has a PID namespace of its own, so no other program can see it; it is there only while nothing
+runs; it holds nothing that a fork at the same moment would not; it serves one program; when the agent closes the
+socket, it ends.
+"""
+
+from __future__ import annotations
+
+import _socket  # pyrefly: ignore[missing-import]
+import array
+import marshal
+import os
+
+from roll_sandbox.agent import programs
+
+_MAX_BYTES = 1 << 20
+"""Of a request. For larger ones a new fork, which shares the agent's memory, is cheaper than a copy."""
+_MIN_OPEN_FILES = 16
+"""A child that may open fewer could not be told its program."""
+
+
+def useful(settings):
+    """Whether sandboxes of this kind can have spares."""
+    return settings["mount_space"] and settings["limits"]["max_open_files"] >= _MIN_OPEN_FILES
+
+
+class Spare:
+    """One waiting child. Descriptors are numbers here: an object would close its number in the child, too."""
+
+    def __init__(self, fresh, settings, namespace):
+        self.fresh = fresh
+        self.request = os.memfd_create("request")
+        self.line, theirs = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
+        stdin = os.open("/dev/null", os.O_RDONLY)
+        request = {"fresh": fresh, "result": True, "stdin": stdin, "line": theirs}
+        try:
+            self.started = programs.fork(_leave_the_loop, request, settings, namespace)
+        except OSError:
+            for descriptor in (self.request, self.line, theirs, stdin):
+                os.close(descriptor)
+            raise
+        os.close(theirs)  # not in `finally`: the child leaves this frame too, with other descriptors
+        os.close(stdin)
+
+    def suits(self, request):
+        """Whether it may become the program of this request."""
+        if request["terminal"]:
+            return False
+        size = len(request["source"] or "") + sum(map(len, request["files"].values()))
+        return self.fresh == request["fresh"] and size + sum(map(len, request["argv"])) < _MAX_BYTES
+
+    def launch(self, request):
+        """Have it become this program.
+
+        Raises:
+            OSError: it has ended; it is still to be discarded.
+        """
+        os.pwrite(self.request, marshal.dumps(request), 0)
+        passed = array.array("i", [request["stdin"], self.request])
+        line = _socket.socket(fileno=self.line)
+        try:
+            line.sendmsg([b"go"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
+        finally:
+            line.detach()
+        os.close(self.line)
+        os.close(self.request)
+        if not request["result"]:
+            self._forget("r")
+        return self.started
+
+    def _forget(self, kind):
+        for descriptor in [each for each, name in self.started.streams.items() if name == kind]:
+            del self.started.streams[descriptor]
+            os.close(descriptor)
+
+    def discard(self, *, reaped=False):
+        """End it, if it has not been reaped yet; the agent does that."""
+        os.close(self.line)
+        os.close(self.request)
+        for kind in "oer":
+            self._forget(kind)
+        if self.started.status is not None:
+            os.close(self.started.status)
+        if not reaped:
+            os.kill(self.started.pid, 9)
+
+
+def _leave_the_loop(_, settings):
+    """In the child, first of all: the agent's frames lead to what no program may see."""
+    raise programs.Become(_wait, settings)
+
+
+def _wait(settings):
+    """In the child, at the top of the stack: become the program that comes."""
+    programs.prepare_interpreter()
+    exec(compile("print(end='', flush=True)", "program.py", "exec"), {})  # what every program needs is in memory then
+    try:
+        return programs.become(_receive(), settings)
+    except OSError as error:
+        os.write(2, ("sandbox: " + str(error) + "\n").encode())
+        os._exit(programs.FAILED_TO_START)
+
+
+def _receive():
+    """The request; its descriptors are in place then, and no other is open."""
+    line = _socket.socket(fileno=programs.LINE)
+    size = array.array("i").itemsize
+    data, ancillary, _, _ = line.recvmsg(16, _socket.CMSG_SPACE(2 * size))
+    if not data:
+        os._exit(0)
+    descriptors = array.array("i")
+    for _, _, content in ancillary:
+        descriptors.frombytes(content)
+    stdin, body = descriptors
+    request = marshal.loads(os.pread(body, os.fstat(body).st_size, 0))
+    line.close()
+    os.close(body)
+    os.dup2(stdin, 0)
+    os.close(stdin)
+    if not request["result"]:
+        os.close(3)
+    return request

@@ -1,0 +1,321 @@
+"""A sandbox with an agent inside, whichever runtime started it.
+
+Limits on time and output are kept by the agent. Should an agent not answer long after a program's time is over, the
+sandbox is ended and the program counts as over its time: only hostile code can bring this about.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+from collections.abc import Awaitable, Callable
+from typing import Any, Self
+
+from roll_sandbox import file_programs
+from roll_sandbox.connection import Connection
+from roll_sandbox.counters import Counters
+from roll_sandbox.errors import SandboxPathError, SandboxSessionError
+from roll_sandbox.jobs import Job
+from roll_sandbox.requests import check_texts, run_request
+from roll_sandbox.types import (
+    Command,
+    ExecutionResult,
+    Limit,
+    Limits,
+    Program,
+    PythonCode,
+    SandboxSpec,
+    Snapshot,
+    Usage,
+)
+
+__all__ = ["Job", "Sandbox", "Session"]
+
+SILENCE_S = 10.0
+"""How long after a program's time an agent may be silent."""
+FILE_S = 60.0
+TERMINAL_KEPT_BYTES = 2**22
+"""Of a terminal's output: more than may wait to be shown, so that whoever comes back sees how it stands."""
+_SESSION_ENDED = "the shell session has ended: open another one"
+
+
+class Sandbox:
+    """An isolated file system and the processes in it. Paths are the sandbox's; relative ones are below `home`.
+
+    `async with` closes it at the end. The manager, which uses it again, asks for more than callers do.
+    """
+
+    silence_s: float | None = SILENCE_S
+    """How long after a program's time its agent may be silent before it is ended; `None`: another host counts."""
+
+    def __init__(
+        self,
+        spec: SandboxSpec,
+        settings: dict[str, Any],
+        connection: Connection,
+        *,
+        destroy: Callable[[], None],
+        ended: asyncio.Future[None],
+        counters: Counters,
+        at_loss: Callable[[], Awaitable[set[Limit]]] | None = None,
+    ) -> None:
+        self.spec = spec
+        self.home: str = settings["home"]
+        """Where relative paths begin, and where programs start."""
+        self.traits = {name: settings[name] for name in ("home", "isolated", "mount_space")} | {"image": spec.image}
+        """What of it depends on the runtime; of an image its digest, where names may come to mean another."""
+        self._namespaces: bool = settings["mount_space"]
+        # Without isolation /tmp is the host's.
+        self._places = (f"home={self.home}", "tmp=/tmp") if settings["isolated"] else (f"home={self.home}",)
+        self._connection = connection
+        self._destroy = destroy
+        self._ended = ended
+        self._counters = counters
+        self._at_loss = at_loss
+        self._ready = connection.configure(settings)
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has ended."""
+        return self._connection.lost
+
+    async def ready(self) -> None:
+        """Wait until the agent has started and imported what the spec asks for."""
+        await asyncio.shield(self._ready.end)
+
+    def on_close(self, call: Callable[[], None]) -> None:
+        """Have `call` called once, when it has been closed or has ended by itself."""
+        self._ended.add_done_callback(lambda _: call())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.close()
+
+    def counted(self) -> set[Limit]:
+        """Limits that the kernel has counted since the last time."""
+        return self._counters.news()
+
+    async def counted_at_loss(self) -> set[Limit]:
+        """The same where the agent has gone."""
+        return self.counted() if self._at_loss is None else await self._at_loss()
+
+    async def execute(self, program: Program) -> ExecutionResult:
+        """Run a program in this sandbox, with its files and its network, and wait for it.
+
+        All that it starts ends with it; see `session` for what is to go on between commands.
+
+        Raises:
+            SandboxError: the sandbox broke: not the program's doing.
+        """
+        return await self._finish(self.begin(program))
+
+    async def start_fresh(self, program: Program) -> Job:
+        """Start it in namespaces and files of its own, of which nothing remains, or as all there is in this sandbox."""
+        return self.begin(program, alone=True)
+
+    async def start(self, program: Program) -> Job:
+        """Start a program in this sandbox while others run there. All that it starts ends with it.
+
+        For processes that go on between commands, open a `session`.
+        """
+        return self.begin(program)
+
+    async def _finish(self, job: Job) -> ExecutionResult:
+        try:
+            return await job.wait()
+        except asyncio.CancelledError:
+            job.kill()
+            raise
+
+    def begin(self, program: Program, *, alone: bool = False) -> Job:
+        """The same at once: `start`, and, where it is `alone`, `start_fresh`."""
+        request = run_request(program, self.spec.limits, alone=alone, fresh=alone and self._namespaces)
+        stdin = b"" if program.interactive else program.stdin
+        begun = self._connection.submit("run", request, stdin, request["output_bytes"])
+        begun.most_kept = None if program.terminal is None else TERMINAL_KEPT_BYTES
+        job = Job(self, begun, request["wall_s"])
+        if program.interactive:
+            job.write(program.stdin)
+        return job
+
+    async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> Session:
+        """Open a shell; a sandbox can have several.
+
+        What its commands leave in the background goes on between them, and ends with the session.
+        """
+        request = {"env": dict(env or {}), "cwd": cwd}
+        check_texts(request)
+        job = Job(self, self._connection.submit("shell", request, b"", 0), SILENCE_S)
+        try:
+            result = await job.wait()
+        except asyncio.CancelledError:
+            self._connection.send("close", job._job.channel)
+            raise
+        if job.closed_session:
+            if Limit.PROCESSES in result.limits_hit:
+                raise SandboxSessionError("no more processes may run in the sandbox: end a session or a program first")
+            where = f" in {cwd!r}" if cwd else ""
+            raise SandboxSessionError(f"bash did not start{where} (exit code {result.exit_code}): are both there?")
+        return Session(self, self._connection, job._job.channel)
+
+    async def usage(self) -> Usage:
+        """What all in it uses.
+
+        Raises:
+            SandboxError: the sandbox broke.
+        """
+        found = await Job(self, self._connection.submit("measure", {}, b"", 0), SILENCE_S).wait()
+        return Usage(cpu_s=found.cpu_s, memory_bytes=found.peak_memory_bytes)
+
+    async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
+        """Content of a regular file.
+
+        Raises:
+            SandboxPathError: there is none, it cannot be read, or it is larger than `max_bytes`.
+        """
+        return await self._file_program(file_programs.READ, (path, str(max_bytes)), output_bytes=max_bytes + 1)
+
+    async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """Create or replace a file, and the directories above it.
+
+        Raises:
+            SandboxPathError: it cannot be written, for example because the disk is full.
+        """
+        await self._file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
+
+    async def snapshot(self) -> Snapshot:
+        """The files in home and /tmp as they are now."""
+        most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
+        archive = await self._file_program(file_programs.SAVE, self._places, output_bytes=most)
+        return Snapshot(archive=archive)
+
+    async def restore(self, snapshot: Snapshot) -> None:
+        """Replace home and /tmp. Running processes are not touched."""
+        await self._file_program(file_programs.LOAD, self._places, stdin=snapshot.archive)
+
+    async def _file_program(
+        self, source: str, argv: tuple[str, ...], *, stdin: bytes = b"", output_bytes: int = 4096
+    ) -> bytes:
+        """Run one of our programs with the rights of any program: links that hostile code left lead nowhere else."""
+        result = await self.execute(
+            PythonCode(
+                source=source,
+                argv=argv,
+                stdin=stdin,
+                result=True,
+                wall_s=FILE_S,
+                cpu_s=FILE_S,
+                output_bytes=output_bytes,
+            )
+        )
+        if result.ok:
+            return result.stdout
+        number = int(result.result) if result.result.isdigit() else 0
+        reason = os.strerror(number) if number else f"{result.outcome} ({result.stderr[-200:]!r})"
+        raise SandboxPathError(number, f"in the sandbox: {reason}", argv[0])
+
+    def destroy(self) -> None:
+        """End everything in it, without waiting."""
+        self._connection.close()
+        self._destroy()
+
+    async def close(self) -> None:
+        """End everything in it."""
+        self.destroy()
+        await asyncio.shield(self._ended)
+
+
+class Session:
+    """A shell that keeps its directory, variables, functions and jobs between commands."""
+
+    def __init__(self, sandbox: Sandbox, connection: Connection, channel: Any) -> None:
+        self._sandbox = sandbox
+        self._connection = connection
+        self._channel = channel
+        self._lock = asyncio.Lock()
+        self._last: Job | None = None
+        self._background: list[Job] = []
+        self._closed = False
+
+    @property
+    def closed(self) -> bool:
+        """Whether the shell has ended: `exit`, or a command that could not be interrupted."""
+        return self._closed or self._connection.lost
+
+    async def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
+        """Run a command (any bash text) and wait for it.
+
+        A command that takes longer than `wall_s` is interrupted: outcome `wall_time`; the session goes on.
+
+        Raises:
+            SandboxError: the sandbox broke, or the session had ended before.
+        """
+        job = await self.start(command, wall_s=wall_s)
+        try:
+            result = await job.wait()
+        except asyncio.CancelledError:
+            job.kill()
+            raise
+        self._note_end(job)
+        return result
+
+    def _note_end(self, job: Job) -> None:
+        """Of a command: where the shell ended with it, so do the background jobs."""
+        if job.closed_session:
+            self._closed = True
+            self._end_background()
+
+    def _end_background(self) -> None:
+        for job in self._background:
+            if not job.done():
+                job.kill()
+        self._background.clear()
+
+    async def start(self, command: str, *, wall_s: float | None = None) -> Job:
+        """Start a command and stream its output; the next one waits for its end."""
+        if "\0" in command:
+            raise ValueError("a zero byte in a command: bash cannot read it.")
+        async with self._lock:
+            if self._last is not None:
+                await self._last.wait()
+                self._note_end(self._last)
+            if self.closed:
+                raise SandboxSessionError(_SESSION_ENDED)
+            limits: Limits = self._sandbox.spec.limits
+            wall_s = limits.wall_s if wall_s is None else wall_s
+            request = {"command": command, "wall_s": wall_s, "output_bytes": limits.output_bytes}
+            job = self._connection.again(self._channel, "line", request, limits.output_bytes)
+            self._last = last = Job(self._sandbox, job, wall_s)
+            last.on_end(lambda: self._note_end(last))
+            return last
+
+    async def background(self, command: str, *, wall_s: float | None = None) -> Job:
+        """Start a command as a program of its own, with the session's directory and exported variables.
+
+        The job goes on while the session runs other commands, and ends with the session.
+
+        Raises:
+            SandboxError: the sandbox broke, or the session has ended, perhaps since this was called.
+        """
+        state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
+        text = state.stdout.decode("utf-8", "surrogateescape")
+        script = f"{text}\neval {shlex.quote(command)}"
+        if self.closed:
+            raise SandboxSessionError(_SESSION_ENDED)
+        job = self._sandbox.begin(Command(argv=("bash", "-c", script), wall_s=wall_s))
+        self._background = [*(each for each in self._background if not each.done()), job]
+        return job
+
+    async def close(self) -> None:
+        """End the shell and all that it started, its background jobs included."""
+        self.end()
+
+    def end(self) -> None:
+        """The same at once: what the sandbox is asked for after that begins when all has ended."""
+        self._end_background()
+        if not self.closed:
+            self._closed = True
+            self._connection.send("close", self._channel)

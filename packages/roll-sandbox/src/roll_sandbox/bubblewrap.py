@@ -1,0 +1,320 @@
+"""The `bubblewrap` runtime: unprivileged namespaces, the default on Linux.
+
+    manager's process ── spawner (one, small) ── bwrap ── agent ── programs
+                              │  └ user and control group per sandbox
+                              └── zygote ── slot ── agent ── programs        (as root: no exec, no start of Python)
+
+bwrap gives a sandbox its own user, PID, network, IPC, UTS, mount and cgroup namespaces over a read-only system; the
+agent, its first process, keeps the three capabilities that it needs to give every program namespaces of its own, and
+takes them from programs. Where ROLL is root, which a user and a control group per sandbox take anyway, a fork of a
+zygote makes the same namespaces itself (`host/zygote.py`). See docs/security.md for what holds which attack back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+import tempfile
+from dataclasses import replace
+from typing import IO, Any
+
+from roll_sandbox.agent_code import AGENT_READER, agent_bytecode, zygote_bytecode
+from roll_sandbox.agent_sandbox import Sandbox
+from roll_sandbox.connection import AgentConnection
+from roll_sandbox.counters import Counters
+from roll_sandbox.errors import SandboxError, SandboxUnavailableError
+from roll_sandbox.images import Image, ImageCache
+from roll_sandbox.images.system import agent_command, agent_image, image_environment
+from roll_sandbox.requests import agent_settings
+from roll_sandbox.roots import Root, Roots
+from roll_sandbox.seccomp import SUPPORTED, seccomp_filter
+from roll_sandbox.spawner import Child, SpawnerClient
+from roll_sandbox.system_plan import HOME, environment, interpreter
+from roll_sandbox.types import SandboxSpec
+
+__all__ = ["BubblewrapRuntime"]
+
+_log = logging.getLogger(__name__)
+
+_NAMESPACES = [
+    "--unshare-user",
+    "--unshare-pid",
+    "--unshare-net",
+    "--unshare-ipc",
+    "--unshare-uts",
+    "--unshare-cgroup-try",
+    "--hostname",
+    "sandbox",
+    "--as-pid-1",
+    "--die-with-parent",
+    "--new-session",
+    "--cap-add",
+    "CAP_SYS_ADMIN",
+    "--cap-add",
+    "CAP_SETPCAP",
+    "--cap-add",
+    "CAP_NET_ADMIN",
+]
+_USER = ["--uid", "1000", "--gid", "1000"]
+_FOR_IMAGES = ["--cap-add", "CAP_SYS_CHROOT", "--cap-add", "CAP_DAC_OVERRIDE"]
+_AGENT = ["-SsPB", "-c", AGENT_READER]
+_PYTHON = [str(interpreter()), *_AGENT]
+_CLOSED = "the bubblewrap runtime was not started, or is closed"
+_HANG_UP_S = 1.0
+"""How long the last output of a sandbox that has ended may still be on its way."""
+INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
+
+
+class BubblewrapRuntime:
+    """See the module and `runtime.Runtime`.
+
+    Args:
+        zygote: whether sandboxes may be forks of a zygote where that works; otherwise bwrap starts each.
+    """
+
+    name = "bubblewrap"
+    fresh_programs = True
+
+    def __init__(self, *, zygote: bool = True) -> None:
+        self._zygote = zygote
+        self._spawner: SpawnerClient | None = None
+        self._bwrap = ""
+        self._filter = b""
+        self._code = -1
+        self._complaints: IO[bytes] | None = None
+        self._cache = ImageCache()
+        self._roots = Roots(self._cache)
+        self._overlays: bool | None = None
+        """Whether sandboxes can lay a file system of their own over an image; `None`: that was not tried yet."""
+        self._building = asyncio.Lock()
+        self._trying = asyncio.Lock()
+        self._bounds: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        """Find bwrap, start the spawner, and try a sandbox."""
+        if self._spawner is not None:
+            return
+        try:
+            await self._start()
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _start(self) -> None:
+        self._bwrap = shutil.which("bwrap") or ""
+        if not self._bwrap:
+            raise SandboxUnavailableError(f"sandboxes need bubblewrap, and 'bwrap' is not in PATH. {INSTALL}")
+        if os.uname().machine not in SUPPORTED:
+            raise SandboxUnavailableError(
+                f"sandboxes need a system-call filter, and there is none for '{os.uname().machine}', "
+                f"only for {', '.join(SUPPORTED)}."
+            )
+        self._filter = seccomp_filter()
+        self._complaints = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        self._code = os.memfd_create("roll-agent")
+        os.write(self._code, agent_bytecode())
+        self._spawner = await self._start_spawner()
+        facts = self._spawner.facts
+        if not facts["groups"]:
+            _log.info("control groups cannot be made here: the agent counts the memory of sandboxes instead")
+        self._bounds = {
+            "counts_cpu": facts["cpu"],
+            "bound_processes": not facts["groups"],
+            "bound_address_space": not facts["groups"],
+            "watch_memory": not facts["groups"],
+        }
+        try:
+            await self._try()
+        except SandboxError as error:
+            raise SandboxUnavailableError(
+                f"bubblewrap is installed but does not start a sandbox here: {error}. It needs unprivileged user "
+                "namespaces (sysctl kernel.unprivileged_userns_clone=1, user.max_user_namespaces>0; on Ubuntu 24.04 "
+                "also kernel.apparmor_restrict_unprivileged_userns=0; in a container: --security-opt "
+                "seccomp=unconfined)."
+            ) from error
+
+    async def _start_spawner(self) -> SpawnerClient:
+        """With a zygote, where that may be."""
+        spawner = await SpawnerClient.start()
+        try:
+            if self._zygote and spawner.facts["root"]:
+                await self._start_zygote(spawner)
+        except BaseException:
+            await spawner.close()
+            raise
+        return spawner
+
+    async def _start_zygote(self, spawner: SpawnerClient) -> None:
+        """Start it; where it fails twice, for one may have been killed, do without."""
+        code = os.memfd_create("roll-zygote")
+        try:
+            os.write(code, zygote_bytecode())
+            for last in (False, True):
+                try:
+                    await spawner.zygote(_PYTHON, self._complaints_descriptor(), code)
+                    return
+                except SandboxError as error:
+                    if spawner.lost:
+                        raise
+                    if last:
+                        _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+                        self._zygote = False
+        finally:
+            os.close(code)
+
+    async def _try(self) -> None:
+        """Start a sandbox; where a fork of the zygote cannot become one, bwrap may still be allowed to."""
+        try:
+            sandbox = await self.launch(SandboxSpec())
+            await sandbox.ready()
+            await sandbox.close()
+        except SandboxError as error:
+            if not self._zygote:
+                raise
+            _log.warning("every sandbox is started by bwrap, which takes longer: %s", error)
+            self._zygote = False
+            await self._try()
+
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
+        """Start a sandbox.
+
+        Raises:
+            UnknownImageError: this machine has no such image.
+        """
+        spec = self.resolve(spec)
+        image = None if spec.image is None else self._cache.resolve(spec.image)
+        if image is not None and self._overlays is None:
+            await self._try_overlays(SandboxSpec(image=spec.image), image)
+        return await self._launch(spec, image)
+
+    async def _launch(self, spec: SandboxSpec, image: Image | None) -> Sandbox:
+        spawner = self._spawner
+        if spawner is None:
+            raise SandboxError(_CLOSED)
+        if spawner.lost:
+            spawner = await self._again(spawner)
+        merged = self._overlays is False
+        root = await self._roots.take(spawner, spec, image, merged=merged)
+        try:
+            child = await self._spawn(spawner, spec, root, image)
+        except BaseException:
+            self._roots.give_back(root)
+            raise
+        settings = agent_settings(
+            spec,
+            home=HOME,
+            env=image_environment(image) if image else environment(),
+            image=agent_image(image, spec.mounts, merged=merged) if image else None,
+            isolated=True,
+            mount_space=True,
+            own_group=False,
+            filter=self._filter,
+            **self._bounds,
+        )
+        loop = asyncio.get_running_loop()
+        child.ended.add_done_callback(lambda _: self._roots.give_back(root))
+        connection = AgentConnection(lambda: self._why_lost(spec))
+        # An agent ends when its line does: one that outlived the processes above it would be left otherwise.
+        child.ended.add_done_callback(lambda _: loop.call_later(_HANG_UP_S, connection.close))
+        try:
+            await loop.create_unix_connection(lambda: connection, sock=child.socket)
+        except BaseException:
+            child.socket.close()
+            child.kill()
+            raise
+        return Sandbox(
+            spec,
+            settings,
+            connection,
+            destroy=child.kill,
+            ended=child.ended,
+            counters=Counters(child.counters),
+        )
+
+    async def _try_overlays(self, spec: SandboxSpec, image: Image) -> None:
+        """Find out, with the first image, how images can be shown here."""
+        async with self._trying:
+            if self._overlays is not None:
+                return
+            sandbox = await self._launch(spec, image)
+            try:
+                await sandbox.ready()
+                self._overlays = True
+            except SandboxError as error:
+                self._overlays = False
+                _log.warning("sandboxes cannot change their images, which are put together once: %s", error)
+            finally:
+                await sandbox.close()
+
+    async def _spawn(self, spawner: SpawnerClient, spec: SandboxSpec, root: Root, image: Image | None) -> Child:
+        """Its outermost process, with the agent that is told the rest."""
+        tree = root.tree if self._zygote and root.tree and image is None else None
+        arguments: list[str] = []
+        if tree is None:
+            user = ["--uid", str(image.uid), "--gid", str(image.gid), *_FOR_IMAGES] if image else _USER
+            python = [*agent_command(), *_AGENT] if image else _PYTHON
+            arguments = [self._bwrap, *_NAMESPACES, *user, *root.arguments, "--", *python]
+        limits = {"max_processes": spec.limits.max_processes, "memory_bytes": spec.limits.memory_bytes}
+        return await spawner.spawn(tree, arguments, root.layers, limits, self._complaints_descriptor(), self._code)
+
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """The same with an image's digest in place of its name, which may mean another image tomorrow.
+
+        Raises:
+            UnknownImageError: this machine has no such image.
+        """
+        return spec if spec.image is None else replace(spec, image=self._cache.resolve(spec.image).digest)
+
+    async def _again(self, lost: SpawnerClient) -> SpawnerClient:
+        """A spawner in place of one that was killed; its sandboxes are gone."""
+        async with self._building:
+            if self._spawner is lost:
+                _log.warning("the process that starts sandboxes was killed: starting another")
+                await lost.close()
+                try:
+                    spawner = await self._start_spawner()
+                except SandboxUnavailableError as error:  # it was available: the program may be run again later
+                    raise SandboxError(str(error)) from error
+                if self._spawner is lost:
+                    self._spawner = spawner
+                else:  # the runtime was closed meanwhile
+                    await spawner.close()
+        if self._spawner is None:
+            raise SandboxError(_CLOSED)
+        return self._spawner
+
+    def _complaints_descriptor(self) -> int:
+        """File descriptor for what processes of sandboxes complain about.
+
+        Raises:
+            SandboxError: the runtime was closed.
+        """
+        if self._complaints is None:
+            raise SandboxError(_CLOSED)
+        return self._complaints.fileno()
+
+    def _why_lost(self, spec: SandboxSpec) -> str:
+        """What bwrap and agents complained about last."""
+        complaint = ""
+        if self._complaints is not None:
+            size = os.fstat(self._complaints.fileno()).st_size
+            complaint = os.pread(self._complaints.fileno(), 400, max(0, size - 400)).decode(errors="replace").strip()
+        return "the sandbox ended unexpectedly" + (f" (last message: {complaint})" if complaint else "")
+
+    async def close(self) -> None:
+        """End every sandbox."""
+        spawner, self._spawner = self._spawner, None
+        async with self._building:  # a spawner that is being started just now is ended by its starter
+            if spawner is not None:
+                await spawner.close()
+            if self._spawner is not None:
+                return  # started again meanwhile
+            if self._code >= 0:
+                os.close(self._code)
+                self._code = -1
+            if self._complaints is not None:
+                self._complaints.close()
+                self._complaints = None
+            self._roots.clear()

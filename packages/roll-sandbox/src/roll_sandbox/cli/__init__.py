@@ -1,0 +1,58 @@
+"""`roll-sandbox`: a service that runs sandboxes for others, and what a person does with it."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import cast
+
+import click
+
+from roll_sandbox.cli.names import nearest
+
+__all__ = ["sandbox"]
+
+_MODULES = {
+    **dict.fromkeys(("serve", "worker"), "serving"),
+    **dict.fromkeys(("workers", "drain", "undrain"), "workers"),
+    **dict.fromkeys(("run", "shell"), "running"),
+    **dict.fromkeys(("ls", "logs", "stop", "top"), "looking"),
+    "token": "tokens",
+    "quota": "quotas",
+    "image": "images",
+}
+"""Where each command is."""
+
+
+class _Commands(click.Group):
+    """They are imported when one of them is asked for: no other command of `roll` waits for that."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All, as help and completion show them."""
+        return sorted(_MODULES)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """One of them."""
+        if cmd_name not in _MODULES:
+            return None
+        return cast("click.Command", getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The same; a misspelt one is told what it may have been."""
+        if args[0] not in _MODULES and not args[0].startswith("-"):
+            raise click.UsageError(f"No such command '{args[0]}'.{nearest(args[0], list(_MODULES))}", ctx)
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=_Commands)
+def sandbox() -> None:
+    """Run sandboxes for others, as a service.
+
+    \b
+    roll-sandbox token create trainer      a token for an owner named trainer; it is shown once
+    roll-sandbox serve                     answer on this machine
+    roll-sandbox workers                   the machines that run sandboxes for it
+    roll-sandbox run -- python3 -V         a program in a sandbox of a service
+    roll-sandbox shell                     a person in one
+    """

@@ -1,0 +1,179 @@
+"""What the commands of `roll-sandbox` share."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roll_sandbox.errors import ConfigError
+from roll_sandbox.visible import printable
+from roll_sandbox.version import install_extra
+
+if TYPE_CHECKING:
+    from roll_sandbox.remote import RemoteRuntime
+    from roll_sandbox.service.store import Store
+
+__all__ = [
+    "Bytes",
+    "Place",
+    "age",
+    "database_option",
+    "missing_packages",
+    "opened_store",
+    "service_options",
+    "shown",
+    "size",
+]
+
+_PAGE = 1000
+_SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([KMGT]iB)?")
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+DEFAULT_URL = "http://127.0.0.1:8741"
+
+database_option = click.option(
+    "--database", metavar="URL", default=None, help="As SQLAlchemy has them; else a SQLite file of this user."
+)
+
+
+class Bytes(click.ParamType):
+    """So many bytes, with their unit, such as 8GiB; a number alone counts `unit` bytes each."""
+
+    name = "size"
+
+    def __init__(self, *, unit: int = 1, least: int = 1) -> None:
+        self._unit, self._least = unit, least
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        found = _SIZE.fullmatch(value)
+        bytes_ = int(float(found[1]) * _UNITS.get(found[2], self._unit)) if found else 0
+        if bytes_ < self._least:
+            such = f"8GiB, and {self._least >> 20}MiB at least" if self._least > 1 else "8GiB"
+            self.fail(f"'{value[:40]}': a size is needed, such as {such}.", param, ctx)
+        return bytes_
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """A service, and who asks it."""
+
+    url: str
+    token: str
+    ca_file: str | None
+
+    async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
+        """See `remote.calls.call`.
+
+        Raises:
+            ConfigError: the service refuses what was asked for.
+        """
+        from roll_sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
+        from roll_sandbox.remote.calls import call
+
+        try:
+            return await call(self.url, self._checked_token(), method, path, body=body, ca_file=self.ca_file)
+        except (SandboxAccessError, SandboxRequestError, UnknownSandboxError) as error:
+            raise ConfigError(str(error)) from None
+
+    @asynccontextmanager
+    async def runtime(self) -> AsyncIterator[RemoteRuntime]:
+        """A line to it; what was made over it and not left ends with the block."""
+        from roll_sandbox.remote import RemoteRuntime
+
+        runtime = RemoteRuntime(self.url, self._checked_token(), ca_file=self.ca_file)
+        await runtime.start()
+        try:
+            yield runtime
+        finally:
+            await runtime.close()
+
+    async def sandboxes(self) -> list[dict[str, Any]]:
+        """Those of the owner, the oldest first."""
+        found: list[dict[str, Any]] = []
+        page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}")
+        found += page
+        while len(page) == _PAGE:
+            page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}&after={page[-1]['sandbox']}")
+            found += page
+        return sorted(found, key=lambda each: (each["created"], each["sandbox"]))
+
+    async def name_of(self, beginning: str) -> str:
+        """The sandbox that this is the name of, or the beginning of one's.
+
+        Raises:
+            ConfigError: it begins several names, or none.
+        """
+        names = [each["sandbox"] for each in await self.sandboxes()]
+        found = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
+        if len(found) == 1:
+            return found[0]
+        what = f"begins the names of {len(found)} sandboxes" if found else "is no sandbox of yours, or no more"
+        raise ConfigError(f"'{shown(beginning)}' {what}: `roll-sandbox ls` lists them.")
+
+    def _checked_token(self) -> str:
+        if not self.token:
+            raise ConfigError(
+                f"the sandbox service at {self.url} needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
+                "`roll-sandbox token create OWNER` makes one where the service is."
+            )
+        return self.token
+
+
+def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Options that say which service is meant; the command gets them as `place`."""
+
+    @click.option(
+        "--url",
+        envvar="ROLL_SANDBOX_URL",
+        default=DEFAULT_URL,
+        show_default=True,
+        help="Of the service, as `roll-sandbox serve` printed it; or ROLL_SANDBOX_URL.",
+    )
+    @click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Or ROLL_SANDBOX_TOKEN.")
+    @click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
+    @wraps(command)
+    def wrapped(*arguments: Any, url: str, token: str, ca_file: str | None, **options: Any) -> Any:
+        return command(*arguments, place=Place(url=url.rstrip("/"), token=token, ca_file=ca_file), **options)
+
+    return wrapped
+
+
+def shown(value: object) -> str:
+    """A word of somebody else's in one line: nothing in it acts on a terminal."""
+    return " ".join(printable(str(value)).split())
+
+
+def age(since: float) -> str:
+    """How long ago."""
+    seconds = max(0, int(time.time() - since))
+    for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds // length}{unit}"
+    return f"{seconds}s"
+
+
+def size(num_bytes: float) -> str:
+    """In MiB."""
+    return f"{num_bytes / 2**20:.1f}M"
+
+
+def missing_packages(error: ImportError) -> ConfigError:
+    return ConfigError(f"`roll-sandbox` needs packages that are not installed ({error}): {install_extra('sandbox')}")
+
+
+def opened_store(database: str | None) -> Store:
+    """A service's database, with the tables of this version."""
+    try:
+        from roll_sandbox.service.settings import default_database
+        from roll_sandbox.service.store import Store
+    except ImportError as error:
+        raise missing_packages(error) from None
+    store = Store(database or default_database())
+    store.migrate()
+    return store

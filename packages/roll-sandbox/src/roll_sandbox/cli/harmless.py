@@ -1,0 +1,40 @@
+"""A program's output on a person's terminal: colours and lines, nothing that acts."""
+
+from __future__ import annotations
+
+import codecs
+import re
+
+from roll_sandbox.visible import printable
+
+__all__ = ["Harmless"]
+
+_COLOUR = re.compile(r"\x1b\[[0-9;:]{0,64}m")
+_BEGUN = re.compile(r"\x1b(\[[0-9;:]{0,64})?$")
+_KEPT = re.compile(r"[\r\b]")
+
+
+class Harmless:
+    """One stream. What would set a title, fill the clipboard or have the terminal answer is shown, not done."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._rest = ""
+        self._coloured = False
+
+    def feed(self, data: bytes, *, end: bool = False) -> str:
+        """What of it can be shown by now; at the end also what is left, and no colour stays."""
+        text = self._rest + self._decoder.decode(data, final=end)
+        begun = None if end else _BEGUN.search(text)
+        text, self._rest = (text, "") if begun is None else (text[: begun.start()], text[begun.start() :])
+        said, done = [], 0
+        for colour in _COLOUR.finditer(text):
+            said += [_plain(text[done : colour.start()]), colour[0]]
+            done, self._coloured = colour.end(), True
+        said.append(_plain(text[done:]))
+        return "".join(said) + ("\x1b[0m" if end and self._coloured else "")
+
+
+def _plain(text: str) -> str:
+    parts, kept = _KEPT.split(text), _KEPT.findall(text)
+    return printable(parts[0]) + "".join(mark + printable(part) for mark, part in zip(kept, parts[1:], strict=True))

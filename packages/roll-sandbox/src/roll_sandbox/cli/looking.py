@@ -1,0 +1,198 @@
+"""`roll-sandbox ls`, `logs`, `stop` and `top`: what a service runs for its owner."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roll_sandbox.cli.common import Place, age, service_options, shown, size
+from roll_sandbox.errors import ConfigError, RollSandboxError
+from roll_sandbox.visible import printable
+
+if TYPE_CHECKING:
+    from roll_sandbox.remote import RemoteRuntime
+
+__all__ = ["logs", "ls", "stop", "top"]
+
+_AT_ONCE = 32
+_SMALLEST_ROWS = 5
+
+
+@click.command()
+@service_options
+@click.option("--json", "as_json", is_flag=True, help="For programs to read.")
+def ls(place: Place, as_json: bool) -> None:
+    """List your sandboxes, the oldest first."""
+    found = asyncio.run(place.sandboxes())
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    now = time.time()
+    rows = [
+        (
+            each["sandbox"],
+            each["state"],
+            age(each["created"]),
+            _left(each["expires"] - now),
+            each["programs"],
+            each["worker"],
+        )
+        for each in found
+    ]
+    click.echo(_table(("SANDBOX", "STATE", "AGE", "LEFT", "PROGRAMS", "WORKER"), rows))
+
+
+@click.command()
+@service_options
+@click.argument("name")
+@click.option(
+    "--bytes", "most", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Of each program."
+)
+def logs(place: Place, name: str, most: int) -> None:
+    """Show what the latest programs of sandbox NAME (or of one whose name begins so) printed."""
+
+    async def ask() -> dict[str, Any]:
+        async with place.runtime() as runtime:
+            return await runtime.look(await place.name_of(name), output_bytes=most)
+
+    for program in asyncio.run(ask())["programs"]:
+        began = time.strftime("%H:%M:%S", time.localtime(program["began"]))
+        click.secho(f"── {shown(program['words'])}  ({began}, {_end(program['end'])})", dim=True)
+        text = program["output"].decode(errors="replace")
+        click.echo(printable(text.replace("\r\n", "\n")), nl=bool(text) and not text.endswith("\n"))
+
+
+@click.command()
+@service_options
+@click.argument("names", nargs=-1)
+@click.option("--all", "everything", is_flag=True, help="All of yours.")
+def stop(place: Place, names: tuple[str, ...], everything: bool) -> None:
+    """End sandboxes and all that runs in them, by their names or the beginnings of them."""
+    if bool(names) == everything:
+        raise ConfigError("name the sandboxes to stop, or say --all.")
+
+    async def end() -> list[str]:
+        chosen = [each["sandbox"] for each in await place.sandboxes()] if everything else []
+        chosen += [await place.name_of(name) for name in names]
+        places = asyncio.Semaphore(_AT_ONCE)
+
+        async def one(name: str) -> None:
+            async with places:
+                await place.call("DELETE", f"/v1/sandboxes/{name}")
+
+        await asyncio.gather(*(one(name) for name in dict.fromkeys(chosen)))
+        return chosen
+
+    for name in asyncio.run(end()):
+        click.echo(shown(name))
+
+
+@click.command()
+@service_options
+@click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
+@click.option("--every", "every_s", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds.")
+def top(place: Place, once: bool, every_s: float) -> None:
+    """Show what your sandboxes use, the busiest first, until Ctrl-C."""
+    if once or not sys.stdout.isatty():
+        click.echo(asyncio.run(_once(place)))
+        return
+    try:
+        asyncio.run(_watch(place, every_s))
+    except KeyboardInterrupt:
+        return
+
+
+async def _once(place: Place) -> str:
+    async with place.runtime() as runtime:
+        return _busiest(await _usage(place, runtime), {}, 0.0, most=None)
+
+
+async def _watch(place: Place, every_s: float) -> None:
+    from rich.console import Console, ConsoleDimensions
+    from rich.live import Live
+    from rich.text import Text
+
+    from roll_sandbox.cli.terminal import size_here
+
+    before: dict[str, float] = {}
+    then = time.monotonic()
+    async with place.runtime() as runtime:
+        with Live(console=Console(), screen=True, auto_refresh=False) as live:
+            while True:
+                found, now = await _usage(place, runtime), time.monotonic()
+                rows, columns = size_here()
+                live.console.size = ConsoleDimensions(columns, rows)
+                table = _busiest(found, before, now - then, most=max(_SMALLEST_ROWS, rows - 3))
+                live.update(Text(table, no_wrap=True), refresh=True)
+                before, then = {each["sandbox"]: each["cpu_s"] for each in found}, now
+                await asyncio.sleep(every_s)
+
+
+async def _usage(place: Place, runtime: RemoteRuntime) -> list[dict[str, Any]]:
+    """Every sandbox with what it uses; one that has just ended, or whose worker is away, with nothing."""
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def one(each: dict[str, Any]) -> dict[str, Any]:
+        looked: dict[str, Any] = {"cpu_s": 0.0, "memory_bytes": 0, "programs": []}
+        if each["state"] == "running":
+            async with places:
+                try:
+                    looked = await runtime.look(each["sandbox"])
+                except RollSandboxError:
+                    each = {**each, "state": "unknown"}
+        running = [program["words"] for program in looked["programs"] if program["end"] is None]
+        return {**each, "cpu_s": looked["cpu_s"], "memory_bytes": looked["memory_bytes"], "running": running}
+
+    return await asyncio.gather(*(one(each) for each in await place.sandboxes()))
+
+
+def _busiest(found: Sequence[dict[str, Any]], before: dict[str, float], passed_s: float, most: int | None) -> str:
+    """The table of `top`, with the share of a core since the last one."""
+
+    def share(each: dict[str, Any]) -> float:
+        return (each["cpu_s"] - before[each["sandbox"]]) / passed_s if each["sandbox"] in before else 0.0
+
+    order = sorted(found, key=lambda each: (-share(each), -each["cpu_s"], each["sandbox"]))
+    rows = [
+        (
+            each["sandbox"],
+            each["state"],
+            f"{100 * share(each):.0f}" if each["sandbox"] in before else "–",
+            f"{each['cpu_s']:.1f}",
+            size(each["memory_bytes"]),
+            len(each["running"]),
+            age(each["created"]),
+            each["running"][-1][:60] if each["running"] else "",
+        )
+        for each in order[:most]
+    ]
+    all_memory = size(sum(each["memory_bytes"] for each in found))
+    title = f"{len(found)} sandboxes · {sum(len(each['running']) for each in found)} programs · {all_memory} of memory"
+    columns = ("SANDBOX", "STATE", "CPU %", "CPU s", "MEMORY", "PROGRAMS", "AGE", "LATEST")
+    return f"{title}\n{_table(columns, rows)}"
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns as wide as they need; words of others are made harmless."""
+    cells = [list(columns), *([shown(value) for value in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)
+
+
+def _left(seconds: float) -> str:
+    return f"{seconds / 60:.0f}m" if seconds >= 120 else f"{max(0.0, seconds):.0f}s"
+
+
+def _end(end: dict[str, Any] | None) -> str:
+    if end is None:
+        return "runs"
+    if "error" in end:
+        return shown(end["error"])
+    limits = ", ".join(map(shown, end.get("limits", ())))
+    return limits or f"exit code {end.get('code')}"

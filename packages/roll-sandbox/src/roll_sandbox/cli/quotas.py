@@ -1,0 +1,116 @@
+"""`roll-sandbox quota`: what each owner may have of a service."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from roll_sandbox.cli.common import Bytes, database_option, opened_store, shown
+from roll_sandbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    from roll_sandbox.service.records import Records
+
+__all__ = ["quota"]
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+class _Amount(click.ParamType):
+    """A number, for bytes with its unit; `none`: no bound; `default`: what all may."""
+
+    name = "amount"
+
+    def __init__(self, kind: type, *, bytes_: bool = False, bound: bool = False) -> None:
+        self._kind, self._bytes, self._bound = kind, bytes_, bound
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "default" or (value == "none" and not self._bound):
+            return value
+        if self._bytes:
+            return Bytes().convert(value, param, ctx)
+        if not _NUMBER.fullmatch(value) or not float(value) > 0:
+            others = "" if self._bound else "none, "
+            self.fail(f"'{value[:40]}': a positive number, {others}or default.", param, ctx)
+        return self._kind(float(value))
+
+
+_FIELDS = {
+    "sandboxes": ("sandboxes", _Amount(int), "Alive at once."),
+    "memory": ("memory_bytes", _Amount(int, bytes_=True), "Of all of them together, by their limits."),
+    "disk": ("disk_bytes", _Amount(int, bytes_=True), "The same of disk."),
+    "cpu": ("cpu_s", _Amount(float), "Seconds of CPU time of one program."),
+    "lifetime": ("lifetime_s", _Amount(float, bound=True), "Seconds, of one sandbox."),
+    "programs": ("programs", _Amount(int), "Running at once."),
+    "rate": ("requests_per_s", _Amount(float, bound=True), "Requests and messages per second, on average."),
+}
+
+
+@click.group()
+def quota() -> None:
+    """What each owner may have. What is not set for an owner is as `roll-sandbox serve` was told.
+
+    A server that runs sees a change within seconds; what is there already stays.
+    """
+
+
+def _options(command: Any) -> Any:
+    for option, (field, kind, meaning) in reversed(_FIELDS.items()):
+        command = click.option(f"--{option}", field, type=kind, default=None, help=meaning)(command)
+    return command
+
+
+@quota.command("set")
+@click.argument("owner")
+@_options
+@database_option
+def set_quota(owner: str, database: str | None, **given: Any) -> None:
+    """Set what OWNER may have: a number, `none` (no bound) or `default` (what all may)."""
+    from roll_sandbox.service.tokens import check_owner
+
+    check_owner(owner)
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        raise ConfigError(f"nothing is set: give one of {', '.join(f'--{option}' for option in _FIELDS)}.")
+    records = _records(database)
+    fields = {**records.quotas().get(owner, {}), **given}
+    records.set_quota(
+        owner, {name: None if value == "none" else value for name, value in fields.items() if value != "default"}
+    )
+    _show(owner, records.quotas().get(owner, {}))
+
+
+@quota.command("show")
+@click.argument("owner")
+@database_option
+def show_quota(owner: str, database: str | None) -> None:
+    """Show what is set for OWNER."""
+    _show(owner, _records(database).quotas().get(owner, {}))
+
+
+@quota.command("list")
+@database_option
+def list_quotas(database: str | None) -> None:
+    """Show all owners for whom something is set."""
+    for owner, fields in sorted(_records(database).quotas().items()):
+        _show(owner, fields)
+
+
+def _show(owner: str, fields: dict[str, Any]) -> None:
+    said = "  ".join(f"{option}={_text(fields[field])}" for option, (field, *_) in _FIELDS.items() if field in fields)
+    click.echo(f"{owner}  {said or 'as all'}")
+
+
+def _text(value: float | None) -> str:
+    if not isinstance(value, int | float | None):
+        return shown(value)  # a row that a hand has spoilt
+    return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"
+
+
+def _records(database: str | None) -> Records:
+    store = opened_store(database)
+    from roll_sandbox.service.records import Records
+
+    return Records(store)

@@ -1,0 +1,121 @@
+"""`roll-sandbox serve` and `worker`: run sandboxes for others, on this machine or on many."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from roll_sandbox.cli.common import Bytes, database_option, missing_packages
+from roll_sandbox.errors import ConfigError
+
+__all__ = ["serve", "worker"]
+
+_WARM = "Sandboxes to start in advance, of each kind; else as many as are foreseen."
+_AWAY = "Seconds after which what a silent worker holds is lost."
+
+
+@click.command()
+@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8741, show_default=True, help="0 takes a free one.")
+@click.option("--certificate", type=click.Path(path_type=Path), default=None, help="TLS: in PEM.")
+@click.option("--key", type=click.Path(path_type=Path), default=None, help="TLS: the key of the certificate.")
+@click.option("--insecure", is_flag=True, help="Listen beyond this machine without TLS.")
+@database_option
+@click.option("--audit", type=click.Path(path_type=Path), default=None, help="Append who did what to this file.")
+@click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates; none: workers join.")
+@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
+@click.option("--max-sandboxes", type=click.IntRange(min=1), default=2048, show_default=True)
+@click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
+@click.option("--lifetime", "lifetime_s", type=float, default=3600.0, show_default=True, help="Seconds, by default.")
+@click.option("--away", "away_s", type=click.FloatRange(min=1.0), default=60.0, show_default=True, help=_AWAY)
+@click.option("--owner-sandboxes", type=click.IntRange(min=1), default=1024, show_default=True, help="Of one owner.")
+@click.option("--owner-lifetime", type=float, default=86400.0, show_default=True, help="Seconds, at most.")
+@click.option("--max-message-bytes", type=click.IntRange(min=2**16), default=2**26, show_default=True)
+def serve(
+    host: str,
+    port: int,
+    certificate: Path | None,
+    key: Path | None,
+    insecure: bool,
+    database: str | None,
+    audit: Path | None,
+    runtime: str,
+    warm: int | None,
+    max_sandboxes: int,
+    mounts: tuple[str, ...],
+    lifetime_s: float,
+    away_s: float,
+    owner_sandboxes: int,
+    owner_lifetime: float,
+    max_message_bytes: int,
+) -> None:
+    """Answer clients: `roll_sandbox.connect(url, token)`."""
+    try:
+        from roll_sandbox.service.quotas import Quota
+        from roll_sandbox.service.serving import serve as serve_sandboxes
+        from roll_sandbox.service.settings import Settings, default_database
+    except ImportError as error:
+        raise missing_packages(error) from None
+    settings = Settings(
+        database=database or default_database(),
+        audit=audit,
+        runtime=None if runtime == "none" else runtime,
+        warm=warm,
+        max_sandboxes=max_sandboxes,
+        mounts=mounts,
+        lifetime_s=lifetime_s,
+        away_s=away_s,
+        quota=Quota(sandboxes=owner_sandboxes, lifetime_s=owner_lifetime),
+        max_message_bytes=max_message_bytes,
+    )
+    serve_sandboxes(settings, host, port, certificate=certificate, key=key, say=click.echo, insecure=insecure)
+
+
+@click.command()
+@click.option("--join", "url", metavar="URL", required=True, help="Of the service, as `roll-sandbox serve` printed it.")
+@click.option("--token", envvar="ROLL_SANDBOX_TOKEN", default="", help="Of scope worker; or ROLL_SANDBOX_TOKEN.")
+@click.option("--name", default=None, help="By which the service knows it again; else a new one.")
+@click.option("--runtime", default="bubblewrap", show_default=True, help="What isolates.")
+@click.option("--warm", type=click.IntRange(min=0), default=None, help=_WARM)
+@click.option("--max-sandboxes", type=click.IntRange(min=1), default=512, show_default=True)
+@click.option("--mounts", multiple=True, metavar="DIR", help="Let sandboxes mount what is below, read-only.")
+@click.option(
+    "--memory", "memory_bytes", type=Bytes(), help="That limits may come to together; a number alone is bytes."
+)
+@click.option("--drain", "drain_s", type=float, default=25.0, show_default=True, help="Seconds, after SIGTERM.")
+@click.option("--ca-file", default=None, help="Certificates that the service's is checked with.")
+def worker(
+    url: str,
+    token: str,
+    name: str | None,
+    runtime: str,
+    warm: int | None,
+    max_sandboxes: int,
+    mounts: tuple[str, ...],
+    memory_bytes: int | None,
+    drain_s: float,
+    ca_file: str | None,
+) -> None:
+    """Run sandboxes on this machine for a service elsewhere.
+
+    SIGTERM: it gets no new ones and ends with the last of those it has; a second one, or Ctrl-C: it ends at once.
+    """
+    if not token:
+        raise ConfigError(
+            "a worker needs a token: --token, or ROLL_SANDBOX_TOKEN in the environment. "
+            "`roll-sandbox token create OWNER --scope worker` makes one where the service is."
+        )
+    import asyncio
+    import secrets
+
+    from roll_sandbox.worker import run_worker
+
+    for path in mounts:
+        if not Path(path).is_dir():
+            raise ConfigError(f"--mounts: there is no directory '{path}'.")
+
+    known = name or f"worker-{secrets.token_hex(6)}"
+    click.echo(f"Worker {known} for {url}   (Ctrl-C ends it)")
+    settings = {"name": known, "capacity": max_sandboxes, "memory_bytes": memory_bytes, "ca_file": ca_file}
+    asyncio.run(run_worker(url, token, runtime=runtime, warm=warm, mounts=mounts, drain_s=drain_s, **settings))

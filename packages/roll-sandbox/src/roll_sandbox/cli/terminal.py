@@ -1,0 +1,132 @@
+"""This process's terminal handed to a program in a sandbox, and taken back whatever happens.
+
+keys ──► (Enter ~ . leaves) ──► the program's terminal ──► output ──► this terminal, then `Job.shown`
+SIGWINCH ──► the size of both
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Iterator
+
+from roll_sandbox import ExecutionResult, Job
+
+__all__ = ["Keys", "converse", "size_here"]
+
+_SAY_AFTER_BYTES = 2**17
+"""Far below what a terminal's program may be ahead of its reader."""
+_CALM = b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
+"""First screen, no mouse, no bracketed paste, no focus events, plain keys, a cursor, no colour."""
+
+
+class Keys:
+    """What is typed, without `~.` at the beginning of a line, which leaves. `~~` is one `~`."""
+
+    def __init__(self) -> None:
+        self.left = False
+        self._fresh = True
+        self._tilde = False
+
+    def feed(self, data: bytes) -> bytes:
+        """What of it is for the program."""
+        said = bytearray()
+        for code in data:
+            if self._tilde:
+                self._tilde = False
+                if code == ord("."):
+                    self.left = True
+                    break
+                said += b"~" if code == ord("~") else bytes((ord("~"), code))
+                self._fresh = code in b"\r\n"
+            elif self._fresh and code == ord("~"):
+                self._tilde = True
+            else:
+                said.append(code)
+                self._fresh = code in b"\r\n"
+        return bytes(said)
+
+
+def size_here() -> tuple[int, int]:
+    """Rows and columns of the terminal, whatever LINES and COLUMNS say: they stay as they are when it is resized."""
+    try:
+        found = os.get_terminal_size(sys.stdout.fileno())
+    except (OSError, ValueError):
+        found = shutil.get_terminal_size()
+    return found.lines, found.columns
+
+
+@contextlib.contextmanager
+def _raw(terminal: int) -> Iterator[None]:
+    """Every key as it is; afterwards as before, also where a program left the terminal in disorder."""
+    before = termios.tcgetattr(terminal)
+    try:
+        tty.setraw(terminal)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # it is gone
+            os.write(sys.stdout.fileno(), _CALM)
+        with contextlib.suppress(termios.error):
+            termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
+
+
+async def converse(job: Job) -> ExecutionResult | None:
+    """Type into a program with a terminal, until it ends.
+
+    Returns:
+        its end; `None` where the person left, or this terminal is gone, and it goes on.
+    """
+    loop = asyncio.get_running_loop()
+    keyboard, keys, leaving = sys.stdin.fileno(), Keys(), asyncio.Event()
+
+    def typed() -> None:
+        try:
+            data = os.read(keyboard, 2**16)
+        except OSError:
+            data = b""
+        if said := keys.feed(data):
+            job.write(said)
+        if keys.left or not data:
+            loop.remove_reader(keyboard)
+            leaving.set()
+
+    with _raw(keyboard):
+        loop.add_reader(keyboard, typed)
+        loop.add_signal_handler(signal.SIGWINCH, lambda: job.shown(*size_here()))
+        for number in (signal.SIGHUP, signal.SIGTERM):
+            loop.add_signal_handler(number, leaving.set)
+        job.shown(*size_here())
+        showing, left = asyncio.create_task(_show(job)), asyncio.create_task(leaving.wait())
+        try:
+            await asyncio.wait([showing, left], return_when=asyncio.FIRST_COMPLETED)
+            return await showing if showing.done() else None
+        finally:
+            for task in (showing, left):
+                task.cancel()
+            await asyncio.gather(showing, left, return_exceptions=True)
+            loop.remove_reader(keyboard)
+            for number in (signal.SIGWINCH, signal.SIGHUP, signal.SIGTERM):
+                loop.remove_signal_handler(number)
+
+
+async def _show(job: Job) -> ExecutionResult:
+    unsaid = 0
+    async for chunk in job.stream():
+        await asyncio.to_thread(_write, chunk.data)  # a terminal that was stopped (Ctrl-S) holds nothing else up
+        unsaid += len(chunk.data)
+        if unsaid >= _SAY_AFTER_BYTES:
+            job.shown(*size_here(), unsaid)
+            unsaid = 0
+    return await job.wait()
+
+
+def _write(data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(sys.stdout.fileno(), view) :]

@@ -1,0 +1,71 @@
+"""`roll-sandbox token`: who may use a service."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import click
+
+from roll_sandbox.cli.common import database_option, opened_store, shown
+
+if TYPE_CHECKING:
+    from roll_sandbox.service.tokens import Tokens
+
+__all__ = ["token"]
+
+
+@click.group()
+def token() -> None:
+    """Who may use a service. Tokens are kept as digests: each is shown once, when it is made."""
+
+
+@token.command("create")
+@click.argument("owner")
+@click.option(
+    "--scope", "scopes", multiple=True, default=("read", "run"), show_default=True, help="Also admin, worker."
+)
+@click.option("--days", type=float, default=None, help="How long it is good; else until it is revoked.")
+@click.option("--note", default="", help="What it is for.")
+@database_option
+def create_token(owner: str, scopes: tuple[str, ...], days: float | None, note: str, database: str | None) -> None:
+    """Make a token of OWNER and print it."""
+    lifetime_s = None if days is None else days * 86400
+    click.echo(_tokens(database).create(owner, scopes, lifetime_s=lifetime_s, note=note))
+
+
+@token.command("list")
+@database_option
+def list_tokens(database: str | None) -> None:
+    """Show all tokens, without their secrets."""
+    now = time.time()
+    for row in _tokens(database).list():
+        state = "revoked" if row["revoked"] else "expired" if row["expires"] and row["expires"] <= now else "good"
+        until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(row["expires"])) if row["expires"] else ""
+        click.echo(
+            f"{row['id']}  {row['owner']:20} {state:8} {row['scopes']:20} {until:22} {shown(row['note'])}".rstrip()
+        )
+
+
+@token.command("rotate")
+@click.argument("id")
+@click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=0.0, help="Seconds for which ID stays good.")
+@database_option
+def rotate_token(id: str, grace_s: float, database: str | None) -> None:
+    """Make another token in place of ID and print it."""
+    click.echo(_tokens(database).rotate(id, grace_s=grace_s))
+
+
+@token.command("revoke")
+@click.argument("id")
+@database_option
+def revoke_token(id: str, database: str | None) -> None:
+    """Answer nothing to ID any more."""
+    _tokens(database).revoke(id)
+
+
+def _tokens(database: str | None) -> Tokens:
+    store = opened_store(database)
+    from roll_sandbox.service.tokens import Tokens
+
+    return Tokens(store)

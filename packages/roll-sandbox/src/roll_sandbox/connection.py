@@ -1,0 +1,250 @@
+"""The host's end of the line to one agent.
+
+    execute ──► frames ──► agent ──► frames ──► data_received ──► the Job of the channel
+
+Invariants: one event loop; every job ends exactly once, with the agent's answer or with the loss of the line; nothing
+from the line is interpreted beyond its framing and one JSON object of known keys per job (an agent is ours, but it
+lives with hostile code); output that exceeds a job's limit is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import marshal
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Protocol
+
+from roll_sandbox.errors import SandboxError
+from roll_sandbox.results import is_end
+from roll_sandbox.types import Chunk
+
+__all__ = ["AgentConnection", "AgentJob", "Connection"]
+
+_STREAMS = {ord("o"): "stdout", ord("e"): "stderr", ord("r"): "result"}
+_EMPTY = {stream: Chunk(stream=stream, data=b"") for stream in ("stdout", "stderr", "result")}
+_END, _USED = ord("x"), ord("u")
+_MAX_FRAME_BYTES = 2**20
+_DATA_BYTES = 2**20
+
+
+class Connection(Protocol):
+    """A way to one agent: straight to it, or through a service (`remote`). Channels are names that it gave."""
+
+    lost: bool
+
+    def configure(self, settings: dict[str, Any]) -> AgentJob:
+        """See `AgentConnection.configure`."""
+        ...
+
+    def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
+        """See `AgentConnection.submit`."""
+        ...
+
+    def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+        """See `AgentConnection.again`."""
+        ...
+
+    def send(self, *message: Any) -> None:
+        """See `AgentConnection.send`."""
+        ...
+
+    def close(self) -> None:
+        """See `AgentConnection.close`."""
+        ...
+
+
+class AgentJob:
+    """What one channel brings."""
+
+    def __init__(self, connection: Connection, channel: Any, output_bytes: int) -> None:
+        self.channel = channel
+        self.chunks: list[Chunk] = []
+        self.end: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._connection = connection
+        self._left = output_bytes
+        self.most_kept: int | None = None
+        """Bytes of output; of older pieces, only that they were there. `None`: all."""
+        self._kept = self._emptied = 0
+        self._news = asyncio.Event()
+        self._asked: deque[asyncio.Future[float | None]] = deque()
+
+    def add(self, kind: int, data: bytes) -> None:
+        """A piece of output has come."""
+        if self._left > 0:
+            self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._left]))  # type: ignore[arg-type]
+            self._left -= len(data)
+            self._kept += len(data)
+            while self.most_kept is not None and self._kept > self.most_kept:
+                oldest = self.chunks[self._emptied]
+                self._kept -= len(oldest.data)
+                self.chunks[self._emptied] = _EMPTY[oldest.stream]
+                self._emptied += 1
+            self._news.set()
+
+    def drop(self) -> None:
+        """Keep nothing of its output, now or later."""
+        self.chunks.clear()
+        self._left = self._kept = self._emptied = 0
+
+    def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
+        """The last thing that happens to a job."""
+        if not self.end.done():
+            if end is not None and "error" not in end:
+                self.end.set_result(end)
+            else:
+                why = str(end["error"]) if end else reason
+                self.end.set_exception(SandboxError(why) if isinstance(why, str) else why)
+                self.end.exception()  # whoever waits gets it; nobody else is told
+        self.used(None, len(self._asked))
+        self._news.set()
+
+    def output(self, stream: str) -> bytes:
+        """All that has come of one stream."""
+        return b"".join(chunk.data for chunk in self.chunks if chunk.stream == stream)
+
+    async def stream(self) -> AsyncIterator[Chunk]:
+        """Output from the beginning, until the end."""
+        position = 0
+        while True:
+            while position < len(self.chunks):
+                yield self.chunks[position]
+                position += 1
+            if self.end.done():
+                return
+            self._news.clear()
+            await self._news.wait()
+
+    def bound(self, wall_s: float, cpu_s: float | None) -> asyncio.Future[float | None]:
+        """New limits; brings the CPU time that was used before, None where the job has ended."""
+        asked: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
+        self._asked.append(asked)
+        if self.end.done():
+            self.used(None, len(self._asked))
+        self._connection.send("bound", self.channel, wall_s, cpu_s)
+        return asked
+
+    def used(self, used_s: float | None, times: int = 1) -> None:
+        """The answer, to whoever asked first."""
+        for _ in range(min(times, len(self._asked))):
+            asked = self._asked.popleft()
+            if not asked.done():
+                asked.set_result(used_s)
+
+    def write(self, data: bytes) -> None:
+        """Standard input, empty at its end."""
+        if not self.end.done():
+            for start in range(0, len(data) or 1, _DATA_BYTES):
+                self._connection.send("input", self.channel, data[start : start + _DATA_BYTES])
+
+    def shown(self, rows: int, columns: int, more: int) -> None:
+        """Of a terminal: its size, and that so many more bytes of its output have been shown."""
+        if not self.end.done():
+            self._connection.send("tty", self.channel, rows, columns, more)
+
+    def kill(self) -> None:
+        """Ask the agent to end it."""
+        if not self.end.done():
+            self._connection.send("kill", self.channel)
+
+
+class AgentConnection(asyncio.Protocol):
+    """Frames in, frames out."""
+
+    def __init__(self, on_lost: Callable[[], str]) -> None:
+        self._on_lost = on_lost
+        self._transport: asyncio.WriteTransport | None = None
+        self._buffer = bytearray()
+        self._jobs: dict[int, AgentJob] = {}
+        self._next = 1
+        self.lost = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Called by the loop."""
+        self._transport = transport  # type: ignore[assignment]
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        buffer = self._buffer
+        buffer += data
+        start = 0
+        while len(buffer) - start >= 4:
+            size = int.from_bytes(buffer[start : start + 4], "little")
+            if not 5 <= size <= _MAX_FRAME_BYTES:
+                self.close()
+                return
+            end = start + 4 + size
+            if len(buffer) < end:
+                break
+            kind, channel = buffer[start + 4], int.from_bytes(buffer[start + 5 : start + 9], "little")
+            self._dispatch(kind, channel, bytes(buffer[start + 9 : end]))
+            start = end
+        del buffer[:start]
+
+    def _dispatch(self, kind: int, channel: int, payload: bytes) -> None:
+        job = self._jobs.get(channel)
+        if job is None:
+            return
+        if kind in _STREAMS:
+            job.add(kind, payload)
+        elif kind == _USED:
+            job.used(int.from_bytes(payload[:8], "little") / 1e6)
+        elif kind == _END:
+            del self._jobs[channel]
+            try:
+                end = json.loads(payload)
+            except (ValueError, RecursionError):
+                end = None
+            job.finish(end if is_end(end) else {"error": "the agent's answer is malformed"})
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Called by the loop."""
+        self.lost = True
+        reason = self._on_lost()
+        for job in self._jobs.values():
+            job.finish(None, reason)
+        self._jobs.clear()
+
+    def configure(self, settings: dict[str, Any]) -> AgentJob:
+        """The first message; the job ends when the agent is ready."""
+        self._jobs[0] = job = AgentJob(self, 0, 0)
+        self._write(settings)
+        return job
+
+    def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
+        """Start a program (`run`) or a session (`shell`) on a channel of its own."""
+        job = self._open(self._next, output_bytes)
+        self._next += 1
+        for start in range(0, len(stdin), _DATA_BYTES):
+            self.send("data", job.channel, stdin[start : start + _DATA_BYTES])
+        self.send(name, job.channel, request)
+        return job
+
+    def again(self, channel: int, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+        """A further job on the channel of a session."""
+        job = self._open(channel, output_bytes)
+        self.send(name, channel, request)
+        return job
+
+    def _open(self, channel: int, output_bytes: int) -> AgentJob:
+        job = AgentJob(self, channel, output_bytes)
+        if self.lost:
+            job.finish(None, "the sandbox has ended")
+        else:
+            self._jobs[channel] = job
+        return job
+
+    def send(self, *message: Any) -> None:
+        """To the agent."""
+        self._write(message)
+
+    def _write(self, message: Any) -> None:
+        if self._transport is not None and not self.lost:
+            body = marshal.dumps(message, 4)
+            self._transport.write(len(body).to_bytes(4, "little") + body)
+
+    def close(self) -> None:
+        """Hang up: the agent ends itself and all that it started."""
+        if self._transport is not None:
+            self._transport.abort()

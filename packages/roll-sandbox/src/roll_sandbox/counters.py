@@ -1,0 +1,46 @@
+"""What the kernel counted against a sandbox: kills for want of memory, refused processes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from roll_sandbox.types import Limit
+
+__all__ = ["Counters"]
+
+
+class Counters:
+    """Reads counter files of a control group; knows what it has read before."""
+
+    def __init__(self, files: Sequence[tuple[str, str]] = ()) -> None:
+        self._files = list(zip((Limit.MEMORY, Limit.PROCESSES), files, strict=False))
+        self._seen = {limit: _count(*file) for limit, file in self._files}
+
+    def news(self) -> set[Limit]:
+        """Limits whose count grew since the last call."""
+        grown = set()
+        for limit, file in self._files:
+            count = _count(*file)
+            if count > self._seen[limit]:
+                grown.add(limit)
+            self._seen[limit] = count
+        return grown
+
+
+def _count(path: str, word: str) -> int:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return 0  # the group is gone, with its sandbox
+    try:
+        text = os.read(descriptor, 4096).decode()
+    except OSError:
+        return 0
+    finally:
+        os.close(descriptor)
+    for line in text.split("\n"):
+        name, _, value = line.partition(" ")
+        if name == word:
+            return int(value)
+    return 0

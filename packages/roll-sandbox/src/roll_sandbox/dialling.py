@@ -1,0 +1,72 @@
+"""How clients and workers reach a service: its address, their token, whom they trust, and why nothing answers."""
+
+from __future__ import annotations
+
+import os
+import ssl
+from urllib.parse import urlsplit
+
+from roll_sandbox.errors import ConfigError
+from roll_sandbox.proxies import through
+from roll_sandbox.errors import SandboxUnavailableError
+
+__all__ = ["checked_url", "no_answer", "token_header", "trusted"]
+
+
+def checked_url(url: str) -> str:
+    """The address of a service, without a slash at its end.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ConfigError(f"'{url}' is no address of a sandbox service: write one such as 'http://127.0.0.1:8741'.")
+    return url.rstrip("/")
+
+
+def token_header(token: str) -> dict[str, str]:
+    """What says who asks. White space around a token, such as a line's end from a file, is no part of it.
+
+    Raises:
+        ConfigError: there is none, or it is no word.
+    """
+    word = (token or "").strip()
+    if not word or not word.isprintable() or " " in word:
+        what = "has white space or control characters in it" if word else "is empty"
+        raise ConfigError(f"the token for the sandbox service {what}: `roll-sandbox token create OWNER` prints one.")
+    return {"Authorization": f"Bearer {word}"}
+
+
+def trusted(ca_file: str | None) -> ssl.SSLContext | bool:
+    """Whose certificates are good; `True`: those that the system trusts.
+
+    Raises:
+        ConfigError: there is no such file, or no certificate in it.
+    """
+    if not ca_file:
+        return True
+    try:
+        return ssl.create_default_context(cafile=os.path.expanduser(ca_file))
+    except OSError as error:
+        reason = "there is no certificate in PEM in it" if isinstance(error, ssl.SSLError) else error.strerror
+        raise ConfigError(f"the file of certificates '{ca_file}' cannot be used: {reason}.") from None
+
+
+def no_answer(url: str, error: Exception) -> SandboxUnavailableError:
+    """What to do where nobody could be asked."""
+    import aiohttp
+
+    inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)
+    what = "start one with `roll-sandbox serve`"
+    reason = str(error) or "too slow"
+    if isinstance(error, aiohttp.ClientConnectorCertificateError):
+        reason = getattr(inner, "verify_message", "") or str(inner)
+        what = "name the file of its certificate, or of who signed it: `--ca-file`, `ca_file`, or sandbox.ca_file"
+    elif isinstance(error, aiohttp.ClientConnectorSSLError):
+        reason, what = "what is there does not speak TLS", "its address may begin with http://"
+    elif isinstance(error, aiohttp.ServerDisconnectedError) and url.startswith("http:"):
+        reason, what = "it hung up", "its address may begin with https://"
+    elif isinstance(inner, OSError) and inner.errno is not None:
+        reason = os.strerror(inner.errno) if inner.errno > 0 else str(inner.strerror)
+    return SandboxUnavailableError(f"no sandbox service answers at '{url}' ({reason}){through(url)}: {what}.")

@@ -1,0 +1,323 @@
+"""The `docker` runtime: one container per sandbox, through the Docker SDK. Brings images.
+
+The image must have Python 3.9 or newer as `python3`, and bash for sessions. The container has no network, no
+capabilities, a read-only system, limits on memory and processes, and Docker's own system-call filter below ours. The
+agent shares it with the programs (as its first process, unreachable for them); a program gets no namespaces of its
+own, so every program gets a container.
+
+    launch ──► engine: create, attach, start ──► the agent's line: the container's standard input and output
+    close, or the end of this process ──► the line closes ──► the agent ends ──► the engine removes the container
+
+Invariants: a container that was created is removed, whether it started or not, and also where whoever waited for it
+has been cancelled; `close` leaves none that has this runtime's label. What a killed process had created and not yet
+started, which uses nothing but a name, is removed by the next that starts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import time
+import uuid
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from roll_sandbox.agent_code import agent_source
+from roll_sandbox.agent_sandbox import Sandbox
+from roll_sandbox.connection import AgentConnection
+from roll_sandbox.counters import Counters
+from roll_sandbox.errors import SandboxError, SandboxUnavailableError
+from roll_sandbox.requests import agent_settings
+from roll_sandbox.seccomp import SUPPORTED, seccomp_filter
+from roll_sandbox.system_plan import HOME
+from roll_sandbox.types import Limit, SandboxSpec
+from roll_sandbox.version import install_extra
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+    from docker.models.containers import Container
+
+__all__ = ["DEFAULT_IMAGE", "DockerRuntime"]
+
+_log = logging.getLogger(__name__)
+
+DEFAULT_IMAGE = "python:3.11-slim"
+LABEL = "roll_sandbox"
+NEVER_STARTED_S = 600.0
+"""A container that was created so long ago, and has not started, will not."""
+_OVERHEAD_BYTES = 32 * 2**20
+_OVERHEAD_PROCESSES = 4
+_USER = "1000:1000"
+
+
+class DockerRuntime:
+    """See the module and `runtime.Runtime`."""
+
+    name = "docker"
+    fresh_programs = False
+
+    def __init__(self, *, default_image: str = DEFAULT_IMAGE) -> None:
+        self._default_image = default_image
+        self._client: DockerClient | None = None
+        self._label = uuid.uuid4().hex
+        self._sandboxes: set[Sandbox] = set()
+        self._filter = b""
+
+    async def start(self) -> None:
+        """Reach the engine."""
+        if self._client is None:
+            self._client, machine = await asyncio.to_thread(_connect)
+            await asyncio.to_thread(_remove_never_started, self._client)
+            if machine in SUPPORTED:
+                self._filter = seccomp_filter(machine)
+            else:
+                _log.warning("there is no system-call filter for '%s': the engine's own is the only one", machine)
+
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """Names of images are the engine's."""
+        return spec
+
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
+        """Start a container.
+
+        Raises:
+            SandboxUnavailableError: the image or a mount is not there, or the image has no Python.
+        """
+        if self._client is None:
+            raise SandboxError("the docker runtime was not started, or is closed")
+        since = int(time.time())
+        starting = asyncio.ensure_future(asyncio.to_thread(self._start_container, self._client, spec))
+        try:
+            container, line = await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            starting.add_done_callback(_abandon)
+            raise
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+        removal: list[asyncio.Task[None]] = []
+
+        def destroy() -> None:
+            if not removal:
+                removal.append(loop.create_task(_remove(container, ended)))
+
+        async def at_loss() -> set[Limit]:
+            return await asyncio.to_thread(_limits_of_the_lost, self._client, container, since)
+
+        settings = agent_settings(
+            spec,
+            home=HOME,
+            env={
+                "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+                "HOME": HOME,
+                "LANG": "C.UTF-8",
+            },
+            isolated=True,
+            mount_space=False,
+            own_group=True,
+            counts_cpu=False,
+            filter=self._filter,
+            bound_processes=False,
+            bound_address_space=False,
+            watch_memory=True,
+        )
+        connection = _DockerConnection(lambda: "the container ended unexpectedly")
+        await loop.create_connection(lambda: connection, sock=line)
+        sandbox = Sandbox(
+            spec, settings, connection, destroy=destroy, ended=ended, counters=Counters(), at_loss=at_loss
+        )
+        self._sandboxes.add(sandbox)
+        sandbox.on_close(lambda: self._sandboxes.discard(sandbox))
+        return sandbox
+
+    def _start_container(self, client: DockerClient, spec: SandboxSpec) -> tuple[Container, socket.socket]:
+        import docker.errors
+
+        image = spec.image or self._default_image
+        container = None
+        try:
+            container = client.containers.create(
+                image, ["python3", "-SsB", "-c", agent_source()], **_settings(spec), labels={LABEL: self._label}
+            )
+            line = container.attach_socket(params={"stdin": 1, "stdout": 1, "stderr": 0, "stream": 1})
+            own = _own_socket(line)
+            container.start()
+        except BaseException as error:
+            if container is not None:
+                _remove_now(container)
+            if isinstance(error, (docker.errors.DockerException, OSError)):
+                raise _explained(error, image, spec) from error
+            raise
+        return container, own
+
+    async def close(self) -> None:
+        """End every container."""
+        await asyncio.gather(*(sandbox.close() for sandbox in list(self._sandboxes)))
+        client, self._client = self._client, None
+        if client is not None:
+            await asyncio.to_thread(self._sweep, client)
+            await asyncio.to_thread(client.close)
+
+    def _sweep(self, client: DockerClient) -> None:
+        """Containers that nobody waited for any more."""
+        import docker.errors
+
+        with contextlib.suppress(docker.errors.DockerException, OSError):  # the engine is gone, and they with it
+            for container in client.containers.list(
+                all=True, filters={"label": f"{LABEL}={self._label}"}, ignore_removed=True
+            ):
+                _remove_now(container)
+
+
+def _settings(spec: SandboxSpec) -> dict[str, Any]:
+    """Of the container."""
+    import docker.types
+
+    limits = spec.limits
+    memory = limits.memory_bytes + _OVERHEAD_BYTES
+    space = f"rw,nosuid,nodev,size={limits.disk_bytes},nr_inodes={limits.max_files}"
+    return {
+        "stdin_open": True,
+        "network_mode": "none",
+        "read_only": True,
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges"],
+        "pids_limit": limits.max_processes + _OVERHEAD_PROCESSES,
+        "mem_limit": memory,
+        "memswap_limit": memory,
+        "user": _USER,
+        "hostname": "sandbox",
+        "environment": {"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"},
+        "tmpfs": {HOME: f"{space},uid=1000,gid=1000,mode=755", "/tmp": f"{space},mode=1777"},
+        "mounts": [
+            docker.types.Mount(type="bind", source=mount.source, target=mount.target, read_only=True)
+            for mount in spec.mounts
+        ],
+        "shm_size": limits.disk_bytes,
+        "auto_remove": True,
+        "ipc_mode": "private",
+        "log_config": docker.types.LogConfig(type="none"),
+    }
+
+
+def _own_socket(line: Any) -> socket.socket:
+    """The connection to the engine as a socket of our own."""
+    raw: Any = getattr(line, "_sock", line)
+    if not isinstance(raw, socket.socket) or isinstance(raw, ssl.SSLSocket):
+        line.close()
+        raise SandboxUnavailableError(
+            "the docker runtime talks to containers through a plain socket, and the engine's address needs TLS or SSH: "
+            "forward it to a local one (ssh -L /tmp/docker.sock:/var/run/docker.sock HOST) and set "
+            "DOCKER_HOST=unix:///tmp/docker.sock."
+        )
+    duplicate = raw.dup()
+    line.close()
+    return duplicate
+
+
+def _explained(error: Exception, image: str, spec: SandboxSpec) -> Exception:
+    """What went wrong, and whose it is to mend."""
+    import docker.errors
+
+    text = str(getattr(error, "explanation", None) or error)
+    if isinstance(error, docker.errors.ImageNotFound):
+        return SandboxUnavailableError(
+            f"the Docker engine has no image '{image}': docker pull {image}, or name one that it has "
+            "(`sandbox.image`; docker images lists them)."
+        )
+    if "executable file not found" in text or '"python3"' in text:
+        return SandboxUnavailableError(
+            f"the Docker image '{image}' has no python3, which a sandbox's first process needs (3.9 or newer): {text}"
+        )
+    if "bind source path does not exist" in text or "invalid mount config" in text:
+        mounts = ", ".join(f"'{mount.source}' at '{mount.target}'" for mount in spec.mounts)
+        return SandboxUnavailableError(
+            f"the Docker engine cannot mount {mounts}: {text}. Sources must exist on the engine's own machine."
+        )
+    return SandboxError(f"docker does not start a container: {text}")
+
+
+def _connect() -> tuple[DockerClient, str]:
+    """The engine, and the architecture of its machine."""
+    try:
+        import docker
+    except ImportError as error:
+        raise SandboxUnavailableError(
+            f"the docker runtime needs the Docker SDK: {install_extra('docker')} (or choose the bubblewrap runtime)."
+        ) from error
+    try:
+        client = docker.from_env()
+        machine = str(client.info().get("Architecture"))
+    except (docker.errors.DockerException, OSError) as error:
+        raise SandboxUnavailableError(
+            f"no Docker engine answers ({error}). Start it, set DOCKER_HOST, or choose the bubblewrap runtime."
+        ) from error
+    return client, machine
+
+
+def _remove_never_started(client: DockerClient) -> None:
+    """Containers between whose creation and start a process of ROLL was killed."""
+    import docker.errors
+
+    with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
+        for container in client.containers.list(
+            all=True, filters={"label": LABEL, "status": "created"}, ignore_removed=True
+        ):
+            created = datetime.fromisoformat(container.attrs["Created"].split(".")[0].rstrip("Z") + "+00:00")
+            if time.time() - created.timestamp() >= NEVER_STARTED_S:
+                _remove_now(container)
+
+
+def _limits_of_the_lost(client: DockerClient | None, container: Container, since: int) -> set[Limit]:
+    """Whether a container that ended by itself ran out of memory: then its program saw to it that the agent went."""
+    import docker.errors
+
+    if client is None:
+        return set()
+    filters = {"container": container.id, "event": "oom"}
+    try:
+        found = list(client.api.events(since=since, until=int(time.time()) + 1, filters=filters, decode=True))
+    except (docker.errors.DockerException, OSError):
+        return set()
+    return {Limit.MEMORY} if found else set()
+
+
+def _abandon(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
+    """Nobody waits for it any more: without its line, the agent ends."""
+    if not starting.cancelled() and starting.exception() is None:
+        starting.result()[1].close()
+
+
+def _remove_now(container: Container) -> None:
+    import docker.errors
+
+    with contextlib.suppress(docker.errors.DockerException, OSError):  # gone already: its agent left first
+        container.remove(force=True)
+
+
+async def _remove(container: Container, ended: asyncio.Future[None]) -> None:
+    await asyncio.to_thread(_remove_now, container)
+    if not ended.done():
+        ended.set_result(None)
+
+
+class _DockerConnection(AgentConnection):
+    """Docker wraps what the agent writes: stream(1) zeros(3) length(4, big-endian) data."""
+
+    def __init__(self, on_lost: Any) -> None:
+        super().__init__(on_lost)
+        self._wrapped = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        """Called by the loop."""
+        self._wrapped += data
+        start = 0
+        while len(self._wrapped) - start >= 8:
+            end = start + 8 + int.from_bytes(self._wrapped[start + 4 : start + 8], "big")
+            if len(self._wrapped) < end:
+                break
+            super().data_received(bytes(self._wrapped[start + 8 : end]))
+            start = end
+        del self._wrapped[:start]

@@ -1,0 +1,297 @@
+"""The spawner: a small process that starts sandboxes for a manager and outlives it by an instant.
+
+    manager ══ seqpacket socket ══ spawner ══ zygote ── slot ── agent      where the spawner is root
+                                      └── fork, exec ──► bwrap ── agent    elsewhere, or where asked for
+
+A process of its own, because the manager's is large (forking it copies page tables of gigabytes), has threads, and
+may be killed: the socket then closes and the spawner ends every sandbox, removes the groups and mounts, and ends.
+
+Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
+                     ("forget", name): of an image
+                     ("zygote", arguments) with file descriptors: complaints, code → ("zygote", error)
+                     ("start", id, tree or None, arguments, layers, limits) with file descriptors: the agent's
+                       line, complaints, code → ("started", id, counters), later ("ended", id, status, error)
+                     ("kill", id)
+First of all it says ("ready", facts).
+
+Invariants: those of `slots.py`; every "start" is answered by exactly one "ended", once nothing of the sandbox is left
+or it is given up; a zygote that ends, ends the spawner.
+"""
+
+from __future__ import annotations
+
+import _signal  # pyrefly: ignore[missing-import]
+import marshal
+import os
+import select
+import socket
+import time
+
+from roll_sandbox.host.cgroup import Groups
+from roll_sandbox.host.image import Images
+from roll_sandbox.host.slots import Slot, Zygote
+
+_OVERHEAD_BYTES = 32 * 2**20
+"""Memory of bwrap and the agent, on top of what the sandbox may use."""
+_OVERHEAD_PROCESSES = 8
+"""The slot's or bwrap's own, the agent, and the inits of the first programs, or a child that waits with its init."""
+_MESSAGE_BYTES = 1 << 17
+_SLOT_USERS = 1 << 16
+_STANDING_SLOTS = 4
+"""Made when the zygote starts, so that the first sandboxes need not wait for their control groups either."""
+_FREE_SLOTS = 64
+"""Most that wait for a sandbox; further ones end with theirs."""
+_END_S = 5.0
+_EMPTY_S = 10.0
+"""How long a sandbox may take to end, and its control group to become empty. Its place is not used again otherwise."""
+_LOOK_MS = 5
+
+
+def _first_user():
+    """Where the users of slots begin: high, where no account is, but within what this user namespace knows."""
+    with open("/proc/self/uid_map") as file:
+        known = sum(int(line.split()[2]) for line in file)
+    return 0x6F000000 if known > 0x70000000 else max(known - _SLOT_USERS // 2, known // 2)
+
+
+class Spawner:
+    """See the module."""
+
+    def __init__(self, control):
+        self.control = control
+        self.is_root = os.geteuid() == 0
+        self.groups = Groups()
+        self.images = Images() if self.is_root else None
+        self.first_user = _first_user() if self.is_root else None
+        self.zygote = None
+        self.num_slots, self.free = 0, []
+        self.lines, self.running = {}, {}
+        """Slots: by the file descriptor of their line; by the identity of what runs there."""
+        self.emptying, self.killed = [], []
+        """Slots whose sandbox has ended and whose group may not be empty yet; whose sandbox is to end."""
+        self.wake = os.pipe()
+        for end in self.wake:
+            os.set_blocking(end, False)
+        self.poll = select.poll()
+        self.poll.register(self.control, select.POLLIN)
+        self.poll.register(self.wake[0], select.POLLIN)
+        _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
+        _signal.signal(_signal.SIGCHLD, lambda *_: None)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            _signal.signal(getattr(_signal, name), _signal.SIG_IGN)  # the manager decides, by closing the socket
+
+    def serve(self):
+        """Until the manager closes its end."""
+        self.say("ready", {"groups": self.groups.available, "cpu": self.groups.count_cpu, "root": self.is_root})
+        while True:
+            for descriptor, _ in self.poll.poll(_LOOK_MS if self.emptying else 1000 if self.killed else None):
+                if descriptor == self.wake[0]:
+                    os.read(descriptor, 4096)
+                elif descriptor in self.lines:
+                    self.hear(descriptor)
+                elif self.zygote is not None and descriptor == self.zygote.line.fileno():
+                    return  # it has ended, and it never says anything else
+                elif descriptor == self.control.fileno() and not self.handle():
+                    return
+            self.reap()
+            self.look_after_ends()
+
+    def say(self, *message):
+        """To the manager, if it is still there."""
+        try:
+            self.control.send(marshal.dumps(message))
+        except OSError:
+            return
+
+    def handle(self):
+        """One message; False at the end."""
+        try:
+            data, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 8)
+        except ConnectionResetError:  # the manager was killed before it had read everything
+            return False
+        if not data:
+            return False
+        name, *arguments = marshal.loads(data)
+        try:
+            getattr(self, "on_" + name)(descriptors, *arguments)
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return True
+
+    def on_image(self, _, name, plan):
+        """Build a tree."""
+        try:
+            if self.images is None:
+                raise OSError("only root can build one")
+            self.say("image", name, self.images.build(name, plan), "")
+        except OSError as error:
+            self.say("image", name, None, str(error))
+
+    def on_forget(self, _, name):
+        """Take a tree away; sandboxes that are in it keep it."""
+        if self.images is not None:
+            self.images.forget(name)
+
+    def on_zygote(self, descriptors, arguments):
+        """Start the zygote, and slots in advance."""
+        try:
+            self.zygote = Zygote(arguments, *descriptors)
+            self.poll.register(self.zygote.line, select.POLLIN)
+            self.free += [self.new_slot() for _ in range(_STANDING_SLOTS)]
+            self.say("zygote", "")
+        except OSError as error:
+            self.say("zygote", str(error))
+
+    def new_slot(self):
+        """A further place."""
+        number = self.num_slots
+        group = self.groups.make(number) if self.groups.available else None
+        slot = Slot(number, group, None if self.first_user is None else self.first_user + number % _SLOT_USERS)
+        self.num_slots += 1
+        self.open(slot)
+        return slot
+
+    def open(self, slot):
+        """Have a process made for it, where there is a zygote."""
+        if self.zygote is not None and slot.line is None:
+            line = slot.open(self.zygote)
+            self.lines[line.fileno()] = slot
+            self.poll.register(line, select.POLLIN)
+
+    def on_start(self, descriptors, identity, tree, arguments, layers, limits):
+        """Start a sandbox."""
+        slot = None
+        try:
+            if len(descriptors) < 3:
+                raise OSError("the process that starts sandboxes has all the files open that it may (`ulimit -n`)")
+            slot = self.free.pop() if self.free else self.new_slot()
+            group = slot.group
+            if group is not None:
+                group.bound(limits["max_processes"] + _OVERHEAD_PROCESSES, limits["memory_bytes"] + _OVERHEAD_BYTES)
+            if tree is not None and self.zygote is not None:
+                self.open(slot)
+                slot.start(tree, *descriptors[:2])
+            else:
+                slot.start_bwrap(arguments, layers, *descriptors)
+        except OSError as error:
+            if slot is not None:
+                self.free.insert(0, slot)
+            self.say("ended", identity, 1, str(error))
+            return
+        slot.identity = identity
+        self.running[identity] = slot
+        self.say("started", identity, group.counters() if group is not None else None)
+
+    def on_kill(self, _, identity):
+        """End a sandbox."""
+        slot = self.running.get(identity)
+        if slot is not None:
+            slot.kill()
+            if slot not in self.killed:
+                slot.give_up = time.monotonic() + _EMPTY_S
+                self.killed.append(slot)
+
+    def hear(self, descriptor):
+        """From a slot's process: nothing is left of its sandbox. Or nothing at all: it was killed."""
+        slot = self.lines[descriptor]
+        try:
+            data = slot.line.recv(64)
+        except OSError:
+            data = b""
+        if data:
+            status, slot.own_pid = marshal.loads(data)
+            if status is not None:
+                self.ended(slot, status)
+            return
+        self.shut(slot)
+        if slot in self.free:
+            self.free.remove(slot)
+        if slot.identity in self.running:
+            self.ended(slot, -9, error="the process that started the sandbox was killed", usable=False)
+
+    def ended(self, slot, status, *, error="", usable=True):
+        """A sandbox is over; what is left in its control group ends with it."""
+        del self.running[slot.identity]
+        slot.pid, slot.end = 0, (status, error, usable)
+        slot.give_up = time.monotonic() + _EMPTY_S
+        self.emptying.append(slot)
+        self.look_after_ends()
+
+    def look_after_ends(self):
+        """Free the slots whose sandboxes have ended with all their processes; give up those in which that fails."""
+        now = time.monotonic()
+        for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.give_up]:
+            self.killed.remove(slot)
+            if slot.identity in self.running:
+                self.ended(slot, -9, error="its processes do not end", usable=False)
+        for slot in list(self.emptying):
+            left = slot.left()
+            if left and now < slot.give_up:
+                continue
+            self.emptying.remove(slot)
+            status, error, usable = slot.end
+            self.say("ended", slot.identity, status, error or ("its processes do not end" if left else ""))
+            slot.identity = None
+            if usable and not left:
+                self.set_free(slot)
+            else:
+                self.shut(slot)
+
+    def set_free(self, slot):
+        """Have a slot wait for another sandbox."""
+        if len(self.free) >= _FREE_SLOTS:
+            self.shut(slot)
+            self.free.insert(0, slot)
+        else:
+            self.free.append(slot)
+
+    def shut(self, slot):
+        """End its process."""
+        if slot.line is not None:
+            del self.lines[slot.line.fileno()]
+            self.poll.unregister(slot.line)
+            slot.line.close()
+            slot.line = None
+
+    def reap(self):
+        """Collect sandboxes of bwrap that have ended."""
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if self.zygote is not None and pid == self.zygote.pid:
+                self.zygote.pid = 0
+            for slot in [slot for slot in self.running.values() if slot.pid == pid]:
+                self.ended(slot, status)
+
+    def close(self):
+        """End everything."""
+        for slot in list(self.running.values()):
+            slot.kill()
+        for descriptor in (self.control, self.wake[0], *([self.zygote.line] if self.zygote is not None else ())):
+            self.poll.unregister(descriptor)
+        give_up = time.monotonic() + _END_S
+        while (self.running or self.emptying) and time.monotonic() < give_up:
+            self.reap()
+            self.look_after_ends()
+            for descriptor, _ in self.poll.poll(1):
+                if descriptor in self.lines:
+                    self.hear(descriptor)
+        if self.zygote is not None:
+            self.zygote.close()
+        self.groups.close()
+        if self.images is not None:
+            self.images.close()
+
+
+def main():
+    """File descriptor 3 is the manager's socket."""
+    spawner = Spawner(socket.socket(fileno=3))
+    try:
+        spawner.serve()
+    finally:
+        spawner.close()

@@ -1,0 +1,160 @@
+"""The zygote: one Python that has the agent imported already and forks whoever becomes one, so that none has to start.
+
+    spawner ══ seqpacket socket ══ zygote ── fork ──► slot: enters a control group, becomes its user for good
+       ╚════════ seqpacket socket, one per slot ════════╝ └── clone ──► agent: first process of new namespaces
+
+To the zygote:  (control group files, user) with the slot's socket; a slot lives as long as that socket.
+To a slot:      ("start", tree) with the agent's line, the file for complaints and, if there is one, the count of its
+                CPU time; ("kill",) ends that sandbox
+From a slot:    (None, its own pid) when it is ready; (status, its own pid) when nothing is left of its sandbox
+
+A slot is a process of its own because entering a control group waits for the kernel for up to tens of milliseconds, and
+a fork of a member is a member. It starts one sandbox after another, and is to each what bwrap's outer process would be.
+
+Invariants: no program, input, setting or answer ever reaches the zygote or a slot, so what sandboxes inherit from them
+holds nothing of a sandbox; a slot has one sandbox at a time and outlives all its processes; each process ends with the
+one that forked it; `main` returns in an agent, and in nothing else.
+"""
+
+from __future__ import annotations
+
+import _signal  # pyrefly: ignore[missing-import]
+import _socket  # pyrefly: ignore[missing-import]
+import array
+import marshal
+import os
+import select
+
+from roll_sandbox.agent import kernel, usage
+
+_NAMESPACES = (
+    kernel.CLONE_NEWUSER
+    | kernel.CLONE_NEWPID
+    | kernel.CLONE_NEWNET
+    | kernel.CLONE_NEWNS
+    | kernel.CLONE_NEWIPC
+    | kernel.CLONE_NEWUTS
+    | kernel.CLONE_NEWCGROUP
+)
+_MESSAGE_BYTES = 1 << 14
+_INSIDE = 1000
+"""The number of a sandbox's user and of its group, as the sandbox sees them."""
+_FAILED = 125
+_DESCRIPTORS = 3
+
+
+def main():
+    """Serve as zygote, with the spawner's socket as file descriptor 0."""
+    line, user = _fork_slots(_socket.socket(fileno=0))
+    tree = _start_sandboxes(line)
+    _guarded(_enter, tree, user)
+
+
+def receive(line):
+    """A message and its file descriptors; None at the end."""
+    size = array.array("i").itemsize
+    data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, _socket.CMSG_SPACE(_DESCRIPTORS * size))
+    descriptors = array.array("i")
+    for _, _, content in ancillary:
+        descriptors.frombytes(content[: len(content) // size * size])
+    return marshal.loads(data) if data else None, list(descriptors)
+
+
+def _guarded(function, *arguments):
+    """What fails in a fork must not return into the loop of its parent."""
+    try:
+        return function(*arguments)
+    except BaseException as error:
+        os.write(2, ("roll-sandbox: " + str(error) + "\n").encode())
+    os._exit(_FAILED)
+
+
+def _fork_slots(control):
+    """In the zygote, forever. In a slot: its socket and its user."""
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel reaps slots; the spawner sees their sockets close
+    zygote = os.getpid()
+    control.send(b"ready")
+    while True:
+        message, descriptors = receive(control)
+        if message is None:
+            os._exit(0)
+        if os.fork() == 0:
+            control.detach()
+            _guarded(_become_slot, zygote, *message)
+            os.dup2(descriptors[0], 0)
+            os.dup2(0, 1)
+            os.closerange(3, 1 << 16)
+            return _socket.socket(fileno=0), message[1]
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+def _become_slot(zygote, groups, user):
+    _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
+    os.setsid()
+    for path in groups:
+        with open(path, "w") as file:
+            file.write("0")
+    os.setgroups([])
+    os.setresgid(user, user, user)
+    os.setresuid(user, user, user)
+    kernel.die_with_parent()  # after setresuid, which forgets it
+    if os.getppid() != zygote:
+        raise OSError("the zygote is gone")
+    kernel.hide_memory(False)  # also forgotten; nobody else has this user, and sandboxes write to their /proc/self
+
+
+def _start_sandboxes(line):
+    """In a slot, until the spawner closes its socket. In the first process of a sandbox: its tree."""
+    poll = select.poll()
+    poll.register(line, select.POLLIN)
+    line.send(marshal.dumps((None, os.getpid())))
+    pid, watch = 0, -1
+    while True:
+        for descriptor, _ in poll.poll():
+            if descriptor == watch:
+                poll.unregister(watch)
+                os.close(watch)
+                line.send(marshal.dumps((os.waitpid(pid, 0)[1], os.getpid())))
+                pid, watch = 0, -1
+                continue
+            message, descriptors = receive(line)
+            if message is not None and message[0] == "start":
+                try:
+                    pid = kernel.clone(_NAMESPACES)
+                except OSError as error:
+                    os.write(descriptors[1], ("roll-sandbox: " + str(error) + "\n").encode())
+                    line.send(marshal.dumps((_FAILED << 8, os.getpid())))
+                else:
+                    if pid == 0:
+                        line.detach()
+                        for new, old in enumerate((descriptors[0], *descriptors[:2])):
+                            os.dup2(old, new)
+                        for old in descriptors[2:]:
+                            os.dup2(old, usage.COUNTER)
+                        os.closerange(3, usage.COUNTER)
+                        os.closerange(usage.COUNTER + len(descriptors[2:]), 1 << 16)
+                        return message[1]
+                    watch = os.pidfd_open(pid)
+                    poll.register(watch, select.POLLIN)
+            elif pid:
+                os.kill(pid, 9)
+            for descriptor in descriptors:
+                os.close(descriptor)
+            if message is None:
+                if pid:
+                    os.waitpid(pid, 0)
+                os._exit(0)
+
+
+def _enter(tree, user):
+    """Make a sandbox of new namespaces, as bwrap does; what is kept is what the agent needs (see docs/security.md)."""
+    one = b"%d %d 1" % (_INSIDE, user)
+    for name, text in (("setgroups", b"deny"), ("uid_map", one), ("gid_map", one)):
+        kernel.write("/proc/self/" + name, text)
+    kernel.change_root(tree)
+    kernel.raise_loopback()
+    kernel.name_host("sandbox")
+    os.setsid()
+    kernel.limit_capabilities((kernel.CAP_SETPCAP, kernel.CAP_NET_ADMIN, kernel.CAP_SYS_ADMIN))
+    kernel.die_with_parent()

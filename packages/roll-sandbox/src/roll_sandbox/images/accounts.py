@@ -1,0 +1,92 @@
+"""Who programs of an image are, by its own list of users."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+from roll_sandbox.errors import BadImageError
+
+__all__ = ["SELF", "account_of", "accounts_for"]
+
+SELF = (1000, 1000)
+"""As in sandboxes without an image."""
+_MAX_BYTES = 2**20
+_MAX_NUMBER = 2**31
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
+    """The numbers of a user and its group, as an image's configuration names them; `SELF` in place of root's.
+
+    All files of an image belong to this user, so programs need not be root to change them. And if they were, /proc
+    would let them at the first process, the agent: the kernel shows what is nobody else's to look at as root's.
+
+    Args:
+        user: `name`, `number`, `name:group` and so on.
+        layers: directories, the lowest first.
+
+    Raises:
+        BadImageError: the image knows no such user.
+    """
+    name, _, group = user.partition(":")
+    users, groups = (_entries(_read(layers, file)) for file in ("passwd", "group"))
+    found = next((each for each in users if name in (each[0], each[2])), None)
+    if name and found is None and not _is_number(name):
+        raise BadImageError(f"the image's programs are to be run by '{user[:80]}', whom its /etc/passwd does not have.")
+    uid = int(found[2]) if found else int(name or 0)
+    gid = int(found[3]) if found and len(found) > 3 and _is_number(found[3]) else 0
+    if group:
+        other = next((each for each in groups if group in (each[0], each[2])), None)
+        if other is None and not _is_number(group):
+            raise BadImageError(
+                f"the image's programs are to be of '{group[:80]}', which its /etc/group does not have."
+            )
+        gid = int(other[2]) if other else int(group)
+    return (uid, gid) if uid else SELF
+
+
+def accounts_for(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[str, bytes]:
+    """Files that an image lacks for its own user to have a name, by path."""
+    texts = {file: _read(layers, file) for file in ("passwd", "group")}
+    lines = {"passwd": f"user:x:{uid}:{gid}:user:{home}:/bin/sh\n", "group": f"user:x:{gid}:\n"}
+    if gid == 0:
+        lines["group"] = "root:x:0:\n"
+    missing = {}
+    for file, number in (("passwd", uid), ("group", gid)):
+        if not any(each[2] == str(number) for each in _entries(texts[file])):
+            text = texts[file]
+            missing[f"/etc/{file}"] = (
+                text + (b"\n" if text and not text.endswith(b"\n") else b"") + lines[file].encode()
+            )
+    return missing
+
+
+def _entries(text: bytes) -> list[list[str]]:
+    """Those with a number at the third place."""
+    lines = (line.split(":") for line in text.decode(errors="surrogateescape").splitlines())
+    return [fields for fields in lines if len(fields) > 2 and _is_number(fields[2])]
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 11 and int(text) < _MAX_NUMBER
+
+
+def _read(layers: Sequence[str], file: str) -> bytes:
+    """A file of /etc in the highest layer that has one, by no link."""
+    for layer in reversed(layers):
+        try:
+            directory = os.open(os.path.join(layer, "etc"), _DIRECTORY)
+        except OSError:
+            continue
+        try:
+            opened = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return b""
+        finally:
+            os.close(directory)
+        with os.fdopen(opened, "rb") as content:
+            return content.read(_MAX_BYTES)
+    return b""

@@ -1,0 +1,391 @@
+"""Images of this machine, unpacked once: `$ROLL_CACHE/sandbox-images`, else `~/.cache/roll/sandbox-images`.
+
+    layers/sha256-…/files     what a layer unpacks to; `size` beside it
+    images/sha256-….json      an image: its layers, variables, user; used last when it was modified last
+    roots/…                   what sandboxes add on top, and merged layers (`system.py`)
+    names.json                name -> digest of an image
+    tmp/                      what is being made, or removed
+
+Invariants: whatever has its final name is whole (it came there by one rename), and its bytes have the digest in the
+name; one process at a time changes anything, by a lock on `lock`; an image that somebody holds, by a shared lock on its
+file, is not removed; readers need no lock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Protocol
+
+from roll_sandbox.errors import BadImageError, SandboxUnavailableError, UnknownImageError
+from roll_sandbox.images.accounts import account_of
+from roll_sandbox.images.image import Image
+from roll_sandbox.images.names import DIGEST, reference_of
+from roll_sandbox.images.unpack import Bounds, decompressed, unpack
+
+__all__ = ["CachedImage", "Hold", "ImageCache", "Source", "cache_root", "default_budget_bytes"]
+
+_BUDGET_BYTES = 20 * 2**30
+_UNFINISHED = ".new-"
+_ABANDONED_S = 86400.0
+
+
+def cache_root() -> Path:
+    """Where images lie."""
+    root = os.environ.get("ROLL_CACHE")
+    return (Path(root).expanduser() if root else Path.home() / ".cache" / "roll") / "sandbox-images"
+
+
+def default_budget_bytes() -> int:
+    """Most bytes of layers: `ROLL_SANDBOX_IMAGES_BYTES`, else 20 GiB.
+
+    Raises:
+        SandboxUnavailableError: the variable is no number.
+    """
+    said = os.environ.get("ROLL_SANDBOX_IMAGES_BYTES")
+    if said is None:
+        return _BUDGET_BYTES
+    if not said.isdigit() or int(said) <= 0:
+        raise SandboxUnavailableError(
+            f"ROLL_SANDBOX_IMAGES_BYTES is {said[:80]!r}: a positive number of bytes is needed."
+        )
+    return int(said)
+
+
+class Source(Protocol):
+    """Where an image comes from (`sources.py`, `registry.py`)."""
+
+    image: Image
+
+    def open_layer(self, number: int) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """The blob of a layer, 0 being the lowest; of a digest that was checked, where one is known."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachedImage:
+    """One line of `roll-sandbox image list`."""
+
+    image: Image
+    names: tuple[str, ...]
+    used_at: float
+    """Seconds since 1970."""
+    held: bool
+
+
+class Hold:
+    """Keeps an image, and all its layers, from being removed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """May be called twice."""
+        if self._descriptor >= 0:
+            os.utime(self._descriptor)  # used until now
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __del__(self) -> None:
+        """Of whoever was cancelled before it had it."""
+        self.release()
+
+
+class ImageCache:
+    """See the module.
+
+    Args:
+        root: where; by default `cache_root()`.
+        budget_bytes: most bytes of all layers together; by default `default_budget_bytes()`.
+    """
+
+    def __init__(self, root: Path | None = None, *, budget_bytes: int | None = None) -> None:
+        self.root = root or cache_root()
+        self._budget_bytes = default_budget_bytes() if budget_bytes is None else budget_bytes
+        self._names: dict[str, str] = {}
+        self._names_state: tuple[int, int, int] | None = None
+        self._images: dict[str, Image] = {}
+
+    def resolve(self, name: str) -> Image:
+        """The image that a name (or a digest of an image) means now.
+
+        Raises:
+            UnknownImageError: none; says what to do.
+            SandboxRequestError: it is no name.
+        """
+        digest = name if DIGEST.fullmatch(name) else self._known_names().get(str(reference_of(name)), "")
+        if digest and self._file(digest).exists():
+            if digest not in self._images:
+                self._images[digest] = Image.loads(self._file(digest).read_text())
+            return self._images[digest]
+        raise UnknownImageError(
+            f"there is no image '{name[:200]}' where the sandbox would run. `roll-sandbox image pull NAME` there, or "
+            "`roll-sandbox image import PATH NAME`, brings it; `roll-sandbox image list` shows what there is."
+        )
+
+    def hold(self, image: Image) -> Hold:
+        """Use it: nobody removes it until the hold is released, or this process ends. May wait for who looks at it.
+
+        Raises:
+            UnknownImageError: it was just removed.
+        """
+        descriptor = -1
+        try:
+            descriptor = os.open(self._file(image.digest), os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            if os.fstat(descriptor).st_nlink == 0:
+                raise FileNotFoundError
+            os.utime(descriptor)
+        except BaseException as error:
+            if descriptor >= 0:
+                os.close(descriptor)
+            if isinstance(error, FileNotFoundError):
+                raise UnknownImageError(
+                    f"the image {image.digest} was just removed: pull or import it again."
+                ) from None
+            raise
+        return Hold(descriptor)
+
+    def layer_directories(self, image: Image) -> tuple[str, ...]:
+        """Of its layers, the lowest first."""
+        return tuple(str(self._layer(digest) / "files") for digest in image.layers)
+
+    def add(self, name: str, source: Source) -> Image:
+        """Unpack what is not here yet, and give the image this name.
+
+        Raises:
+            BadImageError: it is broken, hostile or too large.
+            SandboxUnavailableError: the cache cannot be written.
+        """
+        whole = str(reference_of(name))
+        bounds = Bounds(self._budget_bytes)
+        with self._changing():
+            for number, digest in enumerate(source.image.layers):
+                if not self._layer(digest).exists():
+                    self._install(digest, lambda number=number: source.open_layer(number), bounds)
+            image = source.image
+            uid, gid = account_of(image.user, self.layer_directories(image))
+            size = sum(self._size(digest) for digest in set(image.layers))
+            image = replace(image, uid=uid, gid=gid, size_bytes=size)
+            if not self._file(image.digest).exists():  # never replaced: whoever holds the image locked this very file
+                self._write(self._file(image.digest), image.dumps())
+            os.utime(self._file(image.digest))
+            self._write(self.root / "names.json", json.dumps({**self._known_names(), whole: image.digest}))
+            self._trim(keep=image.digest)
+        return image
+
+    def remove(self, name: str) -> None:
+        """Forget a name, and the image where it was the last.
+
+        Raises:
+            UnknownImageError: there is none.
+            SandboxUnavailableError: sandboxes use it.
+        """
+        with self._changing():
+            image = self.resolve(name)
+            names = dict(self._known_names())
+            names.pop(name if DIGEST.fullmatch(name) else str(reference_of(name)), None)
+            if DIGEST.fullmatch(name) or image.digest not in names.values():
+                if not self._remove_image(image.digest):
+                    raise SandboxUnavailableError(f"sandboxes use the image '{name}': stop them first.")
+                names = {each: digest for each, digest in names.items() if digest != image.digest}
+            self._write(self.root / "names.json", json.dumps(names))
+            self._remove_layers()
+
+    def words(self) -> tuple[str, ...]:
+        """All that an image of this machine can be asked for by: names, and digests."""
+        names = self._known_names()
+        return tuple(sorted({*names, *(name.removesuffix(":latest") for name in names), *names.values()}))
+
+    def list(self) -> list[CachedImage]:
+        """All, the one that was used last first."""
+        names = self._known_names()
+        found = []
+        for path in self._files():
+            with contextlib.suppress(FileNotFoundError):
+                image = Image.loads(path.read_text())
+                own = tuple(sorted(name for name, digest in names.items() if digest == image.digest))
+                with self._alone(path) as free:
+                    found.append(CachedImage(image=image, names=own, used_at=path.stat().st_mtime, held=not free))
+        return sorted(found, key=lambda each: -each.used_at)
+
+    def make_root(self, key: str, make: Callable[[str], None]) -> str:
+        """A directory that `make` fills, the first time that this key is asked for. Nobody waits for a lock here.
+
+        Raises:
+            SandboxUnavailableError: the cache cannot be written.
+        """
+        target = self.root / "roots" / key
+        if target.exists():
+            return str(target)
+        try:
+            directory = tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent)
+            try:
+                os.chmod(directory, 0o755)
+                make(directory)
+                os.rename(directory, target)
+            except OSError:
+                _remove_tree(Path(directory))
+                if not target.exists():  # somebody else was quicker
+                    raise
+        except OSError as error:
+            raise _unwritable(self.root, error) from error
+        return str(target)
+
+    # Below: only for whoever holds the lock, but for what just reads.
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        try:
+            for name in ("layers", "images", "roots", "tmp"):
+                (self.root / name).mkdir(parents=True, exist_ok=True)
+            lock = os.open(self.root / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise _unwritable(self.root, error) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            self._sweep()
+            yield
+        except OSError as error:
+            raise _unwritable(self.root, error) from error
+        finally:
+            os.close(lock)
+
+    def _sweep(self) -> None:
+        """What a process left that was killed while it held the lock."""
+        for path in (self.root / "tmp").iterdir():
+            _remove_tree(path)
+        for path in (self.root / "roots").glob(_UNFINISHED + "*"):
+            if path.stat().st_mtime < time.time() - _ABANDONED_S:
+                _remove_tree(path)
+
+    def _install(
+        self, digest: str, open_blob: Callable[[], contextlib.AbstractContextManager[IO[bytes]]], bounds: Bounds
+    ) -> None:
+        directory = tempfile.mkdtemp(dir=self.root / "tmp")
+        try:
+            files = os.path.join(directory, "files")
+            os.mkdir(files)
+            os.chmod(files, 0o755)
+            before = bounds.bytes_left
+            with open_blob() as blob:
+                found = unpack(decompressed(blob), files, bounds)
+            if found != digest:
+                raise BadImageError(f"a layer unpacks to {found}, and the image's configuration says {digest}.")
+            Path(directory, "size").write_text(str(before - bounds.bytes_left))
+            os.rename(directory, self._layer(digest))
+        except BaseException:
+            _remove_tree(Path(directory))
+            raise
+
+    def _write(self, path: Path, text: str) -> None:
+        descriptor, name = tempfile.mkstemp(dir=self.root / "tmp")
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text)
+        os.rename(name, path)
+
+    def _trim(self, keep: str) -> None:
+        """Remove what was used least lately and nobody holds, until the layers are within the budget."""
+        for path in sorted(self._files(), key=lambda each: each.stat().st_mtime):
+            if self._total() <= self._budget_bytes:
+                return
+            digest = Image.loads(path.read_text()).digest
+            if digest != keep and self._remove_image(digest):
+                names = {name: each for name, each in self._known_names().items() if each != digest}
+                self._write(self.root / "names.json", json.dumps(names))
+                self._remove_layers()
+
+    def _remove_image(self, digest: str) -> bool:
+        """False where somebody holds it."""
+        with self._alone(self._file(digest)) as free:
+            if free:
+                self._images.pop(digest, None)
+                self._file(digest).unlink(missing_ok=True)
+                for root in (self.root / "roots").glob(_file_name(digest) + "*"):
+                    self._discard(root)
+            return free
+
+    def _remove_layers(self) -> None:
+        """Those of no image."""
+        used = {_file_name(layer) for path in self._files() for layer in Image.loads(path.read_text()).layers}
+        for path in (self.root / "layers").iterdir():
+            if path.name not in used:
+                self._discard(path)
+
+    def _discard(self, path: Path) -> None:
+        moved = Path(tempfile.mkdtemp(dir=self.root / "tmp"))
+        os.rename(path, moved / "it")
+        _remove_tree(moved)
+
+    @contextlib.contextmanager
+    def _alone(self, path: Path) -> Iterator[bool]:
+        """Whether nobody holds it; nobody can begin to meanwhile."""
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            yield True
+            return
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+            else:
+                yield True
+        finally:
+            os.close(descriptor)
+
+    def _total(self) -> int:
+        return sum(self._size_at(path) for path in (self.root / "layers").iterdir())
+
+    def _size(self, digest: str) -> int:
+        return self._size_at(self._layer(digest))
+
+    def _size_at(self, layer: Path) -> int:
+        return int((layer / "size").read_text())
+
+    def _files(self) -> Sequence[Path]:
+        return list((self.root / "images").glob("sha256-*.json"))
+
+    def _file(self, digest: str) -> Path:
+        return self.root / "images" / f"{_file_name(digest)}.json"
+
+    def _layer(self, digest: str) -> Path:
+        return self.root / "layers" / _file_name(digest)
+
+    def _known_names(self) -> Mapping[str, str]:
+        path = self.root / "names.json"
+        try:
+            found = path.stat()
+            state = (found.st_ino, found.st_mtime_ns, found.st_size)
+            if state != self._names_state:
+                self._names, self._names_state = json.loads(path.read_text()), state
+        except FileNotFoundError:
+            self._names, self._names_state = {}, None
+        return self._names
+
+
+def _file_name(digest: str) -> str:
+    return digest.replace(":", "-")
+
+
+def _remove_tree(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _unwritable(root: Path, error: OSError) -> SandboxUnavailableError:
+    return SandboxUnavailableError(
+        f"the images of sandboxes in '{root}' cannot be changed: {error}. Make room there or allow writing, or set "
+        "ROLL_CACHE to another directory."
+    )

@@ -1,0 +1,93 @@
+"""What is known of an image once it is unpacked."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from roll_sandbox.errors import BadImageError
+from roll_sandbox.images.names import DIGEST
+
+__all__ = ["DEFAULT_PATH", "Image", "image_of"]
+
+DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]*")
+_MAX_LAYERS = 127
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """An image in the cache."""
+
+    digest: str
+    """Of its configuration: the same bytes have the same digest wherever they come from ("image ID")."""
+    layers: tuple[str, ...]
+    """Digests of the unpacked archives, the lowest first."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    """Where programs start; empty: at home."""
+    user: str = ""
+    """As the configuration has it: a name or number, perhaps with a group."""
+    uid: int = 1000
+    gid: int = 1000
+    """Of its programs in a sandbox; never root."""
+    size_bytes: int = 0
+    """Of its layers' archives, unpacked."""
+
+    def dumps(self) -> str:
+        """For `loads`."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def loads(text: str) -> Image:
+        """What `dumps` said."""
+        fields: dict[str, Any] = json.loads(text)
+        fields["layers"] = tuple(fields["layers"])
+        return Image(**fields)
+
+
+def image_of(config: object, digest: str) -> Image:
+    """What a configuration says (OCI image specification, "Image Configuration").
+
+    Raises:
+        BadImageError: it is none, or has what no program can be given.
+    """
+    if not isinstance(config, dict) or not isinstance(config.get("rootfs"), dict):
+        raise BadImageError(f"the image {digest} has no configuration that says what its layers are.")
+    layers = config["rootfs"].get("diff_ids")
+    if not isinstance(layers, list) or not 0 < len(layers) <= _MAX_LAYERS:
+        raise BadImageError(f"the image {digest} has no layers, or more than {_MAX_LAYERS}.")
+    if not all(isinstance(each, str) and DIGEST.fullmatch(each) for each in layers):
+        raise BadImageError(f"the image {digest} names layers otherwise than by SHA-256.")
+    said = config.get("config") or {}
+    if not isinstance(said, dict):
+        raise BadImageError(f"the image {digest} has a broken configuration.")
+    cwd, user = _text(said.get("WorkingDir")), _text(said.get("User"))
+    return Image(digest=digest, layers=tuple(layers), env=_environment(said.get("Env")), cwd=cwd, user=user)
+
+
+def _environment(said: Any) -> dict[str, str]:
+    """Variables from `NAME=value`."""
+    if said is None:
+        said = []
+    if not isinstance(said, list):
+        raise BadImageError("the image's variables are no list.")
+    found = {}
+    for each in said:
+        name, equals, value = _text(each).partition("=")
+        if not equals or not _NAME.fullmatch(name):
+            raise BadImageError(f"the image has the variable {each[:80]!r}, which no program can be given.")
+        found[name] = value
+    return found
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    good = isinstance(value, str) and "\0" not in value and len(value) <= 2**16
+    if not good or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise BadImageError(f"the image's configuration has {str(value)[:80]!r}, which is no text for programs.")
+    return value

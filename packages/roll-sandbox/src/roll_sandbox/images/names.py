@@ -1,0 +1,55 @@
+"""Names of images: `[registry/]repository[:tag|@digest]`, as Docker reads them, but no registry is meant by none."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from roll_sandbox.errors import SandboxRequestError
+
+__all__ = ["DIGEST", "Reference", "reference_of"]
+
+DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_HOST = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]{0,252}[A-Za-z0-9])?|\[[0-9a-fA-F:]+\])(?::[0-9]{1,5})?")
+_REPOSITORY = re.compile(
+    r"(?=.{1,255}$)[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*)*"
+)
+_TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reference:
+    """A name, whole."""
+
+    registry: str
+    """Empty: a name on this machine alone."""
+    repository: str
+    version: str
+    """A tag, or the digest of a manifest."""
+
+    def __str__(self) -> str:
+        between = "@" if DIGEST.fullmatch(self.version) else ":"
+        above = f"{self.registry}/" if self.registry else ""
+        return f"{above}{self.repository}{between}{self.version}"
+
+
+def reference_of(name: str) -> Reference:
+    """The whole name.
+
+    Raises:
+        SandboxRequestError: it is none.
+    """
+    rest, _, digest = name.partition("@")
+    first, slash, others = rest.partition("/")
+    named = slash and ("." in first or ":" in first or first == "localhost")
+    registry, path = (first, others) if named else ("", rest)
+    path, colon, tag = path.partition(":")
+    version = digest or tag or "latest"
+    good = (not named or _HOST.fullmatch(registry)) and _REPOSITORY.fullmatch(path)
+    good = good and (DIGEST.fullmatch(digest) if "@" in name else True) and (_TAG.fullmatch(tag) if colon else True)
+    if not good:
+        raise SandboxRequestError(
+            f"{name[:200]!r} is no name of an image: 'python:3.12', 'registry.example/team/world:7' and "
+            "'team/world@sha256:…' are (small letters before the colon)."
+        )
+    return Reference(registry=registry, repository=path, version=version)

@@ -1,0 +1,261 @@
+"""Images from a registry, by the distribution API (OCI distribution specification 1.1, "Pull").
+
+    name ──► manifest (of an index: the one for this machine) ──► configuration, layers: each by its digest, checked
+
+`https` only, but for this machine itself or where the caller says `insecure`. Tokens and passwords go to the registry
+and to who it names for tokens, never along with a redirect. Passwords come from Docker's own `config.json`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import ipaddress
+import json
+import os
+import re
+import tempfile
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from roll_sandbox.proxies import proxy_for
+from roll_sandbox.errors import (
+    BadImageError,
+    SandboxAccessError,
+    SandboxRequestError,
+    SandboxUnavailableError,
+    UnknownImageError,
+)
+from roll_sandbox.images.image import image_of
+from roll_sandbox.images.names import DIGEST, Reference
+from roll_sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parsed
+
+__all__ = ["RegistrySource"]
+
+_MANIFESTS = (
+    "application/vnd.oci.image.manifest.v1+json",
+    "application/vnd.docker.distribution.manifest.v2+json",
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.docker.distribution.manifest.list.v2+json",
+)
+_PAUSES_S = (0.5, 1.0, 2.0, 4.0)
+"""Before another attempt, where a registry is busy or a connection breaks."""
+_PATIENCE_S = 60.0
+"""Of one read."""
+_PIECE_BYTES = 2**20
+_CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
+
+
+class RegistrySource:
+    """An image that a registry has; layers are fetched when they are opened (`cache.Source`).
+
+    Args:
+        reference: which one.
+        insecure: whether the registry may be spoken to without TLS.
+        max_blob_bytes: of one layer, as it is sent.
+        pauses_s: before each further attempt.
+
+    Raises:
+        SandboxRequestError: it names no registry.
+        UnknownImageError: the registry has none of this name.
+        SandboxAccessError: it refuses.
+        SandboxUnavailableError: it does not answer.
+        BadImageError: what it sends is not what it should be.
+    """
+
+    def __init__(
+        self,
+        reference: Reference,
+        *,
+        insecure: bool = False,
+        max_blob_bytes: int = 20 * 2**30,
+        pauses_s: Sequence[float] = _PAUSES_S,
+    ) -> None:
+        self._reference = reference
+        if not reference.registry:
+            raise SandboxRequestError(f"'{reference}' names no registry: registry.example/{reference} would.")
+        self._host = reference.registry
+        self._plain = insecure or _is_this_machine(self._host)
+        self._max_blob_bytes = max_blob_bytes
+        self._pauses_s = pauses_s
+        self._authorization = ""
+        self._opener = urllib.request.build_opener(_Redirects(self._plain), _Proxies())
+        manifest = self._manifest(reference.version)
+        if isinstance(manifest, dict) and "manifests" in manifest:
+            manifest = self._manifest(str(choose_platform(manifest).get("digest")), exactly=True)
+        config = manifest.get("config") if isinstance(manifest, dict) else None
+        layers = manifest.get("layers") if isinstance(manifest, dict) else None
+        if not isinstance(config, dict) or not isinstance(layers, list):
+            raise BadImageError(
+                f"{reference} is no image of a kind that sandboxes can use (its manifest has no layers)."
+            )
+        with self._blob(config, MAX_JSON_BYTES) as blob:
+            self.image = image_of(parsed(blob.read(), "the configuration"), str(config.get("digest")))
+        self._layers = [each for each in layers if isinstance(each, dict)]
+        if len(self._layers) != len(self.image.layers):
+            raise BadImageError(f"{reference} has {len(layers)} layers, and its configuration names another number.")
+
+    @contextlib.contextmanager
+    def open_layer(self, number: int) -> Iterator[IO[bytes]]:
+        """See `cache.Source`."""
+        with self._blob(self._layers[number], self._max_blob_bytes) as blob:
+            yield blob
+
+    def _manifest(self, version: str, *, exactly: bool = False) -> Any:
+        if exactly and not DIGEST.fullmatch(version):
+            raise BadImageError(f"the image names a manifest by {version[:80]!r}: only SHA-256 is understood.")
+        with tempfile.TemporaryFile() as file:
+            self._fetch(f"manifests/{version}", file, MAX_JSON_BYTES, ", ".join(_MANIFESTS))
+            if DIGEST.fullmatch(version):
+                check_blob(file, version)
+            return parsed(file.read(), "the manifest")
+
+    @contextlib.contextmanager
+    def _blob(self, descriptor: Mapping[str, Any], most: int) -> Iterator[IO[bytes]]:
+        digest, size = descriptor.get("digest"), descriptor.get("size")
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise BadImageError(f"the image names content by {str(digest)[:80]!r}: only SHA-256 is understood.")
+        if type(size) is not int or not 0 <= size <= most:
+            raise BadImageError(
+                f"the image's content {digest} is to have {str(size)[:40]} bytes; at most {most:,} may be."
+            )
+        with tempfile.TemporaryFile() as file:
+            self._fetch(f"blobs/{digest}", file, size)
+            check_blob(file, digest)
+            yield file
+
+    def _fetch(self, path: str, file: IO[bytes], most: int, accept: str = "*/*") -> None:
+        """Bring content into a file, again where that may help; the file is at its beginning then."""
+        url = f"{'http' if self._plain else 'https'}://{self._host}/v2/{self._reference.repository}/{path}"
+        for pause_s in (*self._pauses_s, None):
+            try:
+                self._fetch_once(url, file, most, accept)
+                return
+            except (OSError, http.client.HTTPException) as error:
+                status = error.code if isinstance(error, urllib.error.HTTPError) else None
+                if pause_s is None or (status is not None and status != 429 and status < 500):
+                    raise self._explained(error, status) from None
+                time.sleep(pause_s)
+
+    def _fetch_once(self, url: str, file: IO[bytes], most: int, accept: str) -> None:
+        try:
+            response = self._open(url, accept)
+        except urllib.error.HTTPError as error:
+            if error.code != 401:
+                raise
+            self._authorization = self._authorized(error.headers.get("WWW-Authenticate") or "")
+            response = self._open(url, accept)
+        with response:
+            file.seek(0)
+            file.truncate()
+            while piece := response.read(_PIECE_BYTES):
+                file.write(piece)
+                if file.tell() > most:
+                    raise BadImageError(f"{self._host} sends more than the {most:,} bytes that '{url}' is to have.")
+            expected = response.headers.get("Content-Length")
+            if expected is not None and expected.isdigit() and file.tell() != int(expected):
+                raise http.client.IncompleteRead(b"")
+        file.seek(0)
+
+    def _open(self, url: str, accept: str) -> Any:
+        request = urllib.request.Request(url, headers={"Accept": accept, "User-Agent": "roll"})
+        if self._authorization:
+            request.add_unredirected_header("Authorization", self._authorization)
+        return self._opener.open(request, timeout=_PATIENCE_S)
+
+    def _authorized(self, challenge: str) -> str:
+        """What a registry that asks for it is to be told (Docker's token authentication, or a password)."""
+        kind, _, rest = challenge.partition(" ")
+        password = _password(self._reference.registry)
+        if kind.lower() == "basic" and password:
+            return f"Basic {password}"
+        fields = dict(_CHALLENGE.findall(rest))
+        realm = fields.get("realm", "")
+        if kind.lower() != "bearer" or not realm.startswith(("https://", "http://") if self._plain else "https://"):
+            raise self._refused()
+        scope = fields.get("scope") or f"repository:{self._reference.repository}:pull"
+        query = {"service": fields.get("service", ""), "scope": scope}
+        request = urllib.request.Request(f"{realm}?{urllib.parse.urlencode(query)}", headers={"User-Agent": "roll"})
+        if password:
+            request.add_unredirected_header("Authorization", f"Basic {password}")
+        try:
+            with self._opener.open(request, timeout=_PATIENCE_S) as response:
+                said = parsed(response.read(MAX_JSON_BYTES), "the token")
+        except urllib.error.HTTPError as error:
+            if error.code in (401, 403):
+                raise self._refused() from None
+            raise
+        token = said.get("token") or said.get("access_token") if isinstance(said, dict) else None
+        if not isinstance(token, str) or not token.isprintable() or not token.isascii():
+            raise self._refused()
+        return f"Bearer {token}"
+
+    def _refused(self) -> SandboxAccessError:
+        return SandboxAccessError(
+            f"{self._reference.registry} does not let '{self._reference.repository}' be pulled: it does not exist, or "
+            f"needs a password (docker login {self._reference.registry} writes it where it is looked for)."
+        )
+
+    def _explained(self, error: Exception, status: int | None) -> Exception:
+        if status in (401, 403):
+            return self._refused()
+        if status == 404:
+            return UnknownImageError(f"{self._reference.registry} has no image '{self._reference}'.")
+        why = getattr(error, "reason", None) or error
+        return SandboxUnavailableError(
+            f"the registry {self._reference.registry} does not send '{self._reference}' "
+            f"({status or type(error).__name__}: {str(why)[:200]}). Is it there? One without TLS needs `--insecure`."
+        )
+
+
+class _Proxies(urllib.request.ProxyHandler):
+    """Takes the proxy of each address, also where a redirect leads elsewhere: see `roll_sandbox.proxies`."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+
+    def http_open(self, req: urllib.request.Request) -> Any:
+        """Set the proxy, where there is one; another handler opens the connection."""
+        proxy = proxy_for(req.full_url)
+        return None if proxy is None else self.proxy_open(req, proxy, req.type)
+
+    https_open = http_open
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    """Follows to where content lies; never from TLS to none. Credentials stay (`add_unredirected_header`)."""
+
+    def __init__(self, plain: bool) -> None:
+        self._plain = plain
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if not newurl.startswith(("https://", "http://") if self._plain else "https://"):
+            raise urllib.error.HTTPError(newurl, 403, "a redirect leads away from TLS", headers, fp)
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
+
+
+def _is_this_machine(host: str) -> bool:
+    name = host.rpartition(":")[0] if re.search(r":\d+$", host) else host
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(name.strip("[]")).is_loopback
+    return name == "localhost"
+
+
+def _password(registry: str) -> str:
+    """What Docker's configuration has for it, in base64; empty: nothing."""
+    directory = os.environ.get("DOCKER_CONFIG")
+    path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
+    try:
+        auths = json.loads(path.read_bytes()).get("auths", {})
+        hosts = {urllib.parse.urlsplit(key if "//" in key else f"//{key}").netloc: each for key, each in auths.items()}
+        found = hosts.get(registry, {}).get("auth", "")
+        base64.b64decode(found, validate=True)
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return found if isinstance(found, str) else ""

@@ -1,0 +1,286 @@
+"""Images from files of this machine: an OCI layout, an archive of one or of `docker save`, a directory.
+
+OCI image layout specification; `docker save` of Docker 25 and newer writes both forms into one archive, older ones
+only `manifest.json`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import platform
+import tarfile
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from roll_sandbox.errors import BadImageError
+from roll_sandbox.images.image import Image, image_of
+from roll_sandbox.images.names import DIGEST
+from roll_sandbox.tar_headers import Header
+
+__all__ = [
+    "MAX_JSON_BYTES",
+    "DirectorySource",
+    "LayoutSource",
+    "check_blob",
+    "choose_platform",
+    "open_source",
+    "parsed",
+]
+
+MAX_JSON_BYTES = 4 * 2**20
+_INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}
+_MAX_DEPTH = 4
+
+
+def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractContextManager[Any]:
+    """The image at a path: a layout's directory, an archive, or a directory that is a root.
+
+    Args:
+        path: of it.
+        tag: which one, where there are several.
+
+    Raises:
+        BadImageError: there is none, or it is broken.
+    """
+    if (path / "oci-layout").is_file() or (path / "manifest.json").is_file():
+        return contextlib.nullcontext(LayoutSource(lambda name: _open_below(path, name), tag))
+    if path.is_dir():
+        if not any(path.iterdir()):
+            raise BadImageError(f"the directory '{path}' is empty: a root directory or an OCI layout is needed.")
+        return _packed(path)
+    if path.is_file():
+        return _archive(path, tag)
+    raise BadImageError(f"there is no image at '{path}': an OCI layout, a tar archive or a root directory is needed.")
+
+
+def parsed(data: bytes, what: str) -> Any:
+    """JSON of an image.
+
+    Raises:
+        BadImageError: it is none.
+    """
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError):
+        raise BadImageError(f"{what} of the image is no JSON.") from None
+
+
+def choose_platform(index: object) -> Mapping[str, Any]:
+    """The entry of an index that is for this machine; the only one, where there is no other.
+
+    Raises:
+        BadImageError: none is.
+    """
+    entries = index.get("manifests") if isinstance(index, dict) else None
+    found = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+    machine = _MACHINES.get(platform.machine(), platform.machine())
+    places = [each.get("platform") if isinstance(each.get("platform"), dict) else {} for each in found]
+    fits = [
+        each
+        for each, place in zip(found, places, strict=True)
+        if place.get("os", "linux") == "linux" and place.get("architecture", machine) == machine
+    ]
+    if not fits:
+        offered = ", ".join(f"{place.get('os')}/{place.get('architecture')}" for place in places)[:200]
+        raise BadImageError(f"the image is not made for linux/{machine}, only for: {offered or 'nothing'}.")
+    return fits[0]
+
+
+def check_blob(blob: Any, digest: object) -> None:
+    """Whether it is what its name says; it is at its beginning then.
+
+    Raises:
+        BadImageError: it is not.
+    """
+    if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise BadImageError(f"the image names content by {str(digest)[:80]!r}: only SHA-256 is understood.")
+    found = "sha256:" + hashlib.file_digest(blob, "sha256").hexdigest()
+    if found != digest:
+        raise BadImageError(f"the image's content {digest} is in truth {found}: it is damaged, or was changed.")
+    blob.seek(0)
+
+
+class LayoutSource:
+    """An image whose files can be opened by name.
+
+    Args:
+        open_file: a file of the layout; raises `BadImageError` where there is none.
+        tag: which image, where there are several.
+    """
+
+    def __init__(self, open_file: Callable[[str], IO[bytes]], tag: str | None) -> None:
+        self._open = open_file
+        try:
+            found = self._find(tag)
+        except FileNotFoundError:
+            self.image, self._blobs = self._find_saved(tag)
+            return
+        manifest = self._json(found)
+        config = manifest.get("config") if isinstance(manifest, dict) else None
+        layers = manifest.get("layers") if isinstance(manifest, dict) else None
+        if not isinstance(config, dict) or not isinstance(layers, list):
+            raise BadImageError("the image's manifest has no configuration or no layers.")
+        self.image = image_of(self._json(config.get("digest")), str(config.get("digest")))
+        self._blobs = [(str(each.get("digest")), each.get("digest")) for each in layers if isinstance(each, dict)]
+        _check_count(self._blobs, self.image)
+
+    def _find(self, tag: str | None) -> object:
+        """The digest of a manifest."""
+        entry = self._choose(self._read("index.json"), tag)
+        for _ in range(_MAX_DEPTH):
+            if entry.get("mediaType") not in _INDEXES:
+                return entry.get("digest")
+            entry = choose_platform(self._json(entry.get("digest")))
+        raise BadImageError("the image's indexes are nested too deeply.")
+
+    def _choose(self, data: bytes, tag: str | None) -> Mapping[str, Any]:
+        index = parsed(data, "the index")
+        entries = index.get("manifests") if isinstance(index, dict) else None
+        named = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
+        if tag is not None:
+            names = [_annotations(each) for each in named]
+            named = [each for each, own in zip(named, names, strict=True) if tag in own]
+            if not named:
+                known = ", ".join(sorted({name for own in names for name in own}))[:200]
+                raise BadImageError(f"there is no image tagged '{tag}' there; there are: {known or 'none with a tag'}.")
+        return choose_platform({"manifests": named})
+
+    def _find_saved(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
+        """What an older `docker save` wrote."""
+        entries = parsed(self._read("manifest.json"), "the manifest")
+        for entry in entries if isinstance(entries, list) else ():
+            names = entry.get("RepoTags") or [] if isinstance(entry, dict) else []
+            if isinstance(entry, dict) and (tag is None or any(str(name).endswith(f":{tag}") for name in names)):
+                data = self._read(str(entry.get("Config")))
+                image = image_of(parsed(data, "the configuration"), "sha256:" + hashlib.sha256(data).hexdigest())
+                blobs: list[tuple[str, object]] = [(str(name), None) for name in entry.get("Layers") or ()]
+                _check_count(blobs, image)
+                return image, blobs
+        raise BadImageError(f"there is no image{f' tagged {tag!r}' if tag else ''} in it.")
+
+    def _read(self, name: str) -> bytes:
+        with self._open(name) as file:
+            data = file.read(MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            raise BadImageError(f"'{name}' of the image has more than {MAX_JSON_BYTES:,} bytes.")
+        return data
+
+    def _json(self, digest: object) -> Any:
+        with self._open_blob(digest) as blob:
+            check_blob(blob, digest)
+            data = blob.read(MAX_JSON_BYTES + 1)
+        if len(data) > MAX_JSON_BYTES:
+            raise BadImageError(f"the image's content {digest} has more than {MAX_JSON_BYTES:,} bytes.")
+        return parsed(data, str(digest))
+
+    def _open_blob(self, digest: object) -> IO[bytes]:
+        if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+            raise BadImageError(f"the image names content by {str(digest)[:80]!r}: only SHA-256 is understood.")
+        try:
+            return self._open(f"blobs/sha256/{digest.removeprefix('sha256:')}")
+        except FileNotFoundError:
+            raise BadImageError(f"the image's content {digest} is missing.") from None
+
+    @contextlib.contextmanager
+    def open_layer(self, number: int) -> Iterator[IO[bytes]]:
+        """See `cache.Source`."""
+        name, digest = self._blobs[number]
+        if digest is None:
+            try:
+                opened = self._open(name)
+            except FileNotFoundError:
+                raise BadImageError(f"the image's layer '{name[:200]}' is missing.") from None
+        else:
+            opened = self._open_blob(digest)
+        with opened as blob:
+            if digest is not None:
+                check_blob(blob, digest)
+            yield blob
+
+
+class DirectorySource:
+    """A root directory as an image of one layer."""
+
+    def __init__(self, archive: Any) -> None:
+        self._archive = archive
+        layer = "sha256:" + hashlib.file_digest(archive, "sha256").hexdigest()
+        config = json.dumps({"rootfs": {"type": "layers", "diff_ids": [layer]}}).encode()
+        self.image = image_of(json.loads(config), "sha256:" + hashlib.sha256(config).hexdigest())
+
+    @contextlib.contextmanager
+    def open_layer(self, number: int) -> Iterator[IO[bytes]]:
+        """See `cache.Source`."""
+        self._archive.seek(0)
+        yield self._archive
+
+
+@contextlib.contextmanager
+def _packed(path: Path) -> Iterator[DirectorySource]:
+    """The directory as an archive, the same one for the same files."""
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
+    with tempfile.TemporaryFile() as file:
+        with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
+            archive.add(path, ".", recursive=False, filter=plain)
+            for directory, folders, files in os.walk(path):
+                folders.sort()
+                for name in sorted(folders + files):
+                    entry = os.path.join(directory, name)
+                    archive.add(entry, os.path.relpath(entry, path), recursive=False, filter=plain)
+        file.seek(0)
+        yield DirectorySource(file)
+
+
+@contextlib.contextmanager
+def _archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
+    """An archive, packed or not; files in it are read where they are."""
+    try:
+        with tarfile.open(path, tarinfo=Header) as archive:
+            members = {os.path.normpath(member.name): member for member in archive if member.isfile() or member.issym()}
+
+            def open_member(name: str) -> IO[bytes]:
+                member = members.get(os.path.normpath(name))
+                for _ in range(_MAX_DEPTH):
+                    if member is None or not member.issym():
+                        break  # `docker save` links layers that it has written already
+                    member = members.get(os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname)))
+                opened = None if member is None or not member.isfile() else archive.extractfile(member)
+                if opened is None:
+                    raise FileNotFoundError(name)
+                return opened
+
+            yield LayoutSource(open_member, tag)
+    except (tarfile.TarError, EOFError) as error:
+        reason = "it is no tar archive" if isinstance(error, tarfile.ReadError) else error
+        raise BadImageError(f"'{path}' is no archive of an image: {reason}, or is damaged.") from None
+    except FileNotFoundError as error:
+        raise BadImageError(f"'{path}' is no archive of an image: it has no '{error}'.") from None
+
+
+def _open_below(root: Path, name: str) -> IO[bytes]:
+    parts = Path(name).parts
+    if Path(name).is_absolute() or ".." in parts:
+        raise BadImageError(f"the image names the file {name[:80]!r}, which is not its own.")
+    return open(root.joinpath(*parts), "rb")
+
+
+def _annotations(entry: Mapping[str, Any]) -> set[str]:
+    """Tags of an entry of an index."""
+    said = entry.get("annotations")
+    name = str(said.get("org.opencontainers.image.ref.name", "")) if isinstance(said, dict) else ""
+    return {name, name.rpartition(":")[2]} - {""}
+
+
+def _check_count(blobs: Sequence[object], image: Image) -> None:
+    if len(blobs) != len(image.layers):
+        raise BadImageError(f"the image has {len(blobs)} layers, and its configuration names {len(image.layers)}.")

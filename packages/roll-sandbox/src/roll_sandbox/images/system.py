@@ -1,0 +1,131 @@
+"""What a sandbox with an image is made of: the image's layers, and below `/.roll` what our own code in it runs on.
+
+A sandbox begins in a small system of its own: this machine's programs and libraries at `/.roll`, devices, the layers
+at `/.layers/N`. From there `agent/layers.py` makes an overlay of the layers the root of the agent, and another one that
+of each program, with `/.roll` and the devices bound into it. So the agent, and `PythonCode`, need nothing of the image.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from roll_sandbox.errors import SandboxUnavailableError
+from roll_sandbox.images.accounts import accounts_for
+from roll_sandbox.images.cache import ImageCache
+from roll_sandbox.images.image import DEFAULT_PATH, Image
+from roll_sandbox.images.merge import merge
+from roll_sandbox.system_plan import HOME, Plan, checked_mounts, device_steps, host_steps, interpreter
+from roll_sandbox.types import Mount
+
+__all__ = ["agent_command", "agent_image", "image_environment", "image_plan"]
+
+_HOSTS = b"127.0.0.1 localhost sandbox\n::1 localhost\n"
+_BELOW = "/.roll"
+_TAKEN = (_BELOW, "/.image", "/.space", "/.layers", "/proc", "/dev")
+
+
+def image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> Plan:
+    """The steps (see `system_plan`) for sandboxes of this image with these additions.
+
+    Args:
+        cache: where it is.
+        image: which one.
+        mounts: the additions.
+        merged: whether its layers are to be put together into one, for a machine without overlays.
+
+    Raises:
+        SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
+    """
+    mounts = checked_mounts(mounts)
+    for mount in mounts:
+        if mount.target.startswith(_TAKEN):
+            raise SandboxUnavailableError(f"sandbox mount at '{mount.target}': in an image that place is taken.")
+    own = _own_layer(cache, image, mounts)
+    layers = [own, *reversed(cache.layer_directories(image))]
+    if merged:
+        layers = [cache.make_root(f"{os.path.basename(own)}-merged", lambda root: merge(reversed(layers), root))]
+    steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/.image", "/.space", "/.layers")]
+    steps += host_steps(_BELOW, python=_python_home())
+    steps += device_steps()
+    kind = "bind" if merged else "layer"
+    steps += [(kind, layer, f"/.layers/{number}") for number, layer in enumerate(layers)]
+    steps += [("bind", mount.source, mount.target) for mount in mounts]
+    return tuple(steps)
+
+
+def agent_image(image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> dict[str, Any]:
+    """What the agent is told of it."""
+    binds = ["/dev", _BELOW, *(mount.target for mount in mounts)]
+    return {"layers": 1 if merged else len(image.layers) + 1, "binds": binds, "cwd": image.cwd, "bash": _bash()}
+
+
+def image_environment(image: Image) -> dict[str, str]:
+    """The variables that every program gets."""
+    return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **image.env, "HOME": HOME}
+
+
+def _own_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> str:
+    """The uppermost layer: places for what is mounted, and the few files that a sandbox has of its own."""
+    files = {"/etc/hosts": _HOSTS, **accounts_for(image.uid, image.gid, HOME, cache.layer_directories(image))}
+    directories = ["/proc", "/dev", "/tmp", HOME, _BELOW]
+    for mount in mounts:
+        if os.path.isdir(mount.source):
+            directories.append(mount.target)
+        else:
+            files[mount.target] = b""
+    key = hashlib.sha256(repr((directories, files)).encode()).hexdigest()[:16]
+
+    def make(root: str) -> None:
+        for path in directories:
+            Path(root + path).mkdir(mode=0o755, parents=True, exist_ok=True)
+        for path, content in files.items():
+            Path(root + path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            Path(root + path).write_bytes(content)
+        for path in (Path(root), *Path(root).rglob("*")):
+            path.chmod(0o755 if path.is_dir() else 0o644)
+        os.chmod(root + "/tmp", 0o1777)
+
+    return cache.make_root(f"{image.digest.replace(':', '-')}-{key}", make)
+
+
+@functools.cache
+def agent_command() -> list[str]:
+    """The interpreter of this machine at `/.roll`; arguments follow."""
+    return [*_loading(), _python_home() + str(interpreter()).removeprefix(str(Path(sys.base_prefix).resolve()))]
+
+
+@functools.cache
+def _bash() -> list[str]:
+    return [*_loading(), _BELOW + os.path.realpath(shutil.which("bash") or "/bin/bash")]
+
+
+def _loading() -> list[str]:
+    """What comes before a program of this machine in an image: its own loader, with its own libraries."""
+    loader = _loader()
+    return [] if loader is None else [_BELOW + loader, "--library-path", ":".join(_libraries(loader))]
+
+
+def _python_home() -> str:
+    """Where the prefix of the interpreter is."""
+    prefix = Path(sys.base_prefix).resolve()
+    return f"{_BELOW}{prefix}" if prefix.is_relative_to("/usr") else f"{_BELOW}/python"
+
+
+def _loader() -> str | None:
+    """What loads the interpreter (ELF: the path in its segment PT_INTERP); `None` where it needs none."""
+    with open(interpreter(), "rb") as file:
+        found = re.search(rb"\0(/[\w/.-]*/ld[\w.-]*\.so[\w.]*)\0", file.read(2**16))
+    return os.path.realpath(found[1].decode()) if found else None
+
+
+def _libraries(loader: str) -> list[str]:
+    places = [os.path.dirname(loader), "/usr/local/lib", "/lib64", "/usr/lib64", "/lib", "/usr/lib"]
+    real = dict.fromkeys(os.path.realpath(place) for place in places if os.path.isdir(place))
+    return [_python_home() + "/lib", *(_BELOW + place for place in real)]

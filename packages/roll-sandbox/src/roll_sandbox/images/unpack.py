@@ -1,0 +1,362 @@
+"""A layer of an image, from its tar archive into a directory of its own. The archive is hostile.
+
+Every step goes from an open directory to a name in it, and no link is ever followed by the kernel: links among the
+parents of an entry are read here, and lead nowhere but below the layer's root. What belongs to nobody but a machine's
+root (devices, set-user-id, capabilities, owners, extended attributes) is left out: all files are the unpacker's.
+
+What a layer removes from those below it (`.wh.name`, `.wh..wh..opq`) is written as overlayfs understands it in a user
+namespace: a character device 0/0, and the attribute `user.overlay.opaque`. OCI image specification, "Layers".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import stat
+import tarfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import IO
+
+from roll_sandbox.errors import BadImageError
+from roll_sandbox.tar_headers import Header
+
+__all__ = ["Bounds", "decompressed", "unpack"]
+
+MAX_HEADER_BYTES = 2**20
+"""Of one long name or set of attributes: tarfile takes it into memory whole."""
+_MAX_LINKS = 40
+_PIECE_BYTES = 2**20
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_REMOVED, _OPAQUE, _PRIVATE = ".wh.", ".wh..wh..opq", ".wh..wh."
+
+
+@dataclass
+class Bounds:
+    """What an image may still unpack to; each layer takes from it."""
+
+    bytes_left: int
+    entries_left: int = 1_000_000
+
+    def take(self, size: int, entries: int = 0) -> None:
+        """So much more.
+
+        Raises:
+            BadImageError: that is too much.
+        """
+        self.bytes_left -= size
+        self.entries_left -= entries
+        if self.bytes_left < 0 or self.entries_left < 0:
+            what = "bytes" if self.bytes_left < 0 else "files"
+            raise BadImageError(
+                f"the image unpacks to more {what} than it may. If it is meant to be so large, raise the budget "
+                "(`--budget`, or ROLL_SANDBOX_IMAGES_BYTES)."
+            )
+
+
+def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
+    """The content of a layer's blob in pieces, whatever it is packed with (gzip, zstd, nothing).
+
+    Raises:
+        BadImageError: it is broken, or packed with something else.
+    """
+    start = blob.read(4)
+    blob.seek(0)
+    if start[:2] == b"\x1f\x8b":
+        yield from _inflated(blob)
+    elif start == b"\x28\xb5\x2f\xfd":
+        try:
+            import zstandard  # pyrefly: ignore[missing-import]
+        except ImportError:
+            raise BadImageError(
+                "a layer is packed with zstd, which needs the package 'zstandard': pip install zstandard."
+            ) from None
+        try:
+            reader = zstandard.ZstdDecompressor(max_window_size=2**27).stream_reader(blob, read_across_frames=True)
+            while piece := reader.read(_PIECE_BYTES):
+                yield piece
+        except zstandard.ZstdError as error:
+            raise BadImageError(f"a layer is broken: {error}.") from None
+    else:
+        while piece := blob.read(_PIECE_BYTES):
+            yield piece
+
+
+def _inflated(blob: IO[bytes]) -> Iterator[bytes]:
+    """Member after member of a gzip file, never more than a piece at once."""
+    try:
+        current, data = zlib.decompressobj(wbits=31), b""
+        while True:
+            data = data or blob.read(2**16)
+            if not data:
+                break
+            if current.eof:
+                current = zlib.decompressobj(wbits=31)
+            if piece := current.decompress(data, _PIECE_BYTES):
+                yield piece
+            data = current.unused_data if current.eof else current.unconsumed_tail
+    except zlib.error as error:
+        raise BadImageError(f"a layer is broken: {error}.") from None
+    if not current.eof:
+        raise BadImageError("a layer is cut off.")
+
+
+class _Stream:
+    """Pieces as a file that is read once, from front to back, and its digest."""
+
+    def __init__(self, pieces: Iterator[bytes], bounds: Bounds) -> None:
+        self._pieces = pieces
+        self._bounds = bounds
+        self._piece = b""
+        self._used = 0
+        self._position = 0
+        self._last = b""
+        self._again = b""
+        self.digest = hashlib.sha256()
+
+    def tell(self) -> int:
+        return self._position
+
+    def read(self, size: int) -> bytes:
+        if size > MAX_HEADER_BYTES:
+            raise BadImageError(f"a layer has a header of {size:,} bytes.")
+        found = [self._again[:size]]
+        self._again = self._again[size:]
+        size -= len(found[0])
+        self._position += len(found[0])
+        while size > 0 and (self._used < len(self._piece) or self._more()):
+            found.append(self._piece[self._used : self._used + size])
+            size -= len(found[-1])
+            self._used += len(found[-1])
+            self._position += len(found[-1])
+        self._last = b"".join(found)
+        return self._last
+
+    def seek(self, position: int) -> None:
+        if self._last and position == self._position - len(self._last):
+            self._again, self._last, self._position = self._last + self._again, b"", position
+            return
+        skipped = self._again[: max(0, position - self._position)]
+        self._again = self._again[len(skipped) :]
+        self._position += len(skipped)
+        while self._position < position and (self._used < len(self._piece) or self._more()):
+            skipped = min(position - self._position, len(self._piece) - self._used)
+            self._used += skipped
+            self._position += skipped
+
+    def _more(self) -> bool:
+        self._piece, self._used = next(self._pieces, b""), 0
+        self._bounds.take(len(self._piece))
+        self.digest.update(self._piece)
+        return bool(self._piece)
+
+    def finish(self) -> str:
+        """The digest of all there is."""
+        while self._more():
+            pass
+        return "sha256:" + self.digest.hexdigest()
+
+
+def unpack(pieces: Iterator[bytes], target: str, bounds: Bounds) -> str:
+    """Unpack an archive into an empty directory; its digest (the layer's "diff ID").
+
+    Raises:
+        BadImageError: it is no archive of a layer, or more than `bounds` allow.
+        OSError: this machine cannot write it.
+    """
+    stream = _Stream(pieces, bounds)
+    layer = _Layer(target, bounds)
+    try:
+        with tarfile.open(fileobj=stream, mode="r:", tarinfo=Header) as archive:  # type: ignore[call-overload]
+            for member in archive:
+                layer.add(member, archive)
+                archive.members = []  # tarfile would keep them all
+    except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
+        if isinstance(error, BadImageError):
+            raise
+        raise BadImageError(f"a layer is no tar archive ({error}).") from None
+    finally:
+        layer.close()
+    return stream.finish()
+
+
+class _NoDirectoryError(BadImageError):
+    """Something other than a directory is where one would have to be."""
+
+
+class _Layer:
+    """A directory that is being filled."""
+
+    def __init__(self, path: str, bounds: Bounds) -> None:
+        self._root = os.open(path, _DIRECTORY)
+        self._bounds = bounds
+
+    def close(self) -> None:
+        os.close(self._root)
+
+    def add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        """One entry."""
+        if member.size < 0 or "\0" in member.name + member.linkname:
+            raise BadImageError(f"a layer has an impossible entry ({member.name[:80]!r}).")
+        self._bounds.take(member.size if member.issparse() else 0, entries=1)
+        parents, name = _split(member.name)
+        if not name:
+            if member.isdir():
+                os.fchmod(self._root, _mode(member))
+            return
+        removes = name.startswith(_REMOVED)
+        try:
+            parent = self._open(parents, follow=not removes)
+        except _NoDirectoryError:
+            if removes:  # the layer made a link or file of the directory: nothing of it is left to be removed
+                return
+            raise
+        try:
+            if removes:
+                _remove_below(parent, name)
+            elif member.isdir():
+                _make_directory(parent, name, _mode(member))
+            elif member.isreg():
+                _clear(parent, name)
+                _write(parent, name, member, archive)
+            elif member.issym():
+                _clear(parent, name)
+                os.symlink(member.linkname, name, dir_fd=parent)
+            elif member.islnk():
+                self._link(parent, name, member.linkname)
+        except OSError as error:
+            if error.filename is None:
+                error.filename = member.name[:200]
+            raise
+        finally:
+            os.close(parent)
+
+    def _link(self, parent: int, name: str, target: str) -> None:
+        parents, last = _split(target)
+        source = self._open(parents, make=False)
+        try:
+            if stat.S_ISDIR(os.stat(last, dir_fd=source, follow_symlinks=False).st_mode):
+                raise BadImageError(f"a layer links to a directory ({target[:80]!r}).")
+            if not os.path.samestat(os.fstat(source), os.fstat(parent)) or last != name:
+                _clear(parent, name)
+                os.link(last, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
+        except FileNotFoundError:
+            raise BadImageError(f"a layer links to what it does not have ({target[:80]!r}).") from None
+        finally:
+            os.close(source)
+
+    def _open(self, parts: list[str], *, make: bool = True, follow: bool = True) -> int:
+        """The directory that these names lead to, made where it is missing; `follow`: also through links."""
+        waiting, opened, links = list(reversed(parts)), [os.dup(self._root)], 0
+        try:
+            while waiting:
+                part = waiting.pop()
+                if part == "..":  # only links have them
+                    if len(opened) > 1:
+                        os.close(opened.pop())
+                    continue
+                try:
+                    opened.append(os.open(part, _DIRECTORY, dir_fd=opened[-1]))
+                except FileNotFoundError:
+                    if not make:
+                        raise
+                    os.mkdir(part, 0o755, dir_fd=opened[-1])
+                    waiting.append(part)
+                except NotADirectoryError:
+                    links += 1
+                    target = _target_of(part, opened[-1]) if follow else None
+                    if target is None or links > _MAX_LINKS:
+                        raise _NoDirectoryError(f"a layer has entries below {part[:80]!r}, which is none.") from None
+                    if target.startswith("/"):
+                        while len(opened) > 1:
+                            os.close(opened.pop())
+                    waiting += [each for each in reversed(target.split("/")) if each not in ("", ".")]
+            return os.dup(opened[-1])
+        finally:
+            for descriptor in opened:
+                os.close(descriptor)
+
+
+def _split(path: str) -> tuple[list[str], str]:
+    """The names above an entry, and its own; both empty for the root.
+
+    Raises:
+        BadImageError: it leads out of the layer.
+    """
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts:
+        raise BadImageError(f"a layer has the entry {path[:80]!r}, which would lead out of it.")
+    return parts[:-1], parts[-1] if parts else ""
+
+
+def _mode(member: tarfile.TarInfo) -> int:
+    """Of a directory, which its owner may always use; of a file, which its owner may always read."""
+    return member.mode & 0o1777 | 0o700 if member.isdir() else member.mode & 0o777 | 0o400
+
+
+def _target_of(name: str, parent: int) -> str | None:
+    try:
+        return os.readlink(name, dir_fd=parent)
+    except OSError:
+        return None
+
+
+def _clear(parent: int, name: str) -> None:
+    """Make way for an entry that comes a second time, as something else."""
+    try:
+        if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=parent)
+        else:
+            os.unlink(name, dir_fd=parent)
+    except FileNotFoundError:
+        return
+
+
+def _make_directory(parent: int, name: str, mode: int) -> None:
+    try:
+        found = os.stat(name, dir_fd=parent, follow_symlinks=False)
+    except FileNotFoundError:
+        os.mkdir(name, 0o700, dir_fd=parent)
+    else:
+        if not stat.S_ISDIR(found.st_mode):
+            os.unlink(name, dir_fd=parent)
+            os.mkdir(name, 0o700, dir_fd=parent)
+    directory = os.open(name, _DIRECTORY, dir_fd=parent)
+    os.fchmod(directory, mode)
+    os.close(directory)
+
+
+def _write(parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    source = archive.extractfile(member)
+    assert source is not None
+    with os.fdopen(os.open(name, flags, 0o600, dir_fd=parent), "wb", 0) as file:
+        left = member.size
+        while left:
+            piece = source.read(min(left, _PIECE_BYTES))
+            if not piece:
+                raise BadImageError("a layer is cut off.")
+            if piece.count(0) == len(piece):
+                file.seek(len(piece), os.SEEK_CUR)
+            else:
+                file.write(piece)
+            left -= len(piece)
+        file.truncate(member.size)
+        os.fchmod(file.fileno(), _mode(member))
+        os.utime(file.fileno(), (member.mtime, member.mtime))
+
+
+def _remove_below(parent: int, name: str) -> None:
+    """Have a name, or all that lower layers have here, disappear."""
+    if name == _OPAQUE:
+        os.setxattr(parent, "user.overlay.opaque", b"y")
+        return
+    removed = name[len(_REMOVED) :]
+    if name.startswith(_PRIVATE):
+        return  # of other storage drivers
+    if removed in ("", ".", ".."):
+        raise BadImageError(f"a layer removes {removed!r}.")
+    _clear(parent, removed)
+    os.mknod(removed, stat.S_IFCHR, os.makedev(0, 0), dir_fd=parent)

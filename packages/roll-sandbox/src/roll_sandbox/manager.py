@@ -1,0 +1,311 @@
+"""SandboxManager: sandboxes for one program and forget it, and sandboxes to keep; some of them started in advance.
+
+    execute(program) ──► an idle sandbox of this spec, or a new one ──► its own namespaces and files ──► idle again
+    create(spec)     ──► an idle sandbox of this spec that ran nothing yet, or a new one; the caller closes it
+    every second     ──► how many of each spec should be idle, by what was asked for (`forecast.py`); more, or fewer
+
+Invariants: at most `max_sandboxes` exist at once, further calls wait; what a program leaves behind never meets another
+program; a sandbox that broke, ran out of memory or served `RUNS_PER_SANDBOX` programs is not used again; `close` leaves
+no process, mount, group or file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from types import TracebackType
+
+from roll_sandbox.errors import RollSandboxError
+from roll.registry import Registry
+from roll_sandbox.agent_sandbox import Job, Sandbox
+from roll_sandbox.errors import SandboxError
+from roll_sandbox.forecast import bounded, most_idle, target
+from roll_sandbox.machine import free_memory_bytes, num_cores
+from roll_sandbox.pools import REFILL_AFTER_S, Pool, PoolReport, pool_key
+from roll_sandbox.runtime import Runtime
+from roll_sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
+
+__all__ = ["RUNS_PER_SANDBOX", "RUNTIMES", "SandboxManager"]
+
+RUNTIMES: Registry[type[Runtime]] = Registry(
+    "sandbox runtime",
+    {
+        "bubblewrap": "roll_sandbox.bubblewrap:BubblewrapRuntime",
+        "docker": "roll_sandbox.docker:DockerRuntime",
+        "subprocess": "roll_sandbox.subprocess_runtime:SubprocessRuntime",
+    },
+)
+
+RUNS_PER_SANDBOX = 1000
+LAUNCH_ATTEMPTS = 2
+WINDOW_S = 1.0
+"""How often pools are sized."""
+MOST_POOLS = 256
+"""Beyond, those are forgotten in which nothing waits."""
+
+
+class SandboxManager:
+    """See the module. `async with SandboxManager() as sandboxes: ...`
+
+    Args:
+        runtime: its name (`bubblewrap`, `docker`, `subprocess`) or the runtime itself.
+        spec: the kind of sandbox where a call names none; the kind that is started in advance.
+        warm: how many idle sandboxes to keep, per spec; 0 starts each when it is asked for; `None`: as many as what was
+            asked for lately lets expect, at first of `spec` one for each core.
+        max_sandboxes: how many may be in use at once, and how many may be idle, of all specs together.
+    """
+
+    def __init__(
+        self,
+        runtime: str | Runtime = "bubblewrap",
+        *,
+        spec: SandboxSpec | None = None,
+        warm: int | None = None,
+        max_sandboxes: int = 512,
+    ) -> None:
+        self.runtime: Runtime = RUNTIMES.get(runtime)() if isinstance(runtime, str) else runtime
+        """What isolates."""
+        self._spec = spec or SandboxSpec()
+        self._warm = warm
+        self._cores = num_cores()
+        self._places = asyncio.Semaphore(max_sandboxes)
+        self._refilling = asyncio.Semaphore(self._cores)
+        self._max_idle = max_sandboxes
+        self._pools: dict[SandboxSpec, Pool] = {}
+        self._sizing: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._counts: Counter[str] = Counter()
+        self._open = False
+
+    async def __aenter__(self) -> SandboxManager:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Start the runtime and the first idle sandboxes.
+
+        Raises:
+            SandboxUnavailableError: this machine cannot; the message says why and what to do.
+        """
+        await self.runtime.start()
+        self._open = True
+        try:
+            pool = self._pool(self.runtime.resolve(self._spec))
+            pool.target = self._cores if self._warm is None else self._warm
+            await asyncio.gather(*(self._fill(pool) for _ in range(pool.target)))
+        except BaseException:
+            await self.close()
+            raise
+        if self._warm is None:
+            pool.demand = replace(pool.demand, burst=float(pool.target))
+            self._sizing = asyncio.create_task(self._size())
+
+    async def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
+        """Run one program where nothing else runs or ran.
+
+        Raises:
+            SandboxError: the sandbox broke: not the program's doing; may be tried again.
+            UntrustedCodeError: the runtime has no isolation and the spec says `untrusted`.
+            OversizedUploadError: the program's files or input do not fit into such a sandbox.
+        """
+        async with self.running(program, spec=spec) as job:
+            return await job.wait()
+
+    @asynccontextmanager
+    async def running(self, program: Program, *, spec: SandboxSpec | None = None) -> AsyncIterator[Job]:
+        """The same for a program to talk to: it runs until it ends by itself, or the block does.
+
+        Raises:
+            As `execute`.
+        """
+        spec = self.runtime.resolve(spec or self._spec)
+        async with self._places:
+            sandbox, runs = await self._take(spec, fresh=False)
+            reusable = self.runtime.fresh_programs
+            keep = False
+            try:
+                job = await sandbox.start_fresh(program)
+                try:
+                    yield job
+                finally:
+                    if not job.done():
+                        job.kill()
+                result = await job.wait()
+                self._counts["programs"] += 1
+                keep = reusable and result.outcome is not Outcome.MEMORY and runs + 1 < RUNS_PER_SANDBOX
+            except SandboxError:
+                self._counts["broken"] += 1
+                raise
+            finally:
+                pool = self._pool(spec)
+                if keep and self._open and not sandbox.broken and len(pool.idle) < self._most_kept(pool):
+                    pool.idle.append((sandbox, runs + 1))
+                    await self._trim()
+                else:
+                    await sandbox.close()
+                    self._refill(pool)
+
+    async def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> Sandbox:
+        """A sandbox of one's own, with the files of `snapshot` if given. Close it.
+
+        Raises:
+            SandboxError: it did not start.
+            UntrustedCodeError: see `execute`.
+        """
+        spec = self.runtime.resolve(spec or self._spec)
+        await self._places.acquire()
+        try:
+            sandbox, _ = await self._take(spec, fresh=True)
+        except BaseException:
+            self._places.release()
+            raise
+        sandbox.on_close(self._places.release)
+        self._refill(self._pool(spec))
+        if snapshot is not None:
+            try:
+                await sandbox.restore(snapshot)
+            except BaseException:
+                await sandbox.close()
+                raise
+        return sandbox
+
+    async def _take(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
+        """An idle sandbox (unused, if `fresh`), or a new one."""
+        if not self._open:
+            raise SandboxError("the sandbox manager was not started, or is closed")
+        pool = self._pool(spec)
+        del self._pools[pool.key]
+        self._pools[pool.key] = pool  # the kind that was wanted last is the last one
+        return pool.take(fresh=fresh) or (await self._launch(spec), 0)
+
+    def _pool(self, spec: SandboxSpec) -> Pool:
+        key = pool_key(spec)
+        if key not in self._pools:
+            if len(self._pools) >= MOST_POOLS:
+                self._pools = {key: pool for key, pool in self._pools.items() if pool.idle or pool.starting}
+            self._pools[key] = Pool(key, self._warm or 0, self._cores)
+        return self._pools[key]
+
+    def _most_kept(self, pool: Pool) -> int:
+        """Of sandboxes that have run a program: where the number is foreseen, what is too much goes with its window."""
+        return pool.target if self._warm is not None else max(pool.target, self._cores)
+
+    async def _launch(self, spec: SandboxSpec) -> Sandbox:
+        for attempt in range(LAUNCH_ATTEMPTS):
+            try:
+                sandbox = await self.runtime.launch(spec)
+            except (SandboxError, OSError) as error:
+                self._counts["failed_starts"] += 1
+                if isinstance(error, OSError):  # of this process: it may have all the files open that it may
+                    raise SandboxError(f"a sandbox cannot be started: {error}") from error
+                if attempt + 1 == LAUNCH_ATTEMPTS:
+                    raise
+            else:
+                self._counts["started"] += 1
+                return sandbox
+        raise AssertionError("unreachable")
+
+    def _refill(self, pool: Pool) -> None:
+        """In the background, bring the idle ones of this kind back to their number."""
+        for _ in range(pool.missing if self._open else 0):
+            pool.starting += 1
+            task = asyncio.create_task(self._fill_quietly(pool))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _fill_quietly(self, pool: Pool) -> None:
+        try:
+            await asyncio.sleep(REFILL_AFTER_S)
+            async with self._refilling:
+                if len(pool.idle) < pool.target:
+                    await self._fill(pool)
+        except RollSandboxError:  # whoever needs the next one is told
+            if self._warm is None:
+                pool.forget()
+        finally:
+            pool.starting -= 1
+
+    async def _fill(self, pool: Pool) -> None:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        sandbox = await self._launch(pool.key)
+        try:
+            await sandbox.ready()
+        except BaseException:
+            await sandbox.close()
+            raise
+        pool.started(loop.time() - began)
+        if self._open and len(pool.idle) < pool.target:
+            pool.idle.insert(0, (sandbox, 0))
+            await self._trim()
+        else:
+            await sandbox.close()
+
+    async def _trim(self) -> None:
+        """Close idle ones beyond the bound, of the kind first that was wanted least lately."""
+        while sum(len(pool.idle) for pool in self._pools.values()) > self._max_idle:
+            pool = next(pool for pool in self._pools.values() if pool.idle)
+            sandbox, _ = pool.idle.pop(0)
+            await sandbox.close()
+
+    async def _size(self) -> None:
+        """Window after window, as many idle ones of each kind as are foreseen; until it is cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            await asyncio.sleep(WINDOW_S)
+            for sandbox in self._resized(loop.time() - began):
+                with contextlib.suppress(SandboxError):
+                    await sandbox.close()
+
+    def _resized(self, window_s: float) -> list[Sandbox]:
+        """Give each pool its target after a window, start what is missing; sandboxes that are too many."""
+        pools = self._pools
+        for pool in pools.values():
+            pool.window(window_s)
+        most = most_idle(
+            free_bytes=free_memory_bytes(),
+            idle=sum(len(pool.idle) for pool in pools.values()),
+            cores=self._cores,
+            start_s=max((pool.start_s for pool in pools.values()), default=1.0),
+            most=self._max_idle,
+        )
+        wanted = {key: target(pool.demand, pool.lead_s, most) for key, pool in pools.items()}
+        gone: list[Sandbox] = []
+        for key, number in bounded(wanted, most).items():
+            pools[key].target = number
+            gone += pools[key].surplus()
+            self._refill(pools[key])
+            if pools[key].unused:
+                del pools[key]
+        return gone
+
+    def pools(self) -> list[PoolReport]:
+        """The kinds that were asked for lately, the last one last."""
+        return [pool.report() for pool in self._pools.values()]
+
+    def health(self) -> dict[str, int]:
+        """Counts: `idle` now; since the start `started`, `failed_starts`, `broken` sandboxes and `programs` run."""
+        counts = {name: self._counts[name] for name in ("started", "failed_starts", "broken", "programs")}
+        return {"idle": sum(len(pool.idle) for pool in self._pools.values()), **counts}
+
+    async def close(self) -> None:
+        """End every sandbox, also those that callers have; may be called twice."""
+        self._open = False
+        tasks = [*self._tasks, *([self._sizing] if self._sizing is not None else ())]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        idle = [sandbox for pool in self._pools.values() for sandbox, _ in pool.idle]
+        self._pools.clear()
+        await asyncio.gather(*(sandbox.close() for sandbox in idle))
+        await self.runtime.close()

@@ -1,0 +1,129 @@
+"""Pool: idle sandboxes of one kind, and what is known of the wish for them."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import zlib
+from dataclasses import dataclass
+
+from roll_sandbox.agent_sandbox import Sandbox
+from roll_sandbox.forecast import Demand, shortage_after
+from roll_sandbox.types import SandboxSpec
+from roll_sandbox.visible import printable
+
+__all__ = ["REFILL_AFTER_S", "Pool", "PoolReport", "pool_key"]
+
+REFILL_AFTER_S = 0.01
+"""The sandbox that was just taken goes first: starting another would compete with its program for the cores."""
+_FIRST_START_S = 0.05
+"""What a start is taken to last until one was measured."""
+
+
+def pool_key(spec: SandboxSpec) -> SandboxSpec:
+    """What makes a difference to a sandbox: specs with the same key share a pool. Where it runs is none."""
+    return dataclasses.replace(spec, affinity="") if spec.affinity else spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolReport:
+    """One pool, as metrics show it."""
+
+    pool: str
+    """Its image, and a number that tells it from others."""
+    idle: int
+    target: int
+    hits: int
+    """How often one waited when one was asked for."""
+    misses: int
+
+
+class Pool:
+    """See the module.
+
+    Args:
+        target: how many should wait, until somebody says otherwise.
+        cores: how many are started at once.
+    """
+
+    def __init__(self, key: SandboxSpec, target: int, cores: int) -> None:
+        self.key = key
+        self.target = target
+        self.idle: list[tuple[Sandbox, int]] = []
+        """With how many programs each has run; those that ran none come first."""
+        self.starting = 0
+        self.hits = 0
+        self.misses = 0
+        self.start_s = _FIRST_START_S
+        """How long a start takes: a mean that forgets."""
+        self.demand = Demand()
+        self._cores = cores
+        self._arrivals = 0
+        self._shortage = 0.0
+        self._most_short = 0.0
+        self._last = 0.0
+        self._least_idle = 0
+
+    @property
+    def lead_s(self) -> float:
+        """From the wish for another one until it waits."""
+        return REFILL_AFTER_S + self.start_s
+
+    def _asked(self) -> None:
+        now = asyncio.get_running_loop().time()
+        self._shortage = shortage_after(self._shortage, now - self._last, self._cores / self.lead_s)
+        self._last = now
+        self._arrivals += 1
+        self._most_short = max(self._most_short, self._shortage)
+
+    def take(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
+        """One that waits (that ran nothing, if `fresh`), if there is one."""
+        self._asked()
+        for index in range(len(self.idle) - 1, -1, -1):
+            if self.idle[index][0].broken:
+                del self.idle[index]
+            elif not fresh or self.idle[index][1] == 0:
+                self.hits += 1
+                taken = self.idle.pop(index)
+                self._least_idle = min(self._least_idle, len(self.idle))
+                return taken
+        self.misses += 1
+        self._least_idle = 0
+        return None
+
+    def started(self, seconds: float) -> None:
+        """A start took so long."""
+        self.start_s += 0.2 * (seconds - self.start_s)
+
+    def forget(self) -> None:
+        """None can be started: expect nothing more until one is asked for again."""
+        self.target, self.demand = 0, Demand()
+
+    def window(self, seconds: float) -> None:
+        """A window has ended."""
+        self.demand = self.demand.after(self._arrivals, self._most_short, seconds)
+        self._arrivals, self._most_short = 0, 0.0
+
+    def surplus(self) -> list[Sandbox]:
+        """Sandboxes beyond the target that waited all the window long, for the caller to close."""
+        number = max(0, min(len(self.idle) - self.target, self._least_idle))
+        gone = [sandbox for sandbox, _ in self.idle[:number]]
+        del self.idle[:number]
+        self._least_idle = len(self.idle)
+        return gone
+
+    @property
+    def missing(self) -> int:
+        """How many are to be started."""
+        return max(0, self.target - len(self.idle) - self.starting)
+
+    @property
+    def unused(self) -> bool:
+        """Whether nothing of it is left to remember."""
+        return not (self.idle or self.starting or self.target)
+
+    def report(self) -> PoolReport:
+        """For metrics."""
+        number = zlib.crc32(repr(self.key).encode())
+        name = f"{printable(self.key.image or 'host')[:100]}-{number:08x}"
+        return PoolReport(pool=name, idle=len(self.idle), target=self.target, hits=self.hits, misses=self.misses)

@@ -1,0 +1,141 @@
+"""Which HTTP requests go through a proxy: one rule for every client of this library, and for programs that it starts.
+
+The environment decides, as for other programs: `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` name proxies, `NO_PROXY` the
+hosts that are reached without one (names with all below them, addresses, networks such as 10.0.0.0/8, `*`), in capitals
+or not. This machine is always reached without one: a proxy would look for it elsewhere.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import urllib.parse
+import urllib.request
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from roll_sandbox.errors import ConfigError
+
+if TYPE_CHECKING:
+    import aiohttp
+
+__all__ = ["client_session", "is_this_machine", "proxy_for", "reaching_this_machine", "through"]
+
+_LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+"""As other programs read them in `NO_PROXY`."""
+_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
+
+
+def is_this_machine(host: str) -> bool:
+    """Return whether a host's name or address is one of this machine's own, as far as it can be told without a look-up.
+
+    Args:
+        host: without a port; an IPv6 address with or without brackets.
+    """
+    name = host.strip("[]").rstrip(".").lower()
+    try:
+        address = ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name in ("localhost", "ip6-localhost", socket.gethostname().lower()) or name.endswith(".localhost")
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return mapped.is_loopback or mapped.is_unspecified
+
+
+def proxy_for(url: str) -> str | None:
+    """Return the proxy through which an address is to be reached; `None` where it is to be reached directly.
+
+    Raises:
+        ConfigError: the environment names a proxy of a kind that cannot be used.
+    """
+    parts = urllib.parse.urlsplit(url)
+    scheme, host = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme), parts.hostname or ""
+    if not host or is_this_machine(host):
+        return None
+    proxies = urllib.request.getproxies()
+    proxy = proxies.get(scheme) or proxies.get("all")
+    if not proxy or _is_excepted(host, parts.port or _PORTS.get(scheme), proxies.get("no", "")):
+        return None
+    if "://" not in proxy:
+        proxy = f"http://{proxy}"
+    if not proxy.startswith(("http://", "https://")):
+        shown = urllib.parse.urlsplit(proxy)
+        raise ConfigError(
+            f"the environment names the proxy '{shown.scheme}://{shown.hostname}' for {scheme}://{host}, and only HTTP "
+            f"proxies can be used: set {scheme.upper()}_PROXY to one, or list '{host}' in NO_PROXY."
+        )
+    return proxy
+
+
+def _is_excepted(host: str, port: int | None, excepted: str) -> bool:
+    """Whether `NO_PROXY` lists a host."""
+    name = host.lower().rstrip(".")
+    try:
+        address = ipaddress.ip_address(name)
+    except ValueError:
+        address = None
+    for entry in (part.strip().lower() for part in excepted.split(",")):
+        if entry == "*":
+            return True
+        if address is not None:
+            try:
+                if address in ipaddress.ip_network(entry.strip("[]"), strict=False):
+                    return True
+            except ValueError:
+                pass
+        entry, _, of_port = entry.rpartition(":") if entry.rpartition(":")[2].isdigit() else (entry, "", "")
+        if of_port and int(of_port) != port:
+            continue
+        entry = entry.removeprefix("*").strip(".[]")
+        if entry and (name == entry or (address is None and name.endswith(f".{entry}"))):
+            return True
+    return False
+
+
+def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
+    """Return a session for one address, which reaches it as `proxy_for` says.
+
+    Args:
+        url: what all its requests go to.
+        options: of `aiohttp.ClientSession`.
+
+    Raises:
+        ConfigError: see `proxy_for`.
+    """
+    import aiohttp
+
+    return aiohttp.ClientSession(proxy=proxy_for(url), trust_env=False, **options)
+
+
+def through(url: str) -> str:
+    """Return ` (through the proxy …)` for a message about an address that does not answer; empty without a proxy."""
+    proxy = proxy_for(url)
+    if proxy is None:
+        return ""
+    parts = urllib.parse.urlsplit(proxy)
+    port = f":{parts.port}" if parts.port else ""
+    return f" (through the proxy {parts.hostname}{port}; NO_PROXY lists hosts that are reached without one)"
+
+
+def reaching_this_machine(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return an environment in which other programs reach this machine without a proxy.
+
+    Args:
+        environment: this process's by default.
+
+    Returns:
+        It, with this machine added to `NO_PROXY` where it names a proxy.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    if not any(
+        name.lower() in ("http_proxy", "https_proxy", "all_proxy") and value for name, value in variables.items()
+    ):
+        return variables
+    names = [name for name in ("no_proxy", "NO_PROXY") if variables.get(name)]
+    for name in ("no_proxy", "NO_PROXY"):
+        said = variables.get(name) or (variables[names[0]] if names else "")
+        listed = [entry.strip() for entry in said.split(",") if entry.strip()]
+        if "*" not in listed:
+            listed += [host for host in _LOCAL if host not in listed]
+        variables[name] = ",".join(listed)
+    return variables

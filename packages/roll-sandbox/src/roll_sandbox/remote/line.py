@@ -1,0 +1,383 @@
+"""The client's end of a line to a sandbox service: many sandboxes over one connection that may break.
+
+    Sandbox ──► RemoteConnection ──► Line ──► messages ──► service ──► worker ──► agent
+                                      └ keeps what a running program was sent, until it ends: a new connection
+                                        sends it again, and names make sure that nothing happens twice
+
+Invariants: one event loop; every program ends exactly once, with what its worker said or with an error; a program whose
+end nobody knows is lost, never a success.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from roll_sandbox.errors import RollSandboxError
+from roll_sandbox.agent_sandbox import Job, Sandbox
+from roll_sandbox.connection import AgentJob
+from roll_sandbox.counters import Counters
+from roll_sandbox.errors import SandboxError, SandboxLostError, SandboxUnavailableError, UnknownSandboxError
+from roll_sandbox.remote.sent import Sent
+from roll_sandbox.types import Program, SandboxSpec, Usage
+from roll_sandbox.wire import Message, failure_of, program_said, spec_said
+
+__all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
+
+_ANSWER_S = 10.0
+_KEPT_CLOSES = 256
+"""Ends of sessions that are sent again over another connection: nothing says that one has arrived."""
+_FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
+
+
+def new_name() -> str:
+    """A name of a sandbox, program or session."""
+    return uuid.uuid4().hex
+
+
+class RemoteSandbox(Sandbox):
+    """A sandbox of a service; its host counts its time."""
+
+    silence_s = None
+
+    def __init__(self, name: str, *arguments: Any, line: Line, **settings: Any) -> None:
+        super().__init__(*arguments, **settings)
+        self.name = name
+        """By which its owner finds it in the service."""
+        self._line = line
+
+    def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
+        """Let it live this many seconds from now on. Asked for at once; whoever waits is told that it does.
+
+        Raises:
+            SandboxQuotaError: the owner's may not live that long.
+            UnknownSandboxError: it has ended, or is being ended.
+            SandboxUnavailableError: nobody answered.
+        """
+        return asyncio.ensure_future(self._line.ask("extend", self.name, lifetime_s=lifetime_s))
+
+    async def usage(self) -> Usage:
+        """See `Sandbox.usage`."""
+        found = await self._line.look(self.name)
+        return Usage(cpu_s=float(found["cpu_s"]), memory_bytes=int(found["memory_bytes"]))
+
+    def leave(self) -> None:
+        """Let go of it: it lives on, and what is heard of it is passed over."""
+        self._line.forget(self.name)
+
+    def rejoin(self, program: Message) -> Job:
+        """A program that another line began.
+
+        Args:
+            program: as `Line.look` has it.
+        """
+        assert isinstance(self._connection, RemoteConnection)
+        return Job(self, self._connection.rejoin(program["id"], program["seen"]), 0.0)
+
+    def begin_as(self, name: str, program: Program, *, alone: bool = False) -> Job:
+        """The same as `begin`, under a name of the caller's: one that is known is found again, not run again."""
+        connection = self._connection
+        assert isinstance(connection, RemoteConnection)
+        connection.next_name = name
+        try:
+            return self.begin(program, alone=alone)
+        finally:
+            connection.next_name = None
+
+
+class RemoteConnection:
+    """What `connection.Connection` asks for, of one sandbox."""
+
+    def __init__(self, line: Line, name: str) -> None:
+        self._line = line
+        self.name = name
+        self.next_name: str | None = None
+        """Of the next program, where its name is not a new one."""
+        self.lost = False
+        self.why: RollSandboxError = SandboxError("the sandbox has ended")
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._sent: dict[str, Sent] = {}
+        self._closes: deque[Message] = deque(maxlen=_KEPT_CLOSES)
+        self._counts: dict[str, int] = {}
+
+    def configure(self, settings: dict[str, Any]) -> AgentJob:
+        """Its host has done so."""
+        job = AgentJob(self, "", 0)
+        job.finish({})
+        return job
+
+    def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
+        """Start a program or a session under a new name."""
+        message = {"op": name, "request": program_said(request)}
+        return self._start(message | ({"stdin": stdin} if name == "run" else {}), output_bytes)
+
+    def rejoin(self, name: str, seen: int) -> AgentJob:
+        """A program of this name, which was sent `seen` messages before."""
+        self._counts[name] = seen
+        return self._start({"op": "run", "request": {}, "stdin": b""}, 2**52, name)
+
+    def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
+        """A command for a session."""
+        return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
+
+    def _start(self, message: Message, output_bytes: int, name: str | None = None) -> AgentJob:
+        name = name or self.next_name or new_name()
+        job = AgentJob(self, name, output_bytes)
+        if self.lost:
+            job.finish(None, self.why)
+            return job
+        sent = self._sent[name] = Sent(job)
+        message = {**message, "sandbox": self.name, "id": name}
+        try:
+            self._line.send(message)
+        except RollSandboxError as error:
+            self._finish(name, None, error)
+        else:
+            sent.keep(message)
+        return job
+
+    def send(self, *message: Any) -> None:
+        """Something for a running program or a session."""
+        op, name, *rest = message
+        if self.lost:
+            return
+        values = dict(zip(_FIELDS.get(op, ()), rest, strict=True))
+        number = self._counts[name] = self._counts.get(name, 0) + 1
+        said = {"op": op, "sandbox": self.name, "id": name, "n": number, **values}
+        if name in self._sent:
+            self._sent[name].keep(said)
+        if op == "close":
+            self._closes.append(said)
+        self._line.send(said)
+
+    def receive(self, message: Message) -> None:
+        """From the service, about a program."""
+        name = message["id"]
+        sent = self._sent.get(name)
+        if sent is None:
+            return
+        op = message["op"]
+        if op == "out":
+            if message["n"] == sent.have:
+                sent.have += 1
+                sent.job.add({"stdout": ord("o"), "stderr": ord("e")}.get(message["stream"], ord("r")), message["data"])
+            elif message["n"] > sent.have:
+                self._ask_again(name, sent)
+        elif op == "used":
+            if message["n"] > sent.answered:
+                sent.answered = message["n"]
+                sent.job.used(message["used_s"])
+        elif op == "end":
+            if message["pieces"] > sent.have:
+                self._ask_again(name, sent)
+            else:
+                self._finish(name, message["end"], "")
+        else:
+            self._finish(name, None, failure_of(message))
+
+    def _ask_again(self, name: str, sent: Sent) -> None:
+        """For output that a worker said while it had no line."""
+        if not sent.messages:
+            self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
+        elif sent.asked_at < sent.have:
+            sent.asked_at = sent.have
+            self._line.send({**sent.messages[0], "have": sent.have})
+
+    def _finish(self, name: str, end: dict[str, Any] | None, error: str | Exception) -> None:
+        self._counts.pop(name, None)
+        self._sent.pop(name).job.finish(end, error)
+
+    def send_again(self) -> None:
+        """All that runs, over a new connection; sessions that were closed first, for they may hold all processes."""
+        for said in self._closes:
+            self._line.send(said)
+        for name, sent in list(self._sent.items()):
+            if sent.kept_bytes is None:
+                self._finish(name, None, SandboxLostError("the line broke while a program with much input ran"))
+                continue
+            first, *rest = sent.messages
+            self._line.send({**first, "have": sent.have})
+            for message in rest:
+                self._line.send(message)
+
+    def lose(self, error: RollSandboxError) -> None:
+        """The sandbox has gone."""
+        if self.lost:
+            return
+        self.lost, self.why = True, error
+        for name in list(self._sent):
+            self._finish(name, None, error)
+        self._line.forget(self.name)
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def close(self) -> None:
+        """Its host ends it; see `Line.stop`."""
+
+
+class Line:
+    """See the module.
+
+    Args:
+        transmit: takes a message for the service, without waiting.
+    """
+
+    def __init__(self, transmit: Callable[[Message], None]) -> None:
+        self._transmit = transmit
+        self._connections: dict[str, RemoteConnection] = {}
+        self._opening: dict[str, tuple[Message, asyncio.Future[Message]]] = {}
+        self._stopping: set[str] = set()
+        self._asked: dict[str, asyncio.Future[Message]] = {}
+
+    def send(self, message: Message) -> None:
+        """To the service.
+
+        Raises:
+            OversizedUploadError: it is larger than the service takes.
+        """
+        self._transmit(message)
+
+    async def create(
+        self, spec: SandboxSpec, *, lifetime_s: float | None = None, near: str | None = None, name: str | None = None
+    ) -> RemoteSandbox:
+        """A new sandbox; the one that has this name, where there is one.
+
+        Args:
+            lifetime_s: after which it ends; `None`: what the service gives.
+            near: a sandbox, on whose worker this one is to be if there is room.
+
+        Raises:
+            SandboxError: it did not start.
+            SandboxQuotaError: the owner has as many as may be.
+            SandboxRequestError: the service never starts such a one.
+        """
+        message: Message = {"op": "create", "sandbox": name or new_name(), "spec": spec_said(spec)}
+        wishes = {"lifetime_s": lifetime_s, "near": near}
+        return await self._opened(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
+
+    async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
+        """A sandbox that the owner has."""
+        return await self._opened({"op": "attach", "sandbox": name}, spec)
+
+    async def look(self, name: str, *, output_bytes: int = 0) -> Message:
+        """What a sandbox of the owner's uses, and its programs, the latest last.
+
+        Args:
+            output_bytes: of the end of each program's output.
+
+        Raises:
+            UnknownSandboxError: there is none of this name.
+            SandboxUnavailableError: its worker is away.
+        """
+        return await self.ask("look", name, output=output_bytes)
+
+    async def ask(self, op: str, name: str, **values: Any) -> Message:
+        """Something of a sandbox that is answered at once, or not at all; errors as `look`."""
+        key = new_name()
+        answer = self._asked[key] = asyncio.get_running_loop().create_future()
+        try:
+            self.send({"op": op, "sandbox": name, "id": key, **values})
+            async with asyncio.timeout(_ANSWER_S):
+                return await answer
+        except TimeoutError:
+            raise SandboxUnavailableError(
+                f"nobody answers for sandbox '{name}': its worker is away, or starts it. Ask again."
+            ) from None
+        finally:
+            del self._asked[key]
+
+    async def _opened(self, message: Message, spec: SandboxSpec) -> RemoteSandbox:
+        name = message["sandbox"]
+        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+        self._opening[name] = message, answer
+        connection = self._connections[name] = RemoteConnection(self, name)
+        try:
+            self.send(message)
+            traits = await answer
+        except BaseException as error:
+            self.forget(name)
+            if isinstance(error, asyncio.CancelledError) and message["op"] == "create":
+                self.send({"op": "stop", "sandbox": name})
+            raise
+        finally:
+            del self._opening[name]
+        return RemoteSandbox(
+            name,
+            dataclasses.replace(spec, image=traits.get("image")),
+            traits,
+            connection,
+            destroy=lambda: self.stop(connection),
+            ended=connection.ended,
+            counters=Counters(),
+            line=self,
+        )
+
+    def stop(self, connection: RemoteConnection) -> None:
+        """End a sandbox; it has ended when the service says so."""
+        if not connection.lost and connection.name not in self._stopping:
+            self._stopping.add(connection.name)
+            self.send({"op": "stop", "sandbox": connection.name})
+
+    def forget(self, name: str) -> None:
+        """A sandbox that is gone."""
+        self._connections.pop(name, None)
+        self._stopping.discard(name)
+
+    def receive(self, message: Message) -> None:
+        """From the service."""
+        op, name = message["op"], message.get("sandbox", "")
+        connection = self._connections.get(name)
+        asked = self._asked.get(message.get("id", ""))
+        if asked is not None:
+            if not asked.done() and op in ("looked", "extended"):
+                asked.set_result(message)
+            elif not asked.done():
+                asked.set_exception(failure_of(message))
+        elif name in self._opening and op in ("created", "failed", "gone"):
+            answer = self._opening[name][1]
+            if not answer.done() and op == "created":
+                answer.set_result(message["traits"])
+            elif not answer.done():
+                answer.set_exception(failure_of(message))
+        elif op == "created" or op == "failed":
+            if op == "failed" and connection is not None:
+                error = failure_of(message)
+                if isinstance(error, UnknownSandboxError):  # what was sent to it before may have run
+                    error = SandboxLostError(f"the sandbox ended while there was no line to the service: {error}")
+                connection.lose(error)
+        elif connection is not None:
+            if op == "gone":
+                connection.lose(failure_of(message))
+            elif op == "again":
+                connection.send_again()
+            else:
+                connection.receive(message)
+
+    def send_again(self) -> None:
+        """Over a new connection: everything whose end has not come."""
+        for message, _ in self._opening.values():
+            self.send(message)
+        for name, connection in list(self._connections.items()):
+            if name in self._opening:
+                continue
+            self.send({"op": "attach", "sandbox": name})
+            connection.send_again()
+            if name in self._stopping:
+                self.send({"op": "stop", "sandbox": name})
+
+    def lose(self, error: RollSandboxError) -> None:
+        """There is no further connection."""
+        for _, answer in self._opening.values():
+            if not answer.done():
+                answer.set_exception(error)
+        for connection in list(self._connections.values()):
+            connection.lose(error)
+
+    @property
+    def open(self) -> list[RemoteConnection]:
+        """Of every sandbox that has not ended."""
+        return list(self._connections.values())

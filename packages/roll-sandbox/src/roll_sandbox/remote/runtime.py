@@ -1,0 +1,283 @@
+"""The `remote` runtime: a service starts the sandboxes, over one WebSocket that is dialled again when it breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+
+import aiohttp
+
+from roll_sandbox.errors import RollSandboxError
+from roll_sandbox.proxies import client_session
+from roll_sandbox.agent_sandbox import Sandbox
+from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
+from roll_sandbox.errors import (
+    OversizedUploadError,
+    SandboxAccessError,
+    SandboxError,
+    SandboxLostError,
+    SandboxQuotaError,
+    SandboxUnavailableError,
+    UnknownImageError,
+)
+from roll_sandbox.remote.line import Line, RemoteSandbox
+from roll_sandbox.types import SandboxSpec
+from roll_sandbox.wire import MAX_MESSAGE_BYTES, Message, Outbox, decode, encode, failure_of
+
+__all__ = ["RemoteRuntime"]
+
+logger = logging.getLogger(__name__)
+
+_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_DIAL_S = 10.0
+_CLOSE_S = 5.0
+_WORKERS_S = 10.0
+"""How long after a service came back its workers may not have."""
+
+
+class RemoteRuntime:
+    """See the module and `runtime.Runtime`.
+
+    Args:
+        url, token, lifetime_s, ca_file, patience_s, wait_for_quota: see `connect`.
+
+    Raises:
+        ConfigError: see `connect`.
+    """
+
+    name = "service"
+    fresh_programs = True
+
+    def __init__(
+        self,
+        url: str,
+        token: str,
+        *,
+        lifetime_s: float | None = None,
+        ca_file: str | None = None,
+        patience_s: float = 30.0,
+        wait_for_quota: bool = False,
+    ) -> None:
+        self._url = checked_url(url)
+        self._headers = token_header(token)
+        self._lifetime_s = lifetime_s
+        self._trusted = trusted(ca_file)
+        self._patience_s = patience_s
+        self._wait_for_quota = wait_for_quota
+        self._refused: SandboxAccessError | None = None
+        """Why there will be no further connection."""
+        self._back = -math.inf
+        """When the service was reached again."""
+        self._waiting = 0
+        """For sandboxes that the quota does not allow yet."""
+        self._line = Line(self._transmit)
+        self._session: aiohttp.ClientSession | None = None
+        self._keeping: asyncio.Task[None] | None = None
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._outgoing = Outbox()
+        self._closed = False
+        self._most = MAX_MESSAGE_BYTES
+
+    async def start(self) -> None:
+        """Dial.
+
+        Raises:
+            SandboxUnavailableError: nobody answers there.
+            SandboxAccessError: the token is refused.
+        """
+        if self._session is not None:
+            return
+        self._session = client_session(
+            self._url, headers=self._headers, connector=aiohttp.TCPConnector(ssl=self._trusted)
+        )
+        try:
+            socket = await self._dial()
+        except BaseException:
+            await self.close()
+            raise
+        self._closed = False
+        self._keeping = asyncio.create_task(self._keep(socket))
+
+    async def _dial(self) -> aiohttp.ClientWebSocketResponse:
+        """A new connection, greeted."""
+        assert self._session is not None
+        try:
+            async with asyncio.timeout(_DIAL_S):
+                socket = await self._session.ws_connect(f"{self._url}/v1/line", max_msg_size=0, heartbeat=20.0)
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status in (401, 403) and not await self._asks_too_often():
+                what = "wrong, expired or revoked" if error.status == 401 else "not of scope run, which this takes"
+                raise SandboxAccessError(
+                    f"the sandbox service at {self._url} refuses this token ({error.status}): it is {what}. "
+                    "`roll-sandbox token create` makes another."
+                ) from None
+            raise SandboxUnavailableError(
+                f"{self._url} answers {error.status} to a client of sandboxes: is `roll-sandbox serve` there?"
+            ) from None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise no_answer(self._url, error) from None
+        try:
+            greeting = decode(await socket.receive_bytes(timeout=_CLOSE_S))
+        except (TypeError, TimeoutError, aiohttp.ClientError) as error:
+            await socket.close()
+            raise SandboxUnavailableError(f"{self._url} does not greet a client of sandboxes ({error}).") from None
+        self.fresh_programs = bool(greeting.get("fresh_programs", True))
+        self._most = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
+        return socket
+
+    async def _asks_too_often(self) -> bool:
+        """Whether that is why a WebSocket was refused: a server has no other word for it than 403."""
+        assert self._session is not None
+        try:
+            async with self._session.get(f"{self._url}/health/ready") as answer:
+                return answer.status == 429
+        except (aiohttp.ClientError, OSError, TimeoutError):
+            return True  # nothing is known of the token
+
+    async def _keep(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
+        """Serve connection after connection, as long as the service comes back in time."""
+        try:
+            await self._serve(socket)
+        except Exception as error:
+            logger.exception("the line to the sandbox service at %s ends", self._url)
+            self._line.lose(SandboxError(f"the line to the sandbox service broke, and is not dialled again: {error}"))
+
+    async def _serve(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
+        while socket is not None:
+            self._socket = socket
+            writing = asyncio.create_task(self._write(socket))
+            try:
+                await self._read(socket)
+            finally:
+                self._socket = None
+                writing.cancel()
+                await asyncio.gather(writing, return_exceptions=True)
+                await socket.close()
+            self._outgoing.clear()
+            if self._closed:
+                return
+            socket = await self._redial()
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for received in socket:
+            if received.type is aiohttp.WSMsgType.BINARY:
+                try:
+                    message = decode(received.data)
+                    if message["op"] == "refused":
+                        self._line.lose(failure_of(message))
+                    else:
+                        self._line.receive(message)
+                except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
+                    self._line.lose(SandboxLostError(f"{self._url} says what no sandbox service says ({error!r:.200})"))
+
+    async def _write(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        await self._outgoing.send_over(socket)
+        await socket.close()
+
+    async def _redial(self) -> aiohttp.ClientWebSocketResponse | None:
+        """Another connection, on which everything that runs has been sent again; `None`: it is over."""
+        began = time.monotonic()
+        until = began + self._patience_s
+        attempt = 0
+        while not self._closed:
+            try:
+                socket = await self._dial()
+            except SandboxUnavailableError as error:
+                if attempt == len(_PAUSES_S):
+                    logger.warning("%s Dialling again; what runs there waits for %g s.", error, self._patience_s)
+                if time.monotonic() > until:
+                    self._line.lose(SandboxLostError(f"the sandbox service went away: {error}"))
+                    until = time.monotonic() + self._patience_s
+            except SandboxAccessError as error:
+                self._refused = error
+                self._line.lose(error)
+                return None
+            else:
+                if attempt > len(_PAUSES_S):
+                    away_s = time.monotonic() - began
+                    logger.warning("the sandbox service at %s is back after %.0f s.", self._url, away_s)
+                self._back = time.monotonic()
+                self._line.send_again()
+                return socket
+            await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+            attempt += 1
+        return None
+
+    def _transmit(self, message: Message) -> None:
+        data = encode(message)
+        if len(data) > self._most:
+            raise OversizedUploadError(
+                f"a program, its files or its input have {len(data):,} bytes, and the sandbox service takes "
+                f"{self._most:,} in one message: send less, or raise `--max-message-bytes` of the service."
+            )
+        self._outgoing.put(data)
+
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """Names of images are those of whoever starts the sandbox."""
+        return spec
+
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
+        """Ask for a sandbox."""
+        until = time.monotonic() + self._patience_s
+        while True:
+            if self._refused is not None:
+                raise SandboxAccessError(str(self._refused))
+            if self._keeping is None or self._keeping.done():
+                raise SandboxError("the line to the sandbox service was not opened, or is closed")
+            try:
+                return await self._line.create(spec, lifetime_s=self._lifetime_s)
+            except UnknownImageError:
+                raise
+            except SandboxUnavailableError:
+                if time.monotonic() > self._back + _WORKERS_S:
+                    raise
+                await asyncio.sleep(_PAUSES_S[1])
+                continue
+            except SandboxQuotaError as error:
+                if not self._wait_for_quota or time.monotonic() > until:
+                    raise
+                if not self._waiting:
+                    logger.warning("%s Asking again for %g s.", error, self._patience_s)
+            self._waiting += 1
+            try:
+                await asyncio.sleep(_PAUSES_S[-1])
+            finally:
+                self._waiting -= 1
+
+    async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
+        """A new sandbox; see `Line.create`."""
+        return await self._line.create(spec, lifetime_s=lifetime_s)
+
+    async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
+        """A sandbox that this owner has already.
+
+        Raises:
+            UnknownSandboxError: there is none of this name.
+        """
+        return await self._line.attach(name, spec)
+
+    async def look(self, name: str, *, output_bytes: int = 0) -> Message:
+        """See `Line.look`."""
+        return await self._line.look(name, output_bytes=output_bytes)
+
+    async def close(self) -> None:
+        """End every sandbox of this line, and hang up."""
+        if self._keeping is not None and not self._keeping.done():
+            connections = self._line.open
+            for connection in connections:
+                self._line.stop(connection)
+            if connections:
+                await asyncio.wait([connection.ended for connection in connections], timeout=_CLOSE_S)
+        self._closed = True
+        if self._socket is not None:
+            await self._socket.close()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+            self._keeping = None
+        self._line.lose(SandboxError("the line to the sandbox service is closed"))
+        if self._session is not None:
+            await self._session.close()
+            self._session = None

@@ -1,0 +1,33 @@
+"""What a client sent to one running program, kept until the program has ended."""
+
+from __future__ import annotations
+
+from roll_sandbox.connection import AgentJob
+from roll_sandbox.wire import Message
+
+__all__ = ["Sent"]
+
+_KEPT_BYTES = 2**24
+"""Of input of one running program: one that was sent more cannot be found again over another connection."""
+
+
+class Sent:
+    """What a running program was sent; over a new connection all of it is sent again."""
+
+    def __init__(self, job: AgentJob) -> None:
+        self.job = job
+        self.messages: list[Message] = []
+        self.have = 0
+        self.answered = 0
+        self.asked_at = -1
+        """With how many pieces the rest was asked for again."""
+        self.kept_bytes: int | None = 0
+        """`None`: too much to keep."""
+
+    def keep(self, message: Message) -> None:
+        """Keep a further message."""
+        size = len(message.get("data", b""))
+        if self.kept_bytes is not None:
+            self.kept_bytes = self.kept_bytes + size if self.kept_bytes + size <= _KEPT_BYTES else None
+        if self.kept_bytes is not None:
+            self.messages.append(message)

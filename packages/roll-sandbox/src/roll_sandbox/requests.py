@@ -1,0 +1,117 @@
+"""What an agent is told: its settings, and which program to run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from roll_sandbox.errors import OversizedUploadError
+from roll_sandbox.types import Command, Limits, Program, PythonCode, SandboxSpec
+
+__all__ = ["agent_settings", "check_texts", "run_request"]
+
+
+_ENDLESS_BYTES = 2**52
+"""Of a terminal: it makes its program wait instead."""
+
+
+def agent_settings(
+    spec: SandboxSpec, *, home: str, env: dict[str, str], image: dict[str, Any] | None = None, **flags: Any
+) -> dict[str, Any]:
+    """What an agent is told first.
+
+    `image`: of layers that the agent is to mount (`images/system.py`).
+
+    `flags`: isolated (the files are its own), mount_space (it mounts them, and may make namespaces), own_group (its
+    control group is that of the sandbox), counts_cpu (the host handed it a count of CPU time), filter, bound_processes,
+    bound_address_space, watch_memory.
+    """
+    return {
+        "home": home,
+        "env": env,
+        "image": image,
+        "limits": dict(vars(spec.limits)),
+        "preload": list(spec.preload),
+        "python_path": list(spec.python_path),
+        **flags,
+    }
+
+
+def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -> dict[str, Any]:
+    """A program as the agent starts it.
+
+    Args:
+        alone: it is all there is in its sandbox.
+        fresh: it gets namespaces and files of its own.
+
+    Raises:
+        TypeError: it is no program, or its input or a file is no bytes.
+        ValueError: a text has a zero byte.
+        OversizedUploadError: it does not fit into its sandbox.
+    """
+    _check_kinds(program)
+    request = {
+        "alone": alone,
+        "fresh": fresh,
+        "result": program.result,
+        "interactive": program.interactive,
+        "files": dict(program.files),
+        "env": dict(program.env),
+        "cwd": program.cwd,
+        "wall_s": limits.wall_s if program.wall_s is None else program.wall_s,
+        "cpu_s": limits.cpu_s if program.cpu_s is None else program.cpu_s,
+        "output_bytes": limits.output_bytes if program.output_bytes is None else program.output_bytes,
+        "terminal": None if program.terminal is None else list(program.terminal),
+        "source": program.source if isinstance(program, PythonCode) else None,
+        "argv": list(program.argv),
+    }
+    if program.terminal is not None:
+        if alone:
+            raise ValueError(
+                "a terminal is for a program of a sandbox that is kept: `create` one, and `start` it there."
+            )
+        request["output_bytes"] = program.output_bytes or _ENDLESS_BYTES
+    check_texts(request)
+    _check_size(program, limits)
+    return request
+
+
+def check_texts(request: dict[str, Any]) -> None:
+    """Zero bytes cannot be in arguments, variables and paths.
+
+    Raises:
+        ValueError: there is one.
+    """
+    texts = [*request.get("argv", ()), *request["env"], *request["env"].values(), *request.get("files", ())]
+    texts += [request["cwd"]] if request["cwd"] else []
+    for text in texts:
+        if "\0" in text:
+            raise ValueError(f"a zero byte in {text[:80]!r}: arguments, variables and paths cannot have one.")
+
+
+def _check_kinds(program: Program) -> None:
+    if not isinstance(program, PythonCode | Command):
+        raise TypeError(f"a {type(program).__name__} is no program: PythonCode(source=…) or Command(argv=(…)) is.")
+    if isinstance(program.argv, str):
+        raise TypeError(f"the argv {program.argv[:80]!r} is a text: write a word for each argument, ('ls', '-l').")
+    for what, data in (("standard input", program.stdin), *program.files.items()):
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise TypeError(f"'{what}' of a program is a {type(data).__name__}: bytes are needed, text.encode().")
+
+
+def _check_size(program: Program, limits: Limits) -> None:
+    """What a program brings along must fit into its sandbox.
+
+    Raises:
+        OversizedUploadError: it does not.
+    """
+    files = sum(map(len, program.files.values()))
+    source = len(program.source) if isinstance(program, PythonCode) else 0
+    for what, size, most in (
+        ("files", files, limits.disk_bytes),
+        ("standard input and source", len(program.stdin) + source, limits.memory_bytes // 4),
+    ):
+        if size > most:
+            raise OversizedUploadError(
+                f"the {what} of a program have {size:,} bytes, and its sandbox takes {most:,}: raise the limit "
+                f"({'disk_bytes' if what == 'files' else 'memory_bytes; input may fill a quarter of it'}) or send less."
+            )

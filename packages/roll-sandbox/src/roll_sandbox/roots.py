@@ -1,0 +1,123 @@
+"""File systems that sandboxes of the bubblewrap runtime begin in, each built once and shared.
+
+Those of images hold their image, so that the cache does not remove it, and are given up when many others were wanted
+since and no sandbox is in them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roll_sandbox.images import Hold, Image, ImageCache
+from roll_sandbox.images.system import image_plan
+from roll_sandbox.spawner import SpawnerClient
+from roll_sandbox.system_plan import Plan, bwrap_arguments, system_plan
+from roll_sandbox.types import Mount, SandboxSpec
+
+__all__ = ["Root", "Roots"]
+
+MAX_UNUSED = 16
+"""Of images."""
+
+
+@dataclass(eq=False)
+class Root:
+    """One of them."""
+
+    arguments: list[str]
+    """Of bwrap."""
+    name: str = ""
+    tree: str = ""
+    """Where the spawner built it, if that is root."""
+    layers: list[tuple[str, str]] = field(default_factory=list)
+    """Of its image: where each is, and where each sandbox is to have it as its user's own."""
+    hold: Hold | None = None
+    files: Path | None = None
+    """Where small files are that bwrap shows, if the spawner is not root."""
+    users: int = 0
+
+
+class Roots:
+    """See the module."""
+
+    def __init__(self, cache: ImageCache) -> None:
+        self._cache = cache
+        self._known: dict[tuple[str | None, tuple[Mount, ...], bool], Root] = {}
+        self._building = asyncio.Lock()
+        self._num_built = 0
+        self._spawner: SpawnerClient | None = None
+
+    async def take(self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, *, merged: bool) -> Root:
+        """The one for this spec; `give_back` it when its sandbox has ended.
+
+        Raises:
+            SandboxError: it cannot be built.
+            UnknownImageError: the image was removed meanwhile.
+        """
+        key = (None if image is None else image.digest, spec.mounts, merged)
+        async with self._building:
+            if self._spawner is not spawner:
+                self.clear()
+                self._spawner = spawner
+            root = self._known.pop(key, None) or await self._make(spawner, spec, image, merged)
+            self._known[key] = root  # the one that was wanted last is the last one
+            root.users += 1
+        return root
+
+    async def _make(self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, merged: bool) -> Root:
+        if image is None:
+            return await self._build(spawner, system_plan(spec.mounts))
+        hold = await asyncio.to_thread(self._cache.hold, image)
+        try:
+            plan = await asyncio.to_thread(image_plan, self._cache, image, spec.mounts, merged=merged)
+            root = await self._build(spawner, plan)
+        except BaseException:
+            hold.release()
+            raise
+        root.hold = hold
+        return root
+
+    async def _build(self, spawner: SpawnerClient, plan: Plan) -> Root:
+        spawner.check()
+        if not spawner.facts["root"]:
+            files = Path(tempfile.mkdtemp(prefix=f"roll-sandbox-files-{os.getpid()}-"))
+            return Root(bwrap_arguments(plan, files), files=files)
+        self._num_built += 1
+        name = f"image-{self._num_built}"
+        try:
+            tree = await spawner.image(name, plan)
+        except BaseException:
+            spawner.send(("forget", name))
+            raise
+        layers = [(step[1], tree + step[2]) for step in plan if step[0] == "layer"]
+        return Root(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
+
+    def give_back(self, root: Root) -> None:
+        """A sandbox in it has ended, or was not started."""
+        root.users -= 1
+        unused = [key for key, each in self._known.items() if each.hold is not None and each.users == 0]
+        for key in unused[:-MAX_UNUSED]:
+            self._forget(self._known.pop(key))
+
+    def _forget(self, root: Root) -> None:
+        if root.tree and self._spawner is not None:
+            self._spawner.send(("forget", root.name))
+        _let_go(root)
+
+    def clear(self) -> None:
+        """The spawner is gone, and what it built."""
+        for root in self._known.values():
+            _let_go(root)
+        self._known.clear()
+
+
+def _let_go(root: Root) -> None:
+    if root.hold is not None:
+        root.hold.release()
+    if root.files is not None:
+        shutil.rmtree(root.files, ignore_errors=True)

@@ -1,0 +1,204 @@
+"""The system-call filter of sandboxed programs, as a BPF program for `prctl(PR_SET_SECCOMP)`.
+
+Default deny: the filter lists what is allowed (`syscalls.py`). A refused call fails with EPERM, one that is newer than
+the list with ENOSYS (so that libraries fall back); a foreign architecture (32-bit calls) ends the program. The kernel
+remembers which calls are always allowed, so the length of the list costs nothing per call.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import struct
+from collections.abc import Iterator
+
+from roll_sandbox.syscalls import allowed, number
+
+__all__ = ["SUPPORTED", "seccomp_filter"]
+
+SUPPORTED = ("x86_64", "aarch64")
+
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_LOAD, _JUMP_EQUAL, _JUMP_AT_LEAST, _JUMP_ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x54, 0x06
+_ALLOW, _KILL, _FAIL = 0x7FFF0000, 0x80000000, 0x00050000
+_NUMBER, _ARCH = 0, 4
+"""Offsets in `struct seccomp_data`."""
+
+_X32_BIT = 0x40000000
+_FIRST_UNKNOWN = 463
+_NEW_NAMESPACE_FLAGS = 0x7E020080
+_UNIX, _INTERNET = 1, (2, 10)
+"""There is no network behind IPv4 and IPv6 but the sandbox's own loopback. Not vsock, not netlink."""
+_SOCKET_KINDS, _PROTOCOLS = (1, 2), (0, 6, 17)
+"""Streams and datagrams; TCP and UDP. To ask for another protocol has the kernel load its module."""
+_TERMINAL_INJECTION = (0x5412, 0x541C)
+"""TIOCSTI and TIOCLINUX: they type into the terminal of whoever started the sandbox."""
+_FILE_SIZE_SIGNAL = 25
+"""SIGXFSZ. Who ignores it is only told by a write that fails, which looks like any failure: Python ignores it."""
+_EVERYBODY = 2
+"""PRIO_USER: all processes of a user."""
+_THREAD, _SHARED_FILES = 0x10000, 0x400
+"""CLONE_THREAD, CLONE_FILES. Locks belong to a table of open files, and are listed by process: see `agent/locks.py`."""
+_OPEN_FILE_LOCKS = (37, 38)
+"""F_OFD_SETLK and F_OFD_SETLKW: such locks are listed without their owner."""
+_ONLY_IF_CACHED = 8
+"""RWF_NOWAIT: it tells which pages of the host's files were read before, in a sandbox or outside."""
+_CORE_SIZE = 4
+"""RLIMIT_CORE, which is 1 in sandboxes: only then has no crash the host's handler of core files run."""
+
+
+def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def _fail(error: int) -> bytes:
+    return _instruction(_RETURN, _FAIL | error)
+
+
+def _argument(index: int, *, high: bool = False) -> bytes:
+    """Load half of an argument. Those that are checked are 32 bits wide, but for pointers."""
+    return _instruction(_LOAD, 16 + 8 * index + 4 * high)
+
+
+_ALLOWED = _instruction(_RETURN, _ALLOW)
+
+
+def _only_for(call: int, body: list[bytes]) -> list[bytes]:
+    """`body` decides about `call`; for other calls it is skipped."""
+    return [_instruction(_JUMP_EQUAL, call, 0, len(body)), *body]
+
+
+def _one_of(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[bytes]:
+    tests = [_instruction(_JUMP_EQUAL, value, len(values) - index, 0) for index, value in enumerate(values)]
+    return [*tests, otherwise, then]
+
+
+def _unless(value: int, then: list[bytes]) -> list[bytes]:
+    """Go on where `value` is loaded; else do that."""
+    return [_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
+
+
+def _where(value: int, then: list[bytes]) -> list[bytes]:
+    """Do that where `value` is loaded; else go on."""
+    return [_instruction(_JUMP_EQUAL, value, 0, len(then)), *then]
+
+
+def _only_asked(pointer: int) -> list[bytes]:
+    """Said to be done, but not done, where there is something to set: what refuses to go on otherwise (Go) goes on."""
+    done = [_fail(0)]
+    return [_argument(pointer), *_unless(0, done), _argument(pointer, high=True), *_unless(0, done), _ALLOWED]
+
+
+def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive numbers: first and last."""
+    first = last = numbers[0]
+    for value in numbers[1:]:
+        if value != last + 1:
+            yield first, last
+            first = value
+        last = value
+    yield first, last
+
+
+def _families() -> list[bytes]:
+    """Of sockets: local ones, and those of the internet that need no module of the kernel."""
+    internet = [
+        _argument(1),
+        _instruction(_AND, 0xF),  # the rest are flags
+        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[0], 2, 0),
+        _instruction(_JUMP_EQUAL, _SOCKET_KINDS[1], 1, 0),
+        _fail(errno.ESOCKTNOSUPPORT),
+        _argument(2),
+        *_one_of(_PROTOCOLS, _ALLOWED, _fail(errno.EPROTONOSUPPORT)),
+    ]
+    return [
+        _argument(0),
+        _instruction(_JUMP_EQUAL, _UNIX, 0, 1),
+        _ALLOWED,
+        _instruction(_JUMP_EQUAL, _INTERNET[0], 2, 0),
+        _instruction(_JUMP_EQUAL, _INTERNET[1], 1, 0),
+        _fail(errno.EAFNOSUPPORT),
+        *internet,
+    ]
+
+
+def _checked() -> list[tuple[str, list[bytes]]]:
+    """Calls whose arguments decide, and how."""
+    refused = _fail(errno.EPERM)
+    clones = [
+        _argument(0),
+        _instruction(_JUMP_ANY_BIT, _NEW_NAMESPACE_FLAGS, 0, 1),
+        refused,
+        _instruction(_JUMP_ANY_BIT, _THREAD, 0, 1),
+        _ALLOWED,
+        _instruction(_JUMP_ANY_BIT, _SHARED_FILES, 0, 1),
+        refused,
+        _ALLOWED,
+    ]
+    # Of another family, a socket is made, and its module loaded, before the kernel finds that it cannot be paired.
+    pairs = [_argument(0), *_unless(_UNIX, [_fail(errno.EAFNOSUPPORT)]), _ALLOWED]
+    locks = [_argument(1), *_one_of(_OPEN_FILE_LOCKS, _fail(errno.EINVAL), _ALLOWED)]
+    reads = [
+        _argument(5),
+        _instruction(_JUMP_ANY_BIT, _ONLY_IF_CACHED, 0, 1),
+        _fail(errno.EOPNOTSUPP),
+        _ALLOWED,
+    ]
+    terminal = [_argument(1), *_one_of(_TERMINAL_INJECTION, refused, _ALLOWED)]
+    limits = [_argument(0), *_unless(_CORE_SIZE, [_ALLOWED]), _fail(0)]
+    own_limits = [_argument(0), *_unless(0, [refused]), _argument(1), *_unless(_CORE_SIZE, [_ALLOWED]), *_only_asked(2)]
+    signals = [_argument(0), *_unless(_FILE_SIZE_SIGNAL, [_ALLOWED]), *_only_asked(1)]
+    # The agent is the first process, and has to get its turn when a program's time is over.
+    priority = [_argument(0), *_where(_EVERYBODY, [refused]), _argument(1), *_where(1, [refused]), _ALLOWED]
+    turns = [_argument(0), *_where(1, [refused]), _ALLOWED]
+    return [
+        ("clone", clones),
+        ("clone3", [_fail(errno.ENOSYS)]),  # its flags are behind a pointer; libraries fall back to clone
+        ("socket", _families()),
+        ("socketpair", pairs),
+        ("fcntl", locks),
+        ("preadv2", reads),
+        ("ioctl", terminal),
+        ("setrlimit", limits),
+        ("prlimit64", own_limits),
+        ("rt_sigaction", signals),
+        ("setpriority", priority),
+        ("sched_setaffinity", turns),
+        ("sched_setparam", turns),
+        ("sched_setscheduler", turns),
+        ("sched_setattr", turns),
+        # Where attributes are refused, not missing, cp, mv and sed complain of every file.
+        *((name, [_fail(errno.EOPNOTSUPP)]) for name in ("setxattr", "lsetxattr", "fsetxattr")),
+    ]
+
+
+def seccomp_filter(architecture: str | None = None) -> bytes:
+    """The filter as an array of `struct sock_filter`.
+
+    Raises:
+        ValueError: there is no list for this architecture.
+    """
+    architecture = architecture or platform.machine()
+    if architecture not in SUPPORTED:
+        raise ValueError(f"there is no system-call filter for '{architecture}', only for {', '.join(SUPPORTED)}")
+    refused = _fail(errno.EPERM)
+    program = [
+        _instruction(_LOAD, _ARCH),
+        _instruction(_JUMP_EQUAL, _AUDIT_ARCH[architecture], 1, 0),
+        _instruction(_RETURN, _KILL),
+        _instruction(_LOAD, _NUMBER),
+    ]
+    if architecture == "x86_64":
+        program += [_instruction(_JUMP_AT_LEAST, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
+    for name, body in _checked():
+        program += _only_for(number(name, architecture), body)
+    program += [_instruction(_JUMP_AT_LEAST, _FIRST_UNKNOWN, 0, 1), _fail(errno.ENOSYS)]
+    for first, last in _ranges(allowed(architecture)):
+        program += [
+            _instruction(_JUMP_AT_LEAST, last + 1, 3, 0),
+            _instruction(_JUMP_AT_LEAST, first, 0, 1),
+            _ALLOWED,
+            refused,
+        ]
+    program.append(refused)
+    return b"".join(program)

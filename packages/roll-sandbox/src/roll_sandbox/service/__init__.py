@@ -1,0 +1,1 @@
+"""The sandbox service: `roll-sandbox serve`. See docs/sandbox-service.md."""

@@ -1,0 +1,173 @@
+"""In front of every route: the token, what it may do, and how much may be sent.
+
+Only `/health/live` is answered without a token. Which scope a path takes is said here and nowhere else, so that a route
+that is not listed takes the most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from roll_sandbox.errors import SandboxDatabaseError
+from roll_sandbox.service.audit import Audit
+from roll_sandbox.service.quotas import Quotas
+from roll_sandbox.service.rates import Rates
+from roll_sandbox.service.tokens import Identity, Tokens
+
+__all__ = ["ROCK", "Access", "scope_for"]
+
+ROCK = "/apis/envs/sandbox/v1"
+_OPEN = "/health/live"
+_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+
+
+def scope_for(method: str, path: str) -> str:
+    """The scope that a request needs; `worker` for workers, `admin` for what is not known."""
+    if path == "/v1/worker":
+        return "worker"
+    if path in ("/health/ready", "/openapi.json"):
+        return "read"
+    if path == "/metrics" or path.startswith("/v1/workers"):
+        return "admin"
+    if path == "/v1/line" or (path.startswith("/v1/sandboxes/") and path.endswith("/stream")):
+        return "run"
+    if path != "/v1/sandboxes" and not path.startswith(("/v1/sandboxes/", ROCK + "/")):
+        return "admin"
+    return "read" if method in ("GET", "HEAD") else "run"
+
+
+class Access:
+    """Middleware; requests that pass have `scope["identity"]`.
+
+    Args:
+        max_bytes: of the body of one request.
+    """
+
+    def __init__(self, app: ASGIApp, tokens: Tokens, quotas: Quotas, audit: Audit, max_bytes: int) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._quotas = quotas
+        self._audit = audit
+        self._max_bytes = max_bytes
+        self._rates: dict[str, Rates] = {}
+        self._failures = Rates(1.0, 20.0)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] not in ("http", "websocket"):
+            return
+        refusal = None if scope["path"] == _OPEN else await self._refusal(scope)
+        if scope["type"] == "websocket":
+            await (_refuse_socket(refusal, scope, receive, send) if refusal else self._app(scope, receive, send))
+            return
+        if refusal is None:
+            length = Headers(scope=scope).get("content-length", "0")
+            if not length.isdigit() or int(length) > self._max_bytes:
+                refusal = _no(413, "oversized", f"a request's body may have {self._max_bytes:,} bytes: send less.")
+        app = refusal or self._app
+        await app(scope, self._bounded(receive), _with_headers(send))
+
+    async def _refusal(self, scope: Scope) -> Response | None:
+        """Why a request is not answered, or nothing; then `scope` has who asks."""
+        peer = str((scope.get("client") or ("", 0))[0])
+        if self._failures.empty(peer):
+            return _no(429, "access", "too many tokens from there were refused: wait a minute.")
+        given = _given(Headers(scope=scope), scope["path"])
+        if not given:
+            return _no(401, "access", "a token is needed: 'Authorization: Bearer …' (`roll-sandbox token create`).")
+        try:
+            identity = await asyncio.to_thread(self._tokens.identify, given)
+        except SandboxDatabaseError as error:
+            return _no(503, "database", str(error))
+        if identity is None:
+            self._failures.wait_s(peer)
+            self._audit.note("refuse", owner="", token="", what=scope["path"][:200], outcome="token", peer=peer)
+            return _no(401, "access", "the token is wrong, expired or revoked (`roll-sandbox token create`).")
+        needed = scope_for(scope.get("method", "GET"), scope["path"])
+        if needed not in identity.scopes and "admin" not in identity.scopes:
+            self._audit.note(
+                "refuse",
+                owner=identity.owner,
+                token=identity.token,
+                what=scope["path"][:200],
+                outcome=f"scope {needed}",
+                peer=peer,
+            )
+            return _no(403, "access", f"the token has no scope '{needed}', which this takes.")
+        wait_s = self.rates(identity).wait_s(identity.owner)
+        if wait_s > 1.0:
+            return _no(429, "quota", f"'{identity.owner}' asks too often: wait {wait_s:.0f} s.")
+        scope["identity"] = identity
+        return None
+
+    def rates(self, identity: Identity) -> Rates:
+        """How often this owner may ask."""
+        owner = identity.owner
+        per_s = self._quotas.of(owner).requests_per_s
+        if owner not in self._rates or self._rates[owner].per_s != per_s:
+            self._rates[owner] = Rates(per_s, 2 * per_s)
+        return self._rates[owner]
+
+    def _bounded(self, receive: Receive) -> Receive:
+        """A body without a length may not be larger either."""
+        left = self._max_bytes
+
+        async def bounded() -> Message:
+            nonlocal left
+            message = await receive()
+            left -= len(message.get("body", b""))
+            return message if left >= 0 else {"type": "http.disconnect"}
+
+        return bounded
+
+
+def _given(headers: Headers, path: str) -> str:
+    """The token; on ROCK's routes also where ROCK's SDK can put one: a header of its own, or a URL's password."""
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    if path.startswith(ROCK + "/"):
+        if scheme.lower() == "basic":
+            with contextlib.suppress(ValueError):
+                return base64.b64decode(given.strip()).decode("ascii").partition(":")[2]
+        if not given:
+            scheme, _, given = headers.get("xrl-authorization", "").partition(" ")
+    return given.strip() if scheme.lower() == "bearer" else ""
+
+
+async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
+    """The refusal in place of a handshake; 403 where the server has no other word for it."""
+    await receive()
+    if "websocket.http.response" not in scope.get("extensions", {}):
+        await send({"type": "websocket.close", "code": 1008})
+        return
+    start = {"status": refusal.status_code, "headers": refusal.raw_headers}
+    await send({"type": "websocket.http.response.start", **start})
+    await send({"type": "websocket.http.response.body", "body": refusal.body})
+
+
+def _with_headers(send: Send) -> Send:
+    extra = [(name.lower().encode(), value.encode()) for name, value in _HEADERS.items()]
+
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {**message, "headers": [*message.get("headers", ()), *extra]}
+        await send(message)
+
+    return guarded
+
+
+def _no(status: int, kind: str, reason: str) -> Response:
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse({"error": kind, "message": reason}, status_code=status, headers=headers)

@@ -1,0 +1,105 @@
+"""Directories of sandboxes as tar archives, both ways.
+
+Nothing of an archive is unpacked on the server: it is looked through, and the sandbox unpacks it with the rights of any
+program in it. What comes out of a sandbox is looked through as well, since whoever is in there may have written it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+
+from roll_sandbox.agent_sandbox import Sandbox
+from roll_sandbox.errors import OversizedUploadError, SandboxPathError, SandboxRequestError
+from roll_sandbox.tar_headers import Header
+from roll_sandbox.types import PythonCode
+
+__all__ = ["check_archive", "pack", "unpack"]
+
+MOST_BYTES = 2**26
+_WALL_S = 60.0
+_PACK = """
+import os, sys, tarfile
+root = sys.argv[1]
+os.scandir(root).close()
+plain = lambda member: member if member.isreg() or member.isdir() else None
+with os.fdopen(1, "wb", closefd=False) as sink, tarfile.open(fileobj=sink, mode="w|", format=tarfile.PAX_FORMAT) as out:
+    for name in sorted(os.listdir(root)):
+        out.add(os.path.join(root, name), name, filter=plain)
+"""
+_UNPACK = """
+import os, sys, tarfile
+os.makedirs(sys.argv[1], exist_ok=True)
+with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, mode="r:") as archive:
+    archive.extractall(sys.argv[1], filter="data")
+"""
+
+
+async def pack(sandbox: Sandbox, path: str) -> bytes:
+    """A directory's files and directories; links and devices are left out.
+
+    Raises:
+        SandboxPathError: it cannot be read.
+        SandboxRequestError: what the sandbox says is no such archive.
+    """
+    program = PythonCode(source=_PACK, argv=(path,), wall_s=_WALL_S, output_bytes=MOST_BYTES)
+    result = await sandbox.execute(program)
+    if not result.ok:
+        raise SandboxPathError(5, f"in the sandbox: {_last(result.stderr) or result.outcome}", path)
+    limits = sandbox.spec.limits
+    await asyncio.to_thread(check_archive, result.stdout, limits.disk_bytes * 2, limits.max_files * 2)
+    return result.stdout
+
+
+async def unpack(sandbox: Sandbox, path: str, archive: bytes) -> None:
+    """Write an archive's files below a directory, which is made where there is none.
+
+    Raises:
+        OversizedUploadError: it does not fit into the sandbox.
+        SandboxPathError: it cannot be written there.
+        SandboxRequestError: it is none, or has what is refused.
+    """
+    limits = sandbox.spec.limits
+    await asyncio.to_thread(check_archive, archive, limits.disk_bytes, limits.max_files)
+    result = await sandbox.execute(PythonCode(source=_UNPACK, argv=(path,), stdin=archive, wall_s=_WALL_S))
+    if not result.ok:
+        raise SandboxPathError(5, f"in the sandbox: {_last(result.stderr) or result.outcome}", path)
+
+
+def check_archive(data: bytes, most_bytes: int, most_files: int) -> None:
+    """Whether it is a plain tar archive of files and directories, none of which leads anywhere else.
+
+    Raises:
+        OversizedUploadError: its files are more, or larger, than may be.
+        SandboxRequestError: it is none, or compressed, or has another path or kind of member.
+    """
+    count = size = 0
+    try:
+        with tarfile.open(fileobj=io.BytesIO(data), mode="r:", tarinfo=Header) as archive:
+            for member in archive:
+                archive.members = []  # pyrefly: ignore[missing-attribute]  # tarfile would keep them all
+                count, size = count + 1, size + max(0, member.size)
+                if count > most_files or size > most_bytes:
+                    raise OversizedUploadError(
+                        f"an archive with more than {most_files:,} files or {most_bytes:,} bytes: send less, or raise "
+                        "the sandbox's disk_bytes and max_files."
+                    )
+                _check_member(member)
+    except (OversizedUploadError, SandboxRequestError):  # ValueErrors, too
+        raise
+    except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
+        raise SandboxRequestError(
+            f"that is no plain tar archive ({str(error)[:100]}): compression is refused."
+        ) from None
+
+
+def _check_member(member: tarfile.TarInfo) -> None:
+    if not (member.isreg() or member.isdir()) or member.issparse():
+        raise SandboxRequestError(f"'{member.name[:200]}' in an archive is no plain file or directory: leave it out.")
+    if member.name.startswith("/") or ".." in member.name.split("/") or "\0" in member.name or member.size < 0:
+        raise SandboxRequestError(f"'{member.name[:200]!r}' in an archive leads out of its directory.")
+
+
+def _last(stderr: bytes) -> str:
+    return stderr.decode(errors="replace").strip().rpartition("\n")[2][:300]

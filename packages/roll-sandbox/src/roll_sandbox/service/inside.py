@@ -1,0 +1,171 @@
+"""Sandboxes for HTTP routes: the client's own code, over a line that stays in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+
+from roll_sandbox.agent_sandbox import Job, Session
+from roll_sandbox.errors import SandboxExpiredError, SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll_sandbox.remote.line import Line, RemoteSandbox, new_name
+from roll_sandbox.service.switchboard import ClientLine, Entry, Switchboard
+from roll_sandbox.service.tokens import Identity
+from roll_sandbox.types import Program, SandboxSpec
+from roll_sandbox.wire import Message, checked
+
+__all__ = ["Inside", "Owned"]
+
+_acting: ContextVar[Identity] = ContextVar("acting")
+"""Whose token asked for what is being done: the audit log names it, not the first of its owner."""
+
+
+class Owned:
+    """One owner's sandboxes, as routes use them. What was made here lives until it is stopped or expires.
+
+    Args:
+        era: which run of the server this is: sessions of an earlier one are lost.
+    """
+
+    def __init__(self, board: Switchboard, identity: Identity, era: str) -> None:
+        self.board = board
+        self.owner = identity.owner
+        self._era = era
+        self._line = Line(self._send)
+        self._client = ClientLine(identity, self._line.receive, leases=False)
+        self._sandboxes: dict[str, RemoteSandbox] = {}
+        self._making: dict[str, asyncio.Task[RemoteSandbox]] = {}
+        self._running: dict[tuple[str, str], Job] = {}
+        self.sessions: dict[tuple[str, str], Session] = {}
+
+    def _send(self, message: Message) -> None:
+        self._client.identity = _acting.get(self._client.identity)
+        self.board.receive(self._client, checked(message))
+
+    async def create(
+        self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None, name: str | None = None
+    ) -> tuple[RemoteSandbox, bool]:
+        """See `Line.create`; and whether it is new. One of this name that is alive is the answer.
+
+        Raises:
+            SandboxRequestError: the one of this name is of another spec.
+            UnknownSandboxError: the one of this name has ended.
+        """
+        if name is None:
+            return self._kept(await self._line.create(spec, lifetime_s=lifetime_s, near=near)), True
+        place = f"{self.owner}/{name}"
+        if place not in self.board.entries and name not in self._making:
+            row = await asyncio.to_thread(self.board.records.sandbox, self.owner, name)
+            if row is not None and place not in self.board.entries and name not in self._making:
+                raise UnknownSandboxError(f"the sandbox '{name}' has ended: choose another key for another one.")
+        entry = self.board.entries.get(place)
+        if entry is not None and entry.spec != self.board.quotas.bounded(self.owner, spec):
+            raise SandboxRequestError(f"the sandbox '{name}' is of another specification: choose another key.")
+        if entry is not None and name not in self._making and entry.state == "running":
+            return await self.sandbox(name), False
+        new = entry is None and name not in self._making
+        return await self._made(name, lambda: self._line.create(spec, lifetime_s=lifetime_s, name=name)), new
+
+    async def _made(self, name: str, make: Callable[[], Coroutine[Any, Any, RemoteSandbox]]) -> RemoteSandbox:
+        """One for all who ask at the same time, known before anybody has it; whoever asks may be cancelled."""
+
+        async def made() -> RemoteSandbox:
+            return self._kept(await make())
+
+        if name not in self._making:
+            making = self._making[name] = asyncio.create_task(made())
+            making.add_done_callback(lambda task: (self._making.pop(name, None), task.cancelled() or task.exception()))
+        return await asyncio.shield(self._making[name])
+
+    async def entry(self, name: str) -> Entry:
+        """What the service knows of one.
+
+        Raises:
+            SandboxExpiredError, SandboxLostError: how it ended, within the last hour.
+            UnknownSandboxError: there is none of this name, or it was stopped.
+        """
+        try:
+            return self.board.find(self.owner, name)
+        except UnknownSandboxError:
+            row = await asyncio.to_thread(self.board.records.sandbox, self.owner, name)
+            why = "" if row is None else row["why"]
+            if why == "lost":
+                raise SandboxLostError(f"the sandbox '{name}' was lost: its worker or the server died.") from None
+            if why == "expired":
+                raise SandboxExpiredError(f"the sandbox '{name}' reached the end of its lifetime.") from None
+            raise
+
+    async def sandbox(self, name: str) -> RemoteSandbox:
+        """One that the owner has.
+
+        Raises:
+            SandboxExpiredError, SandboxLostError: it has ended so.
+            UnknownSandboxError: there is none of this name.
+        """
+        found = self._sandboxes.get(name)
+        if found is None or found.broken:
+            entry = await self.entry(name)
+            found = await self._made(name, lambda: self._line.attach(name, entry.spec))
+        return found
+
+    def _kept(self, sandbox: RemoteSandbox) -> RemoteSandbox:
+        if self._sandboxes.get(sandbox.name) is not sandbox:
+            self._sandboxes[sandbox.name] = sandbox
+            sandbox.on_close(lambda: self._forget(sandbox.name))
+        return sandbox
+
+    def _forget(self, name: str) -> None:
+        self._sandboxes.pop(name, None)
+        for key in [key for key in self.sessions if key[0] == name]:
+            del self.sessions[key]
+
+    def begin(self, sandbox: RemoteSandbox, program: Program, *, alone: bool, key: str | None) -> Job:
+        """A program; under a `key` that is known, the one that was begun with it."""
+        if key is None:
+            return sandbox.begin(program, alone=alone)
+        place = sandbox.name, key
+        if place not in self._running:
+            job = self._running[place] = sandbox.begin_as(key, program, alone=alone)
+            job.on_end(partial(self._running.__delitem__, place))
+        return self._running[place]
+
+    def keep(self, sandbox: str, session: Session) -> str:
+        """A new session's name."""
+        name = f"{self._era}-{new_name()}"
+        self.sessions[sandbox, name] = session
+        return name
+
+    async def session(self, name: str, session: str) -> Session:
+        """One that was opened here.
+
+        Raises:
+            SandboxLostError: an earlier run of the server opened it.
+            UnknownSandboxError: there is none.
+        """
+        await self.entry(name)
+        found = self.sessions.get((name, session))
+        if found is not None and not found.closed:
+            return found
+        era, dash, _ = session.partition("-")
+        if dash and len(era) == len(self._era) and era != self._era:
+            raise SandboxLostError(f"the session '{session}' was lost when the server was started again: open another.")
+        raise UnknownSandboxError(f"sandbox '{name}' has no session '{session[:64]}', or no more: open another.")
+
+
+class Inside:
+    """`Owned` by owner."""
+
+    def __init__(self, board: Switchboard) -> None:
+        self._board = board
+        self._owned: dict[str, Owned] = {}
+        self._era = secrets.token_hex(6)
+
+    def of(self, identity: Identity) -> Owned:
+        """Of whoever asks; what the calling task does from now on, it does in this name."""
+        _acting.set(identity)
+        if identity.owner not in self._owned:
+            self._owned[identity.owner] = Owned(self._board, identity, self._era)
+        return self._owned[identity.owner]

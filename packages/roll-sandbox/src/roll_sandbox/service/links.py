@@ -1,0 +1,82 @@
+"""The server's end of a way to a worker."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from roll_sandbox.wire import Message, Report, encode
+
+__all__ = ["WorkerLink"]
+
+_WAITING = 10_000
+"""Messages for a worker that is away."""
+_WAITING_BYTES = 2**27
+
+
+@dataclass
+class WorkerLink:
+    """A worker, also one that is away for a moment and may come back with what it holds."""
+
+    name: str
+    transmit: Callable[[Message], None] | None
+    """`None` while it is away."""
+    capacity: int = 512
+    """Sandboxes at once."""
+    memory_bytes: int | None = None
+    """What limits of its sandboxes may come to; `None`: whatever they do."""
+    drained: bool = False
+    """Somebody said that it gets no new sandboxes."""
+    leaving: bool = False
+    """It says so itself, and ends when it has none."""
+    process: str = ""
+    """Which process has the name: one at a time."""
+    hang_up: Callable[[], None] | None = None
+    """Breaks the line to it."""
+    heard: float = math.inf
+    """When it said something last; a worker in this process never stops."""
+    seen: float = 0.0
+    """The same as seconds since 1970."""
+    report: Report = field(default_factory=Report)
+    placed: int = 0
+    """Sandboxes since its last report."""
+    away_since: float = 0.0
+    held: int = 0
+    held_memory_bytes: int = 0
+    waiting: list[Message] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    @property
+    def here(self) -> bool:
+        """Whether it can be told anything."""
+        return self.transmit is not None
+
+    @property
+    def draining(self) -> bool:
+        """Whether it gets no new sandboxes."""
+        return self.drained or self.leaving
+
+    @property
+    def state(self) -> str:
+        """For people."""
+        return "away" if not self.here else "draining" if self.draining else "ready"
+
+    def note(self, report: Report) -> None:
+        """What it says of its machine now."""
+        self.report, self.placed, self.seen = report, 0, time.time()
+
+    def away(self, monotonic: float) -> None:
+        """Its line has broken, or says nothing more."""
+        hang_up, self.transmit, self.hang_up, self.away_since = self.hang_up, None, None, monotonic
+        if hang_up is not None:
+            hang_up()
+
+    def send(self, message: Message) -> None:
+        """To the worker, or, while it is away, when it is back."""
+        if self.transmit is not None:
+            self.transmit(message)
+        elif len(self.waiting) < _WAITING and self.waiting_bytes < _WAITING_BYTES:
+            self.waiting.append(message)
+            self.waiting_bytes += len(encode(message))

@@ -1,0 +1,73 @@
+"""What Prometheus reads."""
+
+from __future__ import annotations
+
+from roll_sandbox.service.placement import load
+from roll_sandbox.service.switchboard import Switchboard
+
+__all__ = ["exposition"]
+
+_TOTALS = {
+    "sandboxes": "Sandboxes that started.",
+    "programs": "Programs that were asked for.",
+    "ended": "Programs that ended, whatever their outcome.",
+    "failed": "Programs that failed for no reason of theirs.",
+    "refused": "Requests that were refused.",
+    "orphans": "Sandboxes that were stopped because nobody claimed them.",
+    "sandboxes_lost": "Sandboxes that were lost.",
+    "sandboxes_expired": "Sandboxes whose lifetime ended.",
+}
+
+
+def exposition(board: Switchboard) -> str:
+    """In Prometheus' text format."""
+    lines = []
+    for name, meaning in _TOTALS.items():
+        metric = f"roll_sandbox_{name}_total"
+        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} counter", f"{metric} {board.counts[name]}"]
+    gauges = {
+        "roll_sandbox_alive": ("Sandboxes that have not ended.", len(board.entries)),
+        "roll_sandbox_running_programs": ("Programs that run.", sum(e.running for e in board.entries.values())),
+        "roll_sandbox_workers": ("Workers that are connected.", sum(w.here for w in board.workers.values())),
+        "roll_sandbox_database_up": ("Whether the database is written to.", int(not board.records.away)),
+        "roll_sandbox_database_waiting": ("Records that wait for the database.", board.records.waiting),
+        "roll_sandbox_audit_up": ("Whether the audit file is written to.", int(not board.audit.failing)),
+        "roll_sandbox_audit_dropped": ("Lines of the audit that were given up.", board.audit.dropped),
+    }
+    for metric, (meaning, value) in gauges.items():
+        lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} gauge", f"{metric} {value}"]
+    lines += _of_workers(board)
+    return "\n".join(lines) + "\n"
+
+
+def _of_workers(board: Switchboard) -> list[str]:
+    """One sample for each worker, and for each of its pools."""
+    workers = list(board.workers.values())
+    pools = [(worker, pool) for worker in workers for pool in worker.report.pools]
+    of_worker = {
+        "held": ("gauge", "Sandboxes of a worker.", [worker.held for worker in workers]),
+        "draining": ("gauge", "Whether a worker gets no new ones.", [int(worker.draining) for worker in workers]),
+        "load": ("gauge", "The share of its scarcest part that is taken.", [round(load(w), 4) for w in workers]),
+    }
+    of_pool = {
+        "idle": ("gauge", "Sandboxes that wait.", [pool.idle for _, pool in pools]),
+        "target": ("gauge", "Sandboxes that should wait.", [pool.target for _, pool in pools]),
+        "hits_total": ("counter", "Sandboxes that waited when they were asked for.", [p.hits for _, p in pools]),
+        "misses_total": ("counter", "Sandboxes that had to be started.", [p.misses for _, p in pools]),
+    }
+    labels = {
+        "worker": [f'worker="{worker.name}"' for worker in workers],
+        "pool": [f'worker="{worker.name}",pool="{_escaped(pool.pool)}"' for worker, pool in pools],
+    }
+    lines = []
+    for kind, metrics in (("worker", of_worker), ("pool", of_pool)):
+        for name, (type_, meaning, values) in metrics.items():
+            metric = f"roll_sandbox_{kind}_{name}"
+            lines += [f"# HELP {metric} {meaning}", f"# TYPE {metric} {type_}"]
+            lines += [f"{metric}{{{label}}} {value}" for label, value in zip(labels[kind], values, strict=True)]
+    return lines
+
+
+def _escaped(label: str) -> str:
+    """Part of it is what clients named an image."""
+    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -1,0 +1,74 @@
+"""Which worker a new sandbox goes to."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from roll_sandbox.errors import SandboxUnavailableError
+from roll_sandbox.service.links import WorkerLink
+from roll_sandbox.types import SandboxSpec
+
+__all__ = ["choose", "load"]
+
+LEAST_FREE_BYTES = 2**28
+"""A machine with less gets no sandbox, whatever its limits are: they are seldom reached, and all at once never."""
+IDLE_BYTES = 2_300_000
+PLACED_PER_CORE = 16
+"""So many sandboxes that were placed since a worker's last report are taken to keep a core busy."""
+IMAGE_LOAD = 0.25
+"""A worker that would have to fetch the image counts as so much fuller."""
+
+
+def choose(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:
+    """Beside what it is a copy of; or where others of the same affinity go; or where the load is least.
+
+    Args:
+        near: the worker that has what the sandbox begins with.
+
+    Raises:
+        SandboxUnavailableError: none is here, or none has room.
+    """
+    here = [worker for worker in workers if worker.here and not worker.draining]
+    with_room = [worker for worker in here if _fits(worker, spec)]
+    if not with_room:
+        raise SandboxUnavailableError(
+            f"none of {len(here)} workers has room for another sandbox: stop some, or start a worker with "
+            "`roll-sandbox worker --join URL`."
+            if here
+            else "no worker is connected, or all are draining: start one with `roll-sandbox worker --join URL`."
+        )
+    if near in with_room:
+        return near
+    if spec.affinity:
+        return max(with_room, key=lambda worker: _draw(spec.affinity, worker.name))
+    return min(with_room, key=lambda worker: load(worker) + IMAGE_LOAD * _lacks(worker, spec))
+
+
+def load(worker: WorkerLink) -> float:
+    """The scarcest of what it has, as the share that is taken: places, memory promised, memory and cores in use."""
+    report = worker.report
+    shares = [worker.held / worker.capacity, report.busy + worker.placed / (PLACED_PER_CORE * report.cores)]
+    if worker.memory_bytes:
+        shares.append(worker.held_memory_bytes / worker.memory_bytes)
+    if report.memory_bytes and report.free_bytes is not None:
+        shares.append(1 - report.free_bytes / report.memory_bytes)
+    return max(shares)
+
+
+def _fits(worker: WorkerLink, spec: SandboxSpec) -> bool:
+    free_bytes = worker.report.free_bytes
+    return (
+        worker.held < worker.capacity
+        and (worker.memory_bytes is None or worker.held_memory_bytes + spec.limits.memory_bytes <= worker.memory_bytes)
+        and (free_bytes is None or free_bytes - worker.placed * IDLE_BYTES >= LEAST_FREE_BYTES)
+    )
+
+
+def _lacks(worker: WorkerLink, spec: SandboxSpec) -> bool:
+    return spec.image is not None and spec.image not in worker.report.images
+
+
+def _draw(affinity: str, name: str) -> bytes:
+    """The same at all times; a worker that comes or goes moves only what goes to it (rendezvous hashing)."""
+    return hashlib.sha256(f"{affinity}\0{name}".encode()).digest()

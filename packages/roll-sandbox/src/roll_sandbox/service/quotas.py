@@ -1,0 +1,179 @@
+"""What an owner may have at once, and how much of it is taken."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from roll_sandbox.errors import SandboxQuotaError
+from roll_sandbox.types import SandboxSpec
+
+__all__ = ["Quota", "Quotas"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quota:
+    """Bounds of one owner; `None`: only the machine's."""
+
+    sandboxes: int | None = 1024
+    """Alive at once."""
+    memory_bytes: int | None = None
+    """Limits on memory of all of them together."""
+    disk_bytes: int | None = None
+    """The same of disk."""
+    cpu_s: float | None = None
+    """CPU time of one program; of one that asks for none, the limit."""
+    lifetime_s: float = 24 * 3600.0
+    """Of one sandbox, from any moment."""
+    programs: int | None = 4096
+    """Running at once."""
+    requests_per_s: float = 5000.0
+    """Messages and requests, on average; bursts may be twice as many."""
+
+
+_NAMES = {field.name for field in fields(Quota)}
+_BOUND = ("lifetime_s", "requests_per_s")
+"""Never `None`."""
+_log = logging.getLogger(__name__)
+
+
+def _fits(name: str, value: object) -> bool:
+    """Whether a field may be this; rows of the database may have been written by hand."""
+    if value is None:
+        return name in _NAMES and name not in _BOUND
+    least = 1e-9 if name in _BOUND else 0
+    return name in _NAMES and type(value) in (int, float) and least <= value <= 2**62  # type: ignore[operator]
+
+
+@dataclass
+class _Taken:
+    sandboxes: int = 0
+    memory_bytes: int = 0
+    disk_bytes: int = 0
+    programs: int = 0
+
+
+class Quotas:
+    """See the module.
+
+    Args:
+        default: of owners that none is named for.
+        named: fields of `Quota` by owner, in place of the default's.
+    """
+
+    def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
+        self._default = default
+        self._given: Mapping[str, Mapping[str, Any]] = {}
+        self._named: dict[str, Quota] = {}
+        self._taken: defaultdict[str, _Taken] = defaultdict(_Taken)
+        self.name(named)
+
+    def name(self, named: Mapping[str, Mapping[str, Any]]) -> None:
+        """Fields of `Quota` by owner, in place of those before. What is taken stays, also where it is more now."""
+        if named == self._given:
+            return
+        self._given = named
+        self._named = {}
+        for owner, values in named.items():
+            sound = {name: value for name, value in values.items() if _fits(name, value)}
+            if sound != values:
+                _log.warning("the quota of '%s' has what no quota has: %s", owner, sorted(values.keys() - sound.keys()))
+            self._named[owner] = replace(self._default, **sound)
+
+    def of(self, owner: str) -> Quota:
+        """What an owner may have."""
+        return self._named.get(owner, self._default)
+
+    def lifetime_s(self, owner: str, asked_s: float | None, default_s: float) -> float:
+        """How long a sandbox may live.
+
+        Raises:
+            SandboxQuotaError: not as long as is asked for.
+        """
+        most = self.of(owner).lifetime_s
+        if asked_s is not None and asked_s > most:
+            raise SandboxQuotaError(
+                f"a sandbox of '{owner}' was to live {asked_s:g} s and may live {most:g} s: ask for less, or have the "
+                f"quota raised (`roll-sandbox quota set {owner} --lifetime`)."
+            )
+        return min(default_s, most) if asked_s is None else asked_s
+
+    def allow(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
+        """The spec, with what an owner's programs may be given at most where it names nothing.
+
+        Raises:
+            SandboxQuotaError: the owner has as many as may be, or asks for too much.
+        """
+        quota, taken, limits = self.of(owner), self._taken[owner], spec.limits
+        for what, have, more, most in (
+            ("sandboxes", taken.sandboxes, 1, quota.sandboxes),
+            ("bytes of memory", taken.memory_bytes, limits.memory_bytes, quota.memory_bytes),
+            ("bytes of disk", taken.disk_bytes, limits.disk_bytes, quota.disk_bytes),
+        ):
+            if most is not None and have + more > most:
+                raise SandboxQuotaError(
+                    f"'{owner}' has {have:,} {what} of {most:,}, and asks for {more:,} more: stop some, or have the "
+                    f"quota raised (`roll-sandbox quota set {owner}`)."
+                )
+        self.check_cpu(owner, limits.cpu_s)
+        return self.bounded(owner, spec)
+
+    def bounded(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
+        """The same, whatever is taken."""
+        cpu_s = spec.limits.cpu_s or self.of(owner).cpu_s
+        return replace(spec, limits=replace(spec.limits, cpu_s=cpu_s))
+
+    def check_cpu(self, owner: str, cpu_s: float | None) -> None:
+        """A program's CPU time.
+
+        Raises:
+            SandboxQuotaError: it is more than the owner's programs may be given.
+        """
+        most = self.of(owner).cpu_s
+        if most is not None and cpu_s is not None and cpu_s > most:
+            raise SandboxQuotaError(
+                f"a program of '{owner}' was to have {cpu_s:g} s of CPU time and may have {most:g} s: ask for less, or "
+                f"have the quota raised (`roll-sandbox quota set {owner} --cpu`)."
+            )
+
+    def take(self, owner: str, spec: SandboxSpec) -> None:
+        """Count a sandbox in, which `allow` let in, or which is there already."""
+        taken, limits = self._taken[owner], spec.limits
+        taken.sandboxes += 1
+        taken.memory_bytes += limits.memory_bytes
+        taken.disk_bytes += limits.disk_bytes
+
+    def give_back(self, owner: str, spec: SandboxSpec) -> None:
+        """One that has ended."""
+        taken = self._taken[owner]
+        taken.sandboxes -= 1
+        taken.memory_bytes -= spec.limits.memory_bytes
+        taken.disk_bytes -= spec.limits.disk_bytes
+
+    def begin(self, owner: str) -> None:
+        """Count a program in.
+
+        Raises:
+            SandboxQuotaError: as many as may run at once do.
+        """
+        most = self.of(owner).programs
+        if most is not None and self._taken[owner].programs >= most:
+            raise SandboxQuotaError(
+                f"'{owner}' runs {most:,} programs, which is all that may run at once: wait for some."
+            )
+        self.count_in(owner)
+
+    def count_in(self, owner: str, programs: int = 1) -> None:
+        """Programs that run, however many may."""
+        self._taken[owner].programs += programs
+
+    def taken(self, owner: str) -> dict[str, int]:
+        """What is counted in, by what it is."""
+        return asdict(self._taken[owner])
+
+    def end(self, owner: str, programs: int = 1) -> None:
+        """Programs that have ended."""
+        self._taken[owner].programs -= programs

@@ -1,0 +1,186 @@
+"""What the service writes down of sandboxes and programs, and finds again when it starts."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from sqlalchemy import bindparam, delete, insert, select, update
+
+from roll_sandbox.results import is_end
+from roll_sandbox.service.store import Store
+from roll_sandbox.service.store.tables import executions, owners, sandboxes, workers
+from roll_sandbox.wire import Message
+
+__all__ = ["ALIVE", "Records"]
+
+ALIVE = ("starting", "running")
+_Then: TypeAlias = Callable[[Exception | None], None]
+_KEPT_S = 3600.0
+"""How long what has ended can be asked for."""
+_WORKERS_KEPT_S = 7 * 86400.0
+"""How long a name belongs to the owner whose worker had it last."""
+
+_ONE = (sandboxes.c.owner == bindparam("b_owner"), sandboxes.c.name == bindparam("b_name"))
+_OF = (executions.c.owner == bindparam("b_owner"), executions.c.sandbox == bindparam("b_sandbox"))
+_OPENED = insert(sandboxes)
+_RAN = update(sandboxes).where(*_ONE).values(state="running")
+_EXTENDED = update(sandboxes).where(*_ONE).values(expires=bindparam("b_expires"))
+_GONE = (
+    update(sandboxes)
+    .where(*_ONE)
+    .values(state=bindparam("b_state"), ended=bindparam("b_ended"), why=bindparam("b_why"))
+)
+_STARTED = insert(executions)
+_ENDED = (
+    update(executions)
+    .where(*_OF, executions.c.name == bindparam("b_name"), executions.c.state == "running")
+    .values(state=bindparam("b_state"), end=bindparam("b_end"), pieces=bindparam("b_pieces"))
+)
+_LOST = update(executions).where(*_OF, executions.c.state == "running").values(state="lost")
+_NOT_OPENED = delete(sandboxes).where(*_ONE, sandboxes.c.created == bindparam("b_created"))
+_NOT_STARTED = delete(executions).where(
+    *_OF, executions.c.name == bindparam("b_name"), executions.c.started == bindparam("b_started")
+)
+
+
+class Records:
+    """See the module. Nothing waits for the database but what says so with `then`.
+
+    `opened` and `started` are intents, refused while the database is away; all others are facts and wait for it.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def opened(
+        self,
+        owner: str,
+        name: str,
+        worker: str,
+        spec: dict[str, Any],
+        expires: float,
+        then: _Then,
+        *,
+        leased: bool = True,
+    ) -> None:
+        """A sandbox is about to start. `leased`: it ends when nobody has a line to it any more."""
+        row = {"owner": owner, "name": name, "worker": worker, "state": "starting", "spec": json.dumps(spec)}
+        row |= {"created": time.time(), "expires": expires, "why": "", "leased": int(leased)}
+        self._store.write(_OPENED, row, then, undo=_NOT_OPENED)
+
+    def running(self, owner: str, name: str) -> None:
+        """It has started."""
+        self._store.write(_RAN, {"b_owner": owner, "b_name": name})
+
+    def extended(self, owner: str, name: str, expires: float) -> None:
+        """It lives longer, or shorter."""
+        self._store.write(_EXTENDED, {"b_owner": owner, "b_name": name, "b_expires": expires})
+
+    def gone(self, owner: str, name: str, state: str, why: str, then: _Then | None) -> None:
+        """It has ended; what ran in it is lost."""
+        self._store.write(_LOST, {"b_owner": owner, "b_sandbox": name})
+        values = {"b_owner": owner, "b_name": name, "b_state": state, "b_ended": time.time(), "b_why": why}
+        self._store.write(_GONE, values, then)
+
+    def started(self, owner: str, sandbox: str, name: str, then: _Then) -> None:
+        """A program is about to start; refused where the name was used before."""
+        row = {"owner": owner, "sandbox": sandbox, "name": name, "state": "running", "started": time.time()}
+        values = {**row, "pieces": 0, "output_bytes": 0}
+        self._store.write(_STARTED, values, then, undo=_NOT_STARTED)
+
+    def ended(self, owner: str, sandbox: str, name: str, said: Message, then: _Then) -> None:
+        """A program's end, as its worker said it."""
+        failed = said["op"] == "error"
+        state = ("lost" if said.get("error") == "lost" else "failed") if failed else "ended"
+        end = {key: value for key, value in said.items() if key not in ("op", "sandbox", "id")}
+        values = {"b_owner": owner, "b_sandbox": sandbox, "b_name": name, "b_state": state, "b_end": json.dumps(end)}
+        self._store.write(_ENDED, {**values, "b_pieces": said.get("pieces", 0)}, then)
+
+    def alive(self) -> list[dict[str, Any]]:
+        """Sandboxes that have not ended, as an earlier server left them."""
+        rows = self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
+        return [{**row, "spec": _read(row["spec"])} for row in rows]
+
+    def programs(self) -> dict[tuple[str, str], dict[str, str]]:
+        """Names and states of all programs of sandboxes that have not ended, by owner and sandbox."""
+        found: dict[tuple[str, str], dict[str, str]] = {}
+        one = (sandboxes.c.owner == executions.c.owner) & (sandboxes.c.name == executions.c.sandbox)
+        rows = select(executions.c.owner, executions.c.sandbox, executions.c.name, executions.c.state)
+        for row in self._store.read(rows.join(sandboxes, one).where(sandboxes.c.state.in_(ALIVE))):
+            found.setdefault((row["owner"], row["sandbox"]), {})[row["name"]] = row["state"]
+        return found
+
+    def sandbox(self, owner: str, name: str) -> dict[str, Any] | None:
+        """One sandbox, also one that has ended."""
+        rows = self._store.read(select(sandboxes).where(sandboxes.c.owner == owner, sandboxes.c.name == name))
+        return rows[0] if rows else None
+
+    def execution(self, owner: str, sandbox: str, name: str) -> dict[str, Any] | None:
+        """One program: its state, and its end where there is one that can be read."""
+        rows = self._store.read(
+            select(executions).where(
+                executions.c.owner == owner, executions.c.sandbox == sandbox, executions.c.name == name
+            )
+        )
+        if not rows:
+            return None
+        end = _read(rows[0]["end"])
+        return {**rows[0], "end": end if isinstance(end, dict) and is_end(end.get("end", {})) else None}
+
+    @property
+    def away(self) -> str:
+        """Why nothing is written; empty while the database answers."""
+        return self._store.away
+
+    @property
+    def waiting(self) -> int:
+        """Writes that are not in the database yet."""
+        return self._store.waiting
+
+    def quotas(self) -> dict[str, dict[str, Any]]:
+        """What owners may have, where it is not what all may."""
+        found = {row["owner"]: _read(row["quota"]) for row in self._store.read(select(owners))}
+        return {owner: fields for owner, fields in found.items() if isinstance(fields, dict)}
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Names that workers have or had, by whom, and which of them are to get no new sandboxes."""
+        return self._store.read(select(workers))
+
+    def worker(self, row: dict[str, Any], *, known: bool) -> None:
+        """One of them was heard; `known`: it is among `workers`."""
+        self._store.write(_WORKER_AGAIN if known else _WORKER, {f"b_{name}": value for name, value in row.items()})
+
+    def set_quota(self, owner: str, fields: dict[str, Any]) -> None:
+        """In place of what was set; none: it may have what all may."""
+        forgotten = delete(owners).where(owners.c.owner == owner)
+        written = insert(owners).values(owner=owner, quota=json.dumps(fields))
+        self._store.change(forgotten, *([written] if fields else []))
+
+    def forget(self) -> None:
+        """Delete what ended long ago."""
+        self._store.write(_FORGET_WORKERS, {"b_seen": time.time() - _WORKERS_KEPT_S})
+        before = time.time() - _KEPT_S
+        old = select(sandboxes.c.owner, sandboxes.c.name).where(sandboxes.c.ended < before)
+        for row in self._store.read(old):
+            values = {"b_owner": row["owner"], "b_sandbox": row["name"]}
+            self._store.write(_FORGET_PROGRAMS, values)
+            self._store.write(_FORGET, {"b_owner": row["owner"], "b_name": row["name"]})
+
+
+def _read(text: object) -> Any:
+    """What a row has in JSON; nothing where a hand has spoilt it."""
+    try:
+        return json.loads(str(text))
+    except (ValueError, RecursionError):
+        return None
+
+
+_ROW = {name: bindparam(f"b_{name}") for name in ("name", "owner", "seen", "draining")}
+_WORKER = insert(workers).values(_ROW)
+_WORKER_AGAIN = update(workers).where(workers.c.name == _ROW["name"]).values({**_ROW})
+_FORGET_WORKERS = delete(workers).where(workers.c.seen < bindparam("b_seen"), workers.c.draining == 0)
+_FORGET_PROGRAMS = delete(executions).where(*_OF)
+_FORGET = delete(sandboxes).where(*_ONE)

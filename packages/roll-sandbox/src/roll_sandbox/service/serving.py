@@ -1,0 +1,148 @@
+"""`roll-sandbox serve`: where it listens, and what it says when it starts."""
+
+from __future__ import annotations
+
+import math
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+
+from roll_sandbox.errors import ConfigError
+from roll_sandbox.manager import RUNTIMES
+from roll_sandbox.service.app import make_app
+from roll_sandbox.service.service import Service
+from roll_sandbox.service.settings import Settings
+
+__all__ = ["serve"]
+
+_SILENT_MS = 60_000
+
+
+def serve(
+    settings: Settings,
+    host: str,
+    port: int,
+    *,
+    certificate: Path | None,
+    key: Path | None,
+    say: Callable[[str], None],
+    insecure: bool = False,
+) -> None:
+    """Answer until it is interrupted.
+
+    Args:
+        port: 0 takes any that is free.
+        certificate, key: of TLS, in PEM; without, only this machine is listened to unless `insecure`.
+
+    Raises:
+        ConfigError: a setting that cannot be, nothing can listen there, or others could read what is said.
+        SandboxUnavailableError: this machine cannot run sandboxes.
+    """
+    _check_tls(certificate, key)
+    if certificate is None and not insecure and host not in ("localhost", "127.0.0.1", "::1"):
+        raise ConfigError(
+            f"listening at '{host}' without TLS would show tokens to whoever can see the network: give `--certificate` "
+            "and `--key`, listen at 127.0.0.1, or say `--insecure` where something in front of it does TLS."
+        )
+    _check_settings(settings)
+    service = Service(settings)
+    listening = _listen(host, port)
+
+    def started() -> None:
+        shown = f"[{host}]" if ":" in host else host
+        say(f"ROLL's sandbox service: {'https' if certificate else 'http'}://{shown}:{listening.getsockname()[1]}")
+        if not service.tokens.list():
+            say("No token exists yet: roll-sandbox token create OWNER makes one.")
+
+    config = uvicorn.Config(
+        make_app(service),
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        lifespan="on",
+        loop="auto",
+        http=_protocol(),
+        ws="websockets-sansio",
+        ws_max_size=settings.max_message_bytes,
+        ws_per_message_deflate=False,
+        ssl_certfile=certificate,
+        ssl_keyfile=key,
+        timeout_graceful_shutdown=5,
+    )
+    _Server(config, service, started).run(sockets=[listening])
+
+
+class _Server(uvicorn.Server):
+    """Starts the service itself, so that what keeps it from starting is raised and not logged."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
+        super().__init__(config)
+        self._service = service
+        self._started = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._service.start()
+        await super().startup(sockets)
+        self._started()
+
+
+def _check_tls(certificate: Path | None, key: Path | None) -> None:
+    if (certificate is None) != (key is None):
+        raise ConfigError("TLS takes both `--certificate` and `--key`.")
+    if certificate is None or key is None:
+        return
+    for path in (certificate, key):
+        if not path.is_file():
+            raise ConfigError(f"there is no file '{path}': TLS needs a certificate and its key, in PEM.")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
+    except OSError as error:  # SSLError is one
+        raise ConfigError(
+            f"'{certificate}' and '{key}' are no certificate and its key: {error.strerror}. TLS needs both in PEM, "
+            "the key without a password."
+        ) from None
+
+
+def _check_settings(settings: Settings) -> None:
+    """What would be found out only when a sandbox is asked for."""
+    if settings.runtime is not None:
+        RUNTIMES.path(settings.runtime)
+    for path in settings.mounts:
+        if not Path(path).is_dir():
+            raise ConfigError(f"--mounts: there is no directory '{path}'.")
+    for option, seconds in (("--lifetime", settings.lifetime_s), ("--owner-lifetime", settings.quota.lifetime_s)):
+        if not 0 < seconds < math.inf:
+            raise ConfigError(f"{option}: {seconds:g} s is no lifetime: it must be positive and finite.")
+    if settings.audit is not None and settings.audit.is_dir():
+        raise ConfigError(f"--audit: '{settings.audit}' is a directory: name a file in it.")
+
+
+def _protocol() -> Any:
+    try:
+        from roll_sandbox.service.heads import BoundedHttp
+    except ImportError:  # httptools is not installed
+        return "h11"
+    return BoundedHttp
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    # With the protocol by its number, asyncio sets TCP_NODELAY: without, answers wait 40 ms for a delayed ACK.
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # whoever reads nothing for so long is hung up on
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
+    try:
+        listening.bind((host, port))
+    except (OSError, OverflowError) as error:
+        listening.close()
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(
+            f"nothing can listen at {host}:{port}: {reason}. Choose another `--port` (0 takes a free one) or `--host`."
+        ) from None
+    listening.listen(2048)
+    return listening

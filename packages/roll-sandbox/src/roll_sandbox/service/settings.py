@@ -1,0 +1,43 @@
+"""How a service is set up: what `roll-sandbox serve` is told."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from roll_sandbox.service.quotas import Quota
+from roll_sandbox.types import SandboxSpec
+from roll_sandbox.wire import MAX_MESSAGE_BYTES
+
+__all__ = ["Settings", "default_database"]
+
+
+def default_database() -> str:
+    """A SQLite file of this user."""
+    base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return f"sqlite:///{base}/roll/sandboxes.db"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Of one service."""
+
+    database: str = field(default_factory=default_database)
+    runtime: str | None = "bubblewrap"
+    """Of the worker in the server's process; `None`: there is none, and others join."""
+    spec: SandboxSpec = field(default_factory=SandboxSpec)
+    """The kind of sandbox that is started in advance."""
+    warm: int | None = None
+    max_sandboxes: int = 2048
+    mounts: tuple[str, ...] = ()
+    """Directories of this machine that specs may mount."""
+    lifetime_s: float = 3600.0
+    """Of sandboxes whose clients name none."""
+    quota: Quota = field(default_factory=Quota)
+    audit: Path | None = None
+    max_message_bytes: int = MAX_MESSAGE_BYTES
+    away_s: float = 60.0
+    """How long a worker may be away before what it holds is lost."""
+    max_lines: int = 64
+    """Open at once, of one owner."""

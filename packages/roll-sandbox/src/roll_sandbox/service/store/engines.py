@@ -1,0 +1,131 @@
+"""How a database is reached, and that no more than one server has it.
+
+A server holds a lock of the database for as long as it writes: under PostgreSQL an advisory lock of the connection that
+writes, so that who has lost the lock cannot write either; under SQLite a lock of a file beside it. Both end with the
+process, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+from pathlib import Path
+from typing import IO, Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from roll_sandbox.errors import ConfigError
+
+__all__ = ["Claim", "TakenError", "make_engine", "shown"]
+
+MOST_CONNECTIONS = 10
+_POOL_S = 5.0
+"""How long a reader waits for a connection that others have."""
+_POSTGRESQL = {
+    "connect_timeout": "5",
+    "tcp_user_timeout": "10000",
+    "keepalives_idle": "10",
+    "options": "-c statement_timeout=10000 -c lock_timeout=5000",
+}
+"""So that a server that hangs is one that is away; what the address says itself goes before."""
+_CLAIM_KEY = 0x524F4C4C
+"""Of the advisory lock; any number that others do not use."""
+
+
+def make_engine(url: str) -> Engine:
+    """For an address as SQLAlchemy has them.
+
+    Raises:
+        ConfigError: it is none, or its driver is missing.
+    """
+    try:
+        address = make_url(url)
+        if address.get_backend_name() == "sqlite" and not _is_file(address):
+            raise ConfigError(
+                f"the database '{url}' is in memory, which ends with a command: write sqlite:////a/file.db."
+            )
+        if address.drivername in ("postgresql", "postgres"):
+            address = address.set(drivername="postgresql+psycopg")
+        if address.drivername == "postgresql+psycopg":
+            address = address.set(query={**_POSTGRESQL, **address.query})
+        if _is_file(address):
+            path = Path(str(address.database)).expanduser()
+            path.parent.mkdir(parents=True, exist_ok=True)
+            address = address.set(database=str(path))
+        engine = create_engine(
+            address, pool_pre_ping=True, pool_size=MOST_CONNECTIONS, max_overflow=0, pool_timeout=_POOL_S
+        )
+    except ArgumentError:
+        raise ConfigError(
+            f"'{shown(url)}' is no address of a database: sqlite:////a/file.db and postgresql+psycopg://user@host/name "
+            "are."
+        ) from None
+    except (ImportError, OSError) as error:
+        raise ConfigError(f"the database '{shown(url)}' of the sandbox service cannot be used: {error}") from None
+    if address.get_backend_name() == "sqlite":
+        event.listen(engine, "connect", _set_up_sqlite)
+        event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def shown(url: str) -> str:
+    """Without a password."""
+    scheme, separator, rest = url.partition("://")
+    return scheme + separator + rest.rpartition("@")[2]
+
+
+class TakenError(Exception):
+    """Another server has the database."""
+
+
+class Claim:
+    """The lock of one server. `take` says again what is true while it is held."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._backend = engine.url.get_backend_name()
+        self._path = Path(f"{engine.url.database}.lock") if _is_file(engine.url) else None
+        self._file: IO[bytes] | None = None
+
+    def take(self, connection: Connection) -> None:
+        """Under PostgreSQL for as long as `connection` lasts.
+
+        Raises:
+            TakenError: another server has it.
+            OSError: no file can be made beside the database.
+        """
+        if self._backend == "postgresql":
+            if not connection.scalar(text(f"SELECT pg_try_advisory_lock({_CLAIM_KEY})")):
+                raise TakenError
+            connection.commit()
+        elif self._path is not None and self._file is None:
+            file = self._path.open("ab")
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.close()
+                raise TakenError from None
+            self._file = file
+
+    def give_back(self) -> None:
+        """Others may have it."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _is_file(address: URL) -> bool:
+    return address.get_backend_name() == "sqlite" and address.database not in (None, "", ":memory:")
+
+
+def _set_up_sqlite(connection: Any, _: object) -> None:
+    connection.isolation_level = None  # the driver's own idea of transactions leaves out what changes tables
+    cursor = connection.cursor()
+    for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=3000", "foreign_keys=ON"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    how = "BEGIN IMMEDIATE" if connection.get_execution_options().get("writes") else "BEGIN"
+    connection.exec_driver_sql(how)

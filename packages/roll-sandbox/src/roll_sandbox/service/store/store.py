@@ -1,0 +1,171 @@
+"""The database of a service: reads at once, writes in groups (`writer`).
+
+Under SQLite the log is written ahead (WAL) and not flushed at each commit: what was committed outlives the process,
+however it ends, and a machine that loses its power loses the sandboxes as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Delete, Executable
+from sqlalchemy.exc import SQLAlchemyError
+
+from roll_sandbox.errors import ConfigError
+from roll_sandbox.errors import SandboxDatabaseError
+from roll_sandbox.service.store.engines import Claim, TakenError, make_engine, shown
+from roll_sandbox.service.store.writer import AWAY, Then, Write, Writer, reason
+
+__all__ = ["Store"]
+
+_CLAIM_S = 5.0
+"""How long a server that starts waits for one that ends."""
+
+
+class Store:
+    """See the module. Any thread may read; `write` belongs to the event loop that `open` was called in.
+
+    Args:
+        url: as SQLAlchemy has them: `sqlite:///file`, `postgresql+psycopg://user@host/name`.
+
+    Raises:
+        ConfigError: it is no such address, its driver is missing, or nothing answers there.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.engine = make_engine(url)
+        self._shown = shown(url)
+        self._writer: Writer | None = None
+
+    @property
+    def away(self) -> str:
+        """Why nothing is written; empty while the database answers."""
+        return "" if self._writer is None else self._writer.away
+
+    @property
+    def waiting(self) -> int:
+        """Writes that are not in the database yet."""
+        return 0 if self._writer is None else self._writer.waiting
+
+    def claim(self) -> None:
+        """Make the database this server's.
+
+        Raises:
+            ConfigError: another server has it, or it does not answer.
+        """
+        self._writer = Writer(self.engine, Claim(self.engine))
+        self._wait_for(self._writer.connect)
+
+    def migrate(self, revision: str = "head") -> None:
+        """Bring the tables to this version; not under a server that runs.
+
+        Raises:
+            ConfigError: the database refuses, a newer ROLL has written it, or a server has it.
+        """
+        config = Config()
+        config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+        script = ScriptDirectory.from_config(config)
+        try:
+            with self.engine.connect() as connection:
+                found = MigrationContext.configure(connection).get_current_revision()
+            if found is not None and found not in {each.revision for each in script.walk_revisions()}:
+                raise ConfigError(
+                    f"the database '{self._shown}' was written by a newer ROLL (revision {found[:40]}, and this one "
+                    f"knows up to {script.get_current_head()}): install that version again, or go back to a copy of "
+                    "the database from before it."
+                )
+            if found != script.get_current_head():
+                self._upgrade(config, revision)
+        except SQLAlchemyError as error:
+            raise ConfigError(
+                f"the database '{self._shown}' of the sandbox service does not answer as it should: {reason(error)}"
+            ) from None
+
+    def _upgrade(self, config: Config, revision: str) -> None:
+        claim = Claim(self.engine)
+        with self.engine.connect().execution_options(writes=True) as connection:
+            try:
+                if self._writer is None:
+                    self._wait_for(lambda: claim.take(connection))
+                with connection.begin():
+                    config.attributes["connection"] = connection
+                    command.upgrade(config, revision)
+            finally:
+                claim.give_back()
+                connection.invalidate()
+
+    def _wait_for(self, take: Callable[[], None]) -> None:
+        until = time.monotonic() + _CLAIM_S
+        while True:
+            try:
+                return take()
+            except TakenError:
+                if time.monotonic() > until:
+                    raise ConfigError(
+                        f"another server has the database '{self._shown}': stop it first, or give this one a database "
+                        "of its own (`--database`)."
+                    ) from None
+                time.sleep(0.1)
+            except (*AWAY, SQLAlchemyError) as error:
+                raise ConfigError(f"the database '{self._shown}' does not answer: {reason(error)}.") from None
+
+    def read(self, statement: Executable) -> list[dict[str, Any]]:
+        """All rows.
+
+        Raises:
+            SandboxDatabaseError: the database does not answer.
+        """
+        with _typed(), self.engine.connect() as connection:
+            return [
+                {str(name): value for name, value in row.items()} for row in connection.execute(statement).mappings()
+            ]
+
+    def change(self, *statements: Executable) -> None:
+        """Write at once, in one transaction.
+
+        Raises:
+            SandboxDatabaseError: the database does not answer, or refuses.
+        """
+        with _typed(), self.engine.begin() as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def open(self) -> None:
+        """Start to write, in this event loop's name; `claim` came before."""
+        assert self._writer is not None
+        self._writer.start(asyncio.get_running_loop())
+
+    def write(
+        self, statement: Executable, values: Mapping[str, Any], then: Then | None = None, *, undo: Delete | None = None
+    ) -> None:
+        """Write soon; `then` is called in the loop when it is committed, or with what refused it.
+
+        Args:
+            undo: makes it an intent, refused while the database is away; without, it is a fact and waits (`writer`).
+        """
+        assert self._writer is not None
+        self._writer.put(Write(statement, values, then, undo))
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self.engine.dispose()
+
+
+@contextlib.contextmanager
+def _typed() -> Iterator[None]:
+    try:
+        yield
+    except SQLAlchemyError as error:
+        raise SandboxDatabaseError(f"the service's database does not answer: {reason(error)}; ask again.") from None

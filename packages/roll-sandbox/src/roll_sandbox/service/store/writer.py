@@ -1,0 +1,262 @@
+"""Writes in groups, by one thread, through outages.
+
+    write ──► queue ──► one transaction for all that has come ──► whoever waits is told
+                              │ the database is away
+                              ├ intents (a sandbox, a program that has not started): refused after a few tries
+                              └ facts (what has happened): held, in order, until they are written
+
+So nothing that anybody was told is ever forgotten, nothing starts that cannot be written down, and what is held is
+bounded by what runs. A transaction whose answer was lost may have been committed: a fact changes nothing the second
+time, an intent finds its own row; one that is refused is taken back when the database is there again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from sqlalchemy import Connection, Delete, Engine, Executable, Insert, select, text
+from sqlalchemy.exc import IntegrityError, InterfaceError, InternalError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+
+from roll_sandbox.errors import SandboxDatabaseError, SandboxError
+from roll_sandbox.service.store.engines import Claim, TakenError
+
+__all__ = ["AWAY", "Write", "Writer", "reason"]
+
+AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, TakenError)
+"""What a database that does not answer, is locked, full or read-only is known by."""
+_MOST = 500
+"""Writes of one transaction."""
+_PAUSES_S = (0.05, 0.2, 0.5)
+"""Between tries, before intents are refused."""
+_AGAIN_S = 0.25
+"""Between tries while it is away."""
+_CLOSE_S = 5.0
+"""How long facts are tried to be written when the service ends."""
+_log = logging.getLogger(__name__)
+Then: TypeAlias = Callable[[Exception | None], None]
+
+
+@dataclass(eq=False)
+class Write:
+    """One, of a fact, or, where it has `undo`, of an intent."""
+
+    statement: Executable
+    values: Mapping[str, Any]
+    then: Then | None = None
+    undo: Delete | None = None
+    """Takes an intent's row away; its parameters are `b_` and the columns' names."""
+
+
+class Writer:
+    """See the module."""
+
+    def __init__(self, engine: Engine, claim: Claim) -> None:
+        self._engine = engine
+        self._claim = claim
+        self._queue: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connection: Connection | None = None
+        self._held: list[Write] = []
+        self._tried = 0.0
+        self.away = ""
+        """Why nothing is written; empty while the database answers."""
+        self._thread = threading.Thread(target=self._work, name="sandbox-store", daemon=True)
+
+    @property
+    def waiting(self) -> int:
+        """Writes that are not in the database yet."""
+        return self._queue.qsize() + len(self._held)
+
+    def connect(self) -> None:
+        """Reach the database and make it this server's.
+
+        Raises:
+            AWAY: it is away, or another server's.
+        """
+        connection = self._engine.connect()
+        try:
+            self._claim.take(connection)
+        except BaseException:
+            connection.close()
+            raise
+        self._connection = connection
+
+    def start(self, loop: asyncio.AbstractEventLoop) -> None:
+        """From now on; `then` is called in `loop`."""
+        self._loop = loop
+        self._thread.start()
+
+    def put(self, write: Write) -> None:
+        """Soon."""
+        self._queue.put(write)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+        self._disconnect()
+        self._claim.give_back()
+
+    def _work(self) -> None:
+        open_ = True
+        while open_:
+            came = self._next()
+            open_ = None not in came
+            self._take([write for write in came if write is not None])
+        until = time.monotonic() + _CLOSE_S
+        while self._held and time.monotonic() < until:
+            time.sleep(_AGAIN_S)
+            self._take([])
+        if self._held:
+            _log.warning("the sandbox service ends, and %d of its records were not written", len(self._held))
+
+    def _next(self) -> list[Write | None]:
+        found: list[Write | None] = []
+        with contextlib.suppress(queue.Empty):
+            found.append(self._queue.get(timeout=_AGAIN_S if self.away else None))
+            while len(found) < _MOST:
+                found.append(self._queue.get_nowait())
+        return found
+
+    def _take(self, came: list[Write]) -> None:
+        """Write them and what is held, or refuse and hold them."""
+        if self.away and time.monotonic() - self._tried < _AGAIN_S:
+            self._refuse(came)
+            return
+        writes = [*self._held, *came]
+        for pause_s in (None,) if self.away else (*_PAUSES_S, None):
+            try:
+                self._try(writes)
+            except AWAY as error:
+                self._disconnect()
+                self._tried = time.monotonic()
+                if pause_s is None:
+                    if not self.away:
+                        _log.warning("the sandbox service's database is away: %s", reason(error))
+                    self.away = reason(error)
+                    self._held = [write for write in writes if write.undo is None]
+                    self._refuse([write for write in writes if write.undo is not None])
+                else:
+                    time.sleep(pause_s)
+            else:
+                self._held = []
+                return
+
+    def _refuse(self, writes: list[Write]) -> None:
+        """Tell intents that they are not written, now or later; hold facts."""
+        error = SandboxDatabaseError(
+            f"the service's database does not answer ({self.away}), so nothing was started: ask again."
+        )
+        for write in writes:
+            if write.undo is None:
+                self._held.append(write)
+            else:
+                undone = {f"b_{name}": value for name, value in write.values.items()}
+                self._held.append(Write(write.undo, {name: undone[name] for name in write.undo.compile().params}))
+        self._tell([(write, error) for write in writes if write.undo is not None])
+
+    def _try(self, writes: list[Write]) -> None:
+        """In one transaction; where that is refused, one by one. What is written leaves the list.
+
+        Raises:
+            AWAY: the rest is not, or nobody knows.
+        """
+        if self._connection is None:
+            self.connect()
+        connection = self._connection
+        assert connection is not None
+        while writes:
+            some = writes[:_MOST]
+            errors: list[Exception | None] = [None] * len(some)
+            try:
+                with connection.begin():
+                    _execute(connection, some)
+            except AWAY:
+                raise
+            except Exception:  # also what a driver cannot say to its database, which is no error of SQLAlchemy's
+                errors = [_alone(connection, write) for write in some]
+            del writes[: len(some)]
+            self._back()
+            self._tell(list(zip(some, errors, strict=True)))
+        if self.away:
+            with connection.begin():
+                connection.execute(text("SELECT 1"))
+            self._back()
+
+    def _back(self) -> None:
+        if self.away:
+            _log.warning("the sandbox service's database is back")
+            self.away = ""
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(SQLAlchemyError):
+                connection.invalidate()  # a lock of its session goes with it
+                connection.close()
+
+    def _tell(self, told: Sequence[tuple[Write, Exception | None]]) -> None:
+        waiting = [(write.then, error) for write, error in told if write.then is not None]
+        if waiting and self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_call, waiting)
+
+
+def reason(error: BaseException) -> str:
+    """One line."""
+    if isinstance(error, TakenError):
+        return "another server has it"
+    origin = getattr(error, "orig", None) or error
+    return (str(origin).strip().splitlines() or [type(origin).__name__])[0][:200]
+
+
+def _call(told: list[tuple[Then, Exception | None]]) -> None:
+    for then, error in told:
+        try:
+            then(error)
+        except Exception:  # of one who waits; the others are told all the same
+            _log.exception("what follows a record of the sandbox service failed")
+
+
+def _execute(connection: Connection, writes: Sequence[Write]) -> None:
+    """Neighbours with the same statement as one."""
+    start = 0
+    while start < len(writes):
+        statement, end = writes[start].statement, start
+        while end < len(writes) and writes[end].statement is statement:
+            end += 1
+        connection.execute(statement, [dict(write.values) for write in writes[start:end]])
+        start = end
+
+
+def _alone(connection: Connection, write: Write) -> Exception | None:
+    """What refuses it; nothing where its row is there, from a transaction whose answer was lost."""
+    try:
+        with connection.begin():
+            _execute(connection, [write])
+    except IntegrityError:
+        return None if _is_there(connection, write) else SandboxError("that name was used before")
+    except AWAY:
+        raise
+    except Exception as error:
+        return SandboxError(f"the service's database refuses: {reason(error)}")
+    return None
+
+
+def _is_there(connection: Connection, write: Write) -> bool:
+    if not isinstance(write.statement, Insert):
+        return False
+    columns = write.statement.table.c
+    values = {name.removeprefix("b_"): value for name, value in write.values.items()}
+    mine = select(text("1")).where(*(columns[name] == value for name, value in values.items()))
+    with connection.begin():
+        return connection.execute(mine).first() is not None

@@ -1,0 +1,148 @@
+"""Who may ask: tokens, of which only a digest is kept.
+
+A token is `roll_` id `_` secret; the secret has 256 bits, so that a plain digest of it tells nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import re
+import secrets
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import insert, select, update
+
+from roll_sandbox.errors import ConfigError
+from roll_sandbox.service.store import Store
+from roll_sandbox.service.store.tables import tokens
+
+__all__ = ["SCOPES", "Identity", "Tokens", "check_owner"]
+
+SCOPES = ("read", "run", "admin", "worker")
+_LONGEST_S = 36_500 * 86_400.0
+_FORM = re.compile(r"roll_([0-9a-f]{16})_([A-Za-z0-9_-]{43})")
+_OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """Who a token stands for."""
+
+    token: str
+    """Its id."""
+    owner: str
+    scopes: frozenset[str]
+    expires: float | None = None
+
+
+def check_owner(name: str) -> None:
+    """Refuse what is no owner's name.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if not _OWNER.fullmatch(name):
+        raise ConfigError(f"{name[:80]!r} is no owner's name: up to 64 letters, digits, '.', '_' and '-'.")
+
+
+class Tokens:
+    """The tokens of a store. Times are seconds since 1970."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def create(
+        self, owner: str, scopes: Iterable[str] = ("read", "run"), *, lifetime_s: float | None = None, note: str = ""
+    ) -> str:
+        """A new token, which nobody can read again.
+
+        Raises:
+            ConfigError: an owner's name or a scope that there is not.
+        """
+        scopes = sorted(set(scopes))
+        check_owner(owner)
+        if not scopes or not set(scopes) <= set(SCOPES):
+            raise ConfigError(f"scopes {', '.join(scopes)[:80] or '(none)'}: known are {', '.join(SCOPES)}.")
+        if lifetime_s is not None and not 0 < lifetime_s <= _LONGEST_S:
+            raise ConfigError(f"a token's lifetime of {lifetime_s / 86400:g} days: it is above 0 and up to 36,500.")
+        name, secret, now = secrets.token_hex(8), secrets.token_urlsafe(32), time.time()
+        self._store.change(
+            insert(tokens).values(
+                id=name,
+                owner=owner,
+                digest=_digest(secret),
+                scopes=" ".join(scopes),
+                note=note[:200],
+                created=now,
+                expires=None if lifetime_s is None else now + lifetime_s,
+            )
+        )
+        return f"roll_{name}_{secret}"
+
+    def rotate(self, name: str, *, grace_s: float = 0.0) -> str:
+        """Another token of the same owner and scopes in place of one, which is good for `grace_s` more.
+
+        Raises:
+            ConfigError: there is no such token, or it is no longer good.
+        """
+        row = self._row(name)
+        now = time.time()
+        if row is None or row["revoked"] is not None or (row["expires"] is not None and row["expires"] <= now):
+            raise ConfigError(f"there is no token '{name[:40]}' that is good: `roll-sandbox token list` shows them.")
+        lifetime_s = None if row["expires"] is None else row["expires"] - row["created"]
+        token = self.create(row["owner"], row["scopes"].split(), lifetime_s=lifetime_s, note=row["note"])
+        ends = now + grace_s if row["expires"] is None else min(row["expires"], now + grace_s)
+        self._store.change(update(tokens).where(tokens.c.id == name).values(expires=ends))
+        return token
+
+    def revoke(self, name: str) -> None:
+        """Nothing is answered to it any more.
+
+        Raises:
+            ConfigError: there is no such token.
+        """
+        if self._row(name) is None:
+            raise ConfigError(f"there is no token '{name[:40]}': `roll-sandbox token list` shows them.")
+        self._store.change(update(tokens).where(tokens.c.id == name).values(revoked=time.time()))
+
+    def list(self) -> list[dict[str, Any]]:
+        """All, oldest first, without what they are checked with."""
+        rows = self._store.read(select(tokens).order_by(tokens.c.created))
+        return [{name: value for name, value in row.items() if name != "digest"} for row in rows]
+
+    def identify(self, token: str) -> Identity | None:
+        """Who has this token; `None` where it is wrong, expired or revoked."""
+        form = _FORM.fullmatch(token)
+        row = self._row(form[1]) if form is not None else None
+        if (
+            form is None
+            or row is None
+            or not hmac.compare_digest(str(row["digest"]).encode(), _digest(form[2]).encode())
+        ):
+            return None
+        if row["revoked"] is not None or _expired(row) or not _OWNER.fullmatch(str(row["owner"])):
+            return None
+        return Identity(row["id"], row["owner"], frozenset(str(row["scopes"]).split()), row["expires"])
+
+    def good(self, identity: Identity) -> bool:
+        """Whether it still is."""
+        row = self._row(identity.token)
+        return row is not None and row["revoked"] is None and not _expired(row)
+
+    def _row(self, name: str) -> Any:
+        rows = self._store.read(select(tokens).where(tokens.c.id == name))
+        return rows[0] if rows else None
+
+
+def _expired(row: Any) -> bool:
+    """Also where a hand has written what is no time."""
+    expires = row["expires"]
+    return expires is not None and not (isinstance(expires, int | float) and expires > time.time())
+
+
+def _digest(secret: str) -> str:
+    return hashlib.sha256(secret.encode()).hexdigest()

@@ -1,0 +1,70 @@
+"""The routes of `/v1/workers`: who looks, and who says that one gets no new sandboxes. They take the scope `admin`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, cast
+
+from fastapi import APIRouter, FastAPI, Path
+from pydantic import BaseModel
+
+from roll_sandbox.service.links import WorkerLink
+from roll_sandbox.service.placement import load
+from roll_sandbox.service.switchboard import Switchboard
+from roll_sandbox.service.workers import Workers
+
+__all__ = ["add_worker_routes"]
+
+Name = Annotated[str, Path(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
+
+
+class WorkerBody(BaseModel):
+    """A worker."""
+
+    worker: str
+    state: str
+    """`ready`, `draining`, or `away`."""
+    sandboxes: int
+    capacity: int
+    load: float
+    """Of its scarcest part: 1 is full."""
+    cores: int
+    memory_bytes: int | None
+    free_bytes: int | None
+    images: list[str]
+    seen: float
+    """Seconds since 1970."""
+
+
+def _shown(link: WorkerLink) -> WorkerBody:
+    return WorkerBody(
+        worker=link.name,
+        state=link.state,
+        sandboxes=link.held,
+        capacity=link.capacity,
+        load=load(link),
+        cores=link.report.cores,
+        memory_bytes=link.report.memory_bytes,
+        free_bytes=link.report.free_bytes,
+        images=list(link.report.images),
+        seen=link.seen,
+    )
+
+
+def add_worker_routes(app: FastAPI, board: Switchboard, workers: Workers) -> None:
+    """Add them; errors are answered as those of the other routes."""
+    refused = {status: {"description": "refused"} for status in (401, 403, 404, 429)}
+    router = APIRouter(prefix="/v1/workers", responses=cast(dict[int | str, dict[str, Any]], refused))
+
+    @router.get("")
+    async def list_workers() -> list[WorkerBody]:
+        return [_shown(link) for link in board.workers.values()]
+
+    @router.post("/{name}/drain")
+    async def drain(name: Name) -> WorkerBody:
+        return _shown(workers.drain(name, draining=True))
+
+    @router.post("/{name}/undrain")
+    async def undrain(name: Name) -> WorkerBody:
+        return _shown(workers.drain(name, draining=False))
+
+    app.include_router(router)

@@ -1,0 +1,269 @@
+"""The manager's end of the line to its spawner (`host/spawner.py`)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import marshal
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from roll_sandbox.agent_code import spawner_source
+from roll_sandbox.errors import SandboxError, SandboxUnavailableError
+from roll_sandbox.system_plan import Plan
+
+__all__ = ["Child", "SpawnerClient"]
+
+START_S = 60.0
+"""How long a spawner may take to answer; it takes 0.1 s where the machine has no other work."""
+END_S = 10.0
+_MESSAGE_BYTES = 1 << 17
+_GONE = "the process that starts sandboxes is gone"
+_NO_START = "the process that starts sandboxes does not start"
+
+
+@dataclass(kw_only=True)
+class Child:
+    """A sandbox's outermost process."""
+
+    identity: int
+    socket: socket.socket
+    spawner: SpawnerClient
+    ended: asyncio.Future[None]
+    started: asyncio.Future[Sequence[tuple[str, str]]]
+    counters: Sequence[tuple[str, str]] = field(default_factory=tuple)
+
+    def kill(self) -> None:
+        """End it and everything in it."""
+        if not self.ended.done():
+            self.spawner.send(("kill", self.identity))
+
+
+class SpawnerClient:
+    """Starts sandboxes through the spawner; one event loop."""
+
+    def __init__(self, process: subprocess.Popen[Any], control: socket.socket) -> None:
+        self.facts: dict[str, Any] = {}
+        self.lost = False
+        self._process = process
+        self._control = control
+        self._children: dict[int, Child] = {}
+        self._images: dict[str, asyncio.Future[str]] = {}
+        self._zygote: asyncio.Future[None] | None = None
+        self._next = 0
+        loop = asyncio.get_running_loop()
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._loop = loop
+        loop.add_reader(control.fileno(), self._read)
+
+    @classmethod
+    async def start(cls) -> SpawnerClient:
+        """Start the process.
+
+        Raises:
+            SandboxUnavailableError: it does not start.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * _MESSAGE_BYTES)
+        starting = asyncio.ensure_future(asyncio.to_thread(_start_process, theirs))
+        try:
+            with theirs:
+                # A cancelled caller waits as well: the thread cannot be stopped, and what it starts must be ended.
+                await asyncio.wait([asyncio.shield(starting)])
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await cls(starting.result(), ours).close()
+            ours.close()
+            raise
+        try:
+            client = cls(starting.result(), ours)
+        except OSError as error:
+            ours.close()
+            raise SandboxUnavailableError(f"{_NO_START}: {error}") from error
+        try:
+            await asyncio.wait_for(client._ready, START_S)
+        except BaseException as error:
+            await client.close()
+            if isinstance(error, TimeoutError):
+                why = f"no answer within {START_S:g} s (is this machine under heavy load?)"
+            elif isinstance(error, SandboxError):
+                why = f"it ended at once {_how(client._process.returncode)}; what it wrote is on standard error"
+            else:
+                raise
+            raise SandboxUnavailableError(f"{_NO_START}: {why}") from error
+        return client
+
+    def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
+        """One message, with file descriptors."""
+        with contextlib.suppress(OSError):  # its end is seen by `_read`
+            socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
+
+    def _read(self) -> None:
+        while True:
+            try:
+                data = self._control.recv(_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return
+            except OSError:
+                data = b""
+            if not data:
+                self._lost()
+                return
+            name, *arguments = marshal.loads(data)
+            getattr(self, f"_on_{name}")(*arguments)
+
+    def _on_ready(self, facts: dict[str, Any]) -> None:
+        self.facts = facts
+        self._ready.set_result(None)
+
+    def _on_zygote(self, error: str) -> None:
+        assert self._zygote is not None
+        _answer(self._zygote, None, error)
+
+    def _on_image(self, name: str, directory: str | None, error: str) -> None:
+        error = "" if directory is not None else f"the file system of a sandbox cannot be built: {error}"
+        _answer(self._images.pop(name), directory, error)
+
+    def _on_started(self, identity: int, counters: Sequence[tuple[str, str]] | None) -> None:
+        child = self._children[identity]
+        if not child.started.done():
+            child.started.set_result(counters or ())
+
+    def _on_ended(self, identity: int, status: int, error: str) -> None:
+        child = self._children.pop(identity)
+        if not child.started.done():
+            child.started.set_exception(SandboxError(f"a sandbox cannot be started: {error or f'status {status}'}"))
+        if not child.ended.done():
+            child.ended.set_result(None)
+
+    def _lost(self) -> None:
+        """The spawner is gone, and with it every sandbox."""
+        self.lost = True
+        self._loop.remove_reader(self._control.fileno())
+        self._fail_all()
+
+    def _fail_all(self) -> None:
+        """Tell everyone who waits for an answer that there will be none."""
+        for future in (self._ready, self._zygote, *self._images.values()):
+            if future is not None and not future.done():
+                future.set_exception(SandboxError(_GONE))
+                future.exception()  # there may be no caller left who waits
+        self._images.clear()
+        for identity in list(self._children):
+            self._on_ended(identity, -1, _GONE)
+
+    def check(self) -> None:
+        """Raise SandboxError where it is gone or was closed."""
+        if self.lost:
+            raise SandboxError(_GONE)
+
+    async def zygote(self, arguments: list[str], complaints: int, code: int) -> None:
+        """Have a zygote started, from which sandboxes are forked.
+
+        Raises:
+            SandboxError: it does not start.
+        """
+        self.check()
+        self._zygote = self._loop.create_future()
+        self.send(("zygote", arguments), [complaints, code])
+        await self._zygote
+
+    async def image(self, name: str, plan: Plan) -> str:
+        """Have a file system built; where it is."""
+        self.check()
+        self._images[name] = future = self._loop.create_future()
+        self.send(("image", name, plan))
+        return await future
+
+    async def spawn(
+        self,
+        tree: str | None,
+        arguments: list[str],
+        layers: list[tuple[str, str]],
+        limits: dict[str, int],
+        complaints: int,
+        code: int,
+    ) -> Child:
+        """Start a sandbox whose agent's file descriptors 0 and 1 are the other end of `Child.socket`.
+
+        Args:
+            tree: its file system, if the zygote is to fork it.
+            arguments: else, of bwrap.
+            layers: of an image: where each is, and where it is to be shown as the sandbox's user's own.
+            limits: of its control group.
+            complaints: file descriptor of what it writes to standard error.
+            code: of the agent, for bwrap's.
+
+        Raises:
+            SandboxError: it cannot.
+        """
+        self.check()
+        ours, theirs = socket.socketpair()
+        self._next += 1
+        child = Child(
+            identity=self._next,
+            socket=ours,
+            spawner=self,
+            ended=self._loop.create_future(),
+            started=self._loop.create_future(),
+        )
+        self._children[child.identity] = child
+        self.send(("start", child.identity, tree, arguments, layers, limits), [theirs.fileno(), complaints, code])
+        theirs.close()
+        try:
+            child.counters = await child.started
+        except BaseException:
+            ours.close()
+            child.kill()
+            raise
+        return child
+
+    async def close(self) -> None:
+        """End it, with every sandbox."""
+        self.lost = True  # nothing more can be asked of it
+        with contextlib.suppress(OSError, ValueError):
+            self._loop.remove_reader(self._control.fileno())
+        self._control.close()
+        try:
+            await asyncio.to_thread(self._process.wait, END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
+        self._fail_all()
+
+
+def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
+    """Start a spawner with `control` as its line to the manager."""
+    # The socket becomes file descriptor 3: the shell-free way is a line of Python before the program.
+    number = control.fileno()
+    code = f"import os\nif {number} != 3: os.dup2({number}, 3); os.close({number})\n"
+    return subprocess.Popen(
+        [sys.executable, "-I", "-S", "-B", "-c", code + spawner_source()],
+        pass_fds=[number],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=None,
+        env={"LC_ALL": "C.UTF-8"},
+        start_new_session=True,
+    )
+
+
+def _how(code: int | None) -> str:
+    """How a process ended, in words."""
+    return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
+
+
+def _answer(future: asyncio.Future[Any], value: Any, error: str) -> None:
+    """What the spawner said to a request: a value, or why there is none."""
+    if future.done():  # who asked was cancelled
+        return
+    if error:
+        future.set_exception(SandboxError(error))
+    else:
+        future.set_result(value)

@@ -1,0 +1,117 @@
+"""The `subprocess` runtime: no isolation. For development, for code that is trusted, on machines without bubblewrap.
+
+Programs run as this user, see its files and its network, and can do everything that this user can. Limits on time,
+output, memory and processes are kept by the agent, against accidents, not against intent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+from typing import Any
+
+from roll_sandbox.agent_code import agent_source
+from roll_sandbox.agent_sandbox import Sandbox
+from roll_sandbox.connection import AgentConnection
+from roll_sandbox.counters import Counters
+from roll_sandbox.errors import SandboxError, UntrustedCodeError
+from roll_sandbox.requests import agent_settings
+from roll_sandbox.system_plan import interpreter
+from roll_sandbox.types import SandboxSpec
+
+__all__ = ["SubprocessRuntime"]
+
+_PREFIX = "roll-unsafe-sandbox-"
+
+
+class SubprocessRuntime:
+    """See the module and `runtime.Runtime`."""
+
+    name = "subprocess"
+    fresh_programs = False
+
+    def __init__(self) -> None:
+        self._watching: set[asyncio.Task[None]] = set()
+        self._sandboxes: set[Sandbox] = set()
+
+    async def start(self) -> None:
+        """It works everywhere."""
+
+    def resolve(self, spec: SandboxSpec) -> SandboxSpec:
+        """It has no images."""
+        return spec
+
+    async def launch(self, spec: SandboxSpec) -> Sandbox:
+        """Start an agent in a directory of its own.
+
+        Raises:
+            UntrustedCodeError: the spec does not say that the code is trusted.
+        """
+        if spec.trust != "trusted":
+            raise UntrustedCodeError(
+                "the subprocess runtime has no isolation and was given code marked 'untrusted'. Use the bubblewrap or "
+                "docker runtime, or say SandboxSpec(trust='trusted') for code that you wrote yourself."
+            )
+        if spec.mounts or spec.image:
+            raise UntrustedCodeError("the subprocess runtime has no file system of its own: no mounts, no image.")
+        directory = tempfile.mkdtemp(prefix=_PREFIX)
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.to_thread(
+                subprocess.Popen,
+                [str(interpreter()), "-SsPB", "-c", agent_source()],
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=subprocess.DEVNULL,
+                cwd=directory,
+                env={"LC_ALL": "C.UTF-8", "PYTHONHASHSEED": "0"},
+                start_new_session=True,
+            )
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        watch = asyncio.create_task(self._watch(process, directory, ended))
+        self._watching.add(watch)
+        watch.add_done_callback(self._watching.discard)
+        env = {"PATH": f"{interpreter().parent}:{os.environ.get('PATH', os.defpath)}", "HOME": directory}
+        settings = agent_settings(
+            spec,
+            home=directory,
+            env={**env, "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", "TMPDIR": directory},
+            isolated=False,
+            mount_space=False,
+            own_group=False,
+            counts_cpu=False,
+            filter=b"",
+            bound_processes=False,
+            bound_address_space=True,
+            watch_memory=True,
+        )
+        connection = AgentConnection(lambda: "the agent ended unexpectedly")
+        await asyncio.get_running_loop().create_unix_connection(lambda: connection, sock=ours)
+        sandbox = Sandbox(spec, settings, connection, destroy=lambda: None, ended=ended, counters=Counters())
+        self._sandboxes.add(sandbox)
+        sandbox.on_close(lambda: self._sandboxes.discard(sandbox))
+        return sandbox
+
+    async def _watch(self, process: subprocess.Popen[Any], directory: str, ended: asyncio.Future[None]) -> None:
+        """The agent ends its programs and itself when the line closes."""
+        try:
+            await asyncio.to_thread(process.wait)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            shutil.rmtree(directory, ignore_errors=True)
+            if not ended.done():
+                ended.set_result(None)
+
+    async def close(self) -> None:
+        """End every sandbox."""
+        for sandbox in list(self._sandboxes):
+            with contextlib.suppress(SandboxError):
+                await sandbox.close()
+        await asyncio.gather(*self._watching, return_exceptions=True)

@@ -1,0 +1,265 @@
+"""Sandboxes for code that is not asynchronous: scripts, notebooks.
+
+with connect_sync(url, token) as sandboxes:
+    print(sandboxes.execute(PythonCode(source="print(1)")).stdout)
+
+A thread with a loop of its own does the work, so it does not matter whether the caller's thread runs one. Ctrl-C while
+a call waits cancels it, which ends its program, and is raised once that is done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from roll.running import SIGNALS_AFTER_S, result_of
+from roll_sandbox.agent_sandbox import Job, Sandbox, Session
+from roll_sandbox.errors import SandboxError
+from roll_sandbox.manager import SandboxManager
+from roll_sandbox.remote import connect
+from roll_sandbox.runtime import Runtime
+from roll_sandbox.types import Chunk, ExecutionResult, Program, SandboxSpec, Snapshot
+
+__all__ = ["SyncJob", "SyncSandbox", "SyncSandboxes", "SyncSession", "connect_sync"]
+
+_T = TypeVar("_T")
+
+
+class _Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="roll-sandboxes", daemon=True)
+        self._thread.start()
+
+    def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
+        """What `work` brings; an exception in the caller's thread (Ctrl-C) cancels it, and waits for its end."""
+        if not self._thread.is_alive():
+            work.close()
+            raise SandboxError("the sandbox manager was not started, or is closed")
+        future = asyncio.run_coroutine_threadsafe(_marked(work, ended := threading.Event()), self._loop)
+        try:
+            return result_of(future)
+        except BaseException:
+            if future.cancel():
+                while not ended.wait(SIGNALS_AFTER_S):
+                    pass
+            raise
+
+    def call(self, function: Callable[..., _T], *arguments: Any) -> _T:
+        """The same for what does not wait."""
+
+        async def work() -> _T:
+            return function(*arguments)
+
+        return self.wait(work())
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+
+
+async def _marked(work: Coroutine[Any, Any, _T], ended: threading.Event) -> _T:
+    try:
+        return await work
+    finally:
+        ended.set()
+
+
+class SyncJob:
+    """See `Job`."""
+
+    def __init__(self, loop: _Loop, job: Job) -> None:
+        self._loop, self._job = loop, job
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._job.done()
+
+    def kill(self) -> None:
+        """End it."""
+        self._loop.call(self._job.kill)
+
+    def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
+        """See `Job.bound`."""
+        return self._loop.wait(self._job.bound(wall_s=wall_s, cpu_s=cpu_s))
+
+    def write(self, data: bytes) -> None:
+        """More standard input for an `interactive` program."""
+        self._loop.call(self._job.write, data)
+
+    def end_input(self) -> None:
+        """The end of its standard input."""
+        self._loop.call(self._job.end_input)
+
+    def stream(self) -> Iterator[Chunk]:
+        """Its output as it comes, from the beginning, until it ends."""
+        chunks = self._job.stream()
+        while (chunk := self._loop.wait(_next(chunks))) is not None:
+            yield chunk
+
+    def wait(self) -> ExecutionResult:
+        """Its end; see `Job.wait`."""
+        return self._loop.wait(self._job.wait())
+
+
+async def _next(chunks: Any) -> Chunk | None:
+    return await anext(chunks, None)
+
+
+class SyncSession:
+    """See `Session`."""
+
+    def __init__(self, loop: _Loop, session: Session) -> None:
+        self._loop, self._session = loop, session
+
+    @property
+    def closed(self) -> bool:
+        """Whether the shell has ended."""
+        return self._session.closed
+
+    def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
+        """See `Session.run`."""
+        return self._loop.wait(self._session.run(command, wall_s=wall_s))
+
+    def start(self, command: str, *, wall_s: float | None = None) -> SyncJob:
+        """See `Session.start`."""
+        return SyncJob(self._loop, self._loop.wait(self._session.start(command, wall_s=wall_s)))
+
+    def background(self, command: str, *, wall_s: float | None = None) -> SyncJob:
+        """See `Session.background`."""
+        return SyncJob(self._loop, self._loop.wait(self._session.background(command, wall_s=wall_s)))
+
+    def close(self) -> None:
+        """End the shell and what it started."""
+        self._loop.wait(self._session.close())
+
+
+class SyncSandbox:
+    """See `Sandbox`. `with` closes it at the end."""
+
+    def __init__(self, loop: _Loop, sandbox: Sandbox) -> None:
+        self._loop, self._sandbox = loop, sandbox
+        self.spec, self.home = sandbox.spec, sandbox.home
+        self.name: str = getattr(sandbox, "name", "")
+        """By which its owner finds it in a service; empty for one of this machine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @property
+    def broken(self) -> bool:
+        """Whether it has ended."""
+        return self._sandbox.broken
+
+    def execute(self, program: Program) -> ExecutionResult:
+        """See `Sandbox.execute`."""
+        return self._loop.wait(self._sandbox.execute(program))
+
+    def start(self, program: Program) -> SyncJob:
+        """See `Sandbox.start`."""
+        return SyncJob(self._loop, self._loop.wait(self._sandbox.start(program)))
+
+    def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> SyncSession:
+        """See `Sandbox.session`."""
+        return SyncSession(self._loop, self._loop.wait(self._sandbox.session(env=env, cwd=cwd)))
+
+    def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
+        """See `Sandbox.read_file`."""
+        return self._loop.wait(self._sandbox.read_file(path, max_bytes=max_bytes))
+
+    def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
+        """See `Sandbox.write_file`."""
+        self._loop.wait(self._sandbox.write_file(path, data, mode=mode))
+
+    def snapshot(self) -> Snapshot:
+        """See `Sandbox.snapshot`."""
+        return self._loop.wait(self._sandbox.snapshot())
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """See `Sandbox.restore`."""
+        self._loop.wait(self._sandbox.restore(snapshot))
+
+    def close(self) -> None:
+        """End everything in it."""
+        self._loop.wait(self._sandbox.close())
+
+
+class SyncSandboxes:
+    """`SandboxManager` for code that is not asynchronous; see the module.
+
+    Args:
+        make: makes the manager; called in the loop's thread.
+    """
+
+    def __init__(self, make: Callable[[], SandboxManager]) -> None:
+        self._make = make
+        self._loop: _Loop
+        self._manager: SandboxManager
+
+    def __enter__(self) -> Self:
+        self._loop = _Loop()
+        try:
+            self._manager = self._loop.call(self._make)
+            self._loop.wait(self._manager.start())
+        except BaseException:
+            self._loop.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self._loop.wait(self._manager.close())
+        finally:
+            self._loop.close()
+
+    @property
+    def runtime(self) -> Runtime:
+        """What isolates."""
+        return self._manager.runtime
+
+    def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
+        """See `SandboxManager.execute`."""
+        return self._loop.wait(self._manager.execute(program, spec=spec))
+
+    @contextmanager
+    def running(self, program: Program, *, spec: SandboxSpec | None = None) -> Iterator[SyncJob]:
+        """See `SandboxManager.running`."""
+        job = self._manager.running(program, spec=spec)
+        begun = SyncJob(self._loop, self._loop.wait(job.__aenter__()))
+        try:
+            yield begun
+        finally:
+            self._loop.wait(job.__aexit__(None, None, None))
+
+    def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> SyncSandbox:
+        """See `SandboxManager.create`."""
+        return SyncSandbox(self._loop, self._loop.wait(self._manager.create(spec, snapshot=snapshot)))
+
+    def health(self) -> dict[str, int]:
+        """See `SandboxManager.health`."""
+        return self._manager.health()
+
+
+def connect_sync(url: str, token: str, **settings: Any) -> SyncSandboxes:
+    """`connect` for code that is not asynchronous: `with connect_sync(url, token) as sandboxes: ...`
+
+    Args:
+        settings: as for `connect`.
+
+    Raises:
+        As `connect`, in `with`.
+    """
+    return SyncSandboxes(lambda: connect(url, token, **settings))

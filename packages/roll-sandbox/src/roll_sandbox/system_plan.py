@@ -1,0 +1,138 @@
+"""What of the host a sandbox sees: its programs and libraries, read-only; nothing of its users.
+
+A plan is a sequence of steps, each ("bind", source, target), ("copy", source, target) for what is small, ("directory",
+path), ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. The spawner
+builds it where it is root (`host/image.py`), bwrap itself otherwise.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from roll_sandbox.errors import SandboxUnavailableError
+from roll_sandbox.types import Mount
+
+__all__ = [
+    "HOME",
+    "Plan",
+    "bwrap_arguments",
+    "checked_mounts",
+    "device_steps",
+    "environment",
+    "host_steps",
+    "interpreter",
+    "system_plan",
+]
+
+HOME = "/home/user"
+Plan: TypeAlias = tuple[tuple[Any, ...], ...]
+
+_TOP_LEVEL = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+_ETC = ("ld.so.cache", "ld.so.conf", "ld.so.conf.d", "alternatives", "localtime")
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_ACCOUNTS = {
+    "/etc/passwd": b"root:x:0:0:root:/root:/bin/sh\nuser:x:1000:1000:user:/home/user:/bin/bash\n",
+    "/etc/group": b"root:x:0:\nuser:x:1000:\n",
+    "/etc/hosts": b"127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "/etc/nsswitch.conf": b"passwd: files\ngroup: files\nhosts: files\n",
+}
+
+
+@functools.cache
+def interpreter() -> Path:
+    """The Python that runs in sandboxes: this one, without its virtual environment."""
+    return Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
+
+
+def environment() -> dict[str, str]:
+    """The variables that every program gets."""
+    return {
+        "PATH": f"{interpreter().parent}:/usr/local/bin:/usr/bin:/bin",
+        "HOME": HOME,
+        "LANG": "C.UTF-8",
+        "PYTHONHASHSEED": "0",
+        "PYTHONDONTWRITEBYTECODE": "1",
+    }
+
+
+@functools.cache
+def system_plan(mounts: tuple[Mount, ...]) -> Plan:
+    """The steps for a system with these additions.
+
+    Raises:
+        SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
+    """
+    steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/proc", "/dev/shm", "/tmp", "/home")]
+    steps += host_steps("", python=str(Path(sys.base_prefix).resolve()))
+    steps += [("file", path, content) for path, content in _ACCOUNTS.items()]
+    steps += device_steps()
+    steps += [("bind", mount.source, mount.target) for mount in checked_mounts(mounts)]
+    return tuple(steps)
+
+
+def host_steps(below: str, *, python: str) -> list[tuple[Any, ...]]:
+    """This machine's programs and libraries below a directory, and its interpreter's prefix at `python`."""
+    steps: list[tuple[Any, ...]] = [("bind", "/usr", f"{below}/usr")]
+    for name in _TOP_LEVEL:
+        path = f"/{name}"
+        if os.path.islink(path):
+            steps.append(("link", os.readlink(path), below + path))
+        elif os.path.isdir(path):
+            steps.append(("bind", path, below + path))
+    steps += [("copy", f"/etc/{name}", f"{below}/etc/{name}") for name in _ETC if os.path.exists(f"/etc/{name}")]
+    prefix = Path(sys.base_prefix).resolve()
+    if not prefix.is_relative_to("/usr"):
+        steps.append(("bind", str(prefix), python))
+    return steps
+
+
+def device_steps() -> list[tuple[Any, ...]]:
+    """What is in /dev."""
+    steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/dev/pts", "/dev/shm")]
+    steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
+    steps += [("link", "/proc/self/fd", "/dev/fd"), ("link", "pts/ptmx", "/dev/ptmx")]
+    steps += [
+        ("link", f"/proc/self/fd/{number}", f"/dev/{name}") for number, name in enumerate(("stdin", "stdout", "stderr"))
+    ]
+    return steps
+
+
+def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
+    """The same with sources that lead there by no link.
+
+    Raises:
+        SandboxUnavailableError: a source does not exist, or a path is not absolute.
+    """
+    for mount in mounts:
+        plain = os.path.normpath(mount.target) == mount.target and not mount.target.startswith("//")
+        if not os.path.exists(mount.source) or not mount.source.startswith("/"):
+            raise SandboxUnavailableError(f"sandbox mount of '{mount.source}': it must exist, and be absolute.")
+        if not mount.target.startswith("/") or mount.target == "/" or not plain:
+            raise SandboxUnavailableError(
+                f"sandbox mount of '{mount.source}' at '{mount.target}': a place below '/' is needed, absolute and "
+                "without '..'."
+            )
+    return tuple(Mount(source=os.path.realpath(mount.source), target=mount.target) for mount in mounts)
+
+
+def bwrap_arguments(plan: Plan, files: Path) -> list[str]:
+    """The same for a bwrap without a spawner that is root. Small files are shown from `files`, an empty directory."""
+    arguments = ["--tmpfs", "/"]
+    for step, *rest in plan:
+        if step == "directory":
+            arguments += ["--dir", rest[0]]
+        elif step == "link":
+            arguments += ["--symlink", *rest]
+        elif step == "layer":
+            arguments += ["--ro-bind", *rest]
+        elif step == "file":
+            copy = files / rest[0].strip("/").replace("/", "-")
+            copy.write_bytes(rest[1])
+            arguments += ["--ro-bind", str(copy), rest[0]]
+        else:
+            arguments += ["--dev-bind" if rest[0].startswith("/dev/") else "--ro-bind", *rest]
+    return [*arguments, "--remount-ro", "/", "--proc", "/proc"]

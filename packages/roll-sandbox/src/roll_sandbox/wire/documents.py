@@ -1,0 +1,62 @@
+"""JSON of whoever asks, read in a time and a memory that its bytes bound.
+
+Python's reader makes an object of every value, some 30 bytes for one of the text, and looks through all of them again
+and again while it does (its garbage collector); what is nested deeply is read, and then breaks whatever walks it. So
+values and depth are counted before anything is made of them.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+from roll_sandbox.errors import SandboxRequestError
+
+__all__ = ["check_values", "parsed"]
+
+_MOST = 2**19
+"""Values, and texts, of one document; its texts may be as long as the document."""
+_DEEPEST = 64
+_TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
+_BRACKET = re.compile(rb"[\[{\]}]")
+
+
+def parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
+    """What a JSON document in UTF-8 says.
+
+    Args:
+        hook: makes something else of each object.
+
+    Raises:
+        SandboxRequestError: it is none, or has too many or too deeply nested values.
+    """
+    check_values(data)
+    try:
+        return json.loads(data.decode(), object_hook=hook)
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, SandboxRequestError):
+            raise
+        raise SandboxRequestError("a message is not JSON.") from None
+
+
+def check_values(data: bytes) -> None:
+    """Count the values of a document in UTF-8, before anything reads it.
+
+    Raises:
+        SandboxRequestError: they are too many, or too deeply nested.
+    """
+    opened = data.count(b"[") + data.count(b"{")
+    if opened <= _DEEPEST and opened + data.count(b",") <= _MOST:
+        return
+    bare, texts = _TEXT.subn(b"", data, _MOST)
+    opened = bare.count(b"[") + bare.count(b"{")
+    if texts == _MOST or opened + bare.count(b",") > _MOST:
+        raise SandboxRequestError(f"a message has more than {_MOST:,} values: send less at once.")
+    depth = deepest = 0
+    for bracket in _BRACKET.findall(bare):
+        depth += 1 if bracket in b"[{" else -1
+        deepest = max(deepest, depth)
+    if deepest > _DEEPEST:
+        raise SandboxRequestError(f"a message is nested deeper than {_DEEPEST} times.")

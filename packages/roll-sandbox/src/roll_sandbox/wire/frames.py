@@ -1,0 +1,76 @@
+"""A message as bytes: JSON, with its pieces of data behind it.
+
+    length of the JSON (4, little-endian) · JSON · for each piece: length (4) · data
+
+In the JSON a piece is `{"$b": its number}`, once. Nothing is evaluated, and nothing is larger than what came, also when
+it is sent on.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, TypeAlias
+
+from roll_sandbox.errors import SandboxRequestError
+from roll_sandbox.wire.documents import parsed
+
+__all__ = ["MAX_MESSAGE_BYTES", "Message", "decode", "encode"]
+
+Message: TypeAlias = dict[str, Any]
+MAX_MESSAGE_BYTES = 2**26
+"""Of one message, where a server does not say otherwise."""
+_PIECE = "$b"
+_MOST_PIECES = 2**17
+
+
+def encode(message: Message) -> bytes:
+    """The message as bytes; values may be whatever JSON has, and bytes."""
+    pieces: list[bytes] = []
+
+    def number(value: object) -> dict[str, int]:
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise TypeError(f"a {type(value).__name__} cannot be sent")
+        pieces.append(bytes(value))
+        return {_PIECE: len(pieces) - 1}
+
+    text = json.dumps(message, default=number, separators=(",", ":")).encode()
+    parts = [len(text).to_bytes(4, "little"), text]
+    for piece in pieces:
+        parts += (len(piece).to_bytes(4, "little"), piece)
+    return b"".join(parts)
+
+
+def decode(data: bytes) -> Message:
+    """The message of `encode`.
+
+    Raises:
+        SandboxRequestError: it is none.
+    """
+    text, end = _piece(data, 0)
+    pieces: list[bytes | None] = []
+    while end < len(data):
+        if len(pieces) == _MOST_PIECES:
+            raise SandboxRequestError(f"a message has more than {_MOST_PIECES:,} pieces of data.")
+        piece, end = _piece(data, end)
+        pieces.append(piece)
+
+    def resolve(found: dict[str, Any]) -> Any:
+        number = found.get(_PIECE)
+        if len(found) != 1 or type(number) is not int:
+            return found
+        if not 0 <= number < len(pieces) or pieces[number] is None:
+            raise SandboxRequestError("a message names data that did not come with it, or names it twice.")
+        piece, pieces[number] = pieces[number], None
+        return piece
+
+    message = parsed(text, resolve)
+    if not isinstance(message, dict):
+        raise SandboxRequestError("a message is not a JSON object.")
+    return message
+
+
+def _piece(data: bytes, start: int) -> tuple[bytes, int]:
+    end = start + 4 + int.from_bytes(data[start : start + 4], "little")
+    if start + 4 > len(data) or end > len(data):
+        raise SandboxRequestError("a message is shorter than it says.")
+    return data[start + 4 : end], end

@@ -1,0 +1,93 @@
+"""Which messages there are, and what a message from outside must look like.
+
+    client ──► server ──► worker      create run shell line input tty bound kill close look attach stop
+    client ◄── server ◄── worker      created failed out used looked end gone
+    client ◄── server                 extended; again: the worker was away; what runs in a sandbox is to be sent again
+               server ◄── worker      join beat leave; answered by welcome beat
+
+Every name of a sandbox, program or session is chosen by the client, so that a message may be sent again: the same name
+is the same thing. `have` says how many pieces of output came already, `n` numbers what is sent to a running program.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from roll_sandbox.errors import SandboxRequestError
+from roll_sandbox.wire.frames import Message
+
+__all__ = ["check_name", "checked"]
+
+_NAME = re.compile(r"[A-Za-z0-9_-]{8,64}")
+_MOST_S = 1e9
+_OPTIONAL = {"have", "lifetime_s", "near", "snapshot", "cwd"}
+_NEEDED = {
+    "name": "a name is",
+    "count": "a whole number from 0 on is",
+    "seconds": "seconds above 0 are",
+    "bytes": "bytes are",
+    "object": "an object is",
+}
+_SHAPES: dict[str, dict[str, str]] = {
+    "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds", "near": "name"},
+    "attach": {"sandbox": "name"},
+    "extend": {"sandbox": "name", "id": "name?", "lifetime_s": "seconds"},
+    "stop": {"sandbox": "name"},
+    "run": {"sandbox": "name", "id": "name", "request": "object", "stdin": "bytes", "have": "count"},
+    "shell": {"sandbox": "name", "id": "name", "request": "object", "have": "count"},
+    "line": {"sandbox": "name", "id": "name", "shell": "name", "request": "object", "have": "count"},
+    "input": {"sandbox": "name", "id": "name", "n": "count", "data": "bytes"},
+    "tty": {"sandbox": "name", "id": "name", "n": "count", "rows": "count", "columns": "count", "shown": "count"},
+    "look": {"sandbox": "name", "id": "name", "output": "count"},
+    "bound": {"sandbox": "name", "id": "name", "n": "count", "wall_s": "seconds", "cpu_s": "seconds?"},
+    "kill": {"sandbox": "name", "id": "name", "n": "count"},
+    "close": {"sandbox": "name", "id": "name", "n": "count"},
+}
+
+
+def check_name(value: object) -> str:
+    """A name of a worker, sandbox, program or session.
+
+    Raises:
+        SandboxRequestError: it is none.
+    """
+    if not isinstance(value, str) or not _NAME.fullmatch(value):
+        raise SandboxRequestError(
+            f"{str(value)[:80]!r} is no name of a worker, sandbox or program: 8 to 64 letters, digits, '_' or '-'."
+        )
+    return value
+
+
+def checked(message: Message) -> Message:
+    """A message of a client, of which every field is known and of its kind.
+
+    Raises:
+        SandboxRequestError: another one; says what is wrong.
+    """
+    op = message.get("op")
+    shape = _SHAPES.get(op) if isinstance(op, str) else None
+    if shape is None:
+        raise SandboxRequestError(f"a message asks for {str(op)[:40]!r}: known are {', '.join(_SHAPES)}.")
+    for name in message:
+        if name != "op" and name not in shape:
+            raise SandboxRequestError(f"a message '{op}' has no {name[:40]!r}.")
+    for name, kind in shape.items():
+        value = message.get(name)
+        if value is None and (name in _OPTIONAL or kind.endswith("?")):
+            continue
+        if not _fits(kind.rstrip("?"), value):
+            raise SandboxRequestError(
+                f"'{name}' of a message '{op}' is {str(value)[:80]!r}: {_NEEDED[kind.rstrip('?')]} needed."
+            )
+    return message
+
+
+def _fits(kind: str, value: Any) -> bool:
+    if kind == "name":
+        return isinstance(value, str) and _NAME.fullmatch(value) is not None
+    if kind == "count":
+        return type(value) is int and 0 <= value < 2**53
+    if kind == "seconds":
+        return type(value) in (int, float) and 0 < value <= _MOST_S
+    return isinstance(value, bytes if kind == "bytes" else dict)

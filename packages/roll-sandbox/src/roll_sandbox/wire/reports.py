@@ -1,0 +1,60 @@
+"""What a worker says of its machine, with every beat."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from roll_sandbox.errors import SandboxRequestError
+from roll_sandbox.pools import PoolReport
+from roll_sandbox.wire.programs import built
+
+__all__ = ["BEATS", "MOST_POOLS", "Report", "beat_s", "report_of", "report_said"]
+
+MOST_POOLS = 32
+_MOST_TEXTS, _MOST_TEXT = 2**14, 512
+BEATS = 30
+"""In the time for which either side may be away: a line is broken once it was silent for five."""
+
+
+def beat_s(away_s: float) -> float:
+    """How often a worker and its server say that they are there."""
+    return away_s / BEATS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """See the module."""
+
+    cores: int = 1
+    busy: float = 0.0
+    """Share of the cores that worked lately, for whomever."""
+    memory_bytes: int | None = None
+    """Of the machine; `None`: it does not say."""
+    free_bytes: int | None = None
+    images: tuple[str, ...] = ()
+    """Names and digests of images that need not be fetched."""
+    pools: tuple[PoolReport, ...] = ()
+
+
+def report_said(report: Report) -> dict[str, Any]:
+    """In JSON's words."""
+    return dataclasses.asdict(report)
+
+
+def report_of(said: object) -> Report:
+    """The report.
+
+    Raises:
+        SandboxRequestError: a field is unknown or not of its kind, or what nobody can count with.
+    """
+    report = built(Report, said, "report")
+    counts = [report.memory_bytes or 0, report.free_bytes or 0, report.busy]
+    counts += [number for pool in report.pools for number in (pool.idle, pool.target, pool.hits, pool.misses)]
+    texts = [*report.images, *(pool.pool for pool in report.pools)]
+    if report.cores < 1 or min(counts) < 0 or len(report.pools) > MOST_POOLS or len(texts) > _MOST_TEXTS:
+        raise SandboxRequestError("a worker's 'report' has a number that cannot be, or too much.")
+    if not all(len(text) <= _MOST_TEXT and text.isprintable() for text in texts):
+        raise SandboxRequestError("a worker's 'report' names images or pools by what is no name.")
+    return report

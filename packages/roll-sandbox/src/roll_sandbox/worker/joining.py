@@ -1,0 +1,226 @@
+"""A worker in a process of its own: it dials out to the server, and again whenever the line breaks.
+
+    worker ── join {name, capacity, holds}, ends that may not have been heard ──► server ── what to stop, what waits ──►
+           ── beat {report} ──► ◄── beat ──
+
+What nobody claims it stops: a server that comes back names what it does not know; one that was not heard for `away_s`
+is given up, while that server, which hears nothing either, still waits: what it calls lost has ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+
+import aiohttp
+
+from roll_sandbox.proxies import client_session
+from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
+from roll_sandbox.errors import SandboxAccessError, SandboxUnavailableError
+from roll_sandbox.wire import Message, Outbox, beat_s, decode, encode, failure_of, report_said
+from roll_sandbox.worker.worker import Worker
+
+__all__ = ["Joined"]
+
+logger = logging.getLogger(__name__)
+
+_PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
+_AWAY_S = 60.0
+"""Until the server says otherwise."""
+_SILENT_BEATS = 5
+_GOODBYE_S = 2.0
+_UNSENT_BYTES = 2**28
+"""To a server that does not keep up: the line is broken, and what clients missed they ask for again."""
+
+
+class Joined:
+    """A worker and its line to a server.
+
+    Args:
+        url: of the server.
+        token: with the scope `worker`.
+        name: by which the server knows it again.
+        capacity: sandboxes at once.
+        memory_bytes: what limits of all sandboxes may come to.
+        drain_s: how long a worker that leaves waits for its sandboxes to end.
+        leaving: what `leave` sets, where somebody else is to set it.
+
+    Raises:
+        ConfigError: an address, a token or a file of certificates that is none.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        url: str,
+        token: str,
+        *,
+        name: str,
+        capacity: int,
+        memory_bytes: int | None = None,
+        ca_file: str | None = None,
+        drain_s: float = 25.0,
+        leaving: asyncio.Event | None = None,
+    ) -> None:
+        self._worker = worker
+        self._url = checked_url(url)
+        self._headers = token_header(token)
+        self._greeting: Message = {"op": "join", "name": name, "capacity": capacity, "memory_bytes": memory_bytes}
+        self._greeting["process"] = secrets.token_hex(8)
+        self._trusted = trusted(ca_file)
+        self._drain_s = drain_s
+        self._away_s = _AWAY_S
+        self._heard = 0.0
+        self._welcome = asyncio.Event()
+        self._leaving = leaving or asyncio.Event()
+        self._left = False
+        self._warned = ""
+        self._outgoing = Outbox(_UNSENT_BYTES)
+
+    def leave(self) -> None:
+        """Take no new sandboxes; `serve` returns when those that are here have ended, or after `drain_s`."""
+        self._leaving.set()
+
+    async def serve(self) -> None:
+        """Until it has left, or is cancelled.
+
+        Raises:
+            SandboxAccessError: the token is refused.
+        """
+        self._heard = asyncio.get_running_loop().time()
+        tasks = [asyncio.create_task(each) for each in (self._keep(), self._reap(), self._drain())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _keep(self) -> None:
+        """Connection after connection."""
+        connector = aiohttp.TCPConnector(ssl=self._trusted)
+        async with client_session(self._url, headers=self._headers, connector=connector) as session:
+            attempt = 0
+            while not self._left:
+                try:
+                    socket = await self._dial(session)
+                except SandboxUnavailableError as error:
+                    self._warn(str(error))
+                    await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+                    attempt += 1
+                else:
+                    heard = self._heard
+                    try:
+                        await self._follow(socket)
+                    except (aiohttp.ClientError, OSError) as error:  # as it began
+                        logger.info("the line to %s broke: %s", self._url, error)
+                    finally:
+                        self._worker.listen(None)
+                        await socket.close()
+                    attempt = 0 if self._heard > heard else attempt + 1
+                    await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
+
+    async def _reap(self) -> None:
+        """Stop what is here once the server was not heard for too long."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(beat_s(self._away_s))
+            if loop.time() - self._heard > self._away_s:
+                await self._worker.close()
+
+    async def _drain(self) -> None:
+        """When it is to leave: wait, stop what is left, say goodbye."""
+        await self._leaving.wait()
+        self._beat()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._drain_s):
+                while not self._worker.empty:
+                    await asyncio.sleep(0.05)
+        await self._worker.close()
+        self._left = True
+        self._say({"op": "leave"})
+        await asyncio.sleep(_GOODBYE_S)
+
+    async def _dial(self, session: aiohttp.ClientSession) -> aiohttp.ClientWebSocketResponse:
+        try:
+            async with asyncio.timeout(_SILENT_BEATS * beat_s(self._away_s)):
+                return await session.ws_connect(
+                    f"{self._url}/v1/worker", max_msg_size=0, timeout=aiohttp.ClientWSTimeout(ws_close=0.5)
+                )
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status in (401, 403):
+                raise SandboxAccessError(
+                    f"the sandbox service at {self._url} refuses this token ({error.status}): a worker needs one of "
+                    "scope worker (`roll-sandbox token create OWNER --scope worker`)."
+                ) from None
+            raise SandboxUnavailableError(f"{self._url} answers {error.status} to a worker.") from None
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            raise no_answer(self._url, error) from None
+
+    async def _follow(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """One connection, as long as both sides are heard."""
+        self._outgoing.clear()
+        self._welcome.clear()
+        greeting = {**self._greeting, "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())}
+        await socket.send_bytes(encode({**greeting, "holds": self._worker.holds()}))
+        self._worker.listen(self._say)
+        for message in self._worker.unheard():
+            self._say(message)
+        sending, full = self._outgoing.send_over(socket), self._outgoing.full.wait()
+        tasks = [asyncio.create_task(each) for each in (sending, self._read(socket), self._watch(), full)]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        async for received in socket:
+            if received.type is not aiohttp.WSMsgType.BINARY:
+                continue
+            message = decode(received.data)
+            if message["op"] == "refused":
+                error = failure_of(message)
+                if isinstance(error, SandboxAccessError):
+                    raise error
+                self._warn(f"the sandbox service at {self._url} refuses this worker: {error}")
+                return
+            self._heard = asyncio.get_running_loop().time()
+            if message["op"] == "welcome":
+                self._away_s = float(message["away_s"])
+                if self._warned:
+                    logger.warning("joined the sandbox service at %s.", self._url)
+                    self._warned = ""
+                self._welcome.set()
+            elif "sandbox" in message:
+                self._worker.receive(message)
+
+    async def _watch(self) -> None:
+        """Beat, until the server has not answered for too long; a stall of this process is no silence of the server."""
+        with contextlib.suppress(TimeoutError):  # how often, the welcome says
+            await asyncio.wait_for(self._welcome.wait(), beat_s(self._away_s))
+        heard, unanswered = self._heard, 0
+        while unanswered <= _SILENT_BEATS:
+            await asyncio.sleep(beat_s(self._away_s))
+            unanswered = unanswered + 1 if self._heard == heard else 0
+            heard = self._heard
+            self._beat()
+
+    def _beat(self) -> None:
+        self._say({"op": "beat", "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())})
+
+    def _warn(self, what: str) -> None:
+        """Once for each reason in a row."""
+        if what != self._warned:
+            logger.warning("%s Dialling again.", what)
+            self._warned = what
+
+    def _say(self, message: Message) -> None:
+        self._outgoing.put(encode(message))

@@ -1,0 +1,64 @@
+"""A worker from its start to its end, as a process or an actor has one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from collections.abc import Sequence
+from typing import Any
+
+from roll_sandbox.images import ImageCache
+from roll_sandbox.manager import SandboxManager
+from roll_sandbox.worker.joining import Joined
+from roll_sandbox.worker.worker import Worker
+
+__all__ = ["run_worker"]
+
+
+async def run_worker(
+    url: str,
+    token: str,
+    *,
+    name: str,
+    capacity: int,
+    runtime: str = "bubblewrap",
+    warm: int | None = None,
+    mounts: Sequence[str] = (),
+    **settings: Any,
+) -> None:
+    """Run sandboxes of this machine for a service, until it was asked to leave or is cancelled; see `Joined`.
+
+    SIGTERM asks it to leave; a second one cancels. (Where signals cannot be handled, in a thread, they are not.)
+
+    Args:
+        mounts: directories of this machine that specs may mount.
+        settings: further ones of `Joined`.
+
+    Raises:
+        SandboxUnavailableError: this machine cannot run sandboxes.
+        SandboxAccessError: the token is refused.
+    """
+    async with SandboxManager(runtime, warm=warm, max_sandboxes=capacity) as manager:
+        worker = Worker(manager, mounts=mounts, images=ImageCache().words)
+        joined = Joined(worker, url, token, name=name, capacity=capacity, **settings)
+        serving = asyncio.ensure_future(joined.serve())
+
+        def terminate() -> None:
+            loop.add_signal_handler(signal.SIGTERM, serving.cancel)
+            joined.leave()
+
+        loop = asyncio.get_running_loop()
+        with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
+            loop.add_signal_handler(signal.SIGTERM, terminate)
+        try:
+            await serving
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) is not None and task.cancelling():
+                raise
+        finally:
+            serving.cancel()
+            await asyncio.gather(serving, return_exceptions=True)
+            await worker.close()
+            with contextlib.suppress(ValueError, NotImplementedError, RuntimeError):
+                loop.remove_signal_handler(signal.SIGTERM)

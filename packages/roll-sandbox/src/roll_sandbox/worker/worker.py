@@ -1,0 +1,200 @@
+"""A worker: sandboxes of one machine by name, at the word of a server.
+
+Invariants: one event loop; a name is one sandbox, however often it is asked for; whatever becomes of a sandbox, the
+server is told once; `close` leaves none.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Sequence
+
+from roll_sandbox.errors import RollSandboxError
+from roll_sandbox.agent_sandbox import Sandbox
+from roll_sandbox.errors import (
+    SandboxError,
+    SandboxExpiredError,
+    SandboxLostError,
+    SandboxRequestError,
+    UnknownSandboxError,
+)
+from roll_sandbox.library import resolved_source
+from roll_sandbox.machine import CpuMeter, memory_bytes, num_cores
+from roll_sandbox.manager import SandboxManager
+from roll_sandbox.types import Mount, SandboxSpec
+from roll_sandbox.wire import MOST_POOLS, Message, Report, failure_said, spec_of
+from roll_sandbox.worker.executions import Executions
+from roll_sandbox.worker.outputs import Outputs
+
+__all__ = ["Worker"]
+
+
+_log = logging.getLogger(__name__)
+
+
+class _Held:
+    def __init__(self, sandbox: Sandbox, executions: Executions) -> None:
+        self.sandbox = sandbox
+        self.executions = executions
+
+
+class Worker:
+    """See the module.
+
+    Args:
+        manager: which starts sandboxes; started and closed by the caller.
+        mounts: directories of this machine that a spec may mount what is below of.
+        tell: takes a message for the server, without waiting.
+        images: names and digests of the images that this machine has.
+    """
+
+    def __init__(
+        self,
+        manager: SandboxManager,
+        *,
+        mounts: Sequence[str] = (),
+        tell: Callable[[Message], None] | None = None,
+        images: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._manager = manager
+        self._mounts = [os.path.realpath(path) for path in mounts]
+        self._tell = tell
+        self._images = images
+        self._cpu = CpuMeter()
+        self._outputs = Outputs()
+        self._held: dict[str, _Held] = {}
+        self._starting: dict[str, asyncio.Task[None]] = {}
+
+    def tell(self, message: Message) -> None:
+        """To the server; into the void while there is none, which asks for what it missed."""
+        if self._tell is not None:
+            self._tell(message)
+
+    def listen(self, tell: Callable[[Message], None] | None) -> None:
+        """Tell another server from now on."""
+        self._tell = tell
+
+    def receive(self, message: Message) -> None:
+        """From the server: as `wire.messages` says, and checked by it."""
+        op, place = message["op"], message["sandbox"]
+        held = self._held.get(place)
+        if op == "create":
+            self._create(place, message)
+        elif op == "stop":
+            self._stop(place, held, message.get("expired", False))
+        elif held is None:
+            if place not in self._starting:
+                error = failure_said(UnknownSandboxError("the sandbox has ended"))
+                named = {"sandbox": place, "id": message["id"]} if "id" in message else {"sandbox": place}
+                self.tell({**error, "op": "error" if "id" in message else "gone", **named})
+        elif op == "attach":
+            self._created(place, held)
+        else:
+            held.executions.receive(message)
+
+    def _create(self, place: str, message: Message) -> None:
+        held = self._held.get(place)
+        if held is not None:
+            self._created(place, held)
+        elif place not in self._starting:
+            task = self._starting[place] = asyncio.create_task(self._launch(place, message))
+            task.add_done_callback(lambda task: self._launched(place, task))
+
+    def _launched(self, place: str, task: asyncio.Task[None]) -> None:
+        self._starting.pop(place, None)
+        if task.cancelled():  # perhaps before it did anything
+            self.tell({"op": "gone", "sandbox": place, **failure_said(SandboxLostError("stopped before it started"))})
+        elif (error := task.exception()) is not None:
+            _log.error("a sandbox did not start", exc_info=error)
+            broken = SandboxError(f"the sandbox did not start: {error!r}")
+            self.tell({"op": "failed", "sandbox": place, **failure_said(broken)})
+
+    async def _launch(self, place: str, message: Message) -> None:
+        try:
+            spec = self._permitted(spec_of(message["spec"]))
+            sandbox = await self._manager.create(spec)
+        except (RollSandboxError, ValueError) as error:
+            self.tell({"op": "failed", "sandbox": place, **failure_said(error)})
+            return
+        held = self._held[place] = _Held(sandbox, Executions(place, sandbox, self.tell, self._outputs))
+        sandbox.on_close(lambda: self._ended(place, held))
+        self._created(place, held)
+
+    def _permitted(self, spec: SandboxSpec) -> SandboxSpec:
+        """The spec, as this machine starts it. Its sandbox is never used again, so pools do not matter."""
+        mounts = []
+        for mount in spec.mounts:
+            own = resolved_source(mount.source)
+            source = own or os.path.realpath(mount.source)
+            if own is None and not any(
+                source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts
+            ):
+                raise SandboxRequestError(
+                    f"a mount of '{mount.source}': this worker lets sandboxes see nothing there. Start it with "
+                    f"`--mounts {mount.source}`, or upload what is needed."
+                )
+            mounts.append(Mount(source=source, target=mount.target))
+        return dataclasses.replace(spec, pool="", mounts=tuple(mounts))
+
+    def _created(self, place: str, held: _Held) -> None:
+        self.tell({"op": "created", "sandbox": place, "traits": held.sandbox.traits})
+
+    def _stop(self, place: str, held: _Held | None, expired: bool) -> None:
+        if held is not None:
+            held.executions.why = held.executions.why or (
+                SandboxExpiredError("the sandbox reached the end of its lifetime: extend it, or ask for a longer one")
+                if expired
+                else UnknownSandboxError("the sandbox was stopped")
+            )
+            held.sandbox.destroy()
+        elif place in self._starting:
+            self._starting[place].cancel()
+        else:
+            self.tell({"op": "gone", "sandbox": place, **failure_said(UnknownSandboxError("the sandbox has ended"))})
+
+    def _ended(self, place: str, held: _Held) -> None:
+        self._held.pop(place, None)
+        held.executions.forget()
+        why = held.executions.why or SandboxLostError("the sandbox ended unexpectedly")
+        self.tell({"op": "gone", "sandbox": place, **failure_said(why)})
+
+    def holds(self) -> dict[str, Message]:
+        """Every sandbox here, and its programs whose end is not forgotten."""
+        return {
+            place: {"traits": held.sandbox.traits, "programs": held.executions.names()}
+            for place, held in self._held.items()
+        }
+
+    def unheard(self) -> list[Message]:
+        """Ends of programs that a server may not have heard."""
+        return [message for held in self._held.values() for message in held.executions.unheard()]
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is here, and nothing starts."""
+        return not self._held and not self._starting
+
+    def report(self) -> Report:
+        """Of this machine, for whoever places sandboxes."""
+        free_bytes, all_bytes = memory_bytes() or (None, None)
+        return Report(
+            cores=num_cores(),
+            busy=self._cpu.busy(),
+            memory_bytes=all_bytes,
+            free_bytes=free_bytes,
+            images=tuple(self._images()),
+            pools=tuple(self._manager.pools()[-MOST_POOLS:]),
+        )
+
+    async def close(self) -> None:
+        """End every sandbox."""
+        for task in list(self._starting.values()):
+            task.cancel()
+        await asyncio.gather(*self._starting.values(), return_exceptions=True)
+        for held in list(self._held.values()):
+            with contextlib.suppress(RollSandboxError):
+                await held.sandbox.close()

@@ -1,0 +1,208 @@
+"""What a person does wrong with a service, and is told: what, the value, what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+
+sqlalchemy = pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+
+from aiohttp import ServerDisconnectedError  # noqa: E402
+from fastapi.exceptions import RequestValidationError  # noqa: E402
+
+from roll.cli.main import run  # noqa: E402
+from roll_sandbox.cli.common import Bytes  # noqa: E402
+from roll_sandbox.errors import ConfigError  # noqa: E402
+from roll_sandbox import Command, Limits, Program, PythonCode, connect  # noqa: E402
+from roll_sandbox.dialling import no_answer, token_header, trusted  # noqa: E402
+from roll_sandbox.errors import BadImageError, SandboxRequestError, SandboxUnavailableError  # noqa: E402
+from roll_sandbox.images.sources import open_source  # noqa: E402
+from roll_sandbox.requests import run_request  # noqa: E402
+from roll_sandbox.service.archives import check_archive  # noqa: E402
+from roll_sandbox.service.bodies import invalid  # noqa: E402
+from roll_sandbox.service.quotas import Quota  # noqa: E402
+from roll_sandbox.service.serving import serve  # noqa: E402
+from roll_sandbox.service.settings import Settings  # noqa: E402
+from roll_sandbox.service.store import Store  # noqa: E402
+from roll_sandbox.service.tokens import Tokens  # noqa: E402
+from roll_sandbox.wire import checked  # noqa: E402
+from roll_sandbox.worker.joining import Joined  # noqa: E402
+
+
+@pytest.mark.parametrize("url", ["127.0.0.1:8741", "localhost", "ftp://localhost:8741", "http://", ""])
+def test_an_address_without_its_scheme_or_host_is_refused_before_anybody_is_asked(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"no address of a sandbox service: .* 'http://127\.0\.0\.1:8741'"):
+        connect(url, "token")
+
+
+def test_a_token_keeps_no_line_end_of_its_file_and_is_one_word() -> None:
+    assert token_header("roll_1_x\n") == {"Authorization": "Bearer roll_1_x"}
+    for token, what in (("", "is empty"), (" \n", "is empty"), ("a b", "white space"), ("a\nb", "control characters")):
+        with pytest.raises(ConfigError, match=what):
+            token_header(token)
+
+
+def test_certificates_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nope\.pem' cannot be used: No such file"):
+        trusted(str(tmp_path / "nope.pem"))
+    (tmp_path / "empty.pem").touch()
+    with pytest.raises(ConfigError, match="there is no certificate in PEM in it"):
+        trusted(str(tmp_path / "empty.pem"))
+    assert trusted(None) is True
+
+
+def test_why_nothing_answers_says_what_to_do() -> None:
+    assert "may begin with https://" in str(no_answer("http://a:1", ServerDisconnectedError()))
+    assert "(too slow): start one with `roll-sandbox serve`." in str(no_answer("http://a:1", TimeoutError()))
+
+
+@pytest.mark.asyncio
+async def test_nobody_at_a_port_is_said_in_the_systems_words(unused_tcp_port: int) -> None:
+    manager = connect(f"http://127.0.0.1:{unused_tcp_port}", "token")
+    with pytest.raises(SandboxUnavailableError, match=r"\(Connection refused\): start one with `roll-sandbox serve`"):
+        await manager.start()
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_reaches_nobody_says_so_once(
+    unused_tcp_port: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, third = 0, asyncio.Event()
+    joined = Joined(None, f"http://127.0.0.1:{unused_tcp_port}", "token", name="worker-one", capacity=1)  # type: ignore[arg-type]
+    dial = joined._dial
+
+    async def counted(session: Any) -> Any:
+        nonlocal tries
+        tries += 1
+        if tries == 3:
+            third.set()
+        return await dial(session)
+
+    monkeypatch.setattr(joined, "_dial", counted)
+    monkeypatch.setattr("roll_sandbox.worker.joining._PAUSES_S", (0.0,))
+    serving = asyncio.create_task(joined.serve())
+    await asyncio.wait_for(third.wait(), 30)
+    serving.cancel()
+    await asyncio.gather(serving, return_exceptions=True)
+    said = [each.getMessage() for each in caplog.records]
+    assert len(said) == 1 and "Connection refused" in said[0] and said[0].endswith("Dialling again.")
+
+
+@pytest.mark.parametrize(
+    ("settings", "what"),
+    [
+        ({"runtime": "bubblewarp"}, "Did you mean 'bubblewrap'"),
+        ({"mounts": ("/no/such/directory",)}, "--mounts: there is no directory '/no/such/directory'"),
+        ({"lifetime_s": float("nan")}, "--lifetime: nan s is no lifetime"),
+        ({"quota": Quota(lifetime_s=-5)}, "--owner-lifetime: -5 s is no lifetime"),
+        ({"audit": Path("/")}, "--audit: '/' is a directory"),
+        ({"database": "nonsense"}, "'nonsense' is no address of a database: sqlite:////a/file.db"),
+        ({"database": "sqlite://"}, "is in memory, which ends with a command"),
+    ],
+)
+def test_a_service_refuses_its_settings_before_it_listens(settings: dict[str, Any], what: str, tmp_path: Path) -> None:
+    settings = {"database": f"sqlite:///{tmp_path}/s.db", **settings}
+    with pytest.raises(ConfigError, match=what.replace("(", r"\(")):
+        serve(Settings(**settings), "127.0.0.1", 0, certificate=None, key=None, say=print)
+
+
+def test_a_certificate_that_is_none_is_refused_in_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "cert.pem"
+    file.write_text("no certificate")
+    with pytest.raises(ConfigError, match="are no certificate and its key"):
+        serve(Settings(), "127.0.0.1", 0, certificate=file, key=file, say=print)
+
+
+def test_a_file_that_is_no_database_is_refused_in_a_line(tmp_path: Path) -> None:
+    (tmp_path / "s.db").write_text("This is a text, and was never anything else.")
+    with pytest.raises(ConfigError, match="does not answer: file is not a database"):
+        Store(f"sqlite:///{tmp_path}/s.db").claim()
+
+
+def test_a_token_is_good_for_a_time_that_a_calendar_has(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path}/s.db")
+    store.migrate()
+    for days in (-1.0, 0.0, float("nan"), 1e12):
+        with pytest.raises(ConfigError, match=r"a token's lifetime of .* days: it is above 0 and up to 36,500"):
+            Tokens(store).create("ann", lifetime_s=days * 86_400)
+
+
+@pytest.mark.parametrize(
+    ("program", "what"),
+    [
+        ("print(1)", "a str is no program"),
+        (Command(argv="ls"), "a word for each argument"),  # type: ignore[arg-type]
+        (PythonCode(source="1", stdin="text"), "'standard input' of a program is a str: bytes are needed"),  # type: ignore[arg-type]
+        (PythonCode(source="1", files={"a": "text"}), "'a' of a program is a str"),  # type: ignore[dict-item]
+    ],
+)
+def test_text_in_place_of_bytes_or_of_a_program_never_reaches_a_sandbox(program: Program, what: str) -> None:
+    with pytest.raises(TypeError, match=what):
+        run_request(program, Limits(), alone=True, fresh=True)
+
+
+def test_a_message_is_refused_in_plain_words() -> None:
+    with pytest.raises(SandboxRequestError, match="is '-1': seconds above 0 are needed"):
+        checked({"op": "extend", "sandbox": "a" * 8, "lifetime_s": -1})
+
+
+def test_a_link_in_an_archive_is_not_called_compression() -> None:
+    data = io.BytesIO()
+    with tarfile.open(fileobj=data, mode="w") as archive:
+        member = tarfile.TarInfo("link")
+        member.type, member.linkname = tarfile.SYMTYPE, "file"
+        archive.addfile(member)
+    with pytest.raises(
+        SandboxRequestError, match=r"^'link' in an archive is no plain file or directory: leave it out\.$"
+    ):
+        check_archive(data.getvalue(), 1000, 10)
+
+
+def test_an_image_is_not_made_of_an_empty_directory_or_a_text(tmp_path: Path) -> None:
+    with pytest.raises(BadImageError, match="is empty: a root directory or an OCI layout is needed"):
+        open_source(tmp_path)
+    text = tmp_path / "text"
+    text.write_text("no archive" * 100)
+    with pytest.raises(BadImageError, match="it is no tar archive, or is damaged") as refused, open_source(text):
+        pass
+    assert "\n" not in str(refused.value)
+
+
+def test_a_body_that_is_no_json_is_called_the_body() -> None:
+    error = RequestValidationError([{"type": "json_invalid", "loc": ("body", 0), "msg": "JSON decode error"}])
+    assert invalid(error) == "the body (JSON, of Content-Type: application/json): JSON decode error"
+    error = RequestValidationError([{"type": "extra_forbidden", "loc": ("body", "spce"), "msg": "not permitted"}])
+    assert invalid(error) == "spce: not permitted"
+
+
+def test_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
+    assert Bytes().convert("1GiB", None, None) == 2**30 and Bytes().convert("7", None, None) == 7
+    assert Bytes(unit=2**20).convert("512", None, None) == 2**29
+    with pytest.raises(click.BadParameter, match="such as 8GiB, and 16MiB at least"):
+        Bytes(unit=2**20, least=2**24).convert("1", None, None)
+    with pytest.raises(click.BadParameter, match="'64GB': a size is needed, such as 8GiB"):
+        Bytes().convert("64GB", None, None)
+
+
+def test_a_misspelt_command_is_told_what_it_may_have_been(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sandbox", "shel"]) == 2
+    assert "No such command 'shel'. Did you mean 'shell'?" in capsys.readouterr().err
+
+
+def test_options_after_the_program_are_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, ...]] = []
+
+    async def seen(_: object, program: Command) -> int:
+        asked.append(tuple(program.argv))
+        return 0
+
+    monkeypatch.setattr("roll_sandbox.cli.running._run", seen)
+    for words in (["ls", "-la", "--time", "x"], ["--", "ls", "-la", "--time", "x"]):
+        assert run(["sandbox", "run", "--token", "t", *words]) == 0
+    assert asked == [("ls", "-la", "--time", "x")] * 2

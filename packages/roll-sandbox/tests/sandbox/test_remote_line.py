@@ -1,0 +1,95 @@
+"""What a client makes of a service that breaks its line, played by a script."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from roll_sandbox import (
+    PythonCode,
+    SandboxLostError,
+    SandboxManager,
+    SandboxUnavailableError,
+    UnknownSandboxError,
+    connect,
+)
+from roll_sandbox.wire import Message, decode, encode, failure_said
+
+HANG_UP = None
+OF_REQUEST = "the id of what is answered"
+NO_WORKER = {"op": "failed", **failure_said(SandboxUnavailableError("no worker is connected"))}
+UNKNOWN = {"op": "failed", **failure_said(UnknownSandboxError("there is no such sandbox"))}
+CREATED = {"op": "created", "traits": {"home": "/home", "isolated": True, "mount_space": True}}
+GONE = {"op": "gone", **failure_said(UnknownSandboxError("the sandbox was stopped"))}
+
+
+class Script:
+    """Answers one message after the other, whoever sends it; `HANG_UP` breaks the line."""
+
+    def __init__(self) -> None:
+        self.answers: Iterator[Message | None] = iter(())
+        self.asked: list[str] = []
+
+    async def line(self, request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_bytes(encode({"op": "hello"}))
+        async for received in socket:
+            message = decode(received.data)
+            self.asked.append(message["op"])
+            answer = next(self.answers, GONE)
+            if answer is HANG_UP:
+                break
+            if answer.get("id") == OF_REQUEST:
+                answer = {**answer, "id": message["id"]}
+            await socket.send_bytes(encode({"sandbox": message["sandbox"], **answer}))
+        await socket.close()
+        return socket
+
+
+@pytest_asyncio.fixture
+async def script() -> AsyncIterator[tuple[Script, SandboxManager]]:
+    script = Script()
+    app = web.Application()
+    app.router.add_get("/v1/line", script.line)
+    async with TestServer(app) as server, connect(str(server.make_url("/")), "token", warm=0) as sandboxes:
+        yield script, sandboxes
+
+
+async def test_a_service_that_is_back_may_wait_for_its_workers(script: Any) -> None:
+    service, sandboxes = script
+    service.answers = iter([NO_WORKER])
+    with pytest.raises(SandboxUnavailableError, match="no worker"):
+        await sandboxes.create()
+    service.answers = iter([HANG_UP, NO_WORKER, CREATED])
+    await asyncio.wait_for(sandboxes.create(), 30)
+    assert service.asked == ["create"] * 4
+
+
+async def test_sessions_that_are_closed_while_the_line_is_broken_are_closed_over_the_next(script: Any) -> None:
+    """Before anything else is asked of the sandbox, whose processes the session may hold."""
+    service, sandboxes = script
+    opened = {"op": "end", "end": {"code": 0}, "pieces": 0, "id": OF_REQUEST}
+    service.answers = iter([CREATED, opened, HANG_UP, CREATED])
+    sandbox = await sandboxes.create()
+    shell = await sandbox.session()
+    await shell.close()  # the service hangs up without having done anything about it
+    running = asyncio.create_task(sandbox.execute(PythonCode(source="print(1)")))
+    while service.asked[-1] != "run":
+        await asyncio.sleep(0.01)
+    assert service.asked == ["create", "shell", "close", "attach", "close", "run"]
+    running.cancel()
+
+
+async def test_a_program_whose_sandbox_ended_while_the_line_was_broken_is_lost(script: Any) -> None:
+    service, sandboxes = script
+    service.answers = iter([CREATED, HANG_UP, UNKNOWN])
+    sandbox = await sandboxes.create()
+    with pytest.raises(SandboxLostError, match="while there was no line to the service: there is no such sandbox"):
+        await asyncio.wait_for(sandbox.execute(PythonCode(source="print(1)")), 30)

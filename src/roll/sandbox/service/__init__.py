@@ -1,1 +1,0 @@
-"""The sandbox service: `roll sandbox serve`. See docs/sandbox-service.md."""

@@ -1,7 +1,0 @@
-"""What a service remembers: tokens, owners' quotas, sandboxes, programs."""
-
-from __future__ import annotations
-
-from roll.sandbox.service.store.store import Store
-
-__all__ = ["Store"]

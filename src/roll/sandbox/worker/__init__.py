@@ -1,9 +1,0 @@
-"""Where a service's sandboxes run: in the server's process, or in one of its own."""
-
-from __future__ import annotations
-
-from roll.sandbox.worker.joining import Joined
-from roll.sandbox.worker.running import run_worker
-from roll.sandbox.worker.worker import Worker
-
-__all__ = ["Joined", "Worker", "run_worker"]

@@ -1,0 +1,46 @@
+"""The manager that a configuration asks for: sandboxes of this machine, or of a service."""
+
+from __future__ import annotations
+
+import os
+
+from roll.config.sandbox import SandboxConfig
+from roll.errors import ConfigError
+from roll_sandbox.manager import SandboxManager
+from roll_sandbox.remote import connect
+from roll_sandbox.types import SandboxSpec
+
+__all__ = ["configured_manager"]
+
+
+def configured_manager(
+    config: SandboxConfig, *, spec: SandboxSpec, warm: int | None = None, max_sandboxes: int = 512
+) -> SandboxManager:
+    """A manager, not started yet.
+
+    Args:
+        spec, warm, max_sandboxes: as for `SandboxManager`.
+
+    Raises:
+        ConfigError: the token's variable is not set, or there is no file of certificates.
+    """
+    if config.url is None:
+        return SandboxManager(config.runtime, spec=spec, warm=warm, max_sandboxes=max_sandboxes)
+    token = os.environ.get(config.token_env, "").strip()
+    if not token:
+        raise ConfigError(
+            f"the environment variable {config.token_env}, which is to hold the token for the sandboxes at "
+            f"{config.url}, is not set: `roll sandbox token create` makes one; or remove sandbox.url."
+        )
+    if config.ca_file is not None and not os.path.isfile(os.path.expanduser(config.ca_file)):
+        raise ConfigError(f"sandbox.ca_file: there is no file '{config.ca_file}'.")
+    return connect(
+        config.url,
+        token,
+        spec=spec,
+        warm=warm,
+        max_sandboxes=max_sandboxes,
+        ca_file=None if config.ca_file is None else os.path.expanduser(config.ca_file),
+        patience_s=config.patience_s,
+        wait_for_quota=True,
+    )
