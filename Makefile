@@ -4,7 +4,7 @@
 PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
 FAST := not slow and not gpu and not chaos and not extras
-CODE := src tests tools benchmarks
+CODE := src packages tests tools benchmarks
 # Tests fetch nothing and report nothing; their OpenMP threads wait as those of a run do (roll.process_environment).
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=10000
 
@@ -30,14 +30,19 @@ example-reasoning: setup ## train on a reasoning-gym task (up to 30 minutes)
 test: setup ## the tests, without the slow, GPU and chaos ones
 	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "$(FAST)" $(ARGS)
 
+test-sandbox: setup ## the tests of the distribution roll-sandbox, without the slow and chaos ones
+	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "not slow and not chaos" packages/roll-sandbox/tests $(ARGS)
+
 test-all: setup ## every test this machine can run
 	@$(OFFLINE) $(PY) -m pytest -m "not wheel" $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -m "not wheel" packages/roll-sandbox/tests $(ARGS)
 
 test-gpu: setup ## the tests that need a CUDA device (two minutes; those of libraries that are not installed are skipped)
 	@$(OFFLINE) $(PY) -m pytest -m gpu tests/unit/training $(ARGS)
 
-test-wheel: setup ## build the wheel, install it into a new environment, train with it (2 minutes; needs a package index)
+test-wheel: setup ## build both wheels, install them into new environments, train and serve with them (3 minutes; needs a package index)
 	@$(OFFLINE) TORCH="$(TORCH)" $(PY) -m pytest -m wheel tests/integration/test_wheel.py $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -m wheel packages/roll-sandbox/tests/test_wheel.py $(ARGS)
 
 test-extras: setup ## read what ROLL writes with other versions of libraries, in environments of their own (needs package indexes)
 	@$(PY) tools/extras.py $(EXTRAS)
@@ -45,9 +50,11 @@ test-extras: setup ## read what ROLL writes with other versions of libraries, in
 
 explore: setup ## the property tests with new random examples, which `make test` keeps fixed
 	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "hypothesis and $(FAST)" --hypothesis-profile=explore $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -n 2 -m "hypothesis and not slow and not chaos" --hypothesis-profile=explore packages/roll-sandbox/tests $(ARGS)
 
 chaos: setup ## kill a run at many moments, resume it, compare with an uninterrupted one
 	@$(OFFLINE) $(PY) -m pytest -m chaos $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest -m chaos packages/roll-sandbox/tests $(ARGS)
 
 lint: setup ## style, types, import contracts of the rooms, size budgets
 	@.venv/bin/ruff check $(CODE)
@@ -167,4 +174,4 @@ docs: setup ## build the documentation into site/
 
 clean: ## remove .venv, .venv-extras and everything built; runs/ stays
 	rm -rf .venv .venv-extras site dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
-	find src tests tools benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +

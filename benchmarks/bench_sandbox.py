@@ -24,10 +24,10 @@ from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
+from roll.types import Prompt, Rollout
 from roll_sandbox import Command, Job, Limits, PythonCode, Sandbox, SandboxManager, SandboxSpec
 from roll_sandbox.bubblewrap import BubblewrapRuntime
 from roll_sandbox.system_plan import interpreter
-from roll.types import Prompt, Rollout
 
 HELLO = PythonCode(source="print('x', flush=True)")
 SHELL = Command(argv=("/bin/sh", "-c", "echo x"))

@@ -57,7 +57,7 @@ stamp() {
 }
 boxed() { [ -z "$BUBBLEWRAP" ] || command -v bwrap >/dev/null; }
 browsed() { [ "$CHROMIUM" != apt ] || command -v chromium >/dev/null; }
-if [ -x $VENV/bin/roll ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ] && boxed && browsed; then
+if [ -x $VENV/bin/roll ] && [ -x $VENV/bin/roll-sandbox ] && [ -f $STAMP ] && [ "$(stamp)" = "$(cat $STAMP)" ] && boxed && browsed; then
     echo "Set-up is done: $VENV has PyTorch ($TORCH), engine $ENGINE."
     exit 0
 fi
@@ -177,16 +177,16 @@ install --no-deps "${lists[@]/#/-r}"
 [ "$ENGINE" != vllm ] || install -r requirements/vllm.txt
 end
 
-begin "ROLL itself, and a first import"
+begin "ROLL and its sandboxes, and a first import"
 # The distribution was once called as the package is; left behind, it would be a second owner of the same files.
 run $VENV/bin/python -m pip --disable-pip-version-check --no-input uninstall --yes roll
-install --no-deps --editable .
+install --no-deps --editable packages/roll-sandbox --editable .
 # The first import writes bytecode, also where the environment says not to: without it each process of a run compiles its
 # libraries again (vLLM: 14 s instead of 8).
 imports="torch, transformers"
 [ "$ENGINE" = none ] || imports="$imports, vllm.v1.engine.core, vllm.entrypoints.llm"
 run env -u PYTHONDONTWRITEBYTECODE $VENV/bin/python -c "import $imports; print(torch.__version__, transformers.__version__)"
-run env -u PYTHONDONTWRITEBYTECODE $VENV/bin/python -m compileall -q -j 0 src/roll
+run env -u PYTHONDONTWRITEBYTECODE $VENV/bin/python -m compileall -q -j 0 src/roll packages/roll-sandbox/src
 end
 
 offer_bubblewrap

@@ -1,18 +1,21 @@
 """Write `requirements/*.txt`: every package of this environment, pinned, under the first group that needs it.
 
-The direct requirements live in `pyproject.toml`; this script follows them through the installed packages'
-metadata. To move a version: install it into `.venv`, run the tests, run `.venv/bin/python tools/lock.py`.
+The direct requirements live in `pyproject.toml`, and in that of roll-sandbox; this script follows them through the
+installed packages' metadata. To move a version: install it into `.venv`, run the tests, run
+`.venv/bin/python tools/lock.py`.
 """
 
 import sys
 import tomllib
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parent.parent
+SANDBOX = ROOT / "packages" / "roll-sandbox" / "pyproject.toml"
 HEAD = "# Written by tools/lock.py; install with --no-deps. See requirements/README.md."
 # A requirements list for each group of extras; "" is the package without extras.
 GROUPS = {
@@ -46,6 +49,7 @@ LEFT_OUT = {
 def closure(requirements: list[str]) -> set[str]:
     """Canonical names of everything that `requirements` need here, themselves included."""
     found: set[tuple[str, str]] = set()
+    sandbox = tomllib.loads(SANDBOX.read_text())["project"]
     pending = [(Requirement(line), "") for line in requirements]
     while pending:
         requirement, extra = pending.pop()
@@ -56,16 +60,22 @@ def closure(requirements: list[str]) -> set[str]:
             if name in LEFT_OUT or (name, wanted) in found:
                 continue
             found.add((name, wanted))
-            pending += [(Requirement(line), wanted) for line in metadata.requires(name) or ()]
-    return {name for name, _ in found}
+            lines = metadata.requires(name) if name != sandbox["name"] else direct(sandbox)[wanted]
+            pending += [(Requirement(line), wanted) for line in lines or ()]
+    return {name for name, _ in found} - {sandbox["name"]}
+
+
+def direct(project: dict[str, Any]) -> dict[str, list[str]]:
+    """What a `pyproject.toml` asks for, by extra; "" is without."""
+    return {"": project["dependencies"], **project["optional-dependencies"]}
 
 
 def main() -> int:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    direct = {"": project["dependencies"], **project["optional-dependencies"]}
+    asked_for = direct(project)
     written: set[str] = set()
     for group, extras in GROUPS.items():
-        names = closure([line for extra in extras for line in direct[extra]]) - written - SEPARATE
+        names = closure([line for extra in extras for line in asked_for[extra]]) - written - SEPARATE
         written |= names
         pins = [f"{name}=={metadata.version(name)}" for name in sorted(names)]
         (ROOT / "requirements" / f"{group}.txt").write_text("\n".join([HEAD, *pins]) + "\n")

@@ -6,6 +6,7 @@ import os
 
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
+from roll.sandbox_errors import sandbox_errors
 from roll_sandbox.manager import SandboxManager
 from roll_sandbox.remote import connect
 from roll_sandbox.types import SandboxSpec
@@ -34,13 +35,14 @@ def configured_manager(
         )
     if config.ca_file is not None and not os.path.isfile(os.path.expanduser(config.ca_file)):
         raise ConfigError(f"sandbox.ca_file: there is no file '{config.ca_file}'.")
-    return connect(
-        config.url,
-        token,
-        spec=spec,
-        warm=warm,
-        max_sandboxes=max_sandboxes,
-        ca_file=None if config.ca_file is None else os.path.expanduser(config.ca_file),
-        patience_s=config.patience_s,
-        wait_for_quota=True,
-    )
+    with sandbox_errors():
+        return connect(
+            config.url,
+            token,
+            spec=spec,
+            warm=warm,
+            max_sandboxes=max_sandboxes,
+            ca_file=None if config.ca_file is None else os.path.expanduser(config.ca_file),
+            patience_s=config.patience_s,
+            wait_for_quota=True,
+        )

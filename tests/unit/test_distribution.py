@@ -31,7 +31,7 @@ def test_every_extra_that_a_text_names_belongs_to_the_distribution_and_exists():
     found = []
     for path, text in _texts():
         assert not re.search(r"\broll\[", text), f"{path} names the distribution 'roll', which is another project"
-        assert not re.search(r"pip install\s+['\"]?roll(?!-rl)\b", text), f"{path} installs another project"
+        assert not re.search(r"pip install\s+['\"]?roll(?!-rl|-sandbox)\b", text), f"{path} installs another project"
         found += re.findall(r"roll-rl\[([\w-]+)\]", text) + re.findall(r"install_extra\([\"']([\w-]+)", text)
     assert {"docker", "instructions"} <= set(found)
     assert set(found) <= extras | {"name", "package"}, "extras that pyproject.toml does not have"

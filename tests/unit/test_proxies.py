@@ -218,9 +218,15 @@ async def test_judges_searches_sandboxes_and_registries_keep_the_rule(
     assert len(asked) == 4 and not (proxy if place == "here" else server).asked
 
 
-def test_proxies_have_one_place_in_the_library() -> None:
-    """Whoever adds a client takes a session from `roll.proxies`."""
-    source = Path(__file__).parents[2] / "src" / "roll"
+def test_proxies_have_one_place_in_each_library() -> None:
+    """Whoever adds a client takes a session from `roll.proxies`, or from `roll_sandbox.proxies`."""
+    root = Path(__file__).parents[2]
     own = re.compile(r"aiohttp\.ClientSession\(|urllib\.request\.urlopen|httpx\.|requests\.(?:get|post|Session)\(")
-    found = {str(p.relative_to(source)) for p in source.rglob("*.py") if own.search(p.read_text(encoding="utf-8"))}
-    assert found == {"proxies.py", "envs/http_host.py"}  # the second one asks for the proxy of each request
+    found = {
+        str(path.relative_to(source))
+        for source in (root / "src", root / "packages" / "roll-sandbox" / "src")
+        for path in source.rglob("*.py")
+        if own.search(path.read_text(encoding="utf-8"))
+    }
+    # the second one asks for the proxy of each request
+    assert found == {"roll_sandbox/proxies.py", "roll/envs/http_host.py"}

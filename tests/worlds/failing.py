@@ -19,8 +19,8 @@ import xxhash
 
 from roll.envs.hosting import build
 from roll.errors import WorkerDiedError
-from roll_sandbox import ExecutionResult, Outcome, SandboxError
 from roll.types import EnvironmentSettings
+from roll_sandbox import ExecutionResult, Outcome, SandboxError
 
 __all__ = ["Chance", "FailingPool", "failing_servers"]
 

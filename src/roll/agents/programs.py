@@ -17,6 +17,7 @@ from roll.agents.complaints import complaint
 from roll.agents.workspace import answer_in, check_workspace, command_from, files_of, open_directory, read_answer
 from roll.errors import ConfigError, InfraError, raised_at
 from roll.proxies import reaching_this_machine
+from roll.sandbox_errors import sandbox_errors
 from roll.types import Message
 from roll.user_code import load_function
 
@@ -257,8 +258,9 @@ async def _manager(
         pool="agents",
         image=config.image,
     )
-    async with SandboxManager(config.runtime, spec=spec, warm=config.warm) as manager:
-        yield manager, spec
+    with sandbox_errors():
+        async with SandboxManager(config.runtime, spec=spec, warm=config.warm) as manager:
+            yield manager, spec
 
 
 class _Sandboxed:
@@ -290,7 +292,8 @@ class _Sandboxed:
             result=bool(answer_file),
         )
         try:
-            result = await self._manager.execute(program, spec=self._spec)
+            with sandbox_errors():
+                result = await self._manager.execute(program, spec=self._spec)
         except SandboxError as error:
             raise InfraError(f"the agent's sandbox broke: {error}") from error
         if not result.ok:

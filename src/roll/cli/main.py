@@ -94,7 +94,18 @@ def guarded(action: Callable[[], object], session: Session) -> int:
         _say(_interrupted(session))
         return 130
     except Exception as error:
-        return _failed(error, session)
+        return _failed(_of_roll(error), session)
+
+
+def _of_roll(error: Exception) -> Exception:
+    """Return the error; one of a sandbox's as one of ROLL's tree."""
+    if "roll_sandbox.errors" not in sys.modules:
+        return error
+    from roll.sandbox_errors import translated
+
+    found = translated(error)
+    assert isinstance(found, Exception)
+    return found
 
 
 def _interrupted(session: Session) -> str:

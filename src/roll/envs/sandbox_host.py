@@ -15,13 +15,15 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import roll_sandbox
 from roll.config.sandbox import SandboxConfig
 from roll.envs.base import Started, Stepped
 from roll.envs.hosting import HostedEnv
 from roll.errors import InfraError
-from roll_sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
+from roll.sandbox_errors import sandbox_errors
 from roll.sandboxes import configured_manager
 from roll.types import EnvironmentSettings
+from roll_sandbox import Job, Limits, Mount, PythonCode, SandboxManager, SandboxSpec
 
 __all__ = ["SandboxHost"]
 
@@ -49,7 +51,8 @@ class SandboxHost:
         async with self._starting:
             if self._manager is None:
                 manager = configured_manager(self._config, spec=self._spec(), warm=0)
-                await manager.start()
+                with sandbox_errors():
+                    await manager.start()
                 self._manager = manager
         place, _, kind = settings.name.rpartition(":")
         own = Path(place).expanduser().resolve() if place.endswith(".py") else None
@@ -59,7 +62,8 @@ class SandboxHost:
         source = f"from {_MODULE} import main; main()"
         program = PythonCode(source=source, files=files, interactive=True, result=True)
         stack = AsyncExitStack()
-        job = await stack.enter_async_context(self._manager.running(program, spec=self._spec()))
+        with sandbox_errors():
+            job = await stack.enter_async_context(self._manager.running(program, spec=self._spec()))
         env = _InSandbox(job, stack)
         try:
             options, wrappers = dict(settings.options), [list(pair) for pair in settings.wrappers]
@@ -76,7 +80,12 @@ class SandboxHost:
 
     def _spec(self) -> SandboxSpec:
         config, packages = self._config, sysconfig.get_paths()["purelib"]
-        library = str(Path(__file__).parents[2])
+        library, sandbox = str(Path(__file__).parents[2]), str(Path(roll_sandbox.__file__).parents[1])
+        places = {
+            library: "source",
+            packages: "site",
+            **({} if sandbox in (library, packages) else {sandbox: "sandbox"}),
+        }
         limits = Limits(
             wall_s=EPISODE_S,
             memory_bytes=config.memory_bytes,
@@ -86,8 +95,8 @@ class SandboxHost:
             output_bytes=2**30,
         )
         if self._unsafe:
-            return SandboxSpec(limits=limits, trust="trusted", python_path=(library, packages))
-        mounts = [Mount(source=library, target=f"{_LIBRARY}/source"), Mount(source=packages, target=f"{_LIBRARY}/site")]
+            return SandboxSpec(limits=limits, trust="trusted", python_path=tuple(places))
+        mounts = [Mount(source=place, target=f"{_LIBRARY}/{name}") for place, name in places.items()]
         return SandboxSpec(
             limits=limits,
             trust="untrusted",
@@ -137,9 +146,11 @@ class _InSandbox:
         while (end := self._held.find(b"\n")) < 0:
             if len(self._held) > LINE_BYTES:
                 raise InfraError(f"it answered with more than {LINE_BYTES} bytes")
-            chunk = await anext(self._chunks, None)
+            with sandbox_errors():
+                chunk = await anext(self._chunks, None)
             if chunk is None:
-                result = await self._job.wait()
+                with sandbox_errors():
+                    result = await self._job.wait()
                 last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]
                 raise InfraError(f"its sandbox ended: {result.outcome}{''.join(f': {line}' for line in last)}")
             if chunk.stream == "result":

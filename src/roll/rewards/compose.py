@@ -19,8 +19,8 @@ from roll.config.rewards import RewardConfig
 from roll.errors import RewardInfraError, UnscorableError, UserError
 from roll.rewards.base import TIMEOUT, Judgement, Verifier
 from roll.rewards.reasoning import NO_ANSWER, scored_text
-from roll_sandbox.errors import SandboxAccessError
 from roll.types import RewardResult, Rollout
+from roll_sandbox.errors import SandboxAccessError
 
 __all__ = ["UNFINISHED", "Component", "WeightedReward"]
 

@@ -19,9 +19,9 @@ from roll.envs.http_host import HttpHost
 from roll.envs.sandbox_host import SandboxHost
 from roll.envs.server import environment_server
 from roll.errors import DataError, InfraError
+from roll.types import EnvironmentSettings
 from roll_sandbox import SandboxManager, SandboxUnavailableError
 from roll_sandbox.remote.calls import call
-from roll.types import EnvironmentSettings
 
 OPTIONS = {"max_number": 5, "num_turns": 3}
 

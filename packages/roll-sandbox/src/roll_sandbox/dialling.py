@@ -6,9 +6,8 @@ import os
 import ssl
 from urllib.parse import urlsplit
 
-from roll_sandbox.errors import ConfigError
+from roll_sandbox.errors import ConfigError, SandboxUnavailableError
 from roll_sandbox.proxies import through
-from roll_sandbox.errors import SandboxUnavailableError
 
 __all__ = ["checked_url", "no_answer", "token_header", "trusted"]
 

@@ -1,12 +1,32 @@
-"""Errors of this room: part of the tree in `roll_sandbox.errors`."""
+"""The errors of this package, one tree.
+
+RollSandboxError
+├── UserError (ValueError)      whoever calls can mend it
+│   ├── ConfigError             an address, a token, a file or an option that cannot be used
+│   ├── SandboxUnavailableError this machine cannot run such sandboxes
+│   │   └── UnknownImageError   there is no image of this name
+│   ├── BadImageError           an image that is broken or hostile
+│   ├── UntrustedCodeError      untrusted code for a runtime without isolation
+│   ├── SandboxAccessError      a service refuses a token
+│   ├── SandboxQuotaError       more than an owner may have
+│   └── SandboxRequestError     a service does not understand a request
+├── SandboxError (RuntimeError) a sandbox broke: not the program's doing, and the work may be issued again
+│   ├── SandboxLostError        nobody knows how a program ended
+│   ├── SandboxExpiredError     the end of a sandbox's lifetime
+│   ├── SandboxSessionError     a shell session could not be opened, or has ended
+│   ├── SandboxDatabaseError    a service's database does not answer
+│   └── UnknownSandboxError     a service has no such sandbox for this owner
+├── SandboxPathError (OSError)  a file in a sandbox cannot be read or written
+└── OversizedUploadError (ValueError)   files or input do not fit
+"""
 
 from __future__ import annotations
 
-from roll_sandbox.errors import SandboxError, RollSandboxError, UserError
-
 __all__ = [
     "BadImageError",
+    "ConfigError",
     "OversizedUploadError",
+    "RollSandboxError",
     "SandboxAccessError",
     "SandboxDatabaseError",
     "SandboxError",
@@ -20,7 +40,20 @@ __all__ = [
     "UnknownImageError",
     "UnknownSandboxError",
     "UntrustedCodeError",
+    "UserError",
 ]
+
+
+class RollSandboxError(Exception):
+    """Base of all errors that this package raises on purpose."""
+
+
+class UserError(RollSandboxError, ValueError):
+    """Something that whoever calls can mend."""
+
+
+class ConfigError(UserError):
+    """A setting that cannot be used: an address, a token, a file, an option."""
 
 
 class SandboxUnavailableError(UserError):
@@ -39,7 +72,7 @@ class UntrustedCodeError(UserError):
     """A runtime without isolation was given code that is not trusted."""
 
 
-class SandboxError(SandboxError):
+class SandboxError(RollSandboxError, RuntimeError):
     """A sandbox broke or could not be started: not the program's doing. The work may be issued again."""
 
 

@@ -19,26 +19,16 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from types import TracebackType
 
-from roll_sandbox.errors import RollSandboxError
-from roll.registry import Registry
 from roll_sandbox.agent_sandbox import Job, Sandbox
-from roll_sandbox.errors import SandboxError
+from roll_sandbox.errors import RollSandboxError, SandboxError
 from roll_sandbox.forecast import bounded, most_idle, target
 from roll_sandbox.machine import free_memory_bytes, num_cores
 from roll_sandbox.pools import REFILL_AFTER_S, Pool, PoolReport, pool_key
 from roll_sandbox.runtime import Runtime
+from roll_sandbox.runtimes import new_runtime
 from roll_sandbox.types import ExecutionResult, Outcome, Program, SandboxSpec, Snapshot
 
-__all__ = ["RUNS_PER_SANDBOX", "RUNTIMES", "SandboxManager"]
-
-RUNTIMES: Registry[type[Runtime]] = Registry(
-    "sandbox runtime",
-    {
-        "bubblewrap": "roll_sandbox.bubblewrap:BubblewrapRuntime",
-        "docker": "roll_sandbox.docker:DockerRuntime",
-        "subprocess": "roll_sandbox.subprocess_runtime:SubprocessRuntime",
-    },
-)
+__all__ = ["RUNS_PER_SANDBOX", "SandboxManager"]
 
 RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
@@ -67,7 +57,7 @@ class SandboxManager:
         warm: int | None = None,
         max_sandboxes: int = 512,
     ) -> None:
-        self.runtime: Runtime = RUNTIMES.get(runtime)() if isinstance(runtime, str) else runtime
+        self.runtime: Runtime = new_runtime(runtime) if isinstance(runtime, str) else runtime
         """What isolates."""
         self._spec = spec or SandboxSpec()
         self._warm = warm

@@ -12,11 +12,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from roll.running import SIGNALS_AFTER_S, result_of
 from roll_sandbox.agent_sandbox import Job, Sandbox, Session
 from roll_sandbox.errors import SandboxError
 from roll_sandbox.manager import SandboxManager
@@ -27,6 +27,9 @@ from roll_sandbox.types import Chunk, ExecutionResult, Program, SandboxSpec, Sna
 __all__ = ["SyncJob", "SyncSandbox", "SyncSandboxes", "SyncSession", "connect_sync"]
 
 _T = TypeVar("_T")
+_SIGNALS_AFTER_S = 0.2
+"""A signal that comes just before the main thread begins to wait for a lock, or that comes to another thread, does not
+end that wait, and Python handles it only afterwards: so no wait is longer."""
 
 
 class _Loop:
@@ -44,10 +47,10 @@ class _Loop:
             raise SandboxError("the sandbox manager was not started, or is closed")
         future = asyncio.run_coroutine_threadsafe(_marked(work, ended := threading.Event()), self._loop)
         try:
-            return result_of(future)
+            return _result_of(future)
         except BaseException:
             if future.cancel():
-                while not ended.wait(SIGNALS_AFTER_S):
+                while not ended.wait(_SIGNALS_AFTER_S):
                     pass
             raise
 
@@ -64,6 +67,13 @@ class _Loop:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
+
+
+def _result_of(work: Future[_T]) -> _T:
+    """Return what another thread brings; a signal meanwhile is handled within `_SIGNALS_AFTER_S`."""
+    while not work.done():
+        wait([work], _SIGNALS_AFTER_S)
+    return work.result()
 
 
 async def _marked(work: Coroutine[Any, Any, _T], ended: threading.Event) -> _T:

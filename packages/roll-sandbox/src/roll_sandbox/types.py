@@ -90,6 +90,8 @@ class Mount:
 
     source: str
     target: str
+    upload: bool = False
+    """Whether a service elsewhere gets the content, once; else it mounts what is at `source` there. Up to 16 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)

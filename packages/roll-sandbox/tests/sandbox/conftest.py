@@ -74,7 +74,7 @@ def served(directory: Path, *arguments: str, address: str = "") -> Iterator[tupl
     Args:
         address: of its database, else a file in `directory`.
     """
-    pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+    pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
     database = address or f"sqlite:///{directory}/sandboxes.db"
     token = roll_sandbox("token", "create", "tester", "--scope", "admin", "--scope", "worker", "--database", database)
     command = ["serve", "--port", "0", "--database", database, *arguments]
@@ -86,7 +86,7 @@ def served(directory: Path, *arguments: str, address: str = "") -> Iterator[tupl
             process.wait(30)
 
 
-_ROLL_SANDBOX = (sys.executable, "-c", "from roll_rl import main; main()", "sandbox")
+_ROLL_SANDBOX = (sys.executable, "-m", "roll_sandbox")
 
 
 def roll_sandbox(*arguments: str) -> str:

@@ -93,7 +93,7 @@ class Postgres:
 
 def new_postgres() -> Postgres:
     """One that runs; skips where it is not installed."""
-    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed (the extra 'sandbox')")
+    pytest.importorskip("psycopg", reason="the driver of PostgreSQL is not installed (the extra 'postgres')")
     found = [str(Path(path).parent) for path in sorted(glob.glob("/usr/lib/postgresql/*/bin/postgres"))]
     path = shutil.which("postgres")
     programs = found[-1] if found else path and str(Path(path).parent)
@@ -124,7 +124,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def new_database(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
     """The address of a new database of a kind."""
-    pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+    pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
     def made(kind: str) -> str:
         if kind == "sqlite":

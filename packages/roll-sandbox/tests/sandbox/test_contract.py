@@ -135,6 +135,12 @@ async def test_one_program_finds_nothing_of_another(sandboxes: SandboxManager) -
     assert result.stdout == b"[]\n"
 
 
+async def test_programs_find_no_module_of_the_agent_imported(sandboxes: SandboxManager) -> None:
+    """They may import a `roll_sandbox` that a mount brings, and would meet the agent's parts instead."""
+    source = "import sys; print([name for name in sys.modules if name.startswith('roll')])"
+    assert (await sandboxes.execute(PythonCode(source=source))).stdout == b"[]\n"
+
+
 async def test_programs_run_at_the_same_time(sandboxes: SandboxManager) -> None:
     programs = [PythonCode(source=f"import time; time.sleep(0.2); print({index})") for index in range(6)]
     results = await asyncio.gather(*map(sandboxes.execute, programs))

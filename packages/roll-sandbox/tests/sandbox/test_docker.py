@@ -22,7 +22,6 @@ import pytest_asyncio
 from sandbox.conftest import IMAGE, missing, spec_for, started
 from sandbox.hostile import HOSTILE, Hostile
 
-from roll_sandbox.errors import UserError
 from roll_sandbox import (
     Command,
     Limit,
@@ -34,6 +33,7 @@ from roll_sandbox import (
     SandboxUnavailableError,
 )
 from roll_sandbox.docker import DEFAULT_IMAGE, LABEL, DockerRuntime
+from roll_sandbox.errors import UserError
 
 HELLO = PythonCode(source="print('hello')")
 

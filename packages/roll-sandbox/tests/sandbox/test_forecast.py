@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from roll.simulation import clock
 from roll_sandbox import SandboxError, SandboxManager, SandboxSpec
 from roll_sandbox.forecast import Demand, bounded, hold_s, most_idle, poisson_quantile, shortage_after, target
 from roll_sandbox.pools import Pool, pool_key
-from roll.simulation import clock
 
 
 @pytest.mark.parametrize(

@@ -16,14 +16,14 @@ from sandbox.conftest import LIMITS, agents, spec_for, started
 from sandbox.hostile import HOSTILE, Hostile
 from sandbox.images.oci import build, programs, symlink, write_layout
 
-import roll
+import roll_sandbox
 from roll_sandbox import Command, Outcome, PythonCode, SandboxManager, SandboxPathError
 from roll_sandbox.images import ImageCache
 from roll_sandbox.images.sources import open_source
 from roll_sandbox.manager import SandboxManager as Manager
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
-SECURITY_PAGE = Path(__file__).parents[3] / "docs" / "security.md"
+SECURITY_PAGE = Path(__file__).parents[4] / "docs" / "security.md"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,7 +60,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
             "HOST_ABSTRACT": abstract,
             "HOST_SOCKET": str(directory / "socket"),
             "HOST_CANARY": str(canary),
-            "HOST_SOURCE": str(roll.__file__),
+            "HOST_SOURCE": str(roll_sandbox.__file__),
             "HOST_PID": str(os.getpid()),
         }
         yield Host(words, canary, secret)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from sqlalchemy import insert, select, text
 

@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from sandbox.conftest import _ROLL_SANDBOX, LIMITS, missing, roll_sandbox
 
-from roll.cli.main import run as roll
 from roll_sandbox import PythonCode, SandboxLostError, SandboxSpec, SandboxUnavailableError, connect
+from roll_sandbox.__main__ import run
 
 pytestmark = [pytest.mark.asyncio]
 
@@ -74,5 +74,5 @@ async def test_a_worker_without_a_token_is_told_where_one_is_made(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("ROLL_SANDBOX_TOKEN", raising=False)
-    assert roll(["sandbox", "worker", "--join", "http://127.0.0.1:1"]) == 2
+    assert run(["worker", "--join", "http://127.0.0.1:1"]) == 2
     assert "roll-sandbox token create OWNER --scope worker" in capsys.readouterr().err

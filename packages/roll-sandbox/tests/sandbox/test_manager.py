@@ -16,7 +16,6 @@ import pytest
 from sandbox.conftest import LIMITS, agents, missing, spec_for
 from sandbox.hostile import HOSTILE
 
-from roll_sandbox.errors import ConfigError, SandboxError, UserError
 from roll_sandbox import (
     Limits,
     Mount,
@@ -28,6 +27,7 @@ from roll_sandbox import (
     SandboxUnavailableError,
     UntrustedCodeError,
 )
+from roll_sandbox.errors import ConfigError, UserError
 from roll_sandbox.types import Limit
 
 HELLO = PythonCode(source="print('hello')")
@@ -139,7 +139,7 @@ async def test_a_closed_manager_says_so() -> None:
     sandboxes = manager()
     with pytest.raises(SandboxError, match="not started"):
         await sandboxes.execute(HELLO)
-    assert issubclass(SandboxError, SandboxError)
+    assert issubclass(SandboxError, RuntimeError) and not issubclass(SandboxError, UserError)
 
 
 def test_limits_must_be_positive() -> None:

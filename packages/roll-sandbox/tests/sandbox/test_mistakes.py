@@ -11,17 +11,21 @@ from typing import Any
 import click
 import pytest
 
-sqlalchemy = pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from aiohttp import ServerDisconnectedError  # noqa: E402
 from fastapi.exceptions import RequestValidationError  # noqa: E402
 
-from roll.cli.main import run  # noqa: E402
-from roll_sandbox.cli.common import Bytes  # noqa: E402
-from roll_sandbox.errors import ConfigError  # noqa: E402
 from roll_sandbox import Command, Limits, Program, PythonCode, connect  # noqa: E402
+from roll_sandbox.__main__ import run  # noqa: E402
+from roll_sandbox.cli.common import Bytes  # noqa: E402
 from roll_sandbox.dialling import no_answer, token_header, trusted  # noqa: E402
-from roll_sandbox.errors import BadImageError, SandboxRequestError, SandboxUnavailableError  # noqa: E402
+from roll_sandbox.errors import (  # noqa: E402
+    BadImageError,
+    ConfigError,
+    SandboxRequestError,
+    SandboxUnavailableError,
+)
 from roll_sandbox.images.sources import open_source  # noqa: E402
 from roll_sandbox.requests import run_request  # noqa: E402
 from roll_sandbox.service.archives import check_archive  # noqa: E402
@@ -191,7 +195,7 @@ def test_sizes_have_units_and_a_number_alone_counts_as_before() -> None:
 
 
 def test_a_misspelt_command_is_told_what_it_may_have_been(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sandbox", "shel"]) == 2
+    assert run(["shel"]) == 2
     assert "No such command 'shel'. Did you mean 'shell'?" in capsys.readouterr().err
 
 
@@ -204,5 +208,5 @@ def test_options_after_the_program_are_its_own(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr("roll_sandbox.cli.running._run", seen)
     for words in (["ls", "-la", "--time", "x"], ["--", "ls", "-la", "--time", "x"]):
-        assert run(["sandbox", "run", "--token", "t", *words]) == 0
+        assert run(["run", "--token", "t", *words]) == 0
     assert asked == [("ls", "-la", "--time", "x")] * 2

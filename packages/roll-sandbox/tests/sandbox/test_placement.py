@@ -8,7 +8,7 @@ import pytest
 
 from roll_sandbox import Limits, SandboxSpec, SandboxUnavailableError
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from roll_sandbox.service.links import WorkerLink
 from roll_sandbox.service.placement import IDLE_BYTES, LEAST_FREE_BYTES, choose, load

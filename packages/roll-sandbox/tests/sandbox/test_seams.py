@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 import sqlalchemy
 from sandbox.conftest import missing

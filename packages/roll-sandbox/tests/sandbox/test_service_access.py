@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from fastapi import FastAPI
 from sqlalchemy import update

@@ -19,7 +19,7 @@ import pytest
 import pytest_asyncio
 from sandbox.conftest import missing, roll_sandbox, served
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from roll_sandbox import OversizedUploadError, PythonCode, SandboxRequestError, SandboxUnavailableError, connect
 from roll_sandbox.service.archives import check_archive

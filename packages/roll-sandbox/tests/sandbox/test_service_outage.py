@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-sqlalchemy = pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from starlette.testclient import TestClient  # noqa: E402
 from starlette.testclient import WebSocketDenialResponse as Denied  # noqa: E402

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
-from roll_sandbox.errors import ConfigError
 from roll_sandbox import Limits, SandboxQuotaError, SandboxSpec
+from roll_sandbox.errors import ConfigError
 from roll_sandbox.service.audit import Audit
 from roll_sandbox.service.keeper import restore
 from roll_sandbox.service.links import WorkerLink

@@ -13,14 +13,17 @@ from typing import Any
 import pytest
 from sandbox.databases import Postgres, new_postgres
 
-sqlalchemy = pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+sqlalchemy = pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from alembic.autogenerate import compare_metadata  # noqa: E402
 from alembic.migration import MigrationContext  # noqa: E402
 from alembic.script import ScriptDirectory  # noqa: E402
 
-from roll_sandbox.errors import ConfigError  # noqa: E402
-from roll_sandbox.errors import SandboxDatabaseError, SandboxError  # noqa: E402
+from roll_sandbox.errors import (  # noqa: E402
+    ConfigError,
+    SandboxDatabaseError,
+    SandboxError,
+)
 from roll_sandbox.service.records import Records  # noqa: E402
 from roll_sandbox.service.store import Store, migrations, writer  # noqa: E402
 from roll_sandbox.service.store.tables import METADATA, executions, sandboxes  # noqa: E402

@@ -15,7 +15,7 @@ import pytest
 from roll_sandbox import Mount, SandboxDatabaseError, SandboxLostError, SandboxRequestError, SandboxSpec
 from roll_sandbox.types import Chunk
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from sandbox.test_workers import ANN, Wire, greeting, opened, running, until
 

@@ -16,7 +16,6 @@ import pytest
 import pytest_asyncio
 from sandbox.conftest import _ROLL_SANDBOX, LIMITS, missing, served
 
-from roll.cli.main import run as roll
 from roll_sandbox import (
     Command,
     PythonCode,
@@ -26,6 +25,7 @@ from roll_sandbox import (
     SandboxUnavailableError,
     connect,
 )
+from roll_sandbox.__main__ import run
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -202,7 +202,7 @@ async def test_draining_by_command(
 ) -> None:
     monkeypatch.setenv("ROLL_SANDBOX_URL", machines.url)
     monkeypatch.setenv("ROLL_SANDBOX_TOKEN", machines.token)
-    command: Callable[..., Any] = lambda *words: asyncio.to_thread(roll, ["sandbox", *words])  # noqa: E731
+    command: Callable[..., Any] = lambda *words: asyncio.to_thread(run, words)  # noqa: E731
     spec = await machines.affinity_to("worker-a")
     old = await machines.sandboxes.create(spec)
     assert await command("drain", "worker-a") == 0

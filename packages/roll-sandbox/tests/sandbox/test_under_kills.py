@@ -113,7 +113,7 @@ async def test_sixty_four_sandboxes_under_kills_hold_and_copy_nothing(way: str) 
 
 
 async def test_a_service_whose_parts_are_killed_doubles_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+    pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
     if reason := missing("service"):
         pytest.skip(reason)
     tally = await Storm(tmp_path, seed=5).run(kills=5)

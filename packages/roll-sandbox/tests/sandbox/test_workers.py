@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from roll_sandbox import SandboxAccessError, SandboxRequestError, SandboxSpec, UnknownSandboxError
 
-pytest.importorskip("sqlalchemy", reason="the packages of the extra 'sandbox' are not installed")
+pytest.importorskip("sqlalchemy", reason="SQLAlchemy is not installed")
 
 from roll_sandbox.pools import PoolReport
 from roll_sandbox.service.metrics import exposition

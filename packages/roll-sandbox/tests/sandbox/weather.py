@@ -26,11 +26,12 @@ import sqlalchemy
 from aiohttp import WSMessage, WSMsgType
 from starlette.websockets import WebSocketDisconnect
 
-from roll_sandbox.errors import RollSandboxError
+from roll.simulation.clock import VirtualTimeLoop
 from roll_sandbox import PythonCode, SandboxError, SandboxManager, SandboxSpec, SandboxUnavailableError
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.connection import AgentJob
 from roll_sandbox.counters import Counters
+from roll_sandbox.errors import RollSandboxError
 from roll_sandbox.remote import RemoteRuntime
 from roll_sandbox.service.inside import Inside
 from roll_sandbox.service.quotas import Quota
@@ -41,7 +42,6 @@ from roll_sandbox.service.store.writer import Write, Writer
 from roll_sandbox.service.tokens import Identity
 from roll_sandbox.worker import Worker
 from roll_sandbox.worker.joining import Joined
-from roll.simulation.clock import VirtualTimeLoop
 
 __all__ = ["Found", "weather"]
 

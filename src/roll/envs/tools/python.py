@@ -8,6 +8,7 @@ from typing import Any
 
 from roll.envs.tools.base import Tool, ToolError
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
+from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import ExecutionResult, Limits, Outcome, OversizedUploadError, PythonCode
 
 __all__ = ["PythonTool", "said"]
@@ -52,7 +53,8 @@ class _Python:
         """See `Tool`."""
         sandboxes = await self._lease.manager()
         try:
-            result = await sandboxes.execute(PythonCode(source=arguments["code"]), spec=self._lease.spec)
+            with sandbox_errors():
+                result = await sandboxes.execute(PythonCode(source=arguments["code"]), spec=self._lease.spec)
         except OversizedUploadError as error:
             raise ToolError(f"the program is too long: {error}") from None
         text = said(result, only_last_error_line=self._only_last_line)

@@ -10,8 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError
-from roll_sandbox import Limits, SandboxManager, SandboxSpec
+from roll.sandbox_errors import sandbox_errors
 from roll.sandboxes import configured_manager
+from roll_sandbox import Limits, SandboxManager, SandboxSpec
 
 __all__ = ["Runtime", "SandboxLease", "SandboxOptions"]
 
@@ -97,7 +98,8 @@ class SandboxLease:
         async with shared.lock:
             if self._shared is None:  # episodes of one run ask at once
                 if not shared.runs:
-                    await shared.manager.start()
+                    with sandbox_errors():
+                        await shared.manager.start()
                     shared.runs = True
                 shared.users += 1
                 self._shared = shared

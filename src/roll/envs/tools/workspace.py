@@ -9,6 +9,7 @@ from typing import Any
 from roll.envs.tools.base import Tool, ToolError
 from roll.envs.tools.python import said
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
+from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import (
     Command,
     ExecutionResult,
@@ -54,15 +55,17 @@ class Workspace(SandboxOptions):
         """
         await self._drop()
         manager = await self._lease.manager()
-        self._sandbox = await manager.create(self._lease.spec)
+        with sandbox_errors():
+            self._sandbox = await manager.create(self._lease.spec)
 
     async def run(self, command: str) -> ExecutionResult:
         """Run bash text. Where the model ended its shell, a new one is opened."""
         if "\0" in command:
             raise ToolError("a command holds no zero bytes")
-        if self._session is None or self._session.closed:
-            self._session = await self._opened()
-        return await self._session.run(command, wall_s=self.time_limit_s)
+        with sandbox_errors():
+            if self._session is None or self._session.closed:
+                self._session = await self._opened()
+            return await self._session.run(command, wall_s=self.time_limit_s)
 
     async def _opened(self) -> Session:
         """A shell; in a sandbox that has had one, it is the model's doing where there cannot be another."""
@@ -134,14 +137,16 @@ def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
 
     async def read_file(path: str) -> str:
         try:
-            data = await workspace.sandbox.read_file(_path(path), max_bytes=_MOST_FILE_BYTES)
+            with sandbox_errors():
+                data = await workspace.sandbox.read_file(_path(path), max_bytes=_MOST_FILE_BYTES)
         except SandboxPathError as error:
             raise ToolError(f"cannot read '{path[:200]}': {error.strerror or error}") from None
         return data.decode(errors="replace")
 
     async def write_file(path: str, content: str) -> str:
         try:
-            await workspace.sandbox.write_file(_path(path), content.encode(errors="replace"))
+            with sandbox_errors():
+                await workspace.sandbox.write_file(_path(path), content.encode(errors="replace"))
         except (SandboxPathError, ValueError) as error:
             raise ToolError(f"cannot write '{path[:200]}': {getattr(error, 'strerror', None) or error}") from None
         return f"Wrote {len(content)} characters to {path}."

@@ -14,6 +14,7 @@ from typing import Any
 from roll.envs.base import Started, Stepped
 from roll.envs.tools.sandboxes import SandboxLease, SandboxOptions
 from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
+from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import Limits, OversizedUploadError, PythonCode
 
 __all__ = ["TASKS", "CodeQuestion", "CodeTask", "program_in"]
@@ -208,7 +209,8 @@ class CodeQuestion(World, SandboxOptions):
         manager = await self._lease.manager()
         try:
             code = PythonCode(source=f"{program}\n{_RUN}", stdin=stdin, result=True)
-            result = await manager.execute(code, spec=self._lease.spec)
+            with sandbox_errors():
+                result = await manager.execute(code, spec=self._lease.spec)
             claimed = json.loads(result.result)
         except (ValueError, RecursionError, OversizedUploadError):  # it wrote something else, or nothing
             claimed = None

@@ -16,6 +16,7 @@ from roll.envs.tools.workspace import Workspace
 from roll.envs.worlds.terminal_tasks import FAMILIES, Check
 from roll.envs.worlds.world import FORMAT_ERROR, World, chosen
 from roll.errors import UnsupportedError
+from roll.sandbox_errors import sandbox_errors
 from roll_sandbox import Command, SandboxPathError
 
 __all__ = ["SUBMIT", "Terminal", "command_in"]
@@ -62,7 +63,8 @@ class Terminal(World, SandboxOptions):
         await self._workspace.begin()
         for path, content in self._task.files.items():
             data = content if isinstance(content, bytes) else content.encode()
-            await self._workspace.sandbox.write_file(path, data)
+            with sandbox_errors():
+                await self._workspace.sandbox.write_file(path, data)
         rules = (
             f"Answer with bash commands, in a ```bash block or alone. When you are done, answer with {SUBMIT} alone."
         )
@@ -100,6 +102,10 @@ class Terminal(World, SandboxOptions):
         return observation, float(solved), submitted, not submitted, {**self._info(), "correct": solved}
 
     async def _holds(self, check: Check) -> bool:
+        with sandbox_errors():
+            return await self._compared(check)
+
+    async def _compared(self, check: Check) -> bool:
         sandbox = self._workspace.sandbox
         if check.path:
             try:

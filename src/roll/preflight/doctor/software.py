@@ -15,8 +15,8 @@ from packaging.requirements import Requirement
 
 from roll.inference import ENGINES, LazyEngine, resolve_engine_kind
 from roll.preflight.doctor.finding import Finding, bad, fine, poor
-from roll_sandbox import Runtime, SandboxError
 from roll.version import DISTRIBUTION, __version__, install_extra
+from roll_sandbox import RollSandboxError, Runtime
 
 __all__ = ["examine", "versions"]
 
@@ -120,7 +120,7 @@ async def _trial(runtime: Runtime) -> str:
     try:
         async with asyncio.timeout(TRY_S):
             await runtime.start()
-    except SandboxError as error:
+    except RollSandboxError as error:
         return str(error)
     except TimeoutError:
         return f"it did not start within {TRY_S:g} s."

@@ -12,15 +12,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 from roll.config.sandbox import SandboxConfig
 from roll.rewards.code.packages import package_mounts
-from roll_sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSpec
+from roll.sandbox_errors import sandbox_errors
 from roll.sandboxes import configured_manager
-from roll_sandbox.library import library_source
+from roll_sandbox import ExecutionResult, Job, Limits, Mount, Program, SandboxSpec
 
 __all__ = ["CodeSandboxes"]
 
@@ -45,7 +46,6 @@ class CodeSandboxes:
         config = self.config
         unsafe = config.runtime == "subprocess"  # without a file system of its own
         mounts = () if unsafe else package_mounts(packages, f"{_LIBRARY}/packages")
-        inside = str(_INSIDE) if config.url is None else library_source("rewards/code/inside")
         return SandboxSpec(
             limits=Limits(
                 wall_s=60.0,
@@ -55,7 +55,7 @@ class CodeSandboxes:
                 file_size_bytes=config.disk_bytes,
             ),
             trust="trusted" if config.trust_programs else "untrusted",
-            mounts=() if unsafe else (Mount(source=inside, target=f"{_LIBRARY}/inside"), *mounts),
+            mounts=() if unsafe else (Mount(source=str(_INSIDE), target=f"{_LIBRARY}/inside", upload=True), *mounts),
             python_path=(str(_INSIDE.parent),) if unsafe else (_LIBRARY, f"{_LIBRARY}/packages")[: 1 + bool(mounts)],
             preload=(*modules, *config.preload),
             pool=pool,
@@ -68,7 +68,8 @@ class CodeSandboxes:
         Raises:
             SandboxUnavailableError: this machine cannot; the message says why and what to do.
         """
-        await self._manager.start()
+        with sandbox_errors():
+            await self._manager.start()
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -76,23 +77,32 @@ class CodeSandboxes:
 
     async def run(self, program: Program) -> ExecutionResult:
         """Run a candidate."""
-        return await self._manager.execute(program, spec=self._candidate)
+        with sandbox_errors():
+            return await self._manager.execute(program, spec=self._candidate)
 
     async def compare(self, program: Program) -> ExecutionResult:
         """Run a comparison of a candidate's output, where no candidate ever is."""
-        return await self._manager.execute(program, spec=self._checker)
+        with sandbox_errors():
+            return await self._manager.execute(program, spec=self._checker)
 
-    def candidate(self, program: Program) -> AbstractAsyncContextManager[Job]:
+    @asynccontextmanager
+    async def candidate(self, program: Program) -> AsyncIterator[Job]:
         """A candidate to talk to."""
-        return self._manager.running(program, spec=self._candidate)
+        with sandbox_errors():
+            async with self._manager.running(program, spec=self._candidate) as job:
+                yield job
 
-    def checker(self, program: Program, *, pytest: bool) -> AbstractAsyncContextManager[Job]:
+    @asynccontextmanager
+    async def checker(self, program: Program, *, pytest: bool) -> AsyncIterator[Job]:
         """A checker to talk to.
 
         Raises:
             ConfigError: pytest is needed and not installed.
         """
-        return self._manager.running(program, spec=self._checker_with_pytest if pytest else self._checker)
+        spec = self._checker_with_pytest if pytest else self._checker
+        with sandbox_errors():
+            async with self._manager.running(program, spec=spec) as job:
+                yield job
 
     @functools.cached_property
     def _checker_with_pytest(self) -> SandboxSpec:

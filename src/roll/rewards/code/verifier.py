@@ -24,8 +24,8 @@ from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import MalformedTestsError, Task, TestCase, parse_task
 from roll.rewards.code.timeouts import AdaptiveLimits
 from roll.rewards.code.verdicts import SKIPPED, BrokenTestsError, CaseVerdict
-from roll_sandbox import OversizedUploadError
 from roll.types import Prompt, Rollout
+from roll_sandbox import OversizedUploadError
 
 __all__ = ["CodeVerifier", "code_verifier", "run_cases"]
 

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.worlds.episodes import Engine, check_exact
+from tests.worlds.published_templates import PUBLISHED, published_tokenizer
 
 from roll.cluster.pool import LocalWorkerPool
 from roll.config.data import EnvironmentData
@@ -26,8 +28,6 @@ from roll.errors import ConfigError, DataError, InfraError, UserError
 from roll.pipelines.environments import first_observations
 from roll.rollout.episode import EpisodePlan, play
 from roll.types import GenerationRequest, PromptDraw, Rollout, SamplingParams
-from tests.worlds.episodes import Engine, check_exact
-from tests.worlds.published_templates import PUBLISHED, published_tokenizer
 
 ONE_QUESTION = {"environment": "math:Generated-v0-easy", "options": {"kinds": ["arithmetic"]}, "num_turns": 3}
 

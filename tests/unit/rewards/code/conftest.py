@@ -16,8 +16,8 @@ from roll.config.sandbox import SandboxConfig
 from roll.rewards.base import Judgement
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
-from roll_sandbox import SandboxUnavailableError
 from roll.types import Prompt, Rollout
+from roll_sandbox import SandboxUnavailableError
 
 
 def rollout(text: str, metadata: dict[str, Any], uid: str = "d/0") -> Rollout:

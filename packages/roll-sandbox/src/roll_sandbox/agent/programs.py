@@ -322,7 +322,7 @@ def prepare_interpreter():
     if _modules:
         return
     kernel.overwrite_freed_memory(False)  # not earlier: the agent's frames held what the last program was sent
-    _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll")
+    _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll_sandbox")
     end = "Ctrl-D (i.e. EOF)"
     builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
 

@@ -7,7 +7,7 @@ from typing import cast
 
 import click
 
-from roll_sandbox.cli.names import nearest
+from roll_sandbox.names import nearest
 
 __all__ = ["sandbox"]
 

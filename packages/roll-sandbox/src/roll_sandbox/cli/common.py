@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from roll_sandbox.errors import ConfigError
+from roll_sandbox.version import DISTRIBUTION
 from roll_sandbox.visible import printable
-from roll_sandbox.version import install_extra
 
 if TYPE_CHECKING:
     from roll_sandbox.remote import RemoteRuntime
@@ -164,7 +164,7 @@ def size(num_bytes: float) -> str:
 
 
 def missing_packages(error: ImportError) -> ConfigError:
-    return ConfigError(f"`roll-sandbox` needs packages that are not installed ({error}): {install_extra('sandbox')}")
+    return ConfigError(f"`roll-sandbox` needs packages that are not installed ({error}): pip install {DISTRIBUTION}")
 
 
 def opened_store(database: str | None) -> Store:

@@ -14,10 +14,10 @@ from typing import Any
 
 import click
 
+from roll_sandbox import Command, Job, Limits, Outcome, Sandbox, SandboxManager, SandboxSpec
 from roll_sandbox.cli.common import Bytes, Place, service_options, shown
 from roll_sandbox.cli.harmless import Harmless
 from roll_sandbox.errors import ConfigError
-from roll_sandbox import Command, Job, Limits, Outcome, Sandbox, SandboxManager, SandboxSpec
 from roll_sandbox.wire import Message
 
 __all__ = ["run", "shell"]

@@ -24,7 +24,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from roll_sandbox.proxies import proxy_for
 from roll_sandbox.errors import (
     BadImageError,
     SandboxAccessError,
@@ -35,6 +34,7 @@ from roll_sandbox.errors import (
 from roll_sandbox.images.image import image_of
 from roll_sandbox.images.names import DIGEST, Reference
 from roll_sandbox.images.sources import MAX_JSON_BYTES, check_blob, choose_platform, parsed
+from roll_sandbox.proxies import proxy_for
 
 __all__ = ["RegistrySource"]
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from roll_sandbox.errors import RollSandboxError
-from roll_sandbox.proxies import client_session
 from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
-from roll_sandbox.errors import SandboxAccessError, SandboxUnavailableError
+from roll_sandbox.errors import RollSandboxError, SandboxAccessError, SandboxUnavailableError
+from roll_sandbox.proxies import client_session
 from roll_sandbox.wire import failure_of
 
 __all__ = ["call"]

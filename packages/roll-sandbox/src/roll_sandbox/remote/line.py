@@ -17,11 +17,16 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from roll_sandbox.errors import RollSandboxError
 from roll_sandbox.agent_sandbox import Job, Sandbox
 from roll_sandbox.connection import AgentJob
 from roll_sandbox.counters import Counters
-from roll_sandbox.errors import SandboxError, SandboxLostError, SandboxUnavailableError, UnknownSandboxError
+from roll_sandbox.errors import (
+    RollSandboxError,
+    SandboxError,
+    SandboxLostError,
+    SandboxUnavailableError,
+    UnknownSandboxError,
+)
 from roll_sandbox.remote.sent import Sent
 from roll_sandbox.types import Program, SandboxSpec, Usage
 from roll_sandbox.wire import Message, failure_of, program_said, spec_said

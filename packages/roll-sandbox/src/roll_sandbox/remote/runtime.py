@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import math
 import time
 
 import aiohttp
 
-from roll_sandbox.errors import RollSandboxError
-from roll_sandbox.proxies import client_session
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll_sandbox.errors import (
     OversizedUploadError,
+    RollSandboxError,
     SandboxAccessError,
     SandboxError,
     SandboxLostError,
@@ -22,8 +22,10 @@ from roll_sandbox.errors import (
     SandboxUnavailableError,
     UnknownImageError,
 )
+from roll_sandbox.proxies import client_session
 from roll_sandbox.remote.line import Line, RemoteSandbox
-from roll_sandbox.types import SandboxSpec
+from roll_sandbox.types import Mount, SandboxSpec
+from roll_sandbox.uploads import Files, content_of, digest_of, upload_source
 from roll_sandbox.wire import MAX_MESSAGE_BYTES, Message, Outbox, decode, encode, failure_of
 
 __all__ = ["RemoteRuntime"]
@@ -77,6 +79,10 @@ class RemoteRuntime:
         self._keeping: asyncio.Task[None] | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outgoing = Outbox()
+        self._uploads: dict[str, Mount] = {}
+        """Of directories here, by their path."""
+        self._files: dict[str, Files] = {}
+        """Of uploaded directories, by their digest."""
         self._closed = False
         self._most = MAX_MESSAGE_BYTES
 
@@ -98,6 +104,7 @@ class RemoteRuntime:
             await self.close()
             raise
         self._closed = False
+        self._upload_again()
         self._keeping = asyncio.create_task(self._keep(socket))
 
     async def _dial(self) -> aiohttp.ClientWebSocketResponse:
@@ -199,6 +206,7 @@ class RemoteRuntime:
                     away_s = time.monotonic() - began
                     logger.warning("the sandbox service at %s is back after %.0f s.", self._url, away_s)
                 self._back = time.monotonic()
+                self._upload_again()
                 self._line.send_again()
                 return socket
             await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
@@ -215,8 +223,34 @@ class RemoteRuntime:
         self._outgoing.put(data)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Names of images are those of whoever starts the sandbox."""
-        return spec
+        """Upload what its mounts ask for; names of images are those of whoever starts the sandbox.
+
+        Raises:
+            OversizedUploadError: a directory is too large to be uploaded.
+        """
+        if not any(mount.upload for mount in spec.mounts):
+            return spec
+        mounts = [self._uploaded(mount) if mount.upload else mount for mount in spec.mounts]
+        return dataclasses.replace(spec, mounts=tuple(mounts))
+
+    def _uploaded(self, mount: Mount) -> Mount:
+        """Return the mount as the service knows it, and send its files where that is the first one of its directory."""
+        found = self._uploads.get(mount.source)
+        if found is None:
+            files = content_of(mount.source)
+            digest = digest_of(files)
+            self._upload(digest, files)
+            self._files[digest] = files
+            found = self._uploads[mount.source] = Mount(source=upload_source(digest), target=mount.target)
+        return dataclasses.replace(found, target=mount.target)
+
+    def _upload_again(self) -> None:
+        """Over a new connection: the service may be another process, which has nothing."""
+        for digest, files in self._files.items():
+            self._upload(digest, files)
+
+    def _upload(self, digest: str, files: Files) -> None:
+        self._transmit({"op": "upload", "sandbox": digest, "files": files})
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Ask for a sandbox."""
@@ -248,7 +282,7 @@ class RemoteRuntime:
 
     async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
         """A new sandbox; see `Line.create`."""
-        return await self._line.create(spec, lifetime_s=lifetime_s)
+        return await self._line.create(self.resolve(spec), lifetime_s=lifetime_s)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
         """A sandbox that this owner has already.

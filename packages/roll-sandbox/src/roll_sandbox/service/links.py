@@ -47,6 +47,8 @@ class WorkerLink:
     held_memory_bytes: int = 0
     waiting: list[Message] = field(default_factory=list)
     waiting_bytes: int = 0
+    uploads: set[str] = field(default_factory=set)
+    """Digests of the directories that it was sent since it joined."""
 
     @property
     def here(self) -> bool:

@@ -18,9 +18,8 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from roll_sandbox.errors import SandboxError, RollSandboxError
 from roll_sandbox.agent_sandbox import Session
-from roll_sandbox.errors import SandboxRequestError, UnknownSandboxError
+from roll_sandbox.errors import RollSandboxError, SandboxError, SandboxRequestError, UnknownSandboxError
 from roll_sandbox.remote.line import RemoteSandbox
 from roll_sandbox.service.access import ROCK
 from roll_sandbox.service.bodies import CheckedRoute, Named, invalid

@@ -12,8 +12,13 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.websockets import WebSocket
 
-from roll_sandbox.errors import RollSandboxError
-from roll_sandbox.errors import SandboxError, SandboxLostError, SandboxRequestError, UnknownSandboxError
+from roll_sandbox.errors import (
+    RollSandboxError,
+    SandboxError,
+    SandboxLostError,
+    SandboxRequestError,
+    UnknownSandboxError,
+)
 from roll_sandbox.results import result_of
 from roll_sandbox.service.archives import pack, unpack
 from roll_sandbox.service.bodies import (

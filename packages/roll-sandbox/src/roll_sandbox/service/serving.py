@@ -12,7 +12,7 @@ from typing import Any
 import uvicorn
 
 from roll_sandbox.errors import ConfigError
-from roll_sandbox.manager import RUNTIMES
+from roll_sandbox.runtimes import check_runtime
 from roll_sandbox.service.app import make_app
 from roll_sandbox.service.service import Service
 from roll_sandbox.service.settings import Settings
@@ -110,7 +110,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
 def _check_settings(settings: Settings) -> None:
     """What would be found out only when a sandbox is asked for."""
     if settings.runtime is not None:
-        RUNTIMES.path(settings.runtime)
+        check_runtime(settings.runtime)
     for path in settings.mounts:
         if not Path(path).is_dir():
             raise ConfigError(f"--mounts: there is no directory '{path}'.")

@@ -20,9 +20,8 @@ from typing import Any
 from pydantic import ValidationError
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from roll_sandbox.errors import RollSandboxError
 from roll_sandbox.agent_sandbox import Job
-from roll_sandbox.errors import SandboxAccessError, SandboxRequestError
+from roll_sandbox.errors import RollSandboxError, SandboxAccessError, SandboxRequestError
 from roll_sandbox.service.bodies import RunBody, result_body
 from roll_sandbox.service.rates import Rates
 from roll_sandbox.wire import check_name, failure_said, parsed

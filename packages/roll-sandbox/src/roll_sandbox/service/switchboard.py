@@ -15,14 +15,14 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from roll_sandbox.errors import RollSandboxError
-from roll_sandbox.errors import SandboxDatabaseError, SandboxLostError, UnknownSandboxError
+from roll_sandbox.errors import RollSandboxError, SandboxDatabaseError, SandboxLostError, UnknownSandboxError
 from roll_sandbox.service.audit import Audit
 from roll_sandbox.service.entries import ClientLine, Entry, Program
 from roll_sandbox.service.links import WorkerLink
 from roll_sandbox.service.placement import choose
 from roll_sandbox.service.quotas import Quotas
 from roll_sandbox.service.records import Records
+from roll_sandbox.uploads import OwnedUploads
 from roll_sandbox.wire import Message, failure_said, spec_of, spec_said
 
 __all__ = ["ClientLine", "Entry", "Switchboard"]
@@ -47,6 +47,7 @@ class Switchboard:
         self.workers: dict[str, WorkerLink] = {}
         self.entries: dict[str, Entry] = {}
         self.counts: Counter[str] = Counter()
+        self.uploads = OwnedUploads()
         self._lifetime_s = lifetime_s
 
     # --- from clients
@@ -58,6 +59,9 @@ class Switchboard:
         try:
             if op == "create":
                 self._create(line, entry, message)
+                return
+            if op == "upload":
+                self.uploads.add(line.identity.owner, name, message["files"])
                 return
             if entry is None:
                 if op == "stop":
@@ -97,6 +101,7 @@ class Switchboard:
             return
         owner, name = line.identity.owner, message["sandbox"]
         spec = self.quotas.allow(owner, spec_of(message["spec"]))
+        self.uploads.check(owner, spec)
         said = spec_said(spec)
         lifetime_s = self.quotas.lifetime_s(owner, message.get("lifetime_s"), self._lifetime_s)
         beside = self.entries.get(f"{owner}/{message.get('near')}")
@@ -115,10 +120,18 @@ class Switchboard:
                 self._remove(entry)
                 self._tell(entry, {"op": "failed", "sandbox": name, **failure_said(error)})
                 return
-            for each in ({"op": "create", "sandbox": entry.place, "spec": said}, *waiting):
+            for each in (self.order(entry), *waiting):
                 entry.send(each)
 
         self.records.opened(owner, name, worker.name, said, entry.expires, written, leased=entry.leased)
+
+    def order(self, entry: Entry) -> Message:
+        """Return what its worker is to be told of a sandbox to start, with the uploads that it has not got yet."""
+        link = entry.worker
+        uploads = self.uploads.of(entry.owner, entry.spec, without=link.uploads)
+        link.uploads.update(uploads)
+        order = {"op": "create", "sandbox": entry.place, "spec": spec_said(entry.spec)}
+        return {**order, "uploads": uploads} if uploads else order
 
     def _start(self, line: ClientLine, entry: Entry, message: Message) -> None:
         """A program, a session, or a session's command."""

@@ -18,7 +18,7 @@ from roll_sandbox.service.records import Records
 from roll_sandbox.service.sockets import Channel
 from roll_sandbox.service.switchboard import Switchboard
 from roll_sandbox.service.tokens import Identity
-from roll_sandbox.wire import Message, heard, report_of, spec_said
+from roll_sandbox.wire import Message, heard, report_of
 
 __all__ = ["LOCAL", "Workers"]
 
@@ -74,6 +74,7 @@ class Workers:
         self._write(name, identity.owner)
         link.capacity, link.memory_bytes, link.process = capacity, memory_bytes, process
         link.leaving = bool(message["leaving"])
+        link.uploads.clear()
         link.transmit, link.hang_up = channel.send, channel.close
         self._heard(link)
         channel.send({"op": "welcome", "away_s": self._keeper.away_s})
@@ -85,7 +86,7 @@ class Workers:
             elif entry.state == "running":
                 lose(board, entry, f"its worker '{name}' came back without it")
             elif entry.waiting is None:
-                channel.send({"op": "create", "sandbox": entry.place, "spec": spec_said(entry.spec)})
+                channel.send(board.order(entry))
                 if entry.stopping:
                     channel.send({"op": "stop", "sandbox": entry.place})
         for place in holds:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from roll_sandbox.errors import RollSandboxError
 from roll_sandbox.errors import (
     OversizedUploadError,
+    RollSandboxError,
     SandboxAccessError,
     SandboxDatabaseError,
     SandboxError,

@@ -1,5 +1,6 @@
 """Which messages there are, and what a message from outside must look like.
 
+    client ──► server                 upload: a directory; its digest is the name, as if of a sandbox
     client ──► server ──► worker      create run shell line input tty bound kill close look attach stop
     client ◄── server ◄── worker      created failed out used looked end gone
     client ◄── server                 extended; again: the worker was away; what runs in a sandbox is to be sent again
@@ -31,6 +32,7 @@ _NEEDED = {
 }
 _SHAPES: dict[str, dict[str, str]] = {
     "create": {"sandbox": "name", "spec": "object", "lifetime_s": "seconds", "near": "name"},
+    "upload": {"sandbox": "name", "files": "object"},
     "attach": {"sandbox": "name"},
     "extend": {"sandbox": "name", "id": "name?", "lifetime_s": "seconds"},
     "stop": {"sandbox": "name"},

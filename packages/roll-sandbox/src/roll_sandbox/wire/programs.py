@@ -20,7 +20,8 @@ _MOST_SPEC_BYTES = 2**16
 
 def spec_said(spec: SandboxSpec) -> dict[str, Any]:
     """A spec in JSON's words."""
-    return dataclasses.asdict(spec)
+    said = dataclasses.asdict(spec)
+    return said | {"mounts": [{"source": each.source, "target": each.target} for each in spec.mounts]}
 
 
 def spec_of(said: object) -> SandboxSpec:

@@ -10,9 +10,14 @@ from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any
 
-from roll_sandbox.errors import RollSandboxError
 from roll_sandbox.agent_sandbox import Job, Sandbox, Session
-from roll_sandbox.errors import SandboxError, SandboxLostError, SandboxRequestError, SandboxSessionError
+from roll_sandbox.errors import (
+    RollSandboxError,
+    SandboxError,
+    SandboxLostError,
+    SandboxRequestError,
+    SandboxSessionError,
+)
 from roll_sandbox.types import Chunk
 from roll_sandbox.wire import Message, failure_said, program_of
 from roll_sandbox.worker.outputs import Outputs

@@ -16,9 +16,9 @@ import secrets
 
 import aiohttp
 
-from roll_sandbox.proxies import client_session
 from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
 from roll_sandbox.errors import SandboxAccessError, SandboxUnavailableError
+from roll_sandbox.proxies import client_session
 from roll_sandbox.wire import Message, Outbox, beat_s, decode, encode, failure_of, report_said
 from roll_sandbox.worker.worker import Worker
 

@@ -13,19 +13,19 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 
-from roll_sandbox.errors import RollSandboxError
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.errors import (
+    RollSandboxError,
     SandboxError,
     SandboxExpiredError,
     SandboxLostError,
     SandboxRequestError,
     UnknownSandboxError,
 )
-from roll_sandbox.library import resolved_source
 from roll_sandbox.machine import CpuMeter, memory_bytes, num_cores
 from roll_sandbox.manager import SandboxManager
 from roll_sandbox.types import Mount, SandboxSpec
+from roll_sandbox.uploads import WrittenUploads
 from roll_sandbox.wire import MOST_POOLS, Message, Report, failure_said, spec_of
 from roll_sandbox.worker.executions import Executions
 from roll_sandbox.worker.outputs import Outputs
@@ -66,6 +66,7 @@ class Worker:
         self._images = images
         self._cpu = CpuMeter()
         self._outputs = Outputs()
+        self._uploads = WrittenUploads()
         self._held: dict[str, _Held] = {}
         self._starting: dict[str, asyncio.Task[None]] = {}
 
@@ -115,6 +116,8 @@ class Worker:
 
     async def _launch(self, place: str, message: Message) -> None:
         try:
+            for digest, files in message.get("uploads", {}).items():
+                self._uploads.add(digest, files)
             spec = self._permitted(spec_of(message["spec"]))
             sandbox = await self._manager.create(spec)
         except (RollSandboxError, ValueError) as error:
@@ -128,11 +131,11 @@ class Worker:
         """The spec, as this machine starts it. Its sandbox is never used again, so pools do not matter."""
         mounts = []
         for mount in spec.mounts:
-            own = resolved_source(mount.source)
-            source = own or os.path.realpath(mount.source)
-            if own is None and not any(
-                source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts
-            ):
+            if (uploaded := self._uploads.shown(mount)) is not None:
+                mounts.append(uploaded)
+                continue
+            source = os.path.realpath(mount.source)
+            if not any(source == path or source.startswith(path.rstrip("/") + "/") for path in self._mounts):
                 raise SandboxRequestError(
                     f"a mount of '{mount.source}': this worker lets sandboxes see nothing there. Start it with "
                     f"`--mounts {mount.source}`, or upload what is needed."
@@ -198,3 +201,4 @@ class Worker:
         for held in list(self._held.values()):
             with contextlib.suppress(RollSandboxError):
                 await held.sandbox.close()
+        self._uploads.close()

@@ -20,8 +20,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Delete, Executable
 from sqlalchemy.exc import SQLAlchemyError
 
-from roll_sandbox.errors import ConfigError
-from roll_sandbox.errors import SandboxDatabaseError
+from roll_sandbox.errors import ConfigError, SandboxDatabaseError
 from roll_sandbox.service.store.engines import Claim, TakenError, make_engine, shown
 from roll_sandbox.service.store.writer import AWAY, Then, Write, Writer, reason
 

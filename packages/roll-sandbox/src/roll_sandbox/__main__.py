@@ -1,0 +1,68 @@
+"""The command `roll-sandbox`, also `python -m roll_sandbox`: commands, and the exit code of each way they end.
+
+| exit code | meaning |
+|---|---|
+| 0 | done |
+| 1 | it failed: a message |
+| 2 | something that whoever called can mend: a message |
+| 130 | interrupted (Ctrl-C) |
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import suppress
+
+import click
+
+from roll_sandbox.cli import sandbox
+from roll_sandbox.errors import RollSandboxError, UserError
+from roll_sandbox.version import DISTRIBUTION
+from roll_sandbox.visible import printable
+
+__all__ = ["main", "run"]
+
+
+def run(arguments: Sequence[str]) -> int:
+    """Run the command line `arguments`; whatever it raises becomes a message on stderr.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        result = sandbox.main(args=list(arguments), prog_name=DISTRIBUTION, standalone_mode=False)
+        return result if isinstance(result, int) else 0
+    except click.exceptions.Exit as end:
+        return end.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        _say("Interrupted.")
+        return 130
+    except UserError as error:
+        _say(f"Error: {error}")
+        return 2
+    except (RollSandboxError, OSError) as error:
+        _say(f"Error: {error}")
+        return 1
+    except Exception as error:
+        _say(f"Error: unexpected {type(error).__name__}: {error}\n{traceback.format_exc()}")
+        return 1
+
+
+def _say(text: str) -> None:
+    """Write to stderr, if anybody is left to read it; words of others are made harmless."""
+    with suppress(OSError):
+        click.echo(printable(text), err=True)
+
+
+def main() -> None:
+    """Entry point of the console script `roll-sandbox`."""
+    sys.exit(run(sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

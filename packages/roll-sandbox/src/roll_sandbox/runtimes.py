@@ -1,0 +1,35 @@
+"""Runtimes by name; the module of one is imported when it is chosen."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from roll_sandbox.errors import ConfigError
+from roll_sandbox.names import nearest
+from roll_sandbox.runtime import Runtime
+
+__all__ = ["check_runtime", "new_runtime"]
+
+_RUNTIMES = {
+    "bubblewrap": ("roll_sandbox.bubblewrap", "BubblewrapRuntime"),
+    "docker": ("roll_sandbox.docker", "DockerRuntime"),
+    "subprocess": ("roll_sandbox.subprocess_runtime", "SubprocessRuntime"),
+}
+
+
+def check_runtime(name: str) -> None:
+    """Raise `ConfigError` where no runtime has this name."""
+    if name not in _RUNTIMES:
+        known = ", ".join(sorted(_RUNTIMES))
+        raise ConfigError(f"unknown sandbox runtime '{name}'.{nearest(name, _RUNTIMES)} Known: {known}.")
+
+
+def new_runtime(name: str) -> Runtime:
+    """Import the runtime called `name`, and return a new one.
+
+    Raises:
+        ConfigError: there is no such runtime.
+    """
+    check_runtime(name)
+    module, attribute = _RUNTIMES[name]
+    return getattr(import_module(module), attribute)()

@@ -1,0 +1,196 @@
+"""Directories of a client in sandboxes of a service: uploaded once, and known by the digest of their content.
+
+    client: Mount(upload=True) ──► source `upload:DIGEST` + files, once on each line
+    server: checks them, keeps them for their owner ──► with the first sandbox that has them, to its worker
+    worker: writes them below a directory of its own ──► a mount like any other
+
+Nobody believes a digest: server and worker compute it again. What an owner did not upload, it cannot mount.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import tempfile
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+from roll_sandbox.errors import (
+    OversizedUploadError,
+    RollSandboxError,
+    SandboxError,
+    SandboxQuotaError,
+    SandboxRequestError,
+)
+from roll_sandbox.types import Mount, SandboxSpec
+
+__all__ = ["Files", "OwnedUploads", "WrittenUploads", "content_of", "digest_of", "upload_source"]
+
+Files: TypeAlias = Mapping[str, bytes]
+"""Content by path, relative to the directory."""
+
+MOST_BYTES = 2**24
+"""Of all directories of one owner."""
+_MOST_FILES = 4096
+_SCHEME = "upload:"
+
+
+def content_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:
+    """Return the files below a directory, without links and without compiled Python.
+
+    Raises:
+        OversizedUploadError: they are too many, or too large.
+    """
+    found: dict[str, bytes] = {}
+    num_bytes = 0
+    for path in sorted(Path(directory).rglob("*")):
+        if path.is_symlink() or not path.is_file() or "__pycache__" in path.parts:
+            continue
+        num_bytes += path.stat().st_size
+        if num_bytes > MOST_BYTES or len(found) >= _MOST_FILES:
+            raise OversizedUploadError(
+                f"the directory '{directory}' has more than {MOST_BYTES:,} bytes or {_MOST_FILES:,} files, which is "
+                "what can be uploaded: mount less of it, or start the service with `--mounts` of such a directory."
+            )
+        found[path.relative_to(directory).as_posix()] = path.read_bytes()
+    return found
+
+
+def digest_of(files: Files) -> str:
+    """Return the digest of names and contents."""
+    found = hashlib.sha256()
+    for name in sorted(files):
+        found.update(f"{len(name.encode())}:{name}:{len(files[name])}:".encode() + files[name])
+    return found.hexdigest()
+
+
+def uploads_in(spec: SandboxSpec) -> list[str]:
+    """Return the digests of uploaded directories that a spec mounts."""
+    return [mount.source.removeprefix(_SCHEME) for mount in spec.mounts if mount.source.startswith(_SCHEME)]
+
+
+def upload_source(digest: str) -> str:
+    """Return what a mount of an uploaded directory has as its source."""
+    return _SCHEME + digest
+
+
+def _checked(digest: str, files: object) -> dict[str, bytes]:
+    """Return files as somebody sent them.
+
+    Raises:
+        SandboxRequestError: a name or a content is none, or the digest is another's.
+    """
+    if not isinstance(files, dict) or len(files) > _MOST_FILES:
+        raise SandboxRequestError(f"an uploaded directory has up to {_MOST_FILES:,} files, by their names.")
+    for name, data in files.items():
+        plain = isinstance(name, str) and 0 < len(name) < 1024 and "\0" not in name and name.isprintable()
+        if not plain or not isinstance(data, bytes) or any(part in ("", ".", "..") for part in name.split("/")):
+            raise SandboxRequestError(f"an uploaded directory has no file {str(name)[:80]!r}: paths are relative.")
+    if digest_of(files) != digest:
+        raise SandboxRequestError("an uploaded directory is not what its digest says: upload it again.")
+    return files
+
+
+class OwnedUploads:
+    """What each owner has uploaded, in a server's memory."""
+
+    def __init__(self) -> None:
+        self._files: defaultdict[str, dict[str, dict[str, bytes]]] = defaultdict(dict)
+        self._refused: dict[str, tuple[str, RollSandboxError]] = {}
+        """By owner, the last digest that was refused, and why."""
+
+    def add(self, owner: str, digest: str, files: object) -> None:
+        """Keep a directory for its owner.
+
+        Raises:
+            SandboxRequestError: it is none.
+            SandboxQuotaError: the owner has uploaded too much.
+        """
+        try:
+            self._add(owner, digest, files)
+        except RollSandboxError as error:
+            self._refused[owner] = digest, error
+            raise
+
+    def _add(self, owner: str, digest: str, files: object) -> None:
+        own = self._files[owner]
+        if digest in own:
+            return
+        found = _checked(digest, files)
+        num_bytes = sum(len(name) + len(data) for each in (*own.values(), found) for name, data in each.items())
+        if num_bytes > MOST_BYTES:
+            raise SandboxQuotaError(
+                f"'{owner}' has uploaded directories of {num_bytes:,} bytes in all: a service keeps {MOST_BYTES:,}."
+            )
+        own[digest] = found
+
+    def check(self, owner: str, spec: SandboxSpec) -> None:
+        """Raise `SandboxRequestError`, or why it was refused, where a spec mounts what its owner did not upload."""
+        for digest in uploads_in(spec):
+            if digest in self._files.get(owner, {}):
+                continue
+            refused, error = self._refused.get(owner, ("", None))
+            if error is not None and refused == digest:
+                raise error
+            raise SandboxRequestError(f"'{owner}' has not uploaded the directory '{digest[:80]}' that a mount names.")
+
+    def of(self, owner: str, spec: SandboxSpec, *, without: Collection[str]) -> dict[str, dict[str, bytes]]:
+        """Return by digest the directories that a spec mounts, as far as they are here, `without` some."""
+        own = self._files.get(owner, {})
+        return {digest: own[digest] for digest in uploads_in(spec) if digest in own and digest not in without}
+
+
+class WrittenUploads:
+    """Uploaded directories on a worker's disk, until `close`."""
+
+    def __init__(self) -> None:
+        self._root: Path | None = None
+
+    def add(self, digest: str, files: Files) -> None:
+        """Write a directory, unless it is there.
+
+        Raises:
+            SandboxRequestError: it is not what its digest says, or its names cannot be together.
+        """
+        files = _checked(digest, files)
+        if self._root is None:
+            self._root = Path(tempfile.mkdtemp(prefix="roll-sandbox-uploads-"))
+            self._root.chmod(0o755)  # sandboxes read it as any user may
+        place = self._root / digest
+        if place.is_dir():
+            return
+        made = Path(tempfile.mkdtemp(dir=self._root))
+        try:
+            for name, data in files.items():
+                path = made / name
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+            for path in (made, *made.rglob("*")):
+                path.chmod(0o755 if path.is_dir() else 0o644)
+            made.rename(place)
+        except (FileExistsError, NotADirectoryError, IsADirectoryError):
+            shutil.rmtree(made, ignore_errors=True)
+            raise SandboxRequestError("an uploaded directory has a file in place of a directory.") from None
+
+    def shown(self, mount: Mount) -> Mount | None:
+        """Return the mount of a directory here; `None` for one that was not uploaded.
+
+        Raises:
+            SandboxError: it did not come to this worker.
+        """
+        if not mount.source.startswith(_SCHEME):
+            return None
+        digest = mount.source.removeprefix(_SCHEME)
+        place = self._root / digest if self._root is not None and digest.isalnum() else None
+        if place is None or not place.is_dir():
+            raise SandboxError("an uploaded directory did not come to the worker: ask for the sandbox again.")
+        return Mount(source=str(place), target=mount.target)
+
+    def close(self) -> None:
+        """Delete them all."""
+        if self._root is not None:
+            shutil.rmtree(self._root, ignore_errors=True)
+            self._root = None

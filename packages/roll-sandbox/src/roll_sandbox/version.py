@@ -1,0 +1,18 @@
+"""The version of the installed distribution, and the name under which it is installed."""
+
+from importlib.metadata import PackageNotFoundError, version
+
+__all__ = ["DISTRIBUTION", "__version__", "install_extra"]
+
+DISTRIBUTION = "roll-sandbox"
+"""Name of the distribution and of the command; the package that is imported is called `roll_sandbox`."""
+
+try:
+    __version__ = version(DISTRIBUTION)
+except PackageNotFoundError:  # run from a source tree that was never installed
+    __version__ = "0.0.0+unknown"
+
+
+def install_extra(name: str) -> str:
+    """Return the command that adds what an extra of this distribution needs."""
+    return f"pip install '{DISTRIBUTION}[{name}]'"

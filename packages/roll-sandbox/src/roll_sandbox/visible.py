@@ -1,0 +1,14 @@
+"""Text of programs and of owners, made harmless: shown as it is, it could act on a terminal."""
+
+from __future__ import annotations
+
+__all__ = ["printable"]
+
+
+def printable(text: str) -> str:
+    """Return text that pages, files and terminals can show, whatever a program wrote.
+
+    Lone surrogates cannot be written, and control characters cannot be seen: they move a terminal's cursor, set its
+    title, or turn the direction of writing.
+    """
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

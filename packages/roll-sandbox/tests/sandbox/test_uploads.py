@@ -1,0 +1,159 @@
+"""Directories of a client in sandboxes of a service: uploaded once, by the digest of their content."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sandbox.conftest import missing, served
+
+from roll_sandbox import (
+    Command,
+    Mount,
+    OversizedUploadError,
+    PythonCode,
+    SandboxError,
+    SandboxManager,
+    SandboxQuotaError,
+    SandboxRequestError,
+    SandboxSpec,
+    connect,
+)
+from roll_sandbox.remote import RemoteRuntime
+from roll_sandbox.uploads import MOST_BYTES, OwnedUploads, WrittenUploads, content_of, digest_of, upload_source
+from roll_sandbox.wire import checked, decode, encode, spec_of, spec_said
+from roll_sandbox.worker import Worker
+
+HELPERS = {"helper.py": b"def answer():\n    return 42\n", "data/words.txt": b"one two"}
+
+
+def written(directory: Path, files: dict[str, bytes] = HELPERS) -> Path:
+    for name, data in files.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_bytes(data)
+    return directory
+
+
+def spec_with(directory: Path) -> SandboxSpec:
+    return SandboxSpec(
+        mounts=(Mount(source=str(directory), target="/opt/helpers", upload=True),), python_path=("/opt/helpers",)
+    )
+
+
+def test_uploads_hold_files_without_links_and_compiled_python(tmp_path: Path) -> None:
+    directory = written(tmp_path / "helpers", {**HELPERS, "__pycache__/helper.pyc": b"x"})
+    (directory / "link").symlink_to("/etc/passwd")
+    assert content_of(directory) == HELPERS
+    assert digest_of(HELPERS) == digest_of(dict(reversed(HELPERS.items())))
+    assert digest_of({"ab": b"c"}) != digest_of({"a": b"bc"}) != digest_of({"a": b"b", "c": b""})
+    (directory / "large").write_bytes(b"0" * MOST_BYTES)
+    with pytest.raises(OversizedUploadError, match="can be uploaded"):
+        content_of(directory)
+
+
+@pytest.mark.parametrize(
+    "name", ["/etc/passwd", "../up", "a/../../b", "a//b", "a/./b", "", "a\0b", "a/", "x" * 2000, 7]
+)
+def test_uploads_with_names_outside_of_their_directory_are_refused(name: Any) -> None:
+    files = {name: b"hostile"}
+    for add in (OwnedUploads().add, lambda owner, digest, files: WrittenUploads().add(digest, files)):
+        with pytest.raises(SandboxRequestError, match="no file"):
+            add("ann", "0" * 64, files)
+
+
+def test_uploads_are_what_their_digest_says() -> None:
+    uploads = OwnedUploads()
+    for wrong in ({}, {"a": b"b"}, None, [b"a"], {"a": "text"}):
+        with pytest.raises(SandboxRequestError):
+            uploads.add("ann", digest_of(HELPERS), wrong)
+    uploads.add("ann", digest_of(HELPERS), HELPERS)
+
+
+def test_uploads_of_one_owner_are_bounded_and_unknown_to_others() -> None:
+    uploads, large = OwnedUploads(), {"a": b"0" * (MOST_BYTES - 1)}
+    specs = [
+        SandboxSpec(mounts=(Mount(source=upload_source(digest_of(files)), target="/x"),)) for files in (large, HELPERS)
+    ]
+    uploads.add("ann", digest_of(large), large)
+    uploads.add("ann", digest_of(large), large)
+    uploads.check("ann", specs[0])
+    with pytest.raises(SandboxQuotaError, match="in all"):
+        uploads.add("ann", digest_of(HELPERS), HELPERS)
+    with pytest.raises(SandboxQuotaError, match="in all"):
+        uploads.check("ann", specs[1])
+    with pytest.raises(SandboxRequestError, match="'bob' has not uploaded"):
+        uploads.check("bob", specs[0])
+    assert uploads.of("ann", specs[0], without=()) == {digest_of(large): large}
+    assert uploads.of("ann", specs[0], without={digest_of(large)}) == uploads.of("bob", specs[0], without=()) == {}
+
+
+def test_uploads_are_written_for_every_user_to_read_and_deleted_at_the_end() -> None:
+    uploads, digest = WrittenUploads(), digest_of(HELPERS)
+    mount = Mount(source=upload_source(digest), target="/x")
+    with pytest.raises(SandboxError, match="did not come"):
+        uploads.shown(mount)
+    uploads.add(digest, HELPERS)
+    uploads.add(digest, HELPERS)
+    shown = uploads.shown(mount)
+    assert shown is not None and content_of(shown.source) == HELPERS and shown.target == "/x"
+    place = Path(shown.source)
+    assert {oct(path.stat().st_mode & 0o777) for path in (place, place / "data", place.parent)} == {"0o755"}
+    assert oct((place / "helper.py").stat().st_mode & 0o777) == "0o644"
+    assert uploads.shown(Mount(source="/etc", target="/x")) is None
+    for other in ("../../etc", "0" * 64, ""):
+        with pytest.raises(SandboxError, match="did not come"):
+            uploads.shown(Mount(source=upload_source(other), target="/x"))
+    both = {"a": b"", "a/b": b""}
+    with pytest.raises(SandboxRequestError, match="in place of a directory"):
+        uploads.add(digest_of(both), both)
+    uploads.close()
+    assert not place.parent.exists()
+
+
+def test_uploads_and_specs_with_them_are_messages() -> None:
+    message = {"op": "upload", "sandbox": digest_of(HELPERS), "files": HELPERS}
+    assert checked(decode(encode(message))) == message
+    spec = SandboxSpec(mounts=(Mount(source="upload:0", target="/x", upload=True),))
+    assert spec_said(spec)["mounts"] == [{"source": "upload:0", "target": "/x"}]
+    assert spec_of(spec_said(spec)).mounts == (Mount(source="upload:0", target="/x"),)
+
+
+def test_a_mount_to_upload_that_comes_from_outside_shows_no_directory_of_the_worker() -> None:
+    worker = Worker(SandboxManager(warm=0))
+    with pytest.raises(SandboxRequestError, match="lets sandboxes see nothing there"):
+        worker._permitted(SandboxSpec(mounts=(Mount(source="/etc", target="/x", upload=True),)))
+
+
+async def test_a_local_manager_mounts_what_a_service_would_be_sent(tmp_path: Path) -> None:
+    if reason := missing("bubblewrap"):
+        pytest.skip(reason)
+    tmp_path.chmod(0o755)
+    async with SandboxManager(spec=spec_with(written(tmp_path / "helpers")), warm=0) as manager:
+        assert (await manager.execute(PythonCode(source="import helper; print(helper.answer())"))).stdout == b"42\n"
+
+
+async def test_a_directory_is_uploaded_once_and_seen_by_every_sandbox(tmp_path: Path) -> None:
+    if reason := missing("service"):
+        pytest.skip(reason)
+    with served(tmp_path, "--warm", "0") as (url, token):
+        spec = spec_with(written(tmp_path / "helpers"))
+        async with connect(url, token, spec=spec, warm=0) as manager:
+            runtime = manager.runtime
+            assert isinstance(runtime, RemoteRuntime)
+            sent: list[str] = []
+            transmit = runtime._transmit
+            runtime._transmit = lambda message: (sent.append(message["op"]), transmit(message))  # type: ignore[method-assign]
+            runtime._line._transmit = runtime._transmit
+            code = PythonCode(
+                source="import helper; print(helper.answer(), open('/opt/helpers/data/words.txt').read())"
+            )
+            for _ in range(2):
+                assert (await manager.execute(code)).stdout == b"42 one two\n"
+                async with await manager.create() as own:
+                    assert (await own.execute(Command(argv=("ls", "/opt/helpers")))).stdout == b"data\nhelper.py\n"
+            assert sent.count("upload") <= 1
+            assert runtime._socket is not None
+            await runtime._socket.close()  # the next line may be to another server
+            assert (await manager.execute(code)).stdout == b"42 one two\n"
+            assert "upload" in sent

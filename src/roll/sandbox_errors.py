@@ -1,0 +1,74 @@
+"""The one place where errors of `roll_sandbox`, which knows nothing of ROLL, become errors of ROLL's tree.
+
+    of roll_sandbox          raised in ROLL: a class of both trees, with the same name
+    ConfigError         ──►  also `roll.errors.ConfigError`
+    UserError           ──►  also `roll.errors.UserError`
+    SandboxError        ──►  also `roll.errors.InfraError`
+    any other           ──►  also `roll.errors.RollError`
+
+So `except InfraError` and `except SandboxLostError` both catch a sandbox that was lost.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import roll_sandbox.errors as theirs
+from roll.errors import ConfigError, InfraError, RollError, UserError
+
+__all__ = ["sandbox_errors", "translated"]
+
+_BASES: tuple[tuple[type[Exception], type[RollError]], ...] = (
+    (theirs.ConfigError, ConfigError),
+    (theirs.UserError, UserError),
+    (theirs.SandboxError, InfraError),
+    (theirs.RollSandboxError, RollError),
+)
+
+
+@contextmanager
+def sandbox_errors() -> Iterator[None]:
+    """Raise errors that sandboxes raise inside the block as errors of ROLL's tree."""
+    try:
+        yield
+    except (theirs.RollSandboxError, BaseExceptionGroup) as error:
+        found = translated(error)
+        if found is error:
+            raise
+        raise found from error.__cause__
+
+
+def translated(error: BaseException) -> BaseException:
+    """Return an error, or a group of errors, with those of sandboxes translated; itself where there are none."""
+    if isinstance(error, BaseExceptionGroup):
+        inner = [translated(each) for each in error.exceptions]
+        if all(new is old for new, old in zip(inner, error.exceptions, strict=True)):
+            return error
+        found: BaseException = error.derive(inner)
+    elif isinstance(error, theirs.RollSandboxError) and not isinstance(error, RollError):
+        found = _made(type(error), *error.__reduce__()[1])
+        vars(found).update(vars(error))
+    else:
+        return error
+    found.__cause__, found.__suppress_context__ = error.__cause__, error.__suppress_context__
+    return found.with_traceback(error.__traceback__)
+
+
+def _made(kind: type[theirs.RollSandboxError], *arguments: Any) -> RollError:
+    return _class_for(kind)(*arguments)
+
+
+@functools.cache
+def _class_for(kind: type[theirs.RollSandboxError]) -> type[RollError]:
+    """Return the class of both trees for one of `roll_sandbox`; its errors can be pickled."""
+    base = next(ours for their, ours in _BASES if issubclass(kind, their))
+
+    def reduce(self: theirs.RollSandboxError) -> tuple[Any, ...]:
+        plain: Any = OSError if isinstance(self, OSError) else Exception  # the first one adds the name of the file
+        return _made, (kind, *plain.__reduce__(self)[1])
+
+    content = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__reduce__": reduce}
+    return type(kind.__name__, (kind, base), content)
