@@ -11,8 +11,8 @@ from functools import partial
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sandbox import virtual_time
 
-from roll.simulation import clock
 from roll_sandbox import SandboxError, SandboxManager, SandboxSpec
 from roll_sandbox.forecast import Demand, bounded, hold_s, most_idle, poisson_quantile, shortage_after, target
 from roll_sandbox.pools import Pool, pool_key
@@ -217,7 +217,7 @@ def _replay(arrivals: list[float], warm: int | None, rest_s: float = 0.0) -> tup
         assert manager.runtime.alive[0] == 0
         return report.hits / (report.hits + report.misses), idle
 
-    return clock.run(replay())
+    return virtual_time.run(replay())
 
 
 async def _fails(count: list[int], spec: SandboxSpec) -> _Started:
@@ -237,7 +237,7 @@ def test_what_cannot_be_started_is_not_tried_in_advance_again_and_again() -> Non
             assert all(isinstance(each, SandboxError) for each in found)
             await asyncio.sleep(300)
 
-    clock.run(ask())
+    virtual_time.run(ask())
     assert 60 <= len(tried) <= 70  # twice for each that asked, and hardly more
 
 

@@ -24,9 +24,9 @@ from unittest import mock
 
 import sqlalchemy
 from aiohttp import WSMessage, WSMsgType
+from sandbox.virtual_time import VirtualTimeLoop
 from starlette.websockets import WebSocketDisconnect
 
-from roll.simulation.clock import VirtualTimeLoop
 from roll_sandbox import PythonCode, SandboxError, SandboxManager, SandboxSpec, SandboxUnavailableError
 from roll_sandbox.agent_sandbox import Sandbox
 from roll_sandbox.connection import AgentJob
