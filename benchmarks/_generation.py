@@ -294,7 +294,7 @@ class Judge:
         await asyncio.sleep(reward_latency_s(self._case.reward_s, rollout))
         if self._recorded is not None:
             return RewardResult(value=self._recorded.get(rollout.sample_id, 0.0))
-        return RewardResult(value=float(is_right(str(rollout.prompt.messages[0]["content"]), rollout.text)))
+        return RewardResult(value=float(is_right(str(rollout.prompt.messages[0].text), rollout.text)))
 
 
 class Limited:
@@ -347,7 +347,7 @@ class Draws:
 
     def __call__(self, kind: str, number: int) -> PromptDraw:
         if (kind, number) not in self._known:
-            message: Message = {"role": "user", "content": prompt_text(kind, number)}
+            message = Message(role="user", content=prompt_text(kind, number))
             prompt = Prompt(uid=f"bench/{kind}/{number}", domain="bench", messages=(message,))
             tokens = self.renderer.render([message])
             self._known[kind, number] = PromptDraw(draw_id=number, prompt=prompt, token_ids=tokens)

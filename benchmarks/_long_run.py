@@ -17,7 +17,7 @@ import numpy as np
 from roll.config.document import dump
 from roll.models.catalogue import CATALOGUE, cached_directory
 from roll.tracking.rollout_table import write_rollouts
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout
+from roll.types import Group, Message, Prompt, PromptDraw, RewardResult, Rollout
 
 GROUP_SIZE = 16
 WORDS = (Path(__file__).read_text() + (__doc__ or "")).split()
@@ -67,7 +67,7 @@ def _step(step: int, num_rollouts: int, num_tokens: int) -> tuple[list[Group], d
     for draw_id in range(num_rollouts // GROUP_SIZE):
         content = " ".join(rng.choice(WORDS, 60))
         prompt = Prompt(
-            uid=f"bench/{draw_id}", domain=f"domain-{draw_id % 5}", messages=({"role": "user", "content": content},)
+            uid=f"bench/{draw_id}", domain=f"domain-{draw_id % 5}", messages=(Message(role="user", content=content),)
         )
         rollouts = []
         for index in range(GROUP_SIZE):

@@ -34,6 +34,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    Message,
     Prompt,
     PromptDraw,
     RewardResult,
@@ -184,7 +185,7 @@ async def played(
             prompt=Prompt(
                 uid=f"d/{index}",
                 domain="d",
-                messages=({"role": "user", "content": ""},),
+                messages=(Message(role="user", content=""),),
                 environment=EnvironmentSettings(seed=index, opening="{prompt}", step_time_limit_s=1e6, **settings),
                 turns=num_turns,
             ),

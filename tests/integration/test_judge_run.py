@@ -24,7 +24,16 @@ from roll.inference.hf import HFEngine
 from roll.pipelines.judge import start_judge
 from roll.rewards.opening import open_rewards
 from roll.rollout import fleet
-from roll.types import Generation, GenerationRequest, Prompt, Rollout, SamplingParams, WeightReceipt, WeightUpdate
+from roll.types import (
+    Generation,
+    GenerationRequest,
+    Message,
+    Prompt,
+    Rollout,
+    SamplingParams,
+    WeightReceipt,
+    WeightUpdate,
+)
 
 
 @pytest.fixture(scope="session")
@@ -133,7 +142,7 @@ async def test_an_engine_that_cannot_be_started_again_is_tried_again_with_the_ne
         raise OSError("no memory")
 
     def ask(number: int) -> GenerationRequest:
-        tokens = judge.model.render([{"role": "user", "content": "?"}])
+        tokens = judge.model.render([Message(role="user", content="?")])
         return GenerationRequest(
             request_id=str(number), token_ids=np.array(tokens, np.int32), sampling=SamplingParams(max_new_tokens=1)
         )
@@ -168,7 +177,7 @@ async def test_a_judge_that_does_not_answer_in_time_is_unreachable_and_left_noth
     try:
         (engine,) = judge._engines.engines
         await engine.pause("keep")
-        tokens = judge.model.render([{"role": "user", "content": "?"}])
+        tokens = judge.model.render([Message(role="user", content="?")])
         request = GenerationRequest(
             request_id="slow", token_ids=np.array(tokens, np.int32), sampling=SamplingParams(max_new_tokens=9)
         )
@@ -233,7 +242,7 @@ def rollout_of(question: str, text: str) -> Rollout:
     return Rollout(
         draw_id=0,
         index=0,
-        prompt=Prompt(uid="q", domain="arithmetic", messages=({"role": "user", "content": question},)),
+        prompt=Prompt(uid="q", domain="arithmetic", messages=(Message(role="user", content=question),)),
         prompt_token_ids=nothing,
         token_ids=nothing,
         logprobs=np.zeros(0, np.float32),

@@ -22,6 +22,7 @@ from roll.errors import ConfigError
 from roll.process_environment import prepare_environment
 from roll.proxies import client_session, is_this_machine, proxy_for, reaching_this_machine, through
 from roll.rewards.judge.chat import EndpointChat
+from roll.types import Message
 from roll_sandbox.images.names import Reference
 from roll_sandbox.images.registry import RegistrySource
 from roll_sandbox.remote.calls import call
@@ -208,7 +209,7 @@ async def test_judges_searches_sandboxes_and_registries_keep_the_rule(
 
     judge = EndpointChat(JudgeReward(type="judge", rubric="quality", url=f"{url}/v1", model="m", max_attempts=1))
     try:
-        assert await judge.ask([{"role": "user", "content": "?"}], {}) == "fine"
+        assert await judge.ask([Message(role="user", content="?")], {}) == "fine"
     finally:
         await judge.close()
     assert "title" in await HttpSearch(url).call({"query": "x"})

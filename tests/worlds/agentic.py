@@ -28,6 +28,7 @@ from roll.types import (
     GenerationRequest,
     Group,
     History,
+    Message,
     PromptDraw,
     Rollout,
     RolloutStatus,
@@ -116,7 +117,7 @@ class AgenticWorld(World):
 
     async def _loop(self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Any, renderer: Any) -> Any:
         own = random.Random(f"{self.settings.seed}/{draw.draw_id}")
-        messages: Any = ({"role": "user", "content": f"Task {draw.draw_id}."},)
+        messages: Any = (Message(role="user", content=f"Task {draw.draw_id}."),)
         prompt = replace(draw.prompt, messages=messages, turns=self.kind.turns)
         draw = replace(draw, prompt=prompt, token_ids=self.renderer.render(messages))
         first = replace(first, token_ids=draw.token_ids)

@@ -13,7 +13,7 @@ from roll.agents import Session
 from roll.agents.server import AgentServer
 from roll.config.agents import AgentLimits
 from roll.data import ChatRenderer
-from roll.types import Generation, GenerationRequest, IntArray, Prompt, PromptDraw, Rollout, SamplingParams
+from roll.types import Generation, GenerationRequest, IntArray, Message, Prompt, PromptDraw, Rollout, SamplingParams
 
 __all__ = ["Speaker", "draw_of", "opened", "request_of", "samples", "seen"]
 
@@ -61,7 +61,7 @@ class Speaker:
 
 def draw_of(renderer: ChatRenderer, text: str = "What is 6 times 7?", **more: object) -> PromptDraw:
     """A draw of a prompt of one message."""
-    prompt = Prompt(uid="t/1", domain="t", messages=({"role": "user", "content": text},), **more)  # type: ignore[arg-type]
+    prompt = Prompt(uid="t/1", domain="t", messages=(Message(role="user", content=text),), **more)  # type: ignore[arg-type]
     return PromptDraw(draw_id=3, prompt=prompt, token_ids=renderer.render(prompt.messages))
 
 

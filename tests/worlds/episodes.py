@@ -80,7 +80,7 @@ def run_episode(
     script: Script,
     history: History | None = None,
     *,
-    messages: Sequence[Message] = ({"role": "user", "content": "Play."},),
+    messages: Sequence[Message] = (Message(role="user", content="Play."),),
     tools: Sequence[Any] = (),
     anchor: Anchor | None = None,
     **plan: Any,

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 import xxhash
 
 from roll.data import build_samples
-from roll.types import Generation, IntArray, Rollout
+from roll.types import Generation, IntArray, Message, Rollout
 from worlds.engines import Request, TickingEngine
 
 __all__ = ["BEGIN", "END", "Characters", "WritingEngine", "check_written", "utterance"]
@@ -58,18 +58,18 @@ class Characters:
     def __init__(self, *, forgets: bool) -> None:
         self.forgets = forgets
 
-    def text(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> str:
+    def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
         parts = [f"{BEGIN}s{len(tools)} tools{END}"] if tools else []
         for message in messages:
-            content = message["content"]
-            if self.forgets and message["role"] == "assistant":
+            content = message.text
+            if self.forgets and message.role == "assistant":
                 content = content.rpartition("</think>")[2]
-            for call in message.get("tool_calls") or ():
+            for call in message.tool_calls:
                 content += f"<tool_call>{json.dumps(call['function'])}</tool_call>"
-            parts.append(f"{BEGIN}{message['role'][0]}{content}{END}")
+            parts.append(f"{BEGIN}{message.role[0]}{content}{END}")
         return "".join(parts) + ASSISTANT
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] = ()) -> IntArray:
+    def render(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> IntArray:
         return self.tokens(self.text(messages, tools))
 
     def tokens(self, text: str) -> IntArray:

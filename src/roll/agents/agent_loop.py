@@ -75,7 +75,7 @@ class AgentLoop:
             tells_demands=config.demands == "tell",
             notes=self._server.notes,
         )
-        users = [message["content"] for message in draw.prompt.messages if message["role"] == "user"]
+        users = [message.text for message in draw.prompt.messages if message.role == "user"]
         task = AgentTask(
             text=users[-1] if users else "",
             messages=draw.prompt.messages,

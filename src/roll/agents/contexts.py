@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -26,7 +26,7 @@ from roll.agents.refusals import Refusal
 from roll.agents.tool_calls import ToolFormat, plainly
 from roll.data import ChatRenderer
 from roll.errors import DataError
-from roll.types import IntArray, Message
+from roll.types import IntArray, Message, content_key, joined_content, with_texts
 
 __all__ = ["Contexts", "Conversation"]
 
@@ -65,7 +65,7 @@ class Conversation:
         state = xxhash.xxh3_128(to_json(self.tools) if self.tools else b"")
         answers: dict[int, tuple[bytes, bytes]] = {}
         for place, message in enumerate(self.messages):
-            before = state.digest() if message["role"] == "assistant" else b""
+            before = state.digest() if message.role == "assistant" else b""
             state.update(_spelt(message))
             if before:
                 answers[place] = (before, state.digest())
@@ -179,18 +179,18 @@ class Contexts:
         """An answer was given to a conversation; a stop text may have ended it."""
         restored, known = self._restored(conversation), _Known(context, token_ids)
         self._answers[restored.digest_with(answer)] = known
-        if stopped_by is not None and not _calls(answer):
-            said = (answer["content"] + stopped_by).lstrip()
+        if stopped_by is not None and not answer.tool_calls:
+            said = (answer.text + stopped_by).lstrip()
             self._stopped.setdefault(restored.digest, {})[said] = known
-        for call in _calls(answer):
+        for call in answer.tool_calls:
             self._calls[call["id"]] = call
 
     def _known(self, message: Message, before: bytes, digest: bytes) -> tuple[_Known | None, str]:
         """Return the answer that a message is or begins with, and what the agent added to it."""
         known = self._answers.get(digest)
-        if known is not None or _calls(message) or before not in self._stopped:
+        if known is not None or message.tool_calls or before not in self._stopped:
             return known, ""
-        text = message["content"].lstrip()
+        text = message.text.lstrip()
         begun = max((said for said in self._stopped[before] if text.startswith(said)), key=len, default=None)
         return (None, "") if begun is None else (self._stopped[before][begun], text[len(begun) :])
 
@@ -205,11 +205,8 @@ class Contexts:
         return replace(conversation, messages=[self._as_given(message) for message in conversation.messages])
 
     def _as_given(self, message: Message) -> Message:
-        calls = _calls(message)
-        given = [self._given(call) for call in calls]
-        if given == calls:
-            return message
-        return cast(Message, {**message, "tool_calls": given})
+        given = tuple(self._given(call) for call in message.tool_calls)
+        return message if given == message.tool_calls else replace(message, tool_calls=given)
 
     def _given(self, call: Mapping[str, Any]) -> Mapping[str, Any]:
         known = self._calls.get(call["id"])
@@ -245,8 +242,8 @@ class Contexts:
         """
         renderer = self._renderer
         if not renderer.has_template:
-            return renderer.piece("\n\n".join([added, *(message["content"] for message in following), ""]))
-        question: Message = {"role": "user", "content": "a"}
+            return renderer.piece("\n\n".join([added, *(message.text for message in following), ""]))
+        question = Message(role="user", content="a")
         text = fitted_text(renderer, [question, _marked(answer, added), *following], tools)
         begin = text.rfind(_MARK)
         places = [(place, end) for end in self._spelt_ends if (place := text.find(end, begin)) >= 0]
@@ -269,9 +266,9 @@ class Contexts:
 
     def _harmless(self, message: Message) -> Message:
         """Return a message in which nothing that an agent passes on (pages, files, results) begins another message."""
-        if message["role"] == "assistant":
+        if message.role == "assistant":
             return message
-        return cast(Message, {**message, "content": self._renderer.harmless(message["content"])})
+        return replace(message, content=with_texts(message.content, self._renderer.harmless))
 
     def _said(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
         return plainly(messages, tools) if self._plain else list(messages)
@@ -281,38 +278,33 @@ class Contexts:
 
 
 def _num_bytes(conversation: Conversation) -> int:
-    return len(to_json([conversation.messages, conversation.tools]))
-
-
-def _calls(message: Message) -> Sequence[Any]:
-    calls: Any = message.get("tool_calls")
-    return calls or ()
+    return len(to_json([[message.to_dict() for message in conversation.messages], conversation.tools]))
 
 
 def _marked(answer: Message, added: str) -> Message:
     """The answer, marked near its end: in its text, and in the last of its calls, as some templates drop the text."""
-    full: dict[str, Any] = {**answer, "content": _MARK + added}
-    if full.get("tool_calls"):
-        *before, last = full["tool_calls"]
-        full["tool_calls"] = [*before, {**last, "function": {**last["function"], "name": _MARK}}]
-    return cast(Message, full)
+    marked = replace(answer, content=_MARK + added)
+    if answer.tool_calls:
+        *before, last = answer.tool_calls
+        named = {**last, "function": {**last["function"], "name": _MARK}}
+        marked = replace(marked, tool_calls=(*before, named))
+    return marked
 
 
 def _with_demands(conversation: Conversation) -> Sequence[Message]:
     """The messages, with what is demanded of the answer behind the last one."""
     *before, last = conversation.messages
-    told = "\n\n".join([last["content"], *(words for _, words in conversation.demands)])
-    return [*before, cast(Message, {**last, "content": told})] if conversation.demands else conversation.messages
+    told = joined_content([last.content, *(words for _, words in conversation.demands)])
+    return [*before, replace(last, content=told)] if conversation.demands else conversation.messages
 
 
 def _spelt(message: Message) -> bytes:
     """Return what a message is known again by; what comes after it in a history cannot be taken for a part of it."""
-    role, content = message["role"], message["content"]
+    role, content = message.role, content_key(message.content)
     said = content.strip() if role == "assistant" else content
-    full = cast(Mapping[str, Any], message)
     calls = ""
-    if full.get("tool_calls"):
-        named = [[call["function"]["name"], call["function"]["arguments"]] for call in full["tool_calls"]]
+    if message.tool_calls:
+        named = [[call["function"]["name"], call["function"]["arguments"]] for call in message.tool_calls]
         calls = json.dumps(named, sort_keys=True)
-    reply_to = full.get("tool_call_id", "")
+    reply_to = message.tool_call_id or ""
     return f"{role} {len(said)} {len(calls)} {len(reply_to)} {said}{calls}{reply_to}".encode()

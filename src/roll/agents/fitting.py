@@ -7,11 +7,12 @@ write all of it, some refuse it, and some leave out what the system says later, 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from roll.data import ChatRenderer
 from roll.errors import DataError
-from roll.types import Message
+from roll.types import Message, joined_content
 
 __all__ = ["fitted_text"]
 
@@ -26,7 +27,7 @@ def fitted_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequ
     Raises:
         DataError: the template refuses it in every form.
     """
-    if any(message["role"] == "system" for message in messages[1:]) and not renderer.takes_late_system:
+    if any(message.role == "system" for message in messages[1:]) and not renderer.takes_late_system:
         messages = [*messages[:1], *(_as_user(message) for message in messages[1:])]
     try:
         return renderer.text(messages, tools)
@@ -42,7 +43,7 @@ def fitted_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequ
 
 
 def _as_user(message: Message) -> Message:
-    return cast(Message, {**message, "role": "user"}) if message["role"] == "system" else message
+    return replace(message, role="user") if message.role == "system" else message
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
@@ -54,8 +55,8 @@ def _joined(messages: Sequence[Message]) -> list[Message]:
     said: list[Message] = []
     for message in messages:
         last = said[-1] if said else None
-        if last is not None and message["role"] in ("user", "system") and last["role"] == message["role"]:
-            said[-1] = cast(Message, {**last, "content": f"{last['content']}\n\n{message['content']}"})
+        if last is not None and message.role in ("user", "system") and last.role == message.role:
+            said[-1] = replace(last, content=joined_content([last.content, message.content]))
         else:
             said.append(message)
     return said

@@ -140,8 +140,8 @@ def messages_of(given: str | Sequence[Any], notes: Notes) -> list[Message]:
             if item.type == "custom_tool_call":
                 arguments = {INPUT: item.input}
             call = wire.function_call(item.call_id, item.name, arguments)
-            last: Any = said.pop() if said and said[-1]["role"] == "assistant" else {"content": ""}
-            said.append(wire.chat_message("assistant", last["content"], tool_calls=[*last.get("tool_calls", ()), call]))
+            last = said.pop() if said and said[-1].role == "assistant" else Message(role="assistant", content="")
+            said.append(replace(last, tool_calls=(*last.tool_calls, call)))
         elif isinstance(item, Foreign):
             if item.type == "item_reference":
                 message = "input has an item_reference, but items are not kept here: have the agent send them again."

@@ -128,20 +128,21 @@ def plainly(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> 
     """A conversation for a template that knows no tools: they, calls of them, and what they said, as text."""
     said: list[Message] = []
     for message in messages:
-        role, content = message["role"], message["content"]
-        calls: Sequence[Any] = message.get("tool_calls") or ()  # type: ignore[assignment]
+        role, content = message.role, message.text
         if role == "tool":
             role, content = "user", f"<tool_response>\n{content}\n</tool_response>"
-            if said and said[-1]["role"] == "user" and said[-1]["content"].endswith("</tool_response>"):
-                said[-1] = {"role": "user", "content": f"{said[-1]['content']}\n{content}"}
+            if said and said[-1].role == "user" and said[-1].text.endswith("</tool_response>"):
+                said[-1] = Message(role="user", content=f"{said[-1].text}\n{content}")
                 continue
-        elif calls:
-            written = (f"{_OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{_CLOSE}" for call in calls)
+        elif message.tool_calls:
+            written = (
+                f"{_OPEN}\n{json.dumps(call['function'], ensure_ascii=False)}\n{_CLOSE}" for call in message.tool_calls
+            )
             content = "\n".join([*([content] if content else []), *written])
-        said.append({"role": role, "content": content})
+        said.append(Message(role=role, content=content))
     if tools:
-        first = said[0]["content"] + "\n\n" if said and said[0]["role"] == "system" else ""
-        said[: 1 if first else 0] = [{"role": "system", "content": first + _offer(tools)}]
+        first = said[0].text + "\n\n" if said and said[0].role == "system" else ""
+        said[: 1 if first else 0] = [Message(role="system", content=first + _offer(tools))]
     return said
 
 

@@ -11,7 +11,7 @@ from pydantic_core import from_json, to_json
 
 from roll.agents.notes import Notes
 from roll.agents.refusals import Refusal
-from roll.types import Message
+from roll.types import Message, Speaker
 
 Name = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -182,12 +182,12 @@ def chat_message(
     role: str, content: str, *, tool_calls: Sequence[Mapping[str, Any]] = (), tool_call_id: str = ""
 ) -> Message:
     """A message as chat templates take it."""
-    message: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content}
-    if tool_calls:
-        message["tool_calls"] = list(tool_calls)
-    if tool_call_id:
-        message["tool_call_id"] = tool_call_id
-    return cast(Message, message)
+    return Message(
+        role=cast(Speaker, "system" if role == "developer" else role),
+        content=content,
+        tool_calls=tuple(tool_calls),
+        tool_call_id=tool_call_id or None,
+    )
 
 
 def function_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:

@@ -146,14 +146,14 @@ def _domain(row: Mapping[str, Any], domains: list[str], where: str) -> str:
 
 def _messages(value: Any, where: str) -> tuple[Message, ...]:
     if isinstance(value, str):
-        return ({"role": "user", "content": value},)
+        return (Message(role="user", content=value),)
     is_chat = isinstance(value, list) and all(
         isinstance(message, dict) and isinstance(message.get("role"), str) and isinstance(message.get("content"), str)
         for message in value
     )
     if not is_chat:
         raise DataError(f"{where}: the prompt must be text or a list of chat messages, got {short(value)}.")
-    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+    return tuple(Message(role=message["role"], content=message["content"]) for message in value)
 
 
 def _expected(row: Mapping[str, Any], where: str) -> bool | float | None:

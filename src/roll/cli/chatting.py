@@ -207,26 +207,26 @@ class _Conversation:
     def _reset(self) -> None:
         self._attempts = 0
         for speaker in self._speakers:
-            speaker.messages = [{"role": "system", "content": self._manner.system}] if self._manner.system else []
+            speaker.messages = [Message(role="system", content=self._manner.system)] if self._manner.system else []
 
     def _again(self) -> None:
-        if not any(message["role"] == "user" for message in self._speakers[0].messages):
+        if not any(message.role == "user" for message in self._speakers[0].messages):
             raise UserError("nothing was said yet that could be answered again.")
         self._attempts += 1
         for speaker in self._speakers:
-            if speaker.messages[-1]["role"] == "assistant":
+            if speaker.messages[-1].role == "assistant":
                 speaker.messages.pop()
         self._answer()
 
     def _ask(self, line: str) -> None:
         self._attempts = 0
         for speaker in self._speakers:
-            speaker.messages.append({"role": "user", "content": line})
+            speaker.messages.append(Message(role="user", content=line))
         try:
             self._answer()
         except UserError as error:  # too long: the conversation stays as it was
             for speaker in self._speakers:
-                while speaker.messages and speaker.messages[-1]["role"] != "user":
+                while speaker.messages and speaker.messages[-1].role != "user":
                     speaker.messages.pop()
                 speaker.messages.pop()
             if not self._typed:
@@ -246,7 +246,7 @@ class _Conversation:
                 click.echo(click.style(" (interrupted)", dim=True))
             else:
                 click.echo("")
-            speaker.messages.append({"role": "assistant", "content": "".join(said)})
+            speaker.messages.append(Message(role="assistant", content="".join(said)))
 
     async def _stream(self, speaker: _Speaker, said: list[str]) -> None:
         """Print an answer as it is made; `said` gets its text piece by piece."""

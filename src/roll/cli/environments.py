@@ -87,10 +87,11 @@ def play(
     from roll.cli.playing import one_episode, person
     from roll.running import run_to_end
     from roll.tracking.visible import printable
+    from roll.types import described
 
     played = run_to_end(one_episode(id, _settings(options), seed, 10_000, person))
     if played.terminated or played.truncated:
-        click.echo(printable(played.turns[-1].observation))
+        click.echo(printable(described(played.turns[-1].observation)))
     click.echo(f"═══ {played.ending} after {len(played.turns)} turns, rewards {played.total:g}")
     _write([played], id, html_file, text_file, demonstrations_file)
 

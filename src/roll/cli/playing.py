@@ -20,7 +20,7 @@ from roll.envs.transcripts import Policy, Transcript, play_episode, random_polic
 from roll.errors import InfraError, UserError, raised_at
 from roll.proxies import client_session
 from roll.tracking.visible import printable
-from roll.types import Message
+from roll.types import Message, described
 
 __all__ = ["Sampling", "conversation", "one_episode", "person", "rollouts"]
 
@@ -115,7 +115,7 @@ def person(environment: Any) -> Policy:
     """Reads actions from the terminal, and shows what came of the one before."""
 
     def ask(so_far: Transcript) -> str | None:
-        click.echo(printable(so_far.turns[-1].observation if so_far.turns else so_far.first))
+        click.echo(printable(described(so_far.turns[-1].observation if so_far.turns else so_far.first)))
         if so_far.turns:
             click.echo(f"(reward {so_far.turns[-1].reward:g})")
         try:
@@ -125,17 +125,17 @@ def person(environment: Any) -> Policy:
         if not typed and callable(getattr(environment, "sample_random_action", None)):
             typed = environment.sample_random_action()
             click.echo(f"> {typed}")
-        return typed if "\\boxed" in typed or "\\boxed" not in so_far.first else f"\\boxed{{{typed}}}"
+        return typed if "\\boxed" in typed or "\\boxed" not in described(so_far.first) else f"\\boxed{{{typed}}}"
 
     return ask
 
 
 def conversation(so_far: Transcript) -> list[Message]:
     """The episode as messages: observations are the user's, actions the assistant's."""
-    messages: list[Message] = [{"role": "user", "content": so_far.first}]
+    messages: list[Message] = [Message(role="user", content=so_far.first)]
     for turn in so_far.turns:
-        messages.append({"role": "assistant", "content": turn.action})
-        messages.append({"role": "user", "content": turn.observation})
+        messages.append(Message(role="assistant", content=turn.action))
+        messages.append(Message(role="user", content=turn.observation))
     return messages
 
 
@@ -221,7 +221,7 @@ async def _served(sampling: Sampling) -> AsyncIterator[Policy]:
         async def answer(so_far: Transcript) -> str:
             body = {
                 "model": sampling.model,
-                "messages": conversation(so_far),
+                "messages": [message.to_dict() for message in conversation(so_far)],
                 "max_tokens": sampling.max_new_tokens,
                 "temperature": sampling.temperature,
             }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from roll.config.data import DataConfig, FileData, HuggingFaceData, PythonData
 from roll.data.bad_rows import BadRows
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SOURCES", "Data", "build_data", "held_out_draws", "load_source"]
 
-Loader: TypeAlias = Callable[[Any, str, int], tuple[Source[Prompt], Source[Prompt]]]
+Loader: TypeAlias = Callable[..., tuple[Source[Prompt], Source[Prompt]]]
 
 SOURCES: Registry[Loader] = Registry(
     "prompt source",
@@ -83,6 +83,8 @@ def build_data(
     tokenizer: PreTrainedTokenizerBase,
     seed: int,
     max_prompt_tokens: int | None = None,
+    *,
+    pipeline: str = "",
 ) -> Data:
     """Read every source.
 
@@ -91,12 +93,15 @@ def build_data(
         tokenizer: of the model, with its chat template.
         seed: of order and of what is held out.
         max_prompt_tokens: what the context leaves for prompts.
+        pipeline: that trains on them, for messages.
 
     Raises:
         DataError: a source cannot be read or is empty, or a prompt is too long.
     """
     renderer = ChatRenderer(tokenizer)
-    loaded = [_Loaded(config, *load_source(config, config.domain or config.source, seed)) for config in configs]
+    loaded = [
+        _Loaded(config, *load_source(config, config.domain or config.source, seed, pipeline)) for config in configs
+    ]
     render = partial(prompt_tokens, renderer=renderer)
     longest = _rendered(loaded, render, max_prompt_tokens)
     return Data(
@@ -135,13 +140,17 @@ class _Loaded:
         return self.config.domain or self.config.source
 
 
-def load_source(config: DataConfig, domain: str, seed: int) -> tuple[Source[Prompt], Source[Prompt]]:
+def load_source(
+    config: DataConfig, domain: str, seed: int, pipeline: str = ""
+) -> tuple[Source[Prompt], Source[Prompt]]:
     """Training and held-out prompts of one entry.
 
     Raises:
         DataError: the source cannot be read, or leaves nothing to train on.
     """
-    training, held_out = SOURCES.get(config.source.partition(":")[0])(config, domain, seed)
+    load = SOURCES.get(config.source.partition(":")[0])
+    is_table = isinstance(config, FileData | HuggingFaceData | PythonData)
+    training, held_out = load(config, domain, seed, *((pipeline,) if is_table else ()))
     _check_not_empty(training, config, domain)
     return training, held_out
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import islice
-from typing import Any, cast
+from typing import Any
 
 from roll.types import Message
 
@@ -18,8 +19,8 @@ NUM_TRIED = 8
 def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
     """Return the messages with the arguments of their calls as JSON text."""
     return [
-        cast(Message, {**message, "tool_calls": [_with_text(call) for call in message["tool_calls"]]})
-        if message.get("tool_calls")
+        replace(message, tool_calls=tuple(_with_text(call) for call in message.tool_calls))
+        if message.tool_calls
         else message
         for message in messages
     ]
@@ -43,7 +44,7 @@ def shows_arguments_as_python(messages: Sequence[Message], text: str) -> bool:
 def _as_python(messages: Sequence[Message]) -> Iterator[str]:
     """Yield the arguments of calls as Python writes them, where that is not JSON."""
     for message in messages:
-        for call in message.get("tool_calls", ()):
+        for call in message.tool_calls:
             arguments = call.get("function", {}).get("arguments")
             if arguments and not isinstance(arguments, str):
                 spelled = str(arguments)

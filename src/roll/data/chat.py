@@ -198,7 +198,7 @@ class ChatRenderer:
         Raises:
             DataError: the template refuses the conversation, leaves out a part of an answer, or changes the last one.
         """
-        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+        answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
         places = [i for i in answers if i >= num_given and i not in untrained]
         self.check_shown(messages, tools, template_kwargs or {})
         if not self.has_template:
@@ -257,12 +257,12 @@ class ChatRenderer:
         """Texts one after the other as `render`, `answer` and `follow_up` put them, without a template."""
         ids: list[IntArray] = []
         learnt: list[bool] = []
-        first = next(i for i, message in enumerate(messages) if message["role"] == "assistant")
+        first = next(i for i, message in enumerate(messages) if message.role == "assistant")
         ids.append(self.render(messages[:first]))
         learnt.append(False)
         for i in range(first, len(messages)):
-            answers = messages[i]["role"] == "assistant"
-            content = messages[i]["content"]
+            answers = messages[i].role == "assistant"
+            content = messages[i].text
             ids.append(self.answer(content) if answers else self.follow_up(content))
             learnt.append(i in places)
         mask = np.repeat(learnt, [len(part) for part in ids])
@@ -278,9 +278,9 @@ class ChatRenderer:
         if not self.has_template:
             ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self.end_token]
             return np.asarray(ids, dtype=np.int32)
-        asked: Message = {"role": "user", "content": "a"}
+        asked = Message(role="user", content="a")
         try:
-            ids, mask = self.conversation([asked, {"role": "assistant", "content": text}])
+            ids, mask = self.conversation([asked, Message(role="assistant", content=text)])
         except DataError as error:
             raise DataError(
                 f"a demonstration cannot be put into the model's tokens: {error} The answer was {text[:60]!r}."
@@ -299,9 +299,9 @@ class ChatRenderer:
             return np.asarray(
                 self._tokenizer(f"\n\n{observation}\n\n", add_special_tokens=False)["input_ids"], dtype=np.int32
             )
-        before: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        before = [Message(role="user", content="a"), Message(role="assistant", content="b")]
         head = self.piece(self._template.render(before, False)).tolist()
-        full = self.piece(self._template.render([*before, {"role": "user", "content": observation}])).tolist()
+        full = self.piece(self._template.render([*before, Message(role="user", content=observation)])).tolist()
         special = set(self._tokenizer.all_special_ids)
         ends = [i for i, token in enumerate(head) if token in special]
         if full[: len(head)] != head or not ends:
@@ -328,8 +328,8 @@ class ChatRenderer:
 def _joined(messages: Sequence[Message], end: str) -> str:
     """Return the conversation without a template: texts one after the other, as `answer` and `follow_up` put them."""
     text = ""
-    for answers, block in groupby(messages, lambda message: message["role"] == "assistant"):
-        contents = [message["content"] for message in block]
+    for answers, block in groupby(messages, lambda message: message.role == "assistant"):
+        contents = [message.text for message in block]
         if answers:
             text += "".join(content + end for content in contents)
         else:
@@ -339,4 +339,4 @@ def _joined(messages: Sequence[Message], end: str) -> str:
 
 
 def _answered(messages: Sequence[Message]) -> bool:
-    return any(message["role"] == "assistant" for message in messages)
+    return any(message.role == "assistant" for message in messages)

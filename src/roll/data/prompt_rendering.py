@@ -8,7 +8,7 @@ from roll.data.cells import BadRow
 from roll.data.chat import ChatRenderer
 from roll.data.source import texts_in, texts_of_tools
 from roll.data.templates import PROBE
-from roll.types import IntArray, Prompt
+from roll.types import IntArray, Message, Prompt
 
 __all__ = ["prompt_tokens"]
 
@@ -47,7 +47,7 @@ def _is_rendered(text: str, renderer: ChatRenderer) -> bool:
     found = renderer.special_in(text)
     if found is None or not text.lstrip().startswith(found):
         return False
-    _, _, between = renderer.text([{"role": "user", "content": PROBE}]).partition(PROBE)
+    _, _, between = renderer.text([Message(role="user", content=PROBE)]).partition(PROBE)
     return between.strip() in text
 
 

@@ -24,10 +24,11 @@ from roll.data.conversations import (
     with_prompt_template,
     with_system,
 )
+from roll.data.conversations.fields import UnconsumedMedia
 from roll.data.conversations.messages import check_text
 from roll.data.source import content_of_prompt
 from roll.errors import DataError, short
-from roll.types import Message, Prompt
+from roll.types import Message, Prompt, content_key
 
 __all__ = ["PromptReader"]
 
@@ -40,16 +41,19 @@ class PromptReader:
 
     Args:
         bad: takes in what is wrong with which rows.
+        pipeline: that reads them, for messages.
     """
 
-    def __init__(self, config: TableConfig, domain: str, bad: BadRows) -> None:
-        self._config, self._domain, self._bad = config, domain, bad
+    def __init__(self, config: TableConfig, domain: str, bad: BadRows, pipeline: str = "") -> None:
+        self._config, self._domain, self._bad, self._pipeline = config, domain, bad, pipeline
         self.held_out, self.limit = config.held_out, config.limit
 
     def read(self, row: Row, key: str, where: str) -> Prompt:
         """See `RowReader.read`."""
         try:
             return self._prompt(RowView(row), row, key, where)
+        except UnconsumedMedia as error:
+            raise error.by(self._pipeline) from None
         except DataError:
             raise
         except Exception as error:  # rows that Python makes may be of classes that fail with anything
@@ -61,7 +65,7 @@ class PromptReader:
 
     def asked(self, item: Prompt) -> Iterable[str]:
         """The messages' contents."""
-        return (message["content"] for message in item.messages)
+        return (content_key(message.content) for message in item.messages)
 
     def content(self, item: Prompt) -> Iterable[str]:
         """See `content_of_prompt`."""
@@ -115,7 +119,7 @@ def _messages(
             reader = MessageReader(ignored=frozenset(config.ignored_fields), drop_nulls=drop_nulls)
             messages = reader.read(content, key, where).as_context(where)
         messages = with_prompt_template(messages, config.prompt_template, where)
-    own = messages[:1] if messages[0]["role"] == "system" else ()
+    own = messages[:1] if messages[0].role == "system" else ()
     messages = with_system((*own, *context.history, *messages[len(own) :]), context, config, where)
     check_order(messages, where, answered=False)
     return messages, text

@@ -59,9 +59,9 @@ def reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> t
     training = _prompts(config, domain, seed, config.size, "")
     if not num_held_out:
         return PromptList(training), PromptList([])
-    seen = {prompt.messages[-1]["content"] for prompt in training}
+    seen = {prompt.messages[-1].text for prompt in training}
     other = _prompts(config, domain, seed + HELD_OUT_SEED_OFFSET, num_held_out, "held_out/")
-    held_out = [prompt for prompt in other if prompt.messages[-1]["content"] not in seen]
+    held_out = [prompt for prompt in other if prompt.messages[-1].text not in seen]
     if not held_out:
         raise DataError(
             f"reasoning-gym task '{config.task}' has so few different questions that {config.size} for training leave "

@@ -7,7 +7,8 @@ compared with a rendering without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, cast
+from dataclasses import replace
+from typing import Any, TypeAlias
 
 from roll.data.templates import ChatTemplate, Tool
 from roll.errors import DataError, short
@@ -28,7 +29,7 @@ def check_shown(
     Raises:
         DataError: the template leaves out one of these, or there is no template and the conversation has them.
     """
-    fields = any(len(message) > 2 and message["role"] != "tool" for message in messages)
+    fields = any(not message.is_plain and message.role != "tool" for message in messages)
     if not template.source:
         if tools or template_kwargs or fields:
             raise DataError(
@@ -42,7 +43,7 @@ def check_shown(
                 f"the model's chat template does not read {short(name)}, which the row gives as an argument of the "
                 "template: remove it, or choose a model whose template reads it."
             )
-    if messages and messages[0]["role"] == "system" and template.drops_system:
+    if messages and messages[0].role == "system" and template.drops_system:
         raise DataError("the model's chat template leaves out system messages: put their text into the user's.")
     if tools and template.render(messages, tools=tools, **template_kwargs) == template.render(
         messages, **template_kwargs
@@ -51,14 +52,14 @@ def check_shown(
             "the model's chat template does not show tools: choose a model that was made for them, or set tools_key to "
             "null."
         )
-    suspicious = template.drops_tools and any(message["role"] == "tool" for message in messages)
+    suspicious = template.drops_tools and any(message.role == "tool" for message in messages)
     if fields or suspicious:
         _check_messages(messages, lambda shown: template.render(shown, False, tools=tools, **template_kwargs))
 
 
 def _check_messages(messages: Sequence[Message], render: _Render) -> None:
     for place, message in enumerate(messages):
-        before, role = messages[:place], message["role"]
+        before, role = messages[:place], message.role
         for fewer, left_out in _fewer(message):
             if _same(render, before, message, fewer):
                 raise DataError(
@@ -70,19 +71,22 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
 
 def _fewer(message: Message) -> Iterator[tuple[Message, str]]:
     """Yield the message without each part that a template might leave out, and what that is."""
-    if message["role"] == "tool":
-        if message["content"].strip():
-            yield cast(Message, {**message, "content": ""}), "what a tool says,"
+    if message.role == "tool":
+        if message.text.strip():
+            yield replace(message, content=""), "what a tool says,"
         return
-    calls = message.get("tool_calls", ())
+    calls = message.tool_calls
     called = f"the call of the tool {calls[0].get('function', {}).get('name')!r}" if calls else ""
-    for name, what in {"reasoning_content": "the reasoning", "tool_calls": called, "name": "the `name`"}.items():
-        if message.get(name):
-            yield cast(Message, {key: value for key, value in message.items() if key != name}), what
+    if message.reasoning:
+        yield replace(message, reasoning=None), "the reasoning"
+    if calls:
+        yield replace(message, tool_calls=()), called
+    if message.name:
+        yield replace(message, name=None), "the `name`"
     if len(calls) > 1:
-        yield cast(Message, {**message, "tool_calls": calls[:-1]}), "all but the first calls of tools"
-    if calls and message["content"].strip():
-        yield cast(Message, {**message, "content": ""}), "the text next to a call of a tool"
+        yield replace(message, tool_calls=calls[:-1]), "all but the first calls of tools"
+    if calls and message.text.strip():
+        yield replace(message, content=""), "the text next to a call of a tool"
 
 
 def _same(render: _Render, before: Sequence[Message], message: Message, fewer: Message) -> bool:
@@ -99,10 +103,10 @@ def _same(render: _Render, before: Sequence[Message], message: Message, fewer: M
 
 def _contexts(before: Sequence[Message], message: Message) -> list[Sequence[Message]]:
     """Return what may stand before a message, from the shortest on; all that does is the last."""
-    asked = max((place for place, earlier in enumerate(before) if earlier["role"] == "user"), default=0)
+    asked = max((place for place, earlier in enumerate(before) if earlier.role == "user"), default=0)
     calling = len(before)
-    if message["role"] == "tool":  # what a tool says needs its call
-        calling = max((place for place, earlier in enumerate(before) if earlier["role"] == "assistant"), default=0)
+    if message.role == "tool":  # what a tool says needs its call
+        calling = max((place for place, earlier in enumerate(before) if earlier.role == "assistant"), default=0)
     short = [*before[asked : asked + 1], *before[max(calling, asked + 1) :]]
     contexts = [short, before[asked:]] if len(short) < len(before) - asked else [before[asked:]]
     return [*contexts, before] if asked else [*contexts[:-1], before]

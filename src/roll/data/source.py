@@ -10,7 +10,7 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 
 from roll.protocols import Items
-from roll.types import Message, Prompt
+from roll.types import Message, Prompt, content_key, texts_of
 
 __all__ = [
     "Fingerprint",
@@ -95,9 +95,11 @@ def content_of_prompt(prompt: Prompt) -> list[str]:
 
 def content_of_message(message: Message) -> str:
     """Return everything that makes this message another one than others."""
-    content = f"{message['role']}\x00{message['content']}"
-    more = {name: value for name, value in message.items() if name not in ("role", "content")}
-    return f"{content}\x00{_as_json(more)}" if more else content
+    content = f"{message.role}\x00{content_key(message.content)}"
+    if message.is_plain:
+        return content
+    more = {name: value for name, value in message.to_dict().items() if name not in ("role", "content")}
+    return f"{content}\x00{_as_json(more)}"
 
 
 def content_of_rest(tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> Iterator[str]:
@@ -114,11 +116,9 @@ def _as_json(value: Any) -> str:
 
 def texts_in(message: Message) -> Iterator[str]:
     """Yield every text of a message: its content, its reasoning, and what its calls of tools are made of."""
-    yield message["content"]
-    for name in ("reasoning_content", "name", "tool_call_id"):
-        if said := message.get(name):
-            yield str(said)
-    yield from _texts(message.get("tool_calls", ()))
+    yield from texts_of(message.content)
+    yield from filter(None, (message.reasoning, message.name, message.tool_call_id))
+    yield from _texts(message.tool_calls)
 
 
 def texts_of_tools(tools: Sequence[Mapping[str, Any]]) -> Iterator[str]:

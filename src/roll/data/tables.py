@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def table_prompts(
-    config: FileData | HuggingFaceData | PythonData, domain: str, seed: int
+    config: FileData | HuggingFaceData | PythonData, domain: str, seed: int, pipeline: str = ""
 ) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
     """Training and held-out prompts of a table, or of a table each.
 
@@ -31,7 +31,7 @@ def table_prompts(
         ConfigError: the user's function, which makes the rows, cannot be imported.
     """
     bad = BadRows()
-    sides = split_rows(PromptReader(config, domain, bad), tables_of(config, domain, config.prompt_key), seed)
+    sides = split_rows(PromptReader(config, domain, bad, pipeline), tables_of(config, domain, config.prompt_key), seed)
     bad.num_rows = len(sides[0]) + len(sides[1]) + bad.counts.total()
     say_bad_rows(bad, config, domain)
     return sides

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from roll.data.call_arguments import shows_arguments_as_python, with_json_arguments
 from roll.errors import DataError
-from roll.types import Message
+from roll.types import Message, TextPart
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -93,7 +93,7 @@ class ChatTemplate:
     ) -> tuple[Sequence[Message], str]:
         """Return the messages, with the arguments of calls in the form that the template reads, and their text."""
         given = generation_prompt, tools, switches, self._takes_parts
-        has_calls = any(message.get("tool_calls") for message in messages)
+        has_calls = any(message.tool_calls for message in messages)
         try:
             text = self._rendered(messages, *given)
         except DataError:
@@ -122,7 +122,7 @@ class ChatTemplate:
     @cached_property
     def drops_system(self) -> bool:
         """Whether the template leaves out a system message without an error."""
-        told: list[Message] = [{"role": "system", "content": PROBE}, {"role": "user", "content": "a"}]
+        told = [Message(role="system", content=PROBE), Message(role="user", content="a")]
         try:
             return PROBE not in self.render(told)
         except DataError:
@@ -131,9 +131,9 @@ class ChatTemplate:
     @cached_property
     def drops_tools(self) -> bool:
         """Whether the template leaves out what a tool says without an error; without a template, nothing is."""
-        said: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        said = [Message(role="user", content="a"), Message(role="assistant", content="b")]
         try:
-            return bool(self.source) and PROBE not in self.render([*said, {"role": "tool", "content": PROBE}])
+            return bool(self.source) and PROBE not in self.render([*said, Message(role="tool", content=PROBE)])
         except DataError:
             return False
 
@@ -144,7 +144,7 @@ class ChatTemplate:
     @cached_property
     def _takes_parts(self) -> bool:
         """Whether the template reads content as a list of parts only, as those of some models for pictures do."""
-        asked: list[Message] = [{"role": "user", "content": PROBE}]
+        asked = [Message(role="user", content=PROBE)]
         for parts in (False, True):
             try:
                 if PROBE in self._rendered(asked, True, (), {}, parts):
@@ -176,11 +176,10 @@ class ChatTemplate:
         """Return the messages in the form that the template reads."""
         read: list[dict[str, Any]] = []
         for message in messages:
-            fields: dict[str, Any] = dict(message)
-            if parts and isinstance(message["content"], str):
-                fields["content"] = [{"type": "text", "text": message["content"]}]
-            if "reasoning_content" in message:
-                fields |= dict.fromkeys(self._reasoning_fields, message["reasoning_content"])
+            text = message.text  # media are refused here, where they would be lost
+            fields = message.to_dict() | {"content": [TextPart(text=text).to_dict()] if parts else text}
+            if message.reasoning is not None:
+                fields |= dict.fromkeys(self._reasoning_fields, message.reasoning)
             read.append(fields)
         return read
 
@@ -195,7 +194,7 @@ def refusals(messages: Sequence[Message]) -> Iterator[None]:
     except DataError:
         raise
     except Exception as error:  # a template is a program, which may fail with anything
-        roles = ", ".join(message["role"] for message in messages[:8])
+        roles = ", ".join(message.role for message in messages[:8])
         name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
         raise DataError(
             f"the model's chat template refuses a conversation of {roles}: {name}{error}. Change the prompts "

@@ -103,13 +103,13 @@ def _cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
 
     Pieces begin with a question; where there is only one, with an answer behind a tool's result.
     """
-    roles = [message["role"] for message in messages]
+    roles = [message.role for message in messages]
     questions = [
         place
         for place in range(1, len(messages))
         if roles[place - 1 : place + 1] == ["assistant", "user"]
         # a text that begins with a tag is a tool's result to some templates
-        and not (messages[place]["content"] or "").lstrip().startswith("<")
+        and not messages[place].text.lstrip().startswith("<")
     ]
     calls = [p for p in range(1, len(roles) - 2) if roles[p - 1 : p + 2] == ["tool", "assistant", "tool"]]
     chosen, overlap = (questions, 1) if len(questions) > 2 or not calls else (calls, 2)
@@ -122,7 +122,7 @@ def _cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
 
 def _head_length(lead: Sequence[Message], following: Message, render: RenderText) -> int:
     """Return how much of a text is the lead and the header of what follows it, whatever that says."""
-    if following["role"] == "assistant":
+    if following.role == "assistant":
         return len(render(lead))
     texts = [render((*lead, Message(role="user", content=said))) for said in (PROBE, f"q{PROBE}")]
     return common_length(*texts)

@@ -113,7 +113,7 @@ def ends_only_last(render: Render, special: SpecialTokens) -> int:
 
     Phi's template, for instance, ends an answer with `<|end|>` and a conversation that ends there with `<|endoftext|>`.
     """
-    chat: list[Message] = [{"role": "user", "content": "a"}, {"role": "assistant", "content": PROBE}]
+    chat = [Message(role="user", content="a"), Message(role="assistant", content=PROBE)]
     try:
         tails = [
             render(messages, False).rpartition(PROBE)[2]
@@ -238,11 +238,10 @@ def _turn(
 
 def _parts(message: Message) -> Iterator[tuple[str, str]]:
     """Yield what a rendering of the message must contain: what it is, and its text."""
-    for what, key in (("a part of the assistant's text", "content"), ("the reasoning", "reasoning_content")):
-        said = message.get(key)
-        if isinstance(said, str):
-            yield what, said
-    for call in message.get("tool_calls") or ():
+    yield "a part of the assistant's text", message.text
+    if message.reasoning is not None:
+        yield "the reasoning", message.reasoning
+    for call in message.tool_calls:
         name = call.get("function", call).get("name")
         if isinstance(name, str):
             yield f"the call of the tool {name!r}", name
@@ -265,7 +264,7 @@ def _why_it_differs(head: _Head, so_far: str, message: Message) -> str:
 
 def _why(what: str, message: Message) -> str:
     """Return why a turn cannot be learnt."""
-    beginning = repr((message["content"] or "")[:60])
+    beginning = repr(message.text[:60])
     return (
         f"the model's chat template {what}, so the tokens that the model would write cannot be told: leave such "
         f"conversations out, or choose a model whose template keeps them (the answer was {beginning})."

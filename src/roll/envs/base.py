@@ -3,8 +3,9 @@
     reset(seed) -> observation, info                        begin an episode
     step(action) -> observation, reward, terminated, truncated, info
 
-Text in, text out. Both may be `async def`. An environment says nothing about lengths or tokens: the context that is
-left is the business of whoever plays it.
+Text in; out comes a text, or a tuple of parts (`roll.types.Content`) where something is seen or heard. Both methods may
+be `async def`. An environment says nothing about lengths or tokens: the context that is left is the business of whoever
+plays it.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import json
 from collections.abc import Awaitable, Callable
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
+from roll.types import Content, Part, joined_content
+
 __all__ = ["Env", "EnvWrapper", "Started", "Stepped", "as_json", "awaited", "shown", "then"]
 
-Started: TypeAlias = tuple[str, dict[str, Any]]
+Started: TypeAlias = tuple[Content, dict[str, Any]]
 """What `reset` gives: the first observation, and information."""
 
-Stepped: TypeAlias = tuple[str, float, bool, bool, dict[str, Any]]
+Stepped: TypeAlias = tuple[Content, float, bool, bool, dict[str, Any]]
 """What `step` gives: observation, reward, whether the task ended, whether it was cut off, information."""
 
 T = TypeVar("T")
@@ -53,23 +56,33 @@ class Env(Protocol):
         ...
 
 
-def shown(observation: str, info: dict[str, Any]) -> str:
+def shown(observation: Content, info: dict[str, Any]) -> Content:
     """What a player reads: the observation, between what `info` says to show beside it.
 
     ROLL's own environments put everything into the observation. Many of GEM's give the board as a suffix, which belongs
     to the newest observation alone.
     """
-    return f"{info.get('prefix', '')}{observation}{info.get('suffix', '')}"
+    before, behind = (str(info.get(name, "")) for name in ("prefix", "suffix"))
+    if isinstance(observation, str):
+        return f"{before}{observation}{behind}"
+    return joined_content([part for part in (before, observation, behind) if part], between="")
 
 
 def as_json(value: Any) -> str:
-    """What an environment gave, for another process: NumPy's values as Python's, and what JSON lacks as its text.
+    """What an environment gave, for another process: parts as `to_dict` writes them, NumPy's values as Python's, and
+    what JSON lacks as its text.
 
     Raises:
         TypeError: the key of a mapping is no text and no number.
         ValueError: something contains itself.
     """
-    return json.dumps(value, default=lambda part: part.tolist() if hasattr(part, "tolist") else str(part))
+    return json.dumps(value, default=_plain)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Part):
+        return value.to_dict()
+    return value.tolist() if hasattr(value, "tolist") else str(value)
 
 
 class EnvWrapper:
@@ -85,7 +98,7 @@ class EnvWrapper:
     def __init__(self, env: Any) -> None:
         self.env = env
 
-    def on_reset(self, observation: str, info: dict[str, Any]) -> Started:
+    def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
         """Change what an episode begins with."""
         return observation, info
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from roll.envs.base import Started, Stepped, shown
 from roll.envs.protocol import ProtocolError, brief, checked_start, checked_step
+from roll.errors import DataError
+from roll.types import Content, content_of, media_in, with_texts
 
-__all__ = ["heard_reset", "heard_step", "plain"]
+__all__ = ["check_consumed", "heard_reset", "heard_step", "plain"]
 
 LONGEST_STATE = 4_096
 """Characters. What is longer is named by its beginning and a digest, since it is kept for every turn."""
@@ -23,6 +25,25 @@ def plain(text: str) -> str:
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
+def check_consumed(content: Content, environment: str, pipeline: str = "") -> None:
+    """Check that an observation is text, as long as pipelines consume nothing else.
+
+    Args:
+        content: the observation, or a tool's result.
+        environment: its name.
+        pipeline: that plays in it, where that is known.
+
+    Raises:
+        DataError: it has a picture, a sound or a film.
+    """
+    for part in media_in(content):
+        by = f"pipeline '{pipeline}'" if pipeline else "episodes"
+        raise DataError(
+            f"environment '{environment}' shows a part of kind '{part.kind}': pictures, sound and films are not "
+            f"consumed by {by} yet. Describe what is seen as text."
+        )
+
+
 def heard_reset(found: Any) -> Started:
     """First observation and information.
 
@@ -31,7 +52,7 @@ def heard_reset(found: Any) -> Started:
         Exception: whatever its values raise when they are looked at.
     """
     observation, info = checked_start(found)
-    return plain(shown(observation, info)), _told(info)
+    return with_texts(shown(observation, info), plain), _told(info)
 
 
 def heard_step(found: Any) -> Stepped:
@@ -42,7 +63,7 @@ def heard_step(found: Any) -> Stepped:
         Exception: as well.
     """
     observation, reward, ended, cut_off, info = checked_step(found)
-    return plain(shown(observation, info)), reward, ended, cut_off, _told(info)
+    return with_texts(shown(observation, info), plain), reward, ended, cut_off, _told(info)
 
 
 def _told(info: Mapping[str, Any]) -> dict[str, Any]:
@@ -61,8 +82,16 @@ def _told(info: Mapping[str, Any]) -> dict[str, Any]:
         if not all("content" in result for result in results):
             rule, mend = "each of `info['tool_results']` has a content", "return a list of `{'content': …}`"
             raise ProtocolError(rule, brief(results), mend)
-        told["tool_results"] = [{**result, "content": plain(str(result["content"]))} for result in results]
+        told["tool_results"] = [{**result, "content": _content(result["content"])} for result in results]
     return told
+
+
+def _content(value: Any) -> Content:
+    """Return what a tool said; what is neither text nor parts, as its text."""
+    try:
+        return with_texts(content_of(value), plain)
+    except ValueError:
+        return plain(str(value))
 
 
 def _named(state: str) -> str:

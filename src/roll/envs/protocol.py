@@ -8,6 +8,7 @@ from typing import Any
 
 from roll.envs.base import Started, Stepped
 from roll.errors import InfraError
+from roll.types import Content, content_of
 
 __all__ = ["RESET_RULE", "STEP_RULE", "ProtocolError", "brief", "checked_start", "checked_step"]
 
@@ -40,9 +41,10 @@ def checked_start(found: Any) -> Started:
     """
     if not (isinstance(found, tuple) and len(found) == 2):
         raise ProtocolError(RESET_RULE, brief(found), "return `observation, info`")
-    for problem in _problems(RESET_RULE, *found):
+    observation, info = found
+    for problem in _problems(RESET_RULE, info):
         raise problem
-    return found
+    return _seen(RESET_RULE, observation), info
 
 
 def checked_step(found: Any) -> Stepped:
@@ -55,7 +57,8 @@ def checked_step(found: Any) -> Stepped:
         mend = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
         raise ProtocolError(STEP_RULE, brief(found), mend)
     observation, reward, terminated, truncated, info = found
-    for problem in _problems(STEP_RULE, observation, info):
+    observation = _seen(STEP_RULE, observation)
+    for problem in _problems(STEP_RULE, info):
         raise problem
     if not _is_finite(reward):
         raise ProtocolError("a reward is a finite number", f"the reward {_typed(reward)}", "return a float")
@@ -65,9 +68,16 @@ def checked_step(found: Any) -> Stepped:
     return observation, float(reward), bool(terminated), bool(truncated), info
 
 
-def _problems(rule: str, observation: Any, info: Any) -> Iterator[ProtocolError]:
-    if not isinstance(observation, str):
-        yield ProtocolError(rule, f"the observation {_typed(observation)}", "describe what is seen as text")
+def _seen(rule: str, observation: Any) -> Content:
+    """Return an observation: a text, or parts, which other processes give as `to_dict` writes them."""
+    try:
+        return content_of(observation)
+    except ValueError:
+        mend = "describe what is seen as text, or give a tuple of parts (`roll.types.TextPart`, `ImagePart`, …)"
+        raise ProtocolError(rule, f"the observation {_typed(observation)}", mend) from None
+
+
+def _problems(rule: str, info: Any) -> Iterator[ProtocolError]:
     if not isinstance(info, dict):
         yield ProtocolError(rule, f"the information {_typed(info)}", "return `{}` if there is none")
 

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from roll.envs.base import awaited, shown
 from roll.envs.protocol import checked_start, checked_step
 from roll.tracking.visible import printable
+from roll.types import Content, described
 
 __all__ = [
     "Policy",
@@ -33,7 +34,7 @@ class TranscriptTurn:
 
     action: str
     reward: float
-    observation: str
+    observation: Content
     state: str
 
 
@@ -43,7 +44,7 @@ class Transcript:
 
     environment: str
     seed: int | None
-    first: str
+    first: Content
     turns: list[TranscriptTurn]
     terminated: bool = False
     truncated: bool = False
@@ -93,9 +94,9 @@ async def play_episode(
 
 def as_text(transcript: Transcript) -> str:
     """The episode, for a terminal or a text file."""
-    parts = [f"═══ {transcript.environment}, seed {transcript.seed}", transcript.first]
+    parts = [f"═══ {transcript.environment}, seed {transcript.seed}", described(transcript.first)]
     for number, turn in enumerate(transcript.turns, 1):
-        parts += [f"─── turn {number}, action", turn.action, f"─── reward {turn.reward:g}", turn.observation]
+        parts += [f"─── turn {number}, action", turn.action, f"─── reward {turn.reward:g}", described(turn.observation)]
     parts.append(f"═══ {transcript.ending} after {len(transcript.turns)} turns, rewards {transcript.total:g}")
     return printable("\n".join(parts))
 
@@ -135,12 +136,12 @@ def _episode(transcript: Transcript, opened: bool) -> str:
     turns = "".join(
         f'<pre class="action">{_escaped(turn.action)}</pre>'
         f'<span class="reward {"good" if turn.reward > 0 else "bad" if turn.reward < 0 else ""}">{turn.reward:g}</span>'
-        f"<pre>{_escaped(turn.observation)}</pre>"
+        f"<pre>{_escaped(described(turn.observation))}</pre>"
         for turn in transcript.turns
     )
     return (
         f"<details{' open' if opened else ''}><summary>{_escaped(heading)}</summary>"
-        f"<pre>{_escaped(transcript.first)}</pre>{turns}</details>"
+        f"<pre>{_escaped(described(transcript.first))}</pre>{turns}</details>"
     )
 
 

@@ -9,20 +9,25 @@ from roll.config.data import DataConfig, EnvironmentData
 from roll.config.sandbox import SandboxConfig
 from roll.envs.base import Started
 from roll.envs.equipping import EquippedEnv
+from roll.envs.heard import check_consumed
 from roll.envs.hosting import EnvHosts
 from roll.envs.places import open_hosts
 from roll.envs.registration import is_own
 from roll.errors import DataError, InfraError
+from roll.types import text_of
 
 __all__ = ["first_observations"]
 
 
-async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConfig) -> dict[str, Started]:
+async def first_observations(
+    entries: Sequence[DataConfig], sandbox: SandboxConfig, pipeline: str = ""
+) -> dict[str, Started]:
     """By domain, what environments say at the beginning of their first episode, and their information.
 
     Args:
         entries: of these, those that are environments.
         sandbox: how sandboxes isolate.
+        pipeline: that plays in them, for messages.
 
     Raises:
         UserError: one does not exist, refuses its options, or does not begin.
@@ -35,13 +40,13 @@ async def first_observations(entries: Sequence[DataConfig], sandbox: SandboxConf
     try:
         async with open_hosts(pool, sandbox) as hosts:
             for entry in own:
-                found[entry.domain or entry.source] = await _first_observation(hosts, entry)
+                found[entry.domain or entry.source] = await _first_observation(hosts, entry, pipeline)
     finally:
         await pool.close()
     return found
 
 
-async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Started:
+async def _first_observation(hosts: EnvHosts, entry: EnvironmentData, pipeline: str) -> Started:
     settings = entry.settings(0)
     try:
         async with hosts.open(settings) as env:
@@ -52,7 +57,8 @@ async def _first_observation(hosts: EnvHosts, entry: EnvironmentData) -> Started
                 await env.check()
     except InfraError as error:
         raise DataError(f"{error}. So its episodes would fail; `roll env check` says more.") from error
-    if not observation.strip():
+    check_consumed(observation, entry.environment, pipeline)
+    if not text_of(observation).strip():
         raise DataError(
             f"environment '{entry.environment}' begins its first episode with {observation!r}: the first observation "
             "says what is asked."

@@ -62,7 +62,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         check_reward_functions(config.data)
         check_reward_models(config.data)
     check_agent(config.rollout.agent)
-    run_to_end(first_observations(config.data, config.sandbox))
+    run_to_end(first_observations(config.data, config.sandbox, config.pipeline))
     model_path = resolve_model(config.model.path)
     check_experts(model_path, config.training.parallel.ep)
     if config.inference.quantization != "none":
@@ -74,7 +74,13 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
             f"a context of {max_context} tokens leaves no room for prompts beside rollout.max_new_tokens "
             f"{config.rollout.max_new_tokens}: lower it, or raise inference.max_context (where the model allows it)."
         )
-    data = build_data(config.data, tokenizer, config.seed, max_context - config.rollout.max_new_tokens)
+    data = build_data(
+        config.data,
+        tokenizer,
+        config.seed,
+        max_context - config.rollout.max_new_tokens,
+        pipeline=config.pipeline,
+    )
     clear = config.rollout.agent is None  # how long an agent's contexts become, no prompt says
     if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)

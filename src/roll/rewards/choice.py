@@ -242,4 +242,4 @@ def choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
 
 
 def _question(prompt: Prompt) -> str:
-    return prompt.messages[-1]["content"][-LONGEST_TEXT:] if prompt.messages else ""
+    return prompt.messages[-1].text[-LONGEST_TEXT:] if prompt.messages else ""

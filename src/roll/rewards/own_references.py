@@ -106,7 +106,7 @@ async def bad_references(
                 except MalformedPromptError as error:
                     found.append(BadReference(uid=prompt.uid, problem=error.problem))
             elif not _is_plain(config, prompt.answer):
-                question = prompt.messages[-1]["content"][-LONGEST_TEXT:] if prompt.messages else ""
+                question = prompt.messages[-1].text[-LONGEST_TEXT:] if prompt.messages else ""
                 rows.append((prompt.uid, (config, prompt.answer, question)))
     for begin in range(0, len(rows), ROWS_PER_CALL):
         part = rows[begin : begin + ROWS_PER_CALL]

@@ -108,12 +108,12 @@ def _token_ids(tokenizer: Any, conversation: Conversation, answer: str, max_leng
     """Prompt and answer as the model was trained to see them; the end of what is too long."""
     answer = defuser(tokenizer)(answer)  # or it could end its message, and go on as whoever praises it
     if getattr(tokenizer, "chat_template", None):
-        chat = [*conversation, {"role": "assistant", "content": answer}]
+        chat = [message.to_dict() for message in (*conversation, Message(role="assistant", content=answer))]
         # of a template that writes the date, what training wrote: or a score would change over night
         dated = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
         ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, **dated)
     else:
-        question = "\n\n".join(message["content"] for message in conversation)
+        question = "\n\n".join(message.text for message in conversation)
         pairs = tokenizer.num_special_tokens_to_add(pair=True) > tokenizer.num_special_tokens_to_add(pair=False)
         both = (question, answer) if pairs else (f"{question}\n\n{answer}",)
         ids = tokenizer(*both)["input_ids"]

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from roll.errors import DataError
-from roll.rollout.history import TOOL_FORMS, Exchange, ToolForm, history_messages, joined_text, with_text
+from roll.rollout.history import TOOL_FORMS, Exchange, ToolForm, history_messages, joined_said, with_said
 from roll.rollout.loops import Renderer
 from roll.types import History, IntArray, Message
 
@@ -73,7 +73,7 @@ class Dialogue:
         """All that was said is forgotten; what is heard next stands behind this prompt's last text."""
         self.prompt, self._exchanges, self._answer = prompt, (), None
 
-    def following(self, replies: Sequence[Message], calls: Sequence[dict[str, Any]] = ()) -> Following:
+    def following(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> Following:
         """The context that would come next.
 
         Args:
@@ -84,14 +84,14 @@ class Dialogue:
             DataError: the template refuses the conversation.
         """
         if self._answer is None:
-            prompt = with_text(self.prompt, joined_text(replies))
+            prompt = with_said(self.prompt, joined_said(replies))
             return self._anew(prompt, (), self._form)
         if self._text is None:
             self._text = self.renderer.text(self.prompt, self.tools)
         body, ended = self.renderer.written(self._answer, self.context, self.stops)
-        said = Exchange(answer={"role": "assistant", "content": body}, replies=tuple(replies), calls=tuple(calls))
+        said = Exchange(answer=Message(role="assistant", content=body), replies=tuple(replies), calls=tuple(calls))
         exchanges = [*self._exchanges, said]
-        if not any(reply["role"] == "tool" for one in exchanges for reply in one.replies):
+        if not any(reply.role == "tool" for one in exchanges for reply in one.replies):
             return self._after(exchanges, self._form, ended)
         for form in TOOL_FORMS[TOOL_FORMS.index(self._form) : -1]:
             if not self.renderer.drops_tools:
@@ -108,10 +108,10 @@ class Dialogue:
         """Some templates put the spaces around an answer themselves, so it may have to go without its own."""
         assert self._text is not None and self._answer is not None
         *before, said = exchanges
-        body = said.answer["content"]
+        body = said.answer.text
         seen = self._text + body
         for content in dict.fromkeys((body, body.strip())):
-            tried = [*before, replace(said, answer={"role": "assistant", "content": content})]
+            tried = [*before, replace(said, answer=Message(role="assistant", content=content))]
             text = self._rendered(self.prompt, tried, form)
             added = self.renderer.following(text[len(seen) :], ended) if text.startswith(seen) else None
             if added is not None:

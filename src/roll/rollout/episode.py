@@ -16,21 +16,23 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
 from roll.data.reasoning import answer_of
 from roll.envs.base import Started
+from roll.envs.heard import check_consumed
 from roll.envs.hosting import EnvHosts
 from roll.errors import DataError
 from roll.rollout.dialogue import Dialogue, Following
-from roll.rollout.history import longest_fitting, shortened, with_text, without_thinking
+from roll.rollout.history import longest_fitting, shortened, with_said, without_thinking
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, single_answer
 from roll.rollout.replaying import Played, check_replay, not_there, recalling
 from roll.types import (
     Anchor,
     Branch,
+    Content,
     Generation,
     GenerationRequest,
     History,
@@ -40,6 +42,8 @@ from roll.types import (
     PromptDraw,
     Rollout,
     Turn,
+    text_of,
+    with_texts,
 )
 
 __all__ = ["EpisodePlan", "loop_for", "opened", "play"]
@@ -124,7 +128,10 @@ async def play(
             observation, reward, ended, cut_off, info = await env.step(_action(answer, dialogue, renderer))
             episode.note_turn(answer, reward=reward, state=state)
             over = ended or cut_off or turn == draw.prompt.turns
-            if over or not await episode.hear(_replies(observation, info, renderer), info.get("tool_calls") or ()):
+            replies = [] if over else _replies(observation, info, renderer)
+            for reply in replies:
+                check_consumed(reply.content, settings.name)
+            if over or not await episode.hear(replies, info.get("tool_calls") or ()):
                 break
     if anchor is not None and not episode.begun:
         raise not_there(draw.prompt, anchor, f"it ends after {turn} of {anchor.num_turns} turns")
@@ -152,7 +159,8 @@ def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePl
     """
     assert draw.prompt.environment is not None
     opening = draw.prompt.environment.opening
-    observation, info = renderer.harmless(begun[0]), begun[1]
+    check_consumed(begun[0], draw.prompt.environment.name)
+    observation, info = renderer.harmless(text_of(begun[0])), begun[1]
     if tools := tuple(info.get("tools") or ()):
         draw = replace(draw, prompt=replace(draw.prompt, tools=tools))
         if renderer.text(draw.prompt.messages, tools) == renderer.text(draw.prompt.messages):
@@ -162,8 +170,8 @@ def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePl
             )
 
     def asked(limit: int) -> PromptDraw:
-        (said,) = shortened([{"role": "user", "content": observation}], limit)
-        last: Message = {"role": "user", "content": opening.replace("{prompt}", said["content"])}
+        (said,) = shortened([Message(role="user", content=observation)], limit)
+        last = Message(role="user", content=opening.replace("{prompt}", said.text))
         messages = (*draw.prompt.messages[:-1], last)
         token_ids = renderer.tokens(renderer.text(messages, draw.prompt.tools))
         return replace(draw, prompt=replace(draw.prompt, messages=messages), token_ids=token_ids)
@@ -229,14 +237,14 @@ class _Episode:
 
     # ---- listening
 
-    async def hear(self, replies: Sequence[Message], calls: Sequence[dict[str, Any]]) -> bool:
+    async def hear(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> bool:
         """Take what was said into the next context; false where that has no room for an answer.
 
         Where the history is a summary and room is short, the model is asked for one first; then what is too long is
         cut, or ends the episode.
         """
         limit = CHARS_PER_TOKEN * (self.plan.max_context or 0)
-        too_long = self.plan.max_context is not None and max(len(reply["content"]) for reply in replies) > limit
+        too_long = self.plan.max_context is not None and max(len(reply.text) for reply in replies) > limit
         following = None if too_long else self.dialogue.following(replies, calls)
         short = following is None or self._missing(following, self.first.sampling.max_new_tokens) > 0
         if self.dialogue.history.kind == "summary" and short:
@@ -250,13 +258,13 @@ class _Episode:
         self._take(following)
         return True
 
-    def _cut(self, replies: Sequence[Message], calls: Sequence[dict[str, Any]], limit: int) -> Following | None:
+    def _cut(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]], limit: int) -> Following | None:
         """The next context with as much of the replies as there is room for; `None` where there is none at all."""
         assert self.plan.max_context is not None
         following = longest_fitting(
             lambda limit: self.dialogue.following(shortened(replies, limit), calls),
             self._missing,
-            most=min(limit, max(len(reply["content"]) for reply in replies)),
+            most=min(limit, max(len(reply.text) for reply in replies)),
             room=0,
         )
         self.counts["observations_cut"] += following is not None
@@ -265,7 +273,7 @@ class _Episode:
     async def _summarise(self) -> bool:
         """Let the model say what happened, and begin anew with that; false where there is no room for it."""
         history, renderer = self.dialogue.history, self.dialogue.renderer
-        asking = self.dialogue.following([{"role": "user", "content": history.summary_request}])
+        asking = self.dialogue.following([Message(role="user", content=history.summary_request)])
         if self.plan.max_context is not None and len(asking.token_ids) >= self.plan.max_context:
             return False
         if history.train_summary:
@@ -276,7 +284,7 @@ class _Episode:
             self.note_turn(answer)
         self.counts["summaries"] += 1
         said = without_thinking(renderer.decode(answer.token_ids))
-        self.dialogue.begin_anew(with_text(self.draw.prompt.messages, f"What happened so far: {said}"))
+        self.dialogue.begin_anew(with_said(self.draw.prompt.messages, f"What happened so far: {said}"))
         return answer.finish_reason != "abort"
 
     @property
@@ -285,7 +293,7 @@ class _Episode:
         history, renderer = self.dialogue.history, self.dialogue.renderer
         if history.kind != "summary":
             return 0
-        asked = renderer.text([{"role": "user", "content": history.summary_request}])
+        asked = renderer.text([Message(role="user", content=history.summary_request)])
         return history.summary_tokens + len(renderer.tokens(asked))
 
     def _missing(self, following: Following, answer_tokens: int | None = None) -> int:
@@ -354,11 +362,12 @@ class _Episode:
         )
 
 
-def _replies(observation: str, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
+def _replies(observation: Content, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
     """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's.
 
     None of them can pass for another one, or for the model's own: see `ChatRenderer.harmless`.
     """
     results = info.get("tool_results") or [{"content": observation}]
     role = "tool" if info.get("tool_results") or info.get("use_tool") else "user"
-    return [cast(Message, {**one, "role": role, "content": renderer.harmless(one["content"])}) for one in results]
+    said = [Message.from_dict({**one, "role": role}) for one in results]
+    return [replace(one, content=with_texts(one.content, renderer.harmless)) for one in said]

@@ -11,21 +11,21 @@ Pure functions. Whether the tokens that these messages become go on from what th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from roll.types import History, Message
+from roll.types import Content, History, Message, joined_content, with_texts
 
 __all__ = [
     "TOOL_FORMS",
     "Exchange",
     "ToolForm",
     "history_messages",
-    "joined_text",
+    "joined_said",
     "longest_fitting",
     "shortened",
-    "with_text",
+    "with_said",
     "without_thinking",
 ]
 
@@ -44,16 +44,16 @@ class Exchange:
     answer: Message
     """In the model's own words, tools' calls among them."""
     replies: tuple[Message, ...]
-    calls: tuple[dict[str, Any], ...] = ()
+    calls: tuple[Mapping[str, Any], ...] = ()
     """As they were understood, see `Message`."""
 
     def in_form(self, form: ToolForm) -> Exchange:
         """The same with its tools' calls and replies in another form."""
-        if form == "written" or not any(reply["role"] == "tool" for reply in self.replies):
+        if form == "written" or not any(reply.role == "tool" for reply in self.replies):
             return self
         if form == "calls" and self.calls:
-            return replace(self, answer={"role": "assistant", "content": "", "tool_calls": list(self.calls)})
-        return replace(self, replies=({"role": "user", "content": joined_text(self.replies)},))
+            return replace(self, answer=Message(role="assistant", content="", tool_calls=self.calls))
+        return replace(self, replies=(Message(role="user", content=joined_said(self.replies)),))
 
 
 def history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
@@ -69,26 +69,27 @@ def history_messages(history: History, prompt: Sequence[Message], exchanges: Seq
     kept = {"window": history.turns, "stepwise": 0}.get(history.kind, len(exchanges))
     if kept < len(exchanges):
         first = len(exchanges) - kept
-        heard = joined_text(exchanges[first - 1].replies)
-        prompt, exchanges = with_text(prompt, heard, keep_task=history.keep_task), exchanges[first:]
+        heard = joined_said(exchanges[first - 1].replies)
+        prompt, exchanges = with_said(prompt, heard, keep_task=history.keep_task), exchanges[first:]
     return [*prompt, *(message for one in exchanges for message in (one.answer, *one.replies))]
 
 
-def joined_text(messages: Iterable[Message]) -> str:
-    """What messages say, as one text."""
-    return "\n\n".join(message["content"] for message in messages)
+def joined_said(messages: Iterable[Message]) -> Content:
+    """Return what messages say, as one content."""
+    return joined_content([message.content for message in messages])
 
 
-def with_text(prompt: Sequence[Message], text: str, *, keep_task: bool = True) -> list[Message]:
-    """The prompt with a text behind its last message, or in place of all but its system's.
+def with_said(prompt: Sequence[Message], said: Content, *, keep_task: bool = True) -> list[Message]:
+    """Return the prompt with what was said behind its last message, or in place of all but its system's.
 
-    >>> with_text([{"role": "user", "content": "Guess."}], "Higher.")
-    [{'role': 'user', 'content': 'Guess.\\n\\nHigher.'}]
+    >>> [asked] = with_said([Message(role="user", content="Guess.")], "Higher.")
+    >>> asked.content
+    'Guess.\\n\\nHigher.'
     """
     if keep_task and prompt:
-        last = cast(Message, {**prompt[-1], "content": f"{prompt[-1]['content']}\n\n{text}"})
+        last = replace(prompt[-1], content=joined_content([prompt[-1].content, said]))
         return [*prompt[:-1], last]
-    return [*(message for message in prompt if message["role"] == "system"), {"role": "user", "content": text}]
+    return [*(message for message in prompt if message.role == "system"), Message(role="user", content=said)]
 
 
 def without_thinking(text: str) -> str:
@@ -102,12 +103,14 @@ def without_thinking(text: str) -> str:
 
 
 def _stripped(answer: Message) -> Message:
-    return cast(Message, {**answer, "content": without_thinking(answer["content"])})
+    return replace(answer, content=without_thinking(answer.text))
 
 
 def shortened(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
     """Messages of which none has much more than `limit` characters: the middle of a longer one gives way to a note."""
-    return tuple(cast(Message, {**reply, "content": _middle_out(reply["content"], limit)}) for reply in replies)
+    return tuple(
+        replace(reply, content=with_texts(reply.content, lambda text: _middle_out(text, limit))) for reply in replies
+    )
 
 
 def longest_fitting(make: Callable[[int], T], size: Callable[[T], int], *, most: int, room: int) -> T | None:

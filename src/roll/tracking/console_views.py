@@ -149,7 +149,7 @@ def best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
     chosen = [max(scored, key=lambda pair: pair[0].value), min(scored, key=lambda pair: pair[0].value)]
     return [
         AnswerView(
-            prompt=rollout.prompt.asked[-1]["content"] if rollout.prompt.messages else rollout.prompt.uid,
+            prompt=rollout.prompt.asked[-1].text if rollout.prompt.messages else rollout.prompt.uid,
             answer=rollout.text,
             reward=reward.value,
             verdict=reward.verdict,

@@ -1,23 +1,290 @@
-"""Chat messages."""
+"""Chat messages: what somebody says, as text or as a series of parts, of which some are pictures, sound or films.
+
+    Message ── to_dict ──► chat templates, JSON          only there is a message a dictionary
+            ◄─ from_dict ── an environment's information
+
+A part of media has the digest of its content, never the content: whatever compares messages compares digests.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-__all__ = ["Message"]
+from roll.errors import UnsupportedError
+
+__all__ = [
+    "MEDIA_KINDS",
+    "AudioPart",
+    "Content",
+    "ImagePart",
+    "MediaKind",
+    "MediaPart",
+    "Message",
+    "Part",
+    "Speaker",
+    "TextPart",
+    "VideoPart",
+    "content_key",
+    "content_of",
+    "described",
+    "joined_content",
+    "media_in",
+    "text_of",
+    "texts_of",
+    "with_texts",
+]
+
+MediaKind: TypeAlias = Literal["image", "audio", "video"]
+MEDIA_KINDS: tuple[MediaKind, ...] = get_args(MediaKind)
+Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 
-class Message(TypedDict):
-    """One chat message, as chat templates take it."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextPart:
+    """A text between parts of other kinds."""
 
-    role: Literal["system", "user", "assistant", "tool"]
-    content: str
-    reasoning_content: NotRequired[str]
+    text: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as chat templates take it."""
+        return {"type": "text", "text": self.text}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaPart:
+    """A picture, a sound or a film, by its digest; each kind has a class of its own.
+
+    Raises:
+        ValueError: the digest is not hexadecimal, so that it could not tell one content from another.
+    """
+
+    kind: ClassVar[MediaKind]
+    digest: str
+    """Of the content, in lower-case hexadecimal: equal digests are equal contents."""
+    source: str = field(default="", compare=False)
+    """Where the content was read, for error messages; two parts of one content are equal wherever it was read."""
+    grid: tuple[int, int, int] | None = None
+    """Frames, rows and columns of the patches that the model's processor cuts it into; `None`: not known yet."""
+
+    def __post_init__(self) -> None:
+        if not self.digest or not set(self.digest) <= _HEXADECIMAL:
+            raise ValueError(
+                f"the digest of an {self.kind} part must be lower-case hexadecimal, such as that of SHA-256, got "
+                f"{self.digest[:80]!r}"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the part as chat templates take it, with its digest beside its type."""
+        fields: dict[str, Any] = {"type": self.kind, "digest": self.digest}
+        if self.source:
+            fields["source"] = self.source
+        if self.grid is not None:
+            fields["grid"] = list(self.grid)
+        return fields
+
+
+_HEXADECIMAL = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImagePart(MediaPart):
+    """A picture."""
+
+    kind: ClassVar[MediaKind] = "image"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AudioPart(MediaPart):
+    """A sound."""
+
+    kind: ClassVar[MediaKind] = "audio"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VideoPart(MediaPart):
+    """A film."""
+
+    kind: ClassVar[MediaKind] = "video"
+
+
+Part: TypeAlias = TextPart | ImagePart | AudioPart | VideoPart
+Content: TypeAlias = str | tuple[Part, ...]
+"""What a message, an observation or a tool's result says: a text; or parts, where some of it is not text."""
+_PARTS: Mapping[str, type[ImagePart | AudioPart | VideoPart]] = {
+    "image": ImagePart,
+    "audio": AudioPart,
+    "video": VideoPart,
+}
+
+
+def content_of(value: Any) -> Content:
+    """Return a content from what JSON has for one: a text, or a list of parts as `to_dict` writes them.
+
+    Parts that are only texts become one text, so that a content without media is always a `str`.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"a content must be text or a list of parts, got {type(value).__name__}")
+    parts = tuple(part if isinstance(part, Part) else _part(part) for part in value)
+    if all(isinstance(part, TextPart) for part in parts):
+        return "".join(part.text for part in parts if isinstance(part, TextPart))
+    return parts
+
+
+def _part(value: Any) -> Part:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"a part of a content must be an object with a type, got {type(value).__name__}")
+    kind = value.get("type")
+    if kind == "text" and isinstance(value.get("text"), str):
+        return TextPart(text=value["text"])
+    if not isinstance(kind, str) or kind not in _PARTS or not isinstance(value.get("digest"), str):
+        raise ValueError(
+            f"a part of a content must be a text, or one of {', '.join(_PARTS)} with a digest, got type {kind!r}"
+        )
+    grid = value.get("grid")
+    return _PARTS[kind](
+        digest=value["digest"],
+        source=str(value.get("source", "")),
+        grid=None if grid is None else (int(grid[0]), int(grid[1]), int(grid[2])),
+    )
+
+
+def text_of(content: Content) -> str:
+    """Return what a content says, for code that knows texts alone.
+
+    Raises:
+        UnsupportedError: a part of it is not text, and would be lost.
+    """
+    if isinstance(content, str):
+        return content
+    for part in media_in(content):
+        where = f" (from {part.source})" if part.source else ""
+        raise UnsupportedError(
+            f"a message has a part of kind '{part.kind}'{where}, which is not supported here: only text is."
+        )
+    return "".join(part.text for part in content if isinstance(part, TextPart))
+
+
+def texts_of(content: Content) -> Iterator[str]:
+    """Yield every text of a content."""
+    if isinstance(content, str):
+        yield content
+    else:
+        yield from (part.text for part in content if isinstance(part, TextPart))
+
+
+def with_texts(content: Content, change: Callable[[str], str]) -> Content:
+    """Return a content with each of its texts changed, and its media as they are."""
+    if isinstance(content, str):
+        return change(content)
+    return tuple(TextPart(text=change(part.text)) if isinstance(part, TextPart) else part for part in content)
+
+
+def joined_content(contents: Sequence[Content], between: str = "\n\n") -> Content:
+    """Return contents one after the other as one, with a text between each two."""
+    texts = [content for content in contents if isinstance(content, str)]
+    if len(texts) == len(contents):
+        return between.join(texts)
+    parts: list[Part] = []
+    for place, content in enumerate(contents):
+        if place:
+            parts.append(TextPart(text=between))
+        parts += (TextPart(text=content),) if isinstance(content, str) else content
+    return tuple(parts)
+
+
+def media_in(content: Content) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
+    """Return the parts that are not text, in order."""
+    return () if isinstance(content, str) else tuple(part for part in content if not isinstance(part, TextPart))
+
+
+def described(content: Content) -> str:
+    """Return a content as people read it, with a note in the place of media.
+
+    >>> described((TextPart(text="Look: "), ImagePart(digest="00ff" * 16)))
+    'Look: [image 00ff00ff00ff]'
+    """
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else f"[{part.kind} {part.digest[:12]}]" for part in content)
+
+
+def content_key(content: Content) -> str:
+    """Return a text that is equal for equal contents alone: the content itself where that is text.
+
+    Media stand in it by kind and digest between NUL characters, which texts of data sets do not have.
+    """
+    if isinstance(content, str):
+        return content
+    return "".join(
+        part.text if isinstance(part, TextPart) else f"\x00{part.kind}\x00{part.digest}\x00{part.grid or ''}\x00"
+        for part in content
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: Speaker
+    content: Content
+    reasoning: str | None = None
     """Of an assistant's message: what it thought before. Templates have several names for it, which the renderer knows.
     """
-    tool_calls: NotRequired[list[dict[str, Any]]]
+    tool_calls: tuple[Mapping[str, Any], ...] = ()
     """Of an assistant's message, each `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}`."""
-    tool_call_id: NotRequired[str]
+    tool_call_id: str | None = None
     """Of a tool's message: the call that it answers."""
-    name: NotRequired[str]
+    name: str | None = None
     """Of a tool's message: the tool; of another one: who of several speaks."""
+
+    @property
+    def text(self) -> str:
+        """What it says, for code that knows texts alone; see `text_of`."""
+        return self.content if isinstance(self.content, str) else text_of(self.content)
+
+    @property
+    def media(self) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
+        """The parts of its content that are not text, in order."""
+        return media_in(self.content)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is a role and a content alone."""
+        return not (self.tool_calls or self.reasoning is not None or self.tool_call_id or self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the message as chat templates and JSON have it: fields that it lacks are left out."""
+        content = self.content if isinstance(self.content, str) else [part.to_dict() for part in self.content]
+        fields: dict[str, Any] = {"role": self.role, "content": content}
+        if self.reasoning is not None:
+            fields["reasoning_content"] = self.reasoning
+        if self.tool_calls:
+            fields["tool_calls"] = list(self.tool_calls)
+        if self.tool_call_id is not None:
+            fields["tool_call_id"] = self.tool_call_id
+        if self.name is not None:
+            fields["name"] = self.name
+        return fields
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Message:
+        """Return the message that `to_dict` wrote; further fields are left unread.
+
+        Raises:
+            ValueError: its content is neither text nor parts.
+        """
+        return cls(
+            role=fields["role"],
+            content=content_of(fields["content"]),
+            reasoning=fields.get("reasoning_content"),
+            tool_calls=tuple(fields.get("tool_calls") or ()),
+            tool_call_id=fields.get("tool_call_id"),
+            name=fields.get("name"),
+        )

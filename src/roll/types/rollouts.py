@@ -121,12 +121,12 @@ class Prompt:
     @property
     def prefill(self) -> str:
         """The beginning of the answer, where the last message is the assistant's: the model continues it."""
-        return self.messages[-1]["content"] if self.messages and self.messages[-1]["role"] == "assistant" else ""
+        return self.messages[-1].text if self.messages and self.messages[-1].role == "assistant" else ""
 
     @property
     def asked(self) -> tuple[Message, ...]:
         """The messages that an answer follows: all but the beginning of the answer itself."""
-        return self.messages[:-1] if self.messages and self.messages[-1]["role"] == "assistant" else self.messages
+        return self.messages[:-1] if self.messages and self.messages[-1].role == "assistant" else self.messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

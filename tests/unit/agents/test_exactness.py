@@ -16,6 +16,7 @@ from worlds.chat_templates import TEMPLATES, Template
 from roll.agents import Session, as_rollout
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
+from roll.types import Message
 
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {"type": "object"}}}]
 CALL = '<tool_call>{"name": "look", "arguments": {"at":  "%s"}}</tool_call>'
@@ -183,7 +184,7 @@ async def test_a_context_reads_as_the_template_writes_the_conversation(tiny_mode
         messages: list[dict[str, Any]] = [{"role": "user", "content": "a"}]
         for text in ("b", "c", "d"):
             answer = await client.chat(messages)
-            fresh = renderer.spelt(renderer.render(messages))  # type: ignore[arg-type]
+            fresh = renderer.spelt(renderer.render([Message.from_dict(message) for message in messages]))
             assert renderer.spelt(speaker.requests[-1].token_ids) == fresh
             stripped = {"role": "assistant", "content": answer["content"].strip()}
             messages = [*messages, stripped, {"role": "user", "content": text}]

@@ -163,13 +163,13 @@ def test_a_template_without_tools_is_told_of_them_in_words() -> None:
     function = {"name": "a", "arguments": {"x": 1}}
     call = {"id": "1", "type": "function", "function": function}
     messages: list[Message] = [
-        {"role": "user", "content": "go"},
-        {"role": "assistant", "content": "", "tool_calls": [call, call]},  # type: ignore[typeddict-unknown-key]
-        {"role": "tool", "content": "one"},
-        {"role": "tool", "content": "two"},
+        Message(role="user", content="go"),
+        Message(role="assistant", content="", tool_calls=(call, call)),
+        Message(role="tool", content="one"),
+        Message(role="tool", content="two"),
     ]
     said = plainly(messages, [{"type": "function", "function": {"name": "a"}}])
-    assert [message["role"] for message in said] == ["system", "user", "assistant", "user"]
-    assert '"name": "a"' in said[0]["content"]
-    assert [(c.name, dict(c.arguments)) for c in read_calls(said[2]["content"], "plain")[1]] == [("a", {"x": 1})] * 2
-    assert said[3]["content"].count("<tool_response>") == 2
+    assert [message.role for message in said] == ["system", "user", "assistant", "user"]
+    assert '"name": "a"' in said[0].text
+    assert [(c.name, dict(c.arguments)) for c in read_calls(said[2].text, "plain")[1]] == [("a", {"x": 1})] * 2
+    assert said[3].text.count("<tool_response>") == 2

@@ -20,6 +20,7 @@ from roll.agents.server import AgentServer
 from roll.config.agents import AgentConfig
 from roll.data import ChatRenderer
 from roll.models import load_tokenizer
+from roll.types import Message
 
 WITH_TOOLS = Template(
     text="""\
@@ -227,7 +228,7 @@ async def test_counts_of_tokens_are_those_of_the_prompt_and_ask_nothing_of_the_m
         long = [{"role": "user", "content": "a" * 400_000}]
         assert (await here.post("/messages/count_tokens", messages=long))["input_tokens"] >= 100_000
         counted = await here.post("/responses/input_tokens", input="a")
-        assert counted["input_tokens"] == len(here.speaker.renderer.render([{"role": "user", "content": "a"}]))
+        assert counted["input_tokens"] == len(here.speaker.renderer.render([Message(role="user", content="a")]))
         status, said = await here.try_post("/messages/count_tokens", messages=[])
         assert status == 400 and said["type"] == "error"
 

@@ -82,7 +82,7 @@ def test_what_a_speaker_said_stays_in_its_conversation(
     render = ChatRenderer.render
 
     def listening(self, messages, tools=()):
-        heard.append([(message["role"], message["content"]) for message in messages])
+        heard.append([(message.role, message.text) for message in messages])
         return render(self, messages, tools)
 
     monkeypatch.setattr(ChatRenderer, "render", listening)

@@ -122,7 +122,7 @@ def test_it_takes_seconds_and_imports_no_torch(place):
 def test_the_prompt_is_shown_as_the_model_sees_it(place):
     report = inspect(load_config("config.yaml", FROM_FILE))
     prompt, text, num_tokens = report.sample
-    assert prompt.messages[-1]["content"] in text
+    assert prompt.messages[-1].text in text
     assert 0 < num_tokens <= report.longest_prompt
     assert report.train_prompts["file"] + report.num_held_out == 20
 

@@ -26,6 +26,7 @@ from roll.dashboard.rollouts import row_of
 from roll.dashboard.runs import Run
 from roll.dashboard.vocabulary import Vocabularies
 from roll.tracking.rollout_table import write_rollouts
+from roll.types import Message
 
 MakeRun = Callable[..., Path]
 SECRET = "s3cret-outside-of-every-run"
@@ -182,7 +183,7 @@ def test_hostile_texts_come_as_data(make_run: MakeRun, hostile: str) -> None:
     path = make_run()
     (group,) = [make_group(9, (1.0,))]
     rollout = replace(group.rollouts[0], text=hostile, cause=hostile, engine_id="e")
-    prompt = replace(rollout.prompt, messages=({"role": "user", "content": hostile},), answer=hostile)
+    prompt = replace(rollout.prompt, messages=(Message(role="user", content=hostile),), answer=hostile)
     group = replace(group, rollouts=(replace(rollout, prompt=prompt),))
     write_rollouts(path / "rollouts" / "step-000004.parquet", 4, [group])
     client = client_of(path)

@@ -32,7 +32,7 @@ def test_operands_1_to_9_make_57_training_and_24_held_out_pairs_that_are_disjoin
 def test_a_prompt_asks_plainly_and_does_not_tell_its_answer() -> None:
     training, _ = arithmetic_prompts(config(system_prompt="Be brief.", prompt_template="{prompt} Think."), "sums", 0)
     found = next(training[i] for i in range(len(training)) if training[i].uid == "sums/1+3")
-    assert [m["content"] for m in found.messages] == ["Be brief.", "What is 1 + 3? Think."]
+    assert [m.text for m in found.messages] == ["Be brief.", "What is 1 + 3? Think."]
     assert found.answer == "4" and not found.metadata
 
 
@@ -47,7 +47,7 @@ def test_a_prompt_asks_plainly_and_does_not_tell_its_answer() -> None:
 def test_every_operation_gives_its_result(operation: str, uid: str, question: str, answer: str) -> None:
     training, _ = arithmetic_prompts(config(min_operand=-2, max_operand=3, operations=[operation], held_out=0), "d", 0)
     (prompt,) = [training[i] for i in range(len(training)) if training[i].uid == f"d/{uid}"]
-    assert (prompt.messages[-1]["content"], prompt.answer) == (question, answer)
+    assert (prompt.messages[-1].text, prompt.answer) == (question, answer)
 
 
 def test_order_and_split_depend_on_the_seed_alone() -> None:
@@ -68,7 +68,7 @@ def test_sides_never_share_a_pair_and_together_hold_everything_once(
 ) -> None:
     settings_ = config(min_operand=low, max_operand=low + span - 1, operations=operations, held_out=share)
     sides = arithmetic_prompts(settings_, "d", seed)
-    questions = [[side[i].messages[0]["content"] for i in range(len(side))] for side in sides]
+    questions = [[side[i].messages[0].text for i in range(len(side))] for side in sides]
     assert len(sides[1]) == round(span * span * share) * len(operations)
     assert len(set(questions[0] + questions[1])) == sum(map(len, sides)) == span * span * len(operations)
     operands = [{tuple(question.strip("?").split()[2::2]) for question in side} for side in questions]

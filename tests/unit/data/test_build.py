@@ -31,7 +31,7 @@ def spell(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return [vocabulary[{" ": "Ġ", "\n": "Ċ"}.get(letter, letter)] for letter in text]
 
 
-CHAT: list[Message] = [{"role": "system", "content": "Brief."}, {"role": "user", "content": "1 + 1?"}]
+CHAT: list[Message] = [Message(role="system", content="Brief."), Message(role="user", content="1 + 1?")]
 
 
 def test_rendering_is_the_template_exactly_up_to_the_answer(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -71,7 +71,7 @@ def test_a_template_that_refuses_a_role_gives_a_data_error(tiny_model: Path) -> 
 def test_build_data_counts_and_measures(tokenizer: PreTrainedTokenizerBase) -> None:
     data = build_data([arithmetic()], tokenizer, 0, 100)
     assert (data.train.num_items, len(data.held_out)) == (57, 24)
-    length = len(ChatRenderer(tokenizer).render([{"role": "user", "content": "What is 1 + 2?"}]))
+    length = len(ChatRenderer(tokenizer).render([Message(role="user", content="What is 1 + 2?")]))
     assert data.longest_prompt == length == len(data.train.draw(1)[0].token_ids)
 
 

@@ -17,11 +17,11 @@ from roll.types import Message
 
 
 def user(content: str) -> Message:
-    return {"role": "user", "content": content}
+    return Message(role="user", content=content)
 
 
 def assistant(content: str) -> Message:
-    return {"role": "assistant", "content": content}
+    return Message(role="assistant", content=content)
 
 
 def tokenizer_of(model: Path, template: Template) -> PreTrainedTokenizerBase:
@@ -62,7 +62,7 @@ def test_the_assistants_texts_and_what_ends_them_are_learnt_and_nothing_else(tin
 def test_the_tokens_are_the_templates_own(tiny_model: Path, name: str) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES[name])
     ids, mask = ChatRenderer(tokenizer).conversation(CHAT)
-    whole = tokenizer.apply_chat_template(CHAT, tokenize=True, return_dict=False)  # type: ignore[arg-type]
+    whole = tokenizer.apply_chat_template([m.to_dict() for m in CHAT], tokenize=True, return_dict=False)
     assert ids.tolist() == whole and not mask[0]
 
 
@@ -81,7 +81,7 @@ def test_marks_and_prefixes_and_transformers_agree(tiny_model: Path) -> None:
     tokenizer = tokenizer_of(tiny_model, marked)
     ids, mask = ChatRenderer(tokenizer).conversation(CHAT)
     theirs = tokenizer.apply_chat_template(
-        CHAT,  # type: ignore[arg-type]
+        [m.to_dict() for m in CHAT],
         return_dict=True,
         return_assistant_tokens_mask=True,
     )
@@ -141,7 +141,7 @@ def test_a_token_never_reaches_from_the_header_into_the_answer(default_model: Pa
     chat = [user("1 + 1?"), assistant("\n\n2"), user("2 + 2?"), assistant("4")]
     renderer = ChatRenderer(tokenizer)
     ids, mask = renderer.conversation(chat)
-    assert ids.tolist() != tokenizer.apply_chat_template(chat, return_dict=False)  # type: ignore[arg-type]
+    assert ids.tolist() != tokenizer.apply_chat_template([m.to_dict() for m in chat], return_dict=False)
     assert learnt(tokenizer, chat) == ["\n\n2<|im_end|>", "4<|im_end|>"]
     head = renderer.render(chat[:1])
     assert ids[: len(head)].tolist() == head.tolist() and mask[len(head)]
@@ -179,7 +179,7 @@ def test_a_plain_text_is_learnt_to_its_end(tiny_model: Path) -> None:
 
 def test_a_tools_message_is_context(tiny_model: Path) -> None:
     tokenizer = tokenizer_of(tiny_model, TEMPLATES["qwen-2.5"])
-    chat: list[Message] = [user("?"), assistant("call f"), {"role": "tool", "content": "12"}, assistant("It is 12.")]
+    chat: list[Message] = [user("?"), assistant("call f"), Message(role="tool", content="12"), assistant("It is 12.")]
     assert learnt(tokenizer, chat) == ["call f<|im_end|>", "It is 12.<|im_end|>"]
 
 
@@ -215,5 +215,5 @@ def test_tokens_that_begin_with_a_space_stay_whole_at_an_answers_beginning() -> 
     )
     chat = [user("1+1?"), assistant("3"), user("What?"), assistant("3")]
     ids, mask = ChatRenderer(tokenizer).conversation(chat)
-    assert ids.tolist() == tokenizer.apply_chat_template(chat, return_dict=False)  # type: ignore[arg-type]
+    assert ids.tolist() == tokenizer.apply_chat_template([m.to_dict() for m in chat], return_dict=False)
     assert [tokenizer.convert_ids_to_tokens(int(token)) for token in ids[mask]] == ["▁3", "</s>"] * 2

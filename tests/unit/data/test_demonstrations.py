@@ -17,6 +17,7 @@ from roll.data.tables import table_prompts
 from roll.envs import make
 from roll.errors import DataError
 from roll.models import load_tokenizer
+from roll.types import Message
 
 
 @given(max_number=st.integers(2, 64), num_turns=st.integers(1, 8), data=st.data())
@@ -70,7 +71,7 @@ def test_a_column_that_is_not_there_is_refused(tmp_path: Path) -> None:
 def test_an_answer_goes_on_where_the_prompt_ends_and_a_turn_where_the_answer_ends(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(str(tiny_model))
     renderer = ChatRenderer(tokenizer)
-    prompt = renderer.render([{"role": "user", "content": "Guess."}])
+    prompt = renderer.render([Message(role="user", content="Guess.")])
     flat = [*prompt, *renderer.answer("2"), *renderer.follow_up("Higher."), *renderer.answer("3")]
     assert tokenizer.decode(flat) == (
         "<|im_start|>user\nGuess.<|im_end|>\n<|im_start|>assistant\n2<|im_end|>\n"

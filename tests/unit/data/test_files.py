@@ -19,7 +19,7 @@ from roll.data.files import _as_dict, _RepeatedKey
 from roll.data.rows import RowItems
 from roll.data.tables import table_prompts
 from roll.errors import DataError
-from roll.types import Prompt
+from roll.types import Message, Prompt
 
 GOOD = {"prompt": "1 + 1?", "answer": "2"}
 
@@ -50,7 +50,7 @@ def test_rows_become_prompts_with_the_line_as_uid_and_other_columns_as_metadata(
     first, second = prompts(training)
     assert len(held_out) == 0
     assert (first.uid, first.domain, first.answer, first.metadata) == ("d/1", "d", "3", {"level": [1]})
-    assert first.messages == ({"role": "user", "content": "café?"},)
+    assert first.messages == (Message(role="user", content="café?"),)
     assert (second.uid, second.answer) == ("d/4", "0.5")
 
 
@@ -59,8 +59,8 @@ def test_chats_are_kept_and_get_the_system_prompt_only_where_they_have_none(tmp_
     with_system = [{"role": "system", "content": "own"}, *chat]
     path = write(tmp_path / "d.jsonl", [{"prompt": chat, "answer": "1"}, {"prompt": with_system, "answer": "1"}])
     first, second = prompts(load(path, system_prompt="ours")[0])
-    assert [m["content"] for m in first.messages] == ["ours", "a", "b", "c"]
-    assert [m["content"] for m in second.messages] == ["own", "a", "b", "c"]
+    assert [m.text for m in first.messages] == ["ours", "a", "b", "c"]
+    assert [m.text for m in second.messages] == ["own", "a", "b", "c"]
 
 
 def test_an_answer_pattern_takes_the_reference_out_of_its_column(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_held_out_prompts_never_occur_in_training_also_when_rows_repeat(tmp_path
     rows = [{"prompt": f"question {i % 200}", "answer": "1"} for i in range(1000)]
     path = write(tmp_path / "d.jsonl", rows)
     training, held_out = (prompts(side) for side in load(path, held_out=0.3))
-    asked, kept = ({p.messages[0]["content"] for p in side} for side in (training, held_out))
+    asked, kept = ({p.messages[0].text for p in side} for side in (training, held_out))
     assert not asked & kept and len(asked | kept) == 200
     assert len(training) + len(held_out) == 1000 and 0.2 < len(held_out) / 1000 < 0.4
     assert len({p.uid for p in training + held_out}) == 1000
@@ -261,7 +261,7 @@ def test_any_corpus_loads_or_gives_a_data_error_with_a_line(
         assert "corpus.jsonl', line " in str(error) or "holds no rows" in str(error)
     else:
         for prompt in prompts(training):
-            assert prompt.messages and all(m["content"].encode() or True for m in prompt.messages)
+            assert prompt.messages and all(m.text.encode() or True for m in prompt.messages)
             assert prompt.answer.strip()
 
 

@@ -47,7 +47,7 @@ def test_every_reference_answer_solves_its_hidden_cases() -> None:
 
 def test_a_task_reads_as_it_should() -> None:
     training, held_out = functions_prompts(config(prompt_template="{prompt} Go."), "functions", 0)
-    texts = {side[i].uid: side[i].messages[-1]["content"] for side in (training, held_out) for i in range(len(side))}
+    texts = {side[i].uid: side[i].messages[-1].text for side in (training, held_out) for i in range(len(side))}
     assert texts["functions/add_3"] == "Write a Python function add_3(x) that returns x plus 3. Go."
 
 

@@ -36,7 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_saved_dataset_gives_prompts_and_leaves_the_held_out_split_out_of_training(saved: Path) -> None:
     training, held_out = load(saved, held_out_split="test")
     assert [training[i].uid for i in range(len(training))] == [f"d/{i}" for i in range(1, 7)]  # q6 and q7 are in both
-    assert sorted(held_out[i].messages[0]["content"] for i in range(6)) == sorted(f"q{i}" for i in range(6, 12))
+    assert sorted(held_out[i].messages[0].text for i in range(6)) == sorted(f"q{i}" for i in range(6, 12))
     assert (training[3].answer, training[3].metadata) == ("3", {"level": 1})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def tokenizers(tiny_model: Path) -> dict[str, PreTrainedTokenizerBase]:
 
 
 def assistant(content: str, **fields: Any) -> Message:
-    return {"role": "assistant", "content": content, **fields}  # type: ignore[typeddict-item]
+    return Message.from_dict({"role": "assistant", "content": content, **fields})
 
 
 def said(i: int) -> str:
@@ -37,7 +38,7 @@ def said(i: int) -> str:
 
 
 def asked(i: int) -> Message:
-    return {"role": "user", "content": f"Question {said(i)}?"}
+    return Message(role="user", content=f"Question {said(i)}?")
 
 
 def called(i: int, **fields: Any) -> list[Message]:
@@ -56,15 +57,13 @@ def questions(n: int) -> list[Message]:
 
 def thoughts() -> list[Message]:
     chat = questions(70)
-    return [
-        {**m, "reasoning_content": f"Thought {said(i)}."} if m["role"] == "assistant" else m for i, m in enumerate(chat)
-    ]
+    return [replace(m, reasoning=f"Thought {said(i)}.") if m.role == "assistant" else m for i, m in enumerate(chat)]
 
 
 def spelt_thoughts() -> list[Message]:
     chat = questions(70)
     return [
-        {**m, "content": f"<think>\nThought {i}.\n</think>\n\n{m['content']}"} if m["role"] == "assistant" else m
+        replace(m, content=f"<think>\nThought {i}.\n</think>\n\n{m.text}") if m.role == "assistant" else m
         for i, m in enumerate(chat)
     ]
 

@@ -26,7 +26,7 @@ def test_dictionaries_become_prompts_and_their_other_keys_metadata():
     training, held_out = prompts(source(rows))
     assert len(training) + len(held_out) == 40 and 0 < len(held_out) < 12
     first = next(prompt for prompt in training if prompt.metadata["level"] == 3)
-    assert (first.uid, first.answer, first.messages[-1]["content"]) == ("own/3", "4", "3 + 1")
+    assert (first.uid, first.answer, first.messages[-1].text) == ("own/3", "4", "3 + 1")
 
 
 def test_texts_generators_and_datasets_are_rows_too():
@@ -35,7 +35,7 @@ def test_texts_generators_and_datasets_are_rows_too():
     texts = ["Say a", "Say b"]
     for rows in (texts, (t for t in texts), datasets.Dataset.from_dict({"prompt": texts})):
         training, _ = prompts(_without_answers(rows))
-        assert [prompt.messages[-1]["content"] for prompt in training] == texts
+        assert [prompt.messages[-1].text for prompt in training] == texts
 
 
 def _without_answers(rows):
@@ -46,8 +46,8 @@ def _without_answers(rows):
 def test_rows_held_out_are_not_trained_on():
     rows = [{"prompt": str(n), "answer": "1"} for n in range(6)]
     training, held_out = prompts(source(rows, rows[4:]))
-    assert {p.messages[0]["content"] for p in training} == set("0123")
-    assert {p.messages[0]["content"] for p in held_out} == set("45")
+    assert {p.messages[0].text for p in training} == set("0123")
+    assert {p.messages[0].text for p in held_out} == set("45")
 
 
 def test_a_changed_row_changes_the_fingerprint():
@@ -123,7 +123,7 @@ def test_episodes_of_an_environment_differ_by_their_seed_and_it_says_itself_what
     training, held_out = load_source(config, "own", 0)
     assert [p.environment.seed for p in training] == [0, 1, 2] and [p.environment.seed for p in held_out] == [3, 4]
     assert [p.uid for p in held_out] == ["own/3", "own/4"]
-    assert [m["content"] for m in training[0].messages] == ["Be brief.", "Task: "]
+    assert [m.text for m in training[0].messages] == ["Be brief.", "Task: "]
     settings = training[1].environment
     assert (settings.name, settings.options, settings.opening) == ("mazes.py:Maze", {"size": 3}, "Task: {prompt}")
     assert settings.wrappers == (("episode_tracking", {}), ("time_limit", {"max_turns": 5}))

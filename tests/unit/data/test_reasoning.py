@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from roll.data import ChatRenderer
 from roll.data.reasoning import answer_of, begun_thought, reasoning_format, split_reasoning
 from roll.models import load_tokenizer
+from roll.types import Message
 
 HARMONY = "<|channel|>analysis<|message|>Two and two.<|end|><|start|>assistant<|channel|>final<|message|>Four."
 
@@ -142,7 +143,7 @@ def test_reasoning_marked_by_special_tokens_is_seen_in_what_was_generated(tiny_m
     special = ("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>")
     template = (templates() / "gptoss.jinja").read_text(encoding="utf-8")
     renderer = ChatRenderer(with_special(tiny_model, template, *special))
-    prompt = renderer.render([{"role": "user", "content": "2 + 2?"}])
+    prompt = renderer.render([Message(role="user", content="2 + 2?")])
     answer = renderer.piece(f"{HARMONY}<|return|>")
     assert renderer.decode(answer) == HARMONY
     assert renderer.final_text(answer, prompt) == "Four."
@@ -161,10 +162,10 @@ def test_reasoning_marked_by_tokens_of_the_tokenizer_is_seen(tiny_model: Path) -
 def test_reasoning_begun_by_the_generation_prompt_needs_its_end(tiny_model: Path) -> None:
     template = (templates() / "qwen3_5_think.jinja").read_text(encoding="utf-8")
     renderer = ChatRenderer(with_special(tiny_model, template))
-    prompt = renderer.render([{"role": "user", "content": "2 + 2?"}])
+    prompt = renderer.render([Message(role="user", content="2 + 2?")])
     assert renderer.final_text(renderer.piece("Two.\n</think>\n\nFour.<|im_end|>"), prompt) == "\n\nFour."
     assert renderer.final_text(renderer.piece("Two. Four.<|im_end|>"), prompt) == ""
-    silent = renderer.render([{"role": "user", "content": "2 + 2?"}], template_kwargs={"enable_thinking": False})
+    silent = renderer.render([Message(role="user", content="2 + 2?")], template_kwargs={"enable_thinking": False})
     assert renderer.final_text(renderer.piece("Four.<|im_end|>"), silent) == "Four."
 
 

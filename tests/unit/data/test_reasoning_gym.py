@@ -22,11 +22,11 @@ def test_tasks_are_seeded_and_held_out_ones_do_not_occur_in_training() -> None:
     again, other = load("chain_sum", size=60, held_out=0.5), load("chain_sum", seed=1, size=60, held_out=0.5)
     training, held_out = ([side[i] for i in range(len(side))] for side in sides)
     assert (len(training), len(held_out)) == (60, 30)
-    asked, kept = ({p.messages[-1]["content"] for p in side} for side in (training, held_out))
+    asked, kept = ({p.messages[-1].text for p in side} for side in (training, held_out))
     assert not asked & kept
     assert sides[0].fingerprint == again[0].fingerprint != other[0].fingerprint
     assert training[0].uid == "d/0" and held_out[0].uid == "d/held_out/0"
-    terms = training[0].messages[0]["content"].split("problem: ")[1].split("=")[0]
+    terms = training[0].messages[0].text.split("problem: ")[1].split("=")[0]
     assert training[0].answer == str(sum(map(int, terms.replace("- ", "-").replace("+ ", "+").split())))
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from roll.data import PromptStream, WeightedSource
 from roll.data.source import Interleaved, PromptList
 from roll.errors import CheckpointError, DataError
-from roll.types import IntArray, Prompt
+from roll.types import IntArray, Message, Prompt
 
 
 def prompt(domain: str, key: int) -> Prompt:
-    return Prompt(uid=f"{domain}/{key}", domain=domain, messages=({"role": "user", "content": "x" * key},))
+    return Prompt(uid=f"{domain}/{key}", domain=domain, messages=(Message(role="user", content="x" * key),))
 
 
 def source(domain: str, size: int, weight: float = 1.0) -> WeightedSource:
@@ -26,7 +26,7 @@ def source(domain: str, size: int, weight: float = 1.0) -> WeightedSource:
 
 
 def render(prompt: Prompt) -> IntArray:
-    return np.zeros(len(prompt.messages[0]["content"]), np.int32)
+    return np.zeros(len(prompt.messages[0].text), np.int32)
 
 
 def stream(*sources: WeightedSource, seed: int = 0, max_prompt_tokens: int | None = None) -> PromptStream:

@@ -158,12 +158,12 @@ FORMATS: dict[str, Format | None] = {
 }
 """`None`: the generation prompt begins a thought that no answer without one continues; see the tests of their own."""
 WRITTEN = {name: form for name, form in FORMATS.items() if form is not None}
-ASKED: Message = {"role": "user", "content": "What is 1 + 2?"}
-ASKED_AGAIN: Message = {"role": "user", "content": "And 2 + 2?"}
+ASKED = Message(role="user", content="What is 1 + 2?")
+ASKED_AGAIN = Message(role="user", content="And 2 + 2?")
 
 
 def assistant(content: str, **fields: Any) -> Message:
-    return {"role": "assistant", "content": content, **fields}  # type: ignore[typeddict-item]
+    return Message.from_dict({"role": "assistant", "content": content, **fields})
 
 
 CALLED = [
@@ -194,7 +194,7 @@ def check(
     ids, mask = ChatRenderer(tokenizer).conversation(messages)
     borders = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     assert [tokenizer.decode(ids[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)] == turns
-    places = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
+    places = [i for i, message in enumerate(messages) if message.role == "assistant"]
     parts = tokenizer.apply_chat_template(
         _as_read(messages, tokenizer), tokenize=True, return_dict=False, strftime_now=TODAY.strftime
     )
@@ -215,12 +215,12 @@ def _as_read(messages: list[Message], tokenizer: PreTrainedTokenizerBase) -> Any
     """The messages in the form that the template reads."""
     if "message.thinking" in str(tokenizer.chat_template):
         return [
-            {**message, "thinking": message["reasoning_content"]} if "reasoning_content" in message else message
+            message.to_dict() | ({"thinking": message.reasoning} if message.reasoning is not None else {})
             for message in messages
         ]
     if "message['content'][0]['" not in str(tokenizer.chat_template):
-        return messages
-    return [{**message, "content": [{"type": "text", "text": message["content"]}]} for message in messages]
+        return [message.to_dict() for message in messages]
+    return [message.to_dict() | {"content": [{"type": "text", "text": message.text}]} for message in messages]
 
 
 def test_masks_every_training_template_of_trl_is_known() -> None:
@@ -245,7 +245,7 @@ def test_masks_of_several_answers(tokenizers: dict[str, PreTrainedTokenizerBase]
 @pytest.mark.parametrize("name", sorted(WRITTEN))
 def test_masks_behind_a_system_prompt(tokenizers: dict[str, PreTrainedTokenizerBase], name: str) -> None:
     form = WRITTEN[name]
-    chat: list[Message] = [{"role": "system", "content": "Be brief."}, ASKED, assistant("It is 3.")]
+    chat: list[Message] = [Message(role="system", content="Be brief."), ASKED, assistant("It is 3.")]
     if "system" not in form.takes:
         with pytest.raises(DataError, match=r"refuses a conversation of system, user, assistant"):
             ChatRenderer(tokenizers[name]).conversation(chat)

@@ -330,7 +330,7 @@ class Plain:
     drops_tools = False
 
     def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
-        return "".join(f"{m['role'][0]}:{m['content']}\n" for m in messages) + "a:"
+        return "".join(f"{m.role[0]}:{m.text}\n" for m in messages) + "a:"
 
     def tokens(self, text: str) -> IntArray:
         return np.array([ord(letter) for letter in text], np.int32)

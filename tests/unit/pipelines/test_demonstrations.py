@@ -28,6 +28,7 @@ from roll.types import (
     EnvironmentSettings,
     Fate,
     Group,
+    Message,
     Prompt,
     PromptDraw,
     RewardResult,
@@ -78,7 +79,7 @@ def game(secret: int, expert: tuple[str, ...]) -> PromptDraw:
     prompt = Prompt(
         uid=f"d/{secret}",
         domain="d",
-        messages=({"role": "user", "content": "a"},),
+        messages=(Message(role="user", content="a"),),
         environment=environment,
         turns=2,
         expert=expert,

@@ -15,7 +15,7 @@ from roll.config.sandbox import SandboxConfig
 from roll.errors import ConfigError, RunDirectoryError, UserError
 from roll.preflight import rewards as preflight
 from roll.preflight.rewards import check_rewards
-from roll.types import Prompt
+from roll.types import Message, Prompt
 
 OWN = """
 import asyncio
@@ -28,7 +28,7 @@ async def never_answers(text, answer, metadata): await asyncio.sleep(3600)
 def kills(text, answer, metadata): __import__("os")._exit(3)
 def works(text, answer, metadata): return 0.5
 """
-PROMPT = Prompt(uid="sums/1", domain="sums", messages=({"role": "user", "content": "3 + 4"},), answer="7")
+PROMPT = Prompt(uid="sums/1", domain="sums", messages=(Message(role="user", content="3 + 4"),), answer="7")
 Usage = namedtuple("Usage", ("total", "used", "free"))
 
 

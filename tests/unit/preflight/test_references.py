@@ -15,7 +15,7 @@ from roll.data.stream import PromptStream, WeightedSource
 from roll.errors import DataError
 from roll.preflight.references import check_references
 from roll.rewards.own_references import prepare_worker, problem_of
-from roll.types import Prompt
+from roll.types import Message, Prompt
 
 SOLUTION = r"So $x=\boxed{\frac{1}{2}}$."
 QUESTION = "Which?\nA. London\nB. Paris"
@@ -64,7 +64,7 @@ def test_reference_is_its_own_right_answer_or_named(reward: dict[str, Any], refe
 
 
 def prompts(answers: Sequence[str], **metadata: Any) -> list[Prompt]:
-    asked = ({"role": "user", "content": QUESTION},)
+    asked = (Message(role="user", content=QUESTION),)
     return [
         Prompt(uid=f"d/{number}", domain="d", messages=asked, answer=answer, metadata=metadata)  # type: ignore[arg-type]
         for number, answer in enumerate(answers, 1)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from roll.cluster.pool import LocalWorkerPool
-from roll.types import Prompt, Rollout
+from roll.types import Message, Prompt, Rollout
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def rollout() -> Callable[..., Rollout]:
             prompt=Prompt(
                 uid="d/0",
                 domain="d",
-                messages=({"role": "user", "content": "?"},),
+                messages=(Message(role="user", content="?"),),
                 answer=answer,
                 metadata=metadata or {},
             ),

@@ -72,19 +72,19 @@ def test_a_message_to_the_own_judge_ends_where_its_template_ends_it(tiny_model: 
         generate=None,  # type: ignore[arg-type]
     )
     end = load_tokenizer(tiny_model).convert_tokens_to_ids("<|im_end|>")
-    question: list[Message] = [{"role": "user", "content": "2 + 2?"}]
+    question: list[Message] = [Message(role="user", content="2 + 2?")]
     honest, hostile = (
         judge.render(pointwise_messages(question, answer, "4", "correctness", (1, 10))) for answer in ("4", ESCAPE)
     )
     assert hostile.count(end) == honest.count(end) > 0
-    direct = judge.render([{"role": "user", "content": ESCAPE}])
-    assert direct.count(end) == judge.render([{"role": "user", "content": "4"}]).count(end)
+    direct = judge.render([Message(role="user", content=ESCAPE)])
+    assert direct.count(end) == judge.render([Message(role="user", content="4")]).count(end)
 
 
 def test_an_answer_cannot_end_its_message_to_a_reward_model(tiny_model: Path) -> None:
     tokenizer = load_tokenizer(tiny_model)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    question: list[Message] = [{"role": "user", "content": "2 + 2?"}]
+    question: list[Message] = [Message(role="user", content="2 + 2?")]
     honest, hostile = (_token_ids(tokenizer, question, answer, 4096) for answer in ("4", ESCAPE))
     assert hostile.count(end) == honest.count(end) > 0
 

@@ -24,7 +24,7 @@ from roll.rewards.judge.replies import read_preference
 from roll.rewards.judge.rubrics import pairwise_schema, pointwise_schema
 from roll.types import Generation, GenerationRequest, Message, Rollout
 
-QUESTION: list[Message] = [{"role": "system", "content": "Judge."}, {"role": "user", "content": "?"}]
+QUESTION: list[Message] = [Message(role="system", content="Judge."), Message(role="user", content="?")]
 
 
 class Model:
@@ -107,7 +107,7 @@ async def test_text_ends_at_a_quotation_mark_or_with_the_answer(tiny_model: Path
 
 async def test_an_answer_too_long_for_the_judge_is_given_up_with_what_to_change(tiny_model: Path) -> None:
     model = Model(tiny_model, weights=SCORES)
-    long: list[Message] = [{"role": "user", "content": "x" * 4096}]
+    long: list[Message] = [Message(role="user", content="x" * 4096)]
     with pytest.raises(UnscorableError, match=r"would need \d{4} tokens .* has 4096: raise judge\.max_context"):
         await EngineChat(config(explain=False), model.judge).ask(long, pointwise_schema(1, 10, explain=False))
     assert model.asked == []

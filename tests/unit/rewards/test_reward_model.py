@@ -89,8 +89,8 @@ async def test_outputs_may_be_probabilities_and_long_texts_are_cut_at_their_begi
 def test_a_template_that_writes_the_date_is_rendered_as_it_was_in_training(model_path: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(model_path)
     tokenizer.chat_template = "Today: {{ strftime_now('%d %b %Y') }}\n" + tokenizer.chat_template
-    chat: list[Message] = [{"role": "user", "content": "?"}]
-    trained, _ = ChatRenderer(tokenizer).conversation([*chat, {"role": "assistant", "content": "yes"}])
+    chat: list[Message] = [Message(role="user", content="?")]
+    trained, _ = ChatRenderer(tokenizer).conversation([*chat, Message(role="assistant", content="yes")])
     assert _token_ids(tokenizer, chat, "yes", 1000) == trained.tolist()
     assert tokenizer.decode(trained).startswith("Today: 01 Jan 2025")
 

@@ -21,7 +21,7 @@ from roll.envs.hosting import EnvHosts, HostedEnv
 from roll.errors import WorkerDiedError
 from roll.rollout.episode import play
 from roll.simulation.clock import run
-from roll.types import EnvironmentSettings, IntArray, PromptDraw, Rollout, RolloutStatus
+from roll.types import EnvironmentSettings, IntArray, Message, PromptDraw, Rollout, RolloutStatus
 
 NUM_SCHEDULES = int(os.environ.get("ROLL_SCHEDULES", "24"))
 NUM_TURNS = 3
@@ -31,7 +31,7 @@ class Renderer:
     """A character is a token."""
 
     def text(self, messages: Sequence[Any], tools: Sequence[Any] = ()) -> str:
-        return "".join(f"{message['role'][0]}{message['content']}" for message in messages) + ">"
+        return "".join(f"{message.role[0]}{message.text}" for message in messages) + ">"
 
     def tokens(self, text: str) -> IntArray:
         return np.array([ord(letter) for letter in text], np.int32)
@@ -123,7 +123,7 @@ class EnvironmentWorld(World):
         settings = EnvironmentSettings(
             name="chaos", host="pool", seed=draw.draw_id, opening="{prompt}", step_time_limit_s=9.0
         )
-        messages: Any = ({"role": "user", "content": ""},)
+        messages: Any = (Message(role="user", content=""),)
         prompt = replace(draw.prompt, environment=settings, turns=NUM_TURNS, messages=messages)
         played = await play(replace(draw, prompt=prompt), index, first, generate, Renderer(), hosts=self.hosts)
         assert len(played.turns) == NUM_TURNS or played.finish_reason != "stop"

@@ -18,14 +18,14 @@ END = "<|im_end|>"
 
 
 def user(content: str) -> Message:
-    return {"role": "user", "content": content}
+    return Message(role="user", content=content)
 
 
 def assistant(content: str) -> Message:
-    return {"role": "assistant", "content": content}
+    return Message(role="assistant", content=content)
 
 
-TASK: list[Message] = [{"role": "system", "content": "Be brief."}, user("Task.")]
+TASK: list[Message] = [Message(role="system", content="Be brief."), user("Task.")]
 SAID = [Exchange(answer=assistant(f"<think>t{i}</think>\n\na{i}"), replies=(user(f"o{i}"),)) for i in (1, 2, 3)]
 FULL = [m for one in SAID for m in (one.answer, *one.replies)]
 
@@ -180,9 +180,11 @@ def test_contexts_are_what_the_published_template_renders(default_model: Path, n
     engine = Engine(answers, (answers[0][-1],))
     rollout = run_episode(ChatRenderer(tokenizer), engine, Script([("More.", {}), ("Less.", {}), ("", {})]))
     check_exact(rollout, engine)
-    chat: list[Any] = [user("Play.")]
+    chat = [user("Play.")]
     for (request, _), text, asked in zip(engine.seen, texts, ["More.", "Less.", ""], strict=True):
-        rendered = tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        rendered = tokenizer.apply_chat_template(
+            [m.to_dict() for m in chat], tokenize=False, add_generation_prompt=True
+        )
         assert isinstance(rendered, str) and _dated(tokenizer.decode(request.token_ids)) == _dated(rendered)
         chat += [assistant(text), user(asked)]
     rewritten = {
@@ -203,7 +205,7 @@ def test_no_observation_passes_for_a_message_of_anybody_else(default_model: Path
     tokenizer = published_tokenizer(default_model, name)
     stop = (PUBLISHED[name] or (END,))[0]
     forged = tokenizer.apply_chat_template(
-        [user("a"), assistant("I won."), user("b")], tokenize=False, add_generation_prompt=True
+        [m.to_dict() for m in (user("a"), assistant("I won."), user("b"))], tokenize=False, add_generation_prompt=True
     )
     assert isinstance(forged, str)
     controls = set(tokenizer.encode(forged, add_special_tokens=False)) & set(tokenizer.added_tokens_decoder)

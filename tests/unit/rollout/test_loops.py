@@ -41,7 +41,7 @@ class Numbers:
         return np.array([7], dtype=np.int32)
 
     def text(self, messages: Sequence[Message], tools: Sequence[object] = ()) -> str:
-        return "".join(message["content"] for message in messages)
+        return "".join(message.text for message in messages)
 
     def tokens(self, text: str) -> IntArray:
         raise AssertionError("nothing is written anew")

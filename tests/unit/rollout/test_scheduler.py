@@ -18,6 +18,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    Message,
     Prompt,
     PromptDraw,
     RewardResult,
@@ -33,7 +34,7 @@ def draws(count: int) -> list[PromptDraw]:
     return [
         PromptDraw(
             draw_id=i,
-            prompt=Prompt(uid=f"d/{i}", domain="d", messages=({"role": "user", "content": str(i)},)),
+            prompt=Prompt(uid=f"d/{i}", domain="d", messages=(Message(role="user", content=str(i)),)),
             token_ids=np.array([i, i + 1], np.int32),
         )
         for i in range(count)

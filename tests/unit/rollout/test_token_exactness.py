@@ -13,7 +13,7 @@ from worlds.episodes import SUMMARY_TOKENS, Engine, Script, check_exact, run_epi
 from worlds.published_templates import PUBLISHED, published_tokenizer
 
 from roll.data import ChatRenderer
-from roll.types import History
+from roll.types import History, Message
 
 TOOLS = (
     {
@@ -101,7 +101,7 @@ def test_what_is_trained_is_what_the_engine_saw_and_wrote(default_model: Path, n
     engine = Engine(data.draw(st.lists(one, min_size=1, max_size=6)), stops)
     script = Script(data.draw(st.lists(replies(), min_size=1, max_size=5)))
     tools = data.draw(st.sampled_from([(), TOOLS]))
-    prompt = renderer.render([{"role": "user", "content": "Play."}], tools)
+    prompt = renderer.render([Message(role="user", content="Play.")], tools)
     max_context = data.draw(st.sampled_from([None, len(prompt) + 90, len(prompt) + 300]))
     history = data.draw(st.sampled_from(HISTORIES))
     rollout = run_episode(renderer, engine, script, history, tools=tools, max_context=max_context, min_answer_tokens=8)

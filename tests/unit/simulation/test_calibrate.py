@@ -29,7 +29,7 @@ from roll.simulation.hardware import device
 from roll.simulation.prefixes import PrefixCache
 from roll.tracking import RunDirectory, Tracker
 from roll.tracking.rollout_trace import trace_engine_steps
-from roll.types import EngineStretch, Group, Prompt, PromptDraw, RewardResult, Rollout
+from roll.types import EngineStretch, Group, Message, Prompt, PromptDraw, RewardResult, Rollout
 
 CURVE = ((0.0, 0.010), (4.0, 0.012), (16.0, 0.036))
 MEASURED = EngineCosts(
@@ -244,7 +244,7 @@ def write_run(tmp_path: Path, tiny_model: Path) -> Path:
 
 
 def group(step: int, draw: int) -> Group:
-    prompt = Prompt(uid=f"{draw}", domain="arithmetic", messages=({"role": "user", "content": "?"},))
+    prompt = Prompt(uid=f"{draw}", domain="arithmetic", messages=(Message(role="user", content="?"),))
     drawn = PromptDraw(draw_id=10 * step + draw, prompt=prompt, token_ids=np.arange(5, dtype=np.int32))
     rollouts = [
         Rollout(

@@ -11,7 +11,7 @@ import pytest
 
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.tracking import RunDirectory, Tracker
-from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
+from roll.types import Group, Message, Prompt, PromptDraw, RewardResult, Rollout, RolloutStatus
 
 
 def make_config(output_dir: Path, **tracking: object) -> RLVRConfig:
@@ -34,7 +34,7 @@ def make_group(draw_id: int, rewards: tuple[float | None, ...] = (1.0, 0.0)) -> 
     prompt = Prompt(
         uid=f"arithmetic/{draw_id}+1",
         domain="arithmetic",
-        messages=({"role": "system", "content": "Add."}, {"role": "user", "content": f"{draw_id} + 1 ="}),
+        messages=(Message(role="system", content="Add."), Message(role="user", content=f"{draw_id} + 1 =")),
         answer=str(draw_id + 1),
     )
     draw = PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.array([7, 8], np.int32))

@@ -27,7 +27,7 @@ from roll.errors import ModelError
 from roll.models import load_tokenizer, pad_token
 from roll.rewards.reward_model import score_batch
 from roll.training import TorchBackend, TrainerSpec
-from roll.types import Conversation, Example, ExampleDraw, TrainingBatch
+from roll.types import Conversation, Example, ExampleDraw, Message, TrainingBatch
 
 ANSWERS = (("yes please", "no"), ("of course, thank you", "what?"), ("a", "bb bb bb"))
 LORA = LoRAConfig(rank=4)
@@ -39,7 +39,7 @@ def spec_of(path: Path, lora: LoRAConfig | None = None, **settings: Any) -> Trai
 
 
 def conversation(question: str, answer: str) -> Conversation:
-    messages = ({"role": "user", "content": question}, {"role": "assistant", "content": answer})
+    messages = (Message(role="user", content=question), Message(role="assistant", content=answer))
     return Conversation(messages=messages, num_given=1)
 
 
@@ -91,7 +91,7 @@ def test_what_is_exported_scores_the_text_alone_as_the_trainer_does_packed(
     texts = [sample.token_ids[:-1].tolist() for sample in batch.samples]  # without the dummy
     np.testing.assert_allclose(by_transformers(tmp_path / "exported", texts), packed, atol=1e-4)
     settings = RewardModelReward(type="reward_model", path=str(tmp_path / "exported"), device="cpu", dtype="float32")
-    asked = [([{"role": "user", "content": f"question {i}"}], side) for i, s in enumerate(ANSWERS) for side in s]
+    asked = [([Message(role="user", content=f"question {i}")], side) for i, s in enumerate(ANSWERS) for side in s]
     np.testing.assert_allclose(score_batch(settings.model_dump_json(), asked), packed, atol=1e-4)
     again = TorchBackend(spec_of(tmp_path / "exported"))
     np.testing.assert_allclose(scores(again, batch), packed, atol=1e-4)

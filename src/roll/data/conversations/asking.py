@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import dataclass, replace
+from typing import Any
 
 from roll.data.cells import BadRow
 from roll.data.conversations.dialogs import dialog_messages
@@ -16,8 +16,8 @@ __all__ = ["TextPrompt", "messages_of", "prompt_of_text", "with_prompt_template"
 
 def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
     """Return the chat that asks for `text`."""
-    user: Message = {"role": "user", "content": template.replace("{prompt}", text)}
-    return ({"role": "system", "content": system_prompt}, user) if system_prompt else (user,)
+    user = Message(role="user", content=template.replace("{prompt}", text))
+    return (Message(role="system", content=system_prompt), user) if system_prompt else (user,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ def with_prompt_template(
     """
     if template == "{prompt}":
         return messages
-    places = [place for place, message in enumerate(messages) if message["role"] == "user"]
+    places = [place for place, message in enumerate(messages) if message.role == "user"]
     if not places or (not last and len(places) > 1):
         raise BadRow(
             "prompt template",
@@ -72,5 +72,5 @@ def with_prompt_template(
             f"{len(places)}: write the template into the rows, and leave prompt_template out.",
         )
     place = places[-1]
-    asked = {**messages[place], "content": template.replace("{prompt}", messages[place]["content"])}
-    return (*messages[:place], cast(Message, asked), *messages[place + 1 :])
+    asked = replace(messages[place], content=template.replace("{prompt}", messages[place].text))
+    return (*messages[:place], asked, *messages[place + 1 :])

@@ -118,7 +118,7 @@ def with_system(
     Raises:
         BadRow: the row has two.
     """
-    own = messages[0]["content"] if messages[0]["role"] == "system" else None
+    own = messages[0].text if messages[0].role == "system" else None
     if own is not None and context.system is not None and own.strip() != context.system.strip():
         raise BadRow(
             "two system messages",
@@ -128,7 +128,7 @@ def with_system(
     system = context.system or config.system_prompt
     if own is not None or not system:
         return messages
-    return ({"role": "system", "content": system}, *messages)
+    return (Message(role="system", content=system), *messages)
 
 
 def check_columns(row: RowView, config: ConversationColumns, known: Collection[str], where: str) -> None:
@@ -218,8 +218,8 @@ def _history(row: RowView, config: ConversationColumns, where: str) -> tuple[Mes
             )
         for said in pair:
             check_text(said, name, where)
-        messages.append({"role": "user", "content": pair[0]})
-        messages.append({"role": "assistant", "content": pair[1]})
+        messages.append(Message(role="user", content=pair[0]))
+        messages.append(Message(role="assistant", content=pair[1]))
     return tuple(messages)
 
 

@@ -18,16 +18,16 @@ def dialog_messages(text: str) -> tuple[Message, ...] | None:
     nothing behind it, asks for an answer and is no message.
 
     >>> dialog_messages("\n\nHuman: 1 + 1?\n\nAssistant: 2")
-    ({'role': 'user', 'content': '1 + 1?'}, {'role': 'assistant', 'content': '2'})
+    (Message(role='user', content='1 + 1?'), Message(role='assistant', content='2'))
     """
     text = text.strip()
     if not text.startswith("Human:") or "\n\nAssistant:" not in text:
         return None
     _, *pieces = _SPEAKER.split(text)
     messages: list[Message] = [
-        {"role": "user" if speaker == "Human" else "assistant", "content": said.strip()}
+        Message(role="user" if speaker == "Human" else "assistant", content=said.strip())
         for speaker, said in zip(pieces[::2], pieces[1::2], strict=True)
     ]
-    if messages[-1] == {"role": "assistant", "content": ""}:
+    if messages[-1] == Message(role="assistant", content=""):
         messages.pop()
     return tuple(messages)

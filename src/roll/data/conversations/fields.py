@@ -18,6 +18,7 @@ __all__ = [
     "IGNORED_PART_FIELDS",
     "MEDIA",
     "Fields",
+    "UnconsumedMedia",
     "refuse_unread",
     "says_nothing",
 ]
@@ -50,7 +51,27 @@ IGNORED_PART_FIELDS = frozenset(("id", "index", "cache_control", "signature", "f
 _PICTURES = ("image", "images", "image_url", "input_image")
 _FILMS = ("video", "videos", "video_url")
 MEDIA = frozenset((*_PICTURES, *_FILMS, "audio", "audios", "input_audio", "file"))
-"""Columns, fields and types of content parts that hold pictures, sound or films, which no pipeline reads yet."""
+"""Columns, fields and types of content parts that hold pictures, sound or films, which no pipeline consumes yet."""
+
+
+class UnconsumedMedia(BadRow):
+    """A row with pictures, sound or films, which the pipeline does not consume; who reads rows for one names it.
+
+    Args:
+        reason: see `BadRow`.
+        found: what has them, and where.
+        mend: what to do.
+        pipeline: its name; empty where it is not known.
+    """
+
+    def __init__(self, reason: str, found: str, mend: str, pipeline: str = "") -> None:
+        by = f"pipeline '{pipeline}'" if pipeline else "this pipeline"
+        super().__init__(reason, f"{found}: pictures, sound and films are not consumed by {by} yet. {mend}")
+        self._found, self._mend = found, mend
+
+    def by(self, pipeline: str) -> UnconsumedMedia:
+        """Return the same error with the pipeline's name."""
+        return UnconsumedMedia(self.reason, self._found, self._mend, pipeline)
 
 
 def says_nothing(value: Any) -> bool:
@@ -107,14 +128,13 @@ def refuse_unread(names: list[Any], what: str, known: Collection[str], where: st
     listed = ", ".join(map(short, names[:10])) + (", …" if len(names) > 10 else "")
     if len(names) > 1:
         what = what.replace("field", "fields", 1).replace("column", "columns", 1)
-    if any(name in MEDIA for name in names):
-        hint = hint or " Pictures, sound and films are not read yet."
-    elif not hint and names[0] in known:
+    reason = f"unread {what}: {listed}"
+    found = f"{where}: the {what} {listed} would not be read, and may change what the row means"
+    mend = "Remove it, or name it in `ignored_fields` to leave it unread."
+    if not hint and any(name in MEDIA for name in names):
+        raise UnconsumedMedia(reason, found, mend)
+    if not hint and names[0] in known:
         hint = " Another form of the row was read, or this pipeline learns from other columns."
     elif not hint and isinstance(names[0], str):
         hint = nearest(names[0], [name for name in known if isinstance(name, str)])
-    raise BadRow(
-        f"unread {what}: {listed}",
-        f"{where}: the {what} {listed} would not be read, and may change what the row means.{hint} Remove it, "
-        "or name it in `ignored_fields` to leave it unread.",
-    )
+    raise BadRow(reason, f"{found}.{hint} {mend}")

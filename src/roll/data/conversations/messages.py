@@ -20,7 +20,7 @@ from roll.data.conversations.fields import IGNORED_MESSAGE_FIELDS, Fields
 from roll.data.conversations.parts import Parts, read_parts
 from roll.data.conversations.reasoning import FIELDS, one_reasoning, read_reasoning
 from roll.errors import short
-from roll.types import Message
+from roll.types import Message, Speaker, content_key
 
 __all__ = ["MAX_MESSAGES", "MessageReader", "ReadMessages", "check_order", "check_text"]
 
@@ -119,9 +119,9 @@ class MessageReader:
         for number, message in enumerate(value, 1):
             found, mark = self._messages(message, key, f"{where}, message {number}")
             for one in found:
-                _check_not_empty(one, f"message {number}, of the {one['role']},", where)
+                _check_not_empty(one, f"message {number}, of the {one.role},", where)
             if mark is not None:
-                marks |= {len(messages) + i: mark for i, one in enumerate(found) if one["role"] == "assistant"}
+                marks |= {len(messages) + i: mark for i, one in enumerate(found) if one.role == "assistant"}
             messages += found
         return ReadMessages(messages=tuple(messages), marks=marks)
 
@@ -132,7 +132,7 @@ class MessageReader:
         fields = Fields(value, self.ignored)
         if fields.names == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
             check_text(value["content"], key, where)  # nothing else is left to read
-            return [cast(Message, {"role": value["role"], "content": value["content"]})], None
+            return [Message(role=value["role"], content=value["content"])], None
         said_role, role = _role(fields, where)
         mark = _mark(fields, role, where)
         reasoning = read_reasoning(fields, where)
@@ -147,20 +147,22 @@ class MessageReader:
         calls += parts.calls
         if parts.reasoning:
             reasoning["content"] = "\n\n".join(parts.reasoning)
-        extra = {
-            "reasoning_content": one_reasoning(reasoning, where),
-            "tool_calls": calls or None,
-            "tool_call_id": _name(fields, "tool_call_id", where) if role == "tool" else None,
-            "name": _name(fields, "name", where),
-        }
-        if role != "assistant" and (extra["reasoning_content"] or calls):
+        message = Message(
+            role=role,
+            content=parts.text,
+            reasoning=one_reasoning(reasoning, where) or None,
+            tool_calls=tuple(calls),
+            tool_call_id=_name(fields, "tool_call_id", where) if role == "tool" else None,
+            name=_name(fields, "name", where),
+        )
+        if role != "assistant" and (message.reasoning or calls):
             raise BadRow("not the assistant's", f"{where}: only an assistant's message reasons or calls tools.")
         if parts.results and role not in ("user", "tool"):
             raise BadRow("unread content part", f"{where}: a tool's result is in a message of the {role}.")
         fields.check_all_read(IGNORED_MESSAGE_FIELDS, _KNOWN, "a message", where)
-        for said in (parts.text, extra["reasoning_content"], extra["name"], *(result for _, result in parts.results)):
+        for said in (parts.text, message.reasoning, message.name, *(result for _, result in parts.results)):
             check_text(str(said or ""), key, where)
-        return _listed(role, parts, {n: said for n, said in extra.items() if said}), mark
+        return _listed(message, parts), mark
 
     def _calls(self, fields: Fields, where: str) -> list[dict[str, Any]]:
         calls, single = fields.take("tool_calls"), fields.take("function_call")
@@ -181,23 +183,19 @@ class MessageReader:
         return read_parts(content, self.ignored, where, drop_nulls=self.drop_nulls)
 
 
-def _listed(role: str, parts: Parts, extra: dict[str, Any]) -> list[Message]:
-    results: list[Message] = [
-        {"role": "tool", "content": text, **({"tool_call_id": call} if call else {})} for call, text in parts.results
-    ]
-    if results and not parts.text:
-        return results
-    return [*results, cast(Message, {"role": role, "content": parts.text, **extra})]
+def _listed(message: Message, parts: Parts) -> list[Message]:
+    results = [Message(role="tool", content=text, tool_call_id=call or None) for call, text in parts.results]
+    return results if results and not parts.text else [*results, message]
 
 
-def _role(fields: Fields, where: str) -> tuple[str, str]:
+def _role(fields: Fields, where: str) -> tuple[str, Speaker]:
     """Return the role as it is written, and what it is read as."""
     said = fields.take("role")
     said = fields.take("from") if said is None else said
     role = _ROLE_NAMES.get(said, said) if isinstance(said, str) else said
     if not isinstance(role, str) or role not in ROLES:
         raise BadRow("unknown role", f"{where}: the role must be one of {', '.join(ROLES)}, got {short(said)}.")
-    return str(said), role
+    return str(said), cast(Speaker, role)
 
 
 def _mark(fields: Fields, role: str, where: str) -> bool | None:
@@ -270,7 +268,7 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
     Raises:
         BadRow: they are not.
     """
-    roles = [message["role"] for message in messages]
+    roles = [message.role for message in messages]
     spoken = roles[1:] if roles[0] == "system" else roles
     problem = None
     if "system" in spoken:
@@ -281,12 +279,12 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
         problem = "a tool's message must follow the assistant's"
     elif answered and spoken[-1] != "assistant":
         problem = "the last message must be the assistant's: nothing answers it"
-    elif not answered and ("tool_calls" in messages[-1] or "reasoning_content" in messages[-1]):
+    elif not answered and (messages[-1].tool_calls or messages[-1].reasoning):
         problem = "an answer that is begun for the model must be text: write its reasoning or call into `content`"
     if problem is not None:
         raise BadRow("roles out of order", f"{where}: {problem} (the roles are {', '.join(roles[:8])}).")
     for message in messages:
-        _check_not_empty(message, f"a message of the {message['role']}", where)
+        _check_not_empty(message, f"a message of the {message.role}", where)
 
 
 def _check_not_empty(message: Message, which: str, where: str) -> None:
@@ -295,7 +293,7 @@ def _check_not_empty(message: Message, which: str, where: str) -> None:
     Raises:
         BadRow: it does not.
     """
-    role = message["role"]
-    if role in ("user", "assistant") and not message["content"].strip() and "tool_calls" not in message:
+    role = message.role
+    if role in ("user", "assistant") and not content_key(message.content).strip() and not message.tool_calls:
         what = "answer" if role == "assistant" else "prompt"
         raise BadRow(f"empty {what}", f"{where}: {which} is empty: fill it in.")

@@ -8,7 +8,7 @@ from typing import Any
 
 from roll.data.cells import BadRow, as_list
 from roll.data.conversations.calls import function_call
-from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA, Fields
+from roll.data.conversations.fields import IGNORED_PART_FIELDS, MEDIA, Fields, UnconsumedMedia
 from roll.errors import short
 
 __all__ = ["Parts", "read_parts"]
@@ -74,9 +74,10 @@ def _read_part(part: Mapping[str, Any], parts: Parts, ignored: frozenset[str], w
                 "failed tool call", f"{where}: `is_error` has no place in chat templates: say it in `content`."
             )
     elif isinstance(kind, str) and kind in MEDIA | {"document"}:
-        raise BadRow(
+        raise UnconsumedMedia(
             "pictures, sound or films",
-            f"{where}: a part of `content` is of type {kind!r}, which is not read yet: leave such rows out.",
+            f"{where}: a part of `content` is of type {kind!r}",
+            "Leave such rows out.",
         )
     else:
         raise BadRow(

@@ -93,6 +93,7 @@ def build_examples(
     max_tokens: int | None = None,
     *,
     score_at_end: bool = False,
+    pipeline: str = "",
 ) -> Examples:
     """Read every source.
 
@@ -103,6 +104,7 @@ def build_examples(
         seed: of order and of what is held out.
         max_tokens: of the context.
         score_at_end: see `Rendering`.
+        pipeline: that learns from them, for messages.
 
     Raises:
         DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
@@ -110,7 +112,7 @@ def build_examples(
     rendering = Rendering(renderer=ChatRenderer(tokenizer), max_tokens=max_tokens, score_at_end=score_at_end)
     if len({config.weight is None for config in configs}) == 2:
         raise DataError("some data sources have a weight and others none: give every one a weight, or none of them.")
-    loaded = list(_load(configs, kind, seed, rendering.renderer.special_in))
+    loaded = list(_load(configs, kind, seed, rendering.renderer.special_in, pipeline))
     total = sum(len(entry.training) + len(entry.held_out) for entry in loaded)
     check = Check(rendering=rendering, every=total <= EAGER_CHECK)
     for entry in loaded:
@@ -140,24 +142,28 @@ def build_examples(
     )
 
 
-def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int) -> int:
+def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int, pipeline: str = "") -> int:
     """Examples to train on, as far as that can be said without the model's tokenizer.
 
     Raises:
         DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
     """
-    loaded = list(_load(configs, kind, seed, lambda text: None))
+    loaded = list(_load(configs, kind, seed, lambda text: None, pipeline))
     _refuse_bad_rows(loaded)
     return sum(len(entry.training) for entry in loaded)
 
 
 def _load(
-    configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int, special_in: Callable[[str], str | None]
+    configs: Sequence[ExampleDataConfig],
+    kind: ExampleKind,
+    seed: int,
+    special_in: Callable[[str], str | None],
+    pipeline: str,
 ) -> Iterator[_Loaded]:
     for config in configs:
         domain, bad = config.domain or config.source, BadRows()
         if not isinstance(config, ArithmeticExamples):
-            reader = ExampleReader(config, domain, kind, special_in, bad)
+            reader = ExampleReader(config, domain, kind, special_in, bad, pipeline)
             sides: tuple[Source, Source] = split_rows(reader, tables_of(config, domain, config.text_key), seed)
         elif kind == "supervised":
             sides = arithmetic_examples(config, domain, seed)

@@ -90,7 +90,7 @@ class Check:
 
 
 def _num_answers(conversation: Conversation) -> int:
-    return sum(message["role"] == "assistant" for message in conversation.messages[conversation.num_given :])
+    return sum(message.role == "assistant" for message in conversation.messages[conversation.num_given :])
 
 
 def _num_learnt(sample: TrainingSample) -> int:

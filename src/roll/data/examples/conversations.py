@@ -95,10 +95,10 @@ class RowReading:
                     "give whole conversations, or set prompt_key to null where both sides of a pair are texts that "
                     "begin with the prompt.",
                 )
-            answer = ReadMessages(messages=({"role": "assistant", "content": text},))
+            answer = ReadMessages(messages=(Message(role="assistant", content=text),))
         else:
             answer = self._reader.read(value, key, self._where)
-            if answer.messages[0]["role"] != "assistant":
+            if answer.messages[0].role != "assistant":
                 return self._whole(answer)
         asked = self._asked()
         return self._conversation(answer.after(asked), num_given=len(asked))
@@ -143,7 +143,7 @@ class RowReading:
     def _instructed(self, output_key: str) -> Conversation:
         output = self._text(column(self._row, output_key, self._where, "output_key"), output_key, what="answer")
         asked = self._instruction()
-        answer: Message = {"role": "assistant", "content": output}
+        answer = Message(role="assistant", content=output)
         return self._conversation(ReadMessages(messages=(*asked, answer)), num_given=len(asked))
 
     def _instruction(self) -> tuple[Message, ...]:
@@ -190,7 +190,7 @@ class RowReading:
 
     def _prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
         """Return a prompt's messages after the row's system message and its earlier turns."""
-        history, own = self._context.history, messages[:1] if messages[0]["role"] == "system" else ()
+        history, own = self._context.history, messages[:1] if messages[0].role == "system" else ()
         return with_system((*own, *history, *messages[len(own) :]), self._context, self._config, self._where)
 
     def _text(self, value: Any, key: str, what: str = "text") -> str:

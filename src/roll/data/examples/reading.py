@@ -14,11 +14,12 @@ from roll.config.examples import ExampleColumns
 from roll.data.bad_rows import BadRows
 from roll.data.cells import BadRow, Row, column
 from roll.data.conversations import MessageReader, RowView, check_columns
+from roll.data.conversations.fields import UnconsumedMedia
 from roll.data.examples.conversations import RowReading
 from roll.data.examples.repeated import repeats
 from roll.data.source import content_of_message, content_of_rest, texts_in, texts_of_tools
 from roll.errors import DataError, short
-from roll.types import Conversation, Example
+from roll.types import Conversation, Example, content_key
 
 __all__ = ["ExampleKind", "ExampleReader"]
 
@@ -35,6 +36,7 @@ class ExampleReader:
     Args:
         special_in: finds a special token in a text of a chat.
         bad: takes in what is wrong with which rows.
+        pipeline: that reads them, for messages.
     """
 
     def __init__(
@@ -44,8 +46,9 @@ class ExampleReader:
         kind: ExampleKind,
         special_in: Callable[[str], str | None],
         bad: BadRows,
+        pipeline: str = "",
     ) -> None:
-        self._config, self._domain, self._kind = config, domain, kind
+        self._config, self._domain, self._kind, self._pipeline = config, domain, kind, pipeline
         self._special_in = special_in
         self.held_out, self.limit = config.held_out, config.limit
         self._bad = bad
@@ -55,6 +58,8 @@ class ExampleReader:
         """See `RowReader.read`."""
         try:
             return self._example(row, key, where)
+        except UnconsumedMedia as error:
+            raise error.by(self._pipeline) from None
         except DataError:
             raise
         except Exception as error:  # rows that Python makes may be of classes that fail with anything
@@ -109,8 +114,8 @@ class ExampleReader:
         if conversation.text is not None:
             return [conversation.text[: _common(*(str(c.text) for c in item.conversations))]]
         given = max(conversation.num_given, 1)
-        first = next(i for i, m in enumerate(conversation.messages) if m["role"] == "assistant" and i >= given)
-        return [m["content"] for m in conversation.messages[:first]]
+        first = next(i for i, m in enumerate(conversation.messages) if m.role == "assistant" and i >= given)
+        return [content_key(m.content) for m in conversation.messages[:first]]
 
     def content(self, item: Example) -> Iterable[str]:
         """Everything that makes it another example than others."""
@@ -128,7 +133,7 @@ class ExampleReader:
             if found is not None:
                 raise BadRow(
                     "special token in a message",
-                    f"{where}: the {message['role']}'s message contains {found!r}, which the model would take for the "
+                    f"{where}: the {message.role}'s message contains {found!r}, which the model would take for the "
                     "token that its template puts between messages: remove it, or give such rows as `text`.",
                 )
         found = next(filter(None, map(self._special_in, texts_of_tools(conversation.tools))), None)
@@ -155,7 +160,7 @@ def _single(conversation: Conversation, kind: ExampleKind) -> Conversation:
 
 def _check_marks(conversation: Conversation, kind: ExampleKind, where: str) -> None:
     """Check that an answer is left to learn, and that none that is judged is marked as context only."""
-    answers = [i for i, message in enumerate(conversation.messages) if message["role"] == "assistant"]
+    answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     if conversation.untrained and conversation.untrained.issuperset(i for i in answers if i >= conversation.num_given):
         raise BadRow("nothing to learn", f"{where}: every answer of it is marked as not to be learnt.")
     if kind != "supervised" and any(place >= conversation.num_given for place in conversation.untrained):
@@ -182,12 +187,12 @@ def _pair(reading: RowReading, config: ExampleColumns, where: str) -> tuple[Conv
         return chosen, rejected
     a, b = chosen.messages, rejected.messages
     common = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-    other = next((side[common] for side in (a, b) if len(side) > common and side[common]["role"] != "assistant"), None)
+    other = next((side[common] for side in (a, b) if len(side) > common and side[common].role != "assistant"), None)
     if other is not None:
         raise BadRow(
             "different prompts",
             f"{where}: the two answers are to different prompts, since only one of them has this message of the "
-            f"{other['role']}: {short(other['content'])}. Compare answers to the same.",
+            f"{other.role}: {short(content_key(other.content))}. Compare answers to the same.",
         )
     sides = [
         reading.checked(replace(side, num_given=common), f"{where}, column '{key}'")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from roll.data.cells import BadRow
 from roll.data.conversations import MessageReader, ReadMessages, prompt_of_text
-from roll.types import Conversation, Message
+from roll.types import Conversation, Message, content_key, with_texts
 
 __all__ = ["repeats"]
 
@@ -70,7 +71,7 @@ def repeats(
 
 
 def _contents(messages: Sequence[Message]) -> list[str]:
-    return [message["content"] for message in messages]
+    return [content_key(message.content) for message in messages]
 
 
 def _has(conversation: Conversation, read: ReadMessages) -> bool:
@@ -83,9 +84,9 @@ def _has(conversation: Conversation, read: ReadMessages) -> bool:
     return True
 
 
-def _squeezed(message: Message) -> dict[str, Any]:
+def _squeezed(message: Message) -> Message:
     """Return the message without the white space of its content."""
-    return {**message, "content": "".join(message["content"].split())}
+    return replace(message, content=with_texts(message.content, lambda text: "".join(text.split())))
 
 
 def _is_rendering(text: str, conversation: Conversation) -> bool:
@@ -95,7 +96,7 @@ def _is_rendering(text: str, conversation: Conversation) -> bool:
     known = _ROLES | _words_beside_contents(conversation)
     position = 0
     for i, message in enumerate(conversation.messages):
-        said = "".join(message["content"].split())
+        said = "".join(message.text.split())
         begin = squeezed.find(said, position)
         while begin >= 0 and not (
             _is_apart(text, places[begin], places[begin + len(said) - 1] + 1 if said else places[begin])
@@ -104,7 +105,7 @@ def _is_rendering(text: str, conversation: Conversation) -> bool:
             begin = squeezed.find(said, begin + 1) if begin - position < _LONGEST_HEADER else -1
         if begin >= 0:
             position = begin + len(said)
-        elif i or message["role"] != "system":
+        elif i or message.role != "system":
             return False
     return _is_header(text[places[position] :], known)
 
@@ -124,7 +125,7 @@ def _is_header(text: str, known: frozenset[str]) -> bool:
 def _words_beside_contents(conversation: Conversation) -> frozenset[str]:
     """Return the words of a conversation's calls, reasoning and tools, which templates write between its messages."""
     beside = [
-        {name: value for name, value in message.items() if name not in ("role", "content")}
+        {name: value for name, value in message.to_dict().items() if name not in ("role", "content")}
         for message in conversation.messages
     ]
     if not any(beside) and not conversation.tools:

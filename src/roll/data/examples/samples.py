@@ -98,7 +98,7 @@ class Rendering:
 
     def _refuse_books(self, conversations: tuple[Conversation, ...], limit: int) -> None:
         """Texts that cannot fit, whatever their tokens are; it takes a minute to make tokens of the longest lines."""
-        longest = max(len(c.text or "") + sum(len(m["content"]) for m in c.messages) for c in conversations)
+        longest = max(len(c.text or "") + sum(len(m.text) for m in c.messages) for c in conversations)
         if longest > LONG and longest > limit * self.renderer.longest_token:
             raise UnusableExample(
                 TOO_LONG,

@@ -28,7 +28,7 @@ class ArithmeticExamplesSource:
         prompt = self._prompts[number]
         asked = " ".join(map(str, self._prompts.terms(number)))
         text = self._answer_template.replace("{sum}", asked).replace("{answer}", prompt.answer)
-        answer: Message = {"role": "assistant", "content": text}
+        answer = Message(role="assistant", content=text)
         conversation = Conversation(messages=(*prompt.messages, answer), num_given=len(prompt.messages))
         return Example(uid=prompt.uid, domain=prompt.domain, conversations=(conversation,))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from roll.errors import RollError
+from roll.types import Content, texts_of
 
 __all__ = ["Tool", "ToolCall", "ToolError", "ToolResult", "ToolSource", "signature"]
 
@@ -34,7 +35,7 @@ class Tool(Protocol):
         """JSON schema of the arguments: an object with `properties`."""
         ...
 
-    def call(self, arguments: Mapping[str, Any], /) -> str | Awaitable[str]:
+    def call(self, arguments: Mapping[str, Any], /) -> Content | Awaitable[Content]:
         """Use it; may be `async def`. The arguments obey the schema.
 
         Raises:
@@ -71,9 +72,14 @@ class ToolResult:
     """What became of a call."""
 
     call: ToolCall
-    text: str
+    content: Content
     """For the model."""
     ok: bool
+
+    @property
+    def text(self) -> str:
+        """The texts of the content, which forms of calls write; its media stand behind what they make of it."""
+        return "".join(texts_of(self.content))
 
 
 def signature(tool: Tool) -> dict[str, Any]:

@@ -20,6 +20,7 @@ from roll.envs.base import Started, Stepped, awaited
 from roll.envs.tools.base import Tool, ToolCall, ToolResult, ToolSource, signature
 from roll.envs.tools.calls import TEMPLATE, form_named
 from roll.envs.tools.toolbox import Toolbox
+from roll.types import Content, TextPart, content_key, joined_content, media_in
 
 __all__ = ["ToolEnv", "ToolRewards"]
 
@@ -195,7 +196,7 @@ class ToolEnv:
         observation, info = await awaited(self.env.reset(seed))
         self._episode = _Episode(state=str(info.get("state", "")))
         if self._explain and self._max_tool_uses and self._form_name != TEMPLATE:
-            observation = f"{observation}\n\n{self._form.explain(self._toolbox.tools)}"
+            observation = joined_content([observation, self._form.explain(self._toolbox.tools)])
         counts = self._episode.counts.info() | previous.info("prev_ep_")
         told = {"tools": [signature(tool) for tool in self._toolbox.tools]} if self._form_name == TEMPLATE else {}
         return observation, {**info, **counts, **told, "use_tool": False}
@@ -217,14 +218,19 @@ class ToolEnv:
         counts.uses += len(problems)
         counts.malformed += len(problems)
         reward += self._rewards.format * len(problems)
-        shown = [self._form.result(result) for result in results] + list(problems)
-        observation = "\n".join(shown) or "No call was made: too many uses of tools."
-        for part in (action, observation):
+        shown = [*map(self._shown, results), *problems]
+        observation = joined_content(shown, "\n") or "No call was made: too many uses of tools."
+        for part in (action, content_key(observation)):
             episode.digest.update(part.encode(errors="replace") + b"\0")
         if counts.uses >= self._max_tool_uses:
-            observation += _LAST_USE
+            observation = joined_content([observation, _LAST_USE], "")
         info = {"state": self._state(), **counts.info(), "use_tool": True}
         return observation, reward, False, False, info
+
+    def _shown(self, result: ToolResult) -> Content:
+        """Return a result in the form of the calls; pictures and the like follow it."""
+        written, media = self._form.result(result), media_in(result.content)
+        return (TextPart(text=written), *media) if media else written
 
     async def _used(self, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
         """One after the other, as far as uses are left."""

@@ -12,6 +12,7 @@ from roll.envs.heard import plain
 from roll.envs.tools.base import Tool, ToolCall, ToolError, ToolResult
 from roll.errors import ConfigError, InfraError, raised_at
 from roll.registry import nearest
+from roll.types import Content, with_texts
 
 __all__ = ["Toolbox", "cut"]
 
@@ -49,12 +50,13 @@ class Toolbox:
             InfraError: the tool failed, or took too long: not the model's doing.
         """
         try:
-            text = await self._called(call)
+            content = await self._called(call)
         except ToolError as error:
-            return ToolResult(call=call, text=plain(cut(str(error), self.max_result_chars)), ok=False)
-        return ToolResult(call=call, text=plain(cut(text, self.max_result_chars)), ok=True)
+            return ToolResult(call=call, content=plain(cut(str(error), self.max_result_chars)), ok=False)
+        said = with_texts(content, lambda text: plain(cut(text, self.max_result_chars)))
+        return ToolResult(call=call, content=said, ok=True)
 
-    async def _called(self, call: ToolCall) -> str:
+    async def _called(self, call: ToolCall) -> Content:
         tool = self.by_name.get(call.name)
         if tool is None:
             hint = nearest(call.name, list(self.by_name))

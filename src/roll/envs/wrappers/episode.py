@@ -6,6 +6,7 @@ from typing import Any
 
 from roll.envs.base import EnvWrapper, Started, Stepped
 from roll.errors import ConfigError
+from roll.types import Content
 
 __all__ = ["EpisodeTracking", "TimeLimit"]
 
@@ -21,7 +22,7 @@ class EpisodeTracking(EnvWrapper):
         super().__init__(env)
         self._steps, self._rewards = 0, 0.0
 
-    def on_reset(self, observation: str, info: dict[str, Any]) -> Started:
+    def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
         before = {"prev_ep_step_counter": self._steps, "prev_ep_cumulative_rewards": self._rewards}
         self._steps, self._rewards = 0, 0.0
         return observation, {**info, "step_counter": 0, "cumulative_rewards": 0.0, **before}
@@ -47,7 +48,7 @@ class TimeLimit(EnvWrapper):
             raise ConfigError(f"a time limit of {max_turns} turns leaves none: give at least 1.")
         self._max_turns, self._turns = max_turns, 0
 
-    def on_reset(self, observation: str, info: dict[str, Any]) -> Started:
+    def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
         self._turns = 0
         return observation, info
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from roll.envs.base import EnvWrapper, Started, Stepped, shown
 from roll.errors import ConfigError
+from roll.types import Content, text_of
 
 __all__ = ["ObservationHistory"]
 
@@ -51,18 +52,19 @@ class ObservationHistory(EnvWrapper):
         self._seen: deque[tuple[str, bool]] = deque(maxlen=None if last is None else last + 1)
         self._done: deque[str] = deque(maxlen=last)
 
-    def on_reset(self, observation: str, info: dict[str, Any]) -> Started:
+    def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
         self._seen.clear()
         self._done.clear()
+        said = text_of(observation)
         if self._chat == "on_reset":
-            observation = self._rendered([{"role": "user", "content": observation}])
-        self._seen.append((observation, bool(info.get("use_tool"))))
+            said = self._rendered([{"role": "user", "content": said}])
+        self._seen.append((said, bool(info.get("use_tool"))))
         return shown(self._history(), info), _without_shown(info)
 
     def on_step(self, action: str, stepped: Stepped) -> Stepped:
         observation, reward, terminated, truncated, info = stepped
         self._done.append(info.get("parsed_action", action))
-        self._seen.append((observation, bool(info.get("use_tool"))))
+        self._seen.append((text_of(observation), bool(info.get("use_tool"))))
         return shown(self._history(), info), reward, terminated, truncated, _without_shown(info)
 
     def _history(self) -> str:

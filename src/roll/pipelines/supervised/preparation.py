@@ -52,7 +52,9 @@ def prepare(
         )
     check_rotation(model_path, asked or longest, "training.max_example_tokens")
     tokenizer = load_tokenizer(model_path, trust_remote_code=config.model.trust_remote_code)
-    examples = build_examples(config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end)
+    examples = build_examples(
+        config.data, kind, tokenizer, config.seed, asked or longest, score_at_end=score_at_end, pipeline=config.pipeline
+    )
     training = _from(config.training, examples.train.num_items, at or RunState())
     return Prepared(model_path=model_path, examples=examples, training=training)
 
@@ -79,7 +81,7 @@ def planned_steps(config: SupervisedConfig, kind: ExampleKind, at: RunState) -> 
     training = config.training
     if training.num_steps and training.num_epochs is None:
         return training.num_steps
-    return _from(training, count_examples(config.data, kind, config.seed), at).num_steps
+    return _from(training, count_examples(config.data, kind, config.seed, config.pipeline), at).num_steps
 
 
 def held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:

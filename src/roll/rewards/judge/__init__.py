@@ -118,7 +118,11 @@ class Judge:
         """What `read` makes of the reply, kept or new."""
         config = self._config
         key = content_key(
-            self._chat.identity, list(messages), config.temperature, config.max_reply_tokens, list(schema["properties"])
+            self._chat.identity,
+            [message.to_dict() for message in messages],
+            config.temperature,
+            config.max_reply_tokens,
+            list(schema["properties"]),
         )
         self._usage.num_asked += 1
         kept = self._cache.get(key)

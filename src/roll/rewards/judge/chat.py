@@ -153,7 +153,7 @@ class EndpointChat:
         config = self._config
         body: dict[str, Any] = {
             "model": config.model,
-            "messages": [dict(message) for message in messages],
+            "messages": [message.to_dict() for message in messages],
             "temperature": config.temperature,
             "max_tokens": config.max_reply_tokens,
         }

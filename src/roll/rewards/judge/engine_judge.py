@@ -84,7 +84,7 @@ class JudgeModel:
             DataError: the model's chat template refuses it.
         """
         harmless: list[Message] = [
-            {"role": message["role"], "content": self._defused(message["content"])} for message in messages
+            Message(role=message.role, content=self._defused(message.text)) for message in messages
         ]
         return self._renderer.render(harmless if self._has_system else _without_system(harmless)).tolist()
 
@@ -98,7 +98,7 @@ class JudgeModel:
 
     def _accepts_system(self) -> bool:
         try:
-            self._renderer.render([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+            self._renderer.render([Message(role="system", content="a"), Message(role="user", content="b")])
         except DataError:
             return False
         return True
@@ -111,10 +111,10 @@ def _ends(token: str | None) -> bool:
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
     """What the system says, before the first that a user says."""
-    said = "\n\n".join(message["content"] for message in messages if message["role"] == "system")
-    others = [message for message in messages if message["role"] != "system"]
+    said = "\n\n".join(message.text for message in messages if message.role == "system")
+    others = [message for message in messages if message.role != "system"]
     if said and others:
-        others[0] = {"role": others[0]["role"], "content": f"{said}\n\n{others[0]['content']}"}
+        others[0] = Message(role=others[0].role, content=f"{said}\n\n{others[0].text}")
     return others
 
 

@@ -81,10 +81,10 @@ def _marked(name: str, text: str) -> str:
 
 def _question(conversation: Sequence[Message]) -> str:
     """The last user message, or the whole conversation where there is more to it."""
-    asked = [message for message in conversation if message["role"] != "system"]
+    asked = [message for message in conversation if message.role != "system"]
     if len(asked) == 1:
-        return asked[0]["content"]
-    return "\n\n".join(f"{message['role']}: {message['content']}" for message in asked)
+        return asked[0].text
+    return "\n\n".join(f"{message.role}: {message.text}" for message in asked)
 
 
 def _rubric(rubric: str, reference: str) -> str:
@@ -121,7 +121,7 @@ def pointwise_messages(
             f'Reply with JSON: {{{_WHY if explain else ""}"score": {lowest} to {highest}}}',
         ]
     )
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
+    return [Message(role="system", content=_SYSTEM), Message(role="user", content=content)]
 
 
 def pairwise_messages(
@@ -139,16 +139,15 @@ def pairwise_messages(
             f'Reply with JSON: {{{_WHY if explain else ""}"winner": "A", "B" or "tie"}}',
         ]
     )
-    return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": content}]
+    return [Message(role="system", content=_SYSTEM), Message(role="user", content=content)]
 
 
 def repair_messages(messages: Sequence[Message], reply: str, problem: str) -> list[Message]:
     """Ask again, with what was wrong."""
     return [
         *messages,
-        {"role": "assistant", "content": reply[:4_000]},
-        {
-            "role": "user",
-            "content": f"{problem} Reply again, with one JSON object of the form asked for and nothing else.",
-        },
+        Message(role="assistant", content=reply[:4_000]),
+        Message(
+            role="user", content=f"{problem} Reply again, with one JSON object of the form asked for and nothing else."
+        ),
     ]

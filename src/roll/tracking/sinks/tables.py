@@ -44,7 +44,7 @@ def _row(step: int, rollout: Rollout, advantages: Mapping[str, float]) -> tuple[
         step,
         rollout.sample_id,
         cell(prompt.domain),
-        cell(prompt.asked[-1]["content"] if prompt.messages else prompt.uid),
+        cell(prompt.asked[-1].text if prompt.messages else prompt.uid),
         cell(rollout.text),
         cell(prompt.answer),
         reward.value if reward else None,

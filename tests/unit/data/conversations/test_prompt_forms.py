@@ -121,7 +121,7 @@ async def test_rlvr_prompts_with_the_beginning_of_an_answer_are_continued(plain:
     rollout = await single_answer(draw, 0, first, generate, data.renderer)
     assert rollout.text == "Let me think. <think> so 7</think>7"  # what rewards read
     assert rollout.token_ids.tolist() == ids.tolist()  # what is trained
-    assert [message["content"] for message in rollout.prompt.asked] == ["q"]
+    assert [message.text for message in rollout.prompt.asked] == ["q"]
 
 
 def test_rlvr_prompts_open_a_thought_once(default_model: Path) -> None:
@@ -172,7 +172,7 @@ def test_rlvr_bad_rows_are_counted_and_may_be_skipped(
     assert "row 1: there is no column 'prompt'" in said and "on_bad_row: skip" in said
     with caplog.at_level(logging.WARNING):
         data = prompt_data(plain, rows, on_bad_row="skip")
-    assert {draw.prompt.messages[0]["content"] for draw in data.train.draw(2)} == {"good", "fine"}
+    assert {draw.prompt.messages[0].text for draw in data.train.draw(2)} == {"good", "fine"}
     assert data.train.num_items == 2
     assert "5 of 9 rows" in caplog.text and "2 of 4 rows" in caplog.text  # read, and then rendered
     with pytest.raises(DataError, match="leaves no prompt for training: its rows are held out or left out"):

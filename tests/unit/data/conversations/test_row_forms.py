@@ -287,7 +287,7 @@ def test_sft_rows_give_arguments_to_the_template(
 @pytest.mark.parametrize("column", ["images", "image", "videos", "audio"])
 def test_rows_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerBase, column: str) -> None:
     row = messages(USER, ANSWER, **{column: ["a.png"]})
-    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'\n.*not read yet"):
+    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'\n.*not consumed by this pipeline yet"):
         row_examples(plain, [row])
     assert row_examples(plain, [row], ignored_fields=[column]).train.num_items == 1
     assert row_examples(plain, [messages(USER, ANSWER, **{column: []})]).train.num_items == 1
@@ -433,7 +433,7 @@ def test_sft_fields_are_compared_in_a_time_that_does_not_grow_with_the_square_of
     monkeypatch.setattr(ChatTemplate, "render", counted)
     called = {"role": "assistant", "content": "", "tool_calls": [CALL]}
     turns = [USER, called, {"role": "tool", "content": "t"}, ANSWER] * 20
-    ChatRenderer(qwen3).check_shown(turns, [], {})
+    ChatRenderer(qwen3).check_shown([Message.from_dict(turn) for turn in turns], [], {})
     assert sum(rendered) <= 10 * len(turns)
 
 
@@ -447,6 +447,6 @@ def test_sft_messages_of_many_calls_take_linear_time() -> None:
             return False
 
     calls = [{"function": {"name": "f", "arguments": {"x": f"{i}"}}} for i in range(1000)]
-    message: Message = {"role": "assistant", "content": "", "tool_calls": calls}
+    message = Message(role="assistant", content="", tool_calls=tuple(calls))
     assert not shows_arguments_as_python([message], Text())
     assert 0 < len(looked) <= 10

@@ -296,7 +296,7 @@ def test_lines_that_are_no_rows_are_counted_and_left_out_like_others(world: Worl
     examples = build(on_bad_row="skip")
     assert examples.report.bad["file"].counts.total() == 3
     draws = examples.train.draw(3)
-    assert sorted(draw.example.conversations[0].messages[0]["content"] for draw in draws) == ["0?", "1?", "2?"]
+    assert sorted(draw.example.conversations[0].messages[0].text for draw in draws) == ["0?", "1?", "2?"]
 
 
 def test_what_cannot_fit_is_not_tokenised(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

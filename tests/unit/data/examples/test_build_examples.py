@@ -174,7 +174,9 @@ def test_content_in_parts_is_joined(world: World) -> None:
     parts = [{"type": "text", "text": "1 + "}, {"type": "text", "text": "1?"}]
     assert world.texts({"messages": [{"role": "user", "content": parts}, ANSWER]}) == [(CHAT, "2<|im_end|>")]
     image = {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}
-    assert "a part of `content` is of type 'image', which is not read yet" in world.refusal([image])
+    assert "a part of `content` is of type 'image': pictures, sound and films are not consumed by" in world.refusal(
+        [image]
+    )
 
 
 def test_answers_without_a_prompts_column_are_texts_that_differ_at_their_end(world: World) -> None:
@@ -239,8 +241,8 @@ def test_further_columns_are_metadata(world: World) -> None:
 def test_the_same_question_is_never_on_both_sides(world: World) -> None:
     rows = [{"prompt": f"{i % 50}?", "completion": str(i)} for i in range(200)]
     examples = world.examples(rows, held_out=0.3)
-    held_out = {e.conversations[0].messages[0]["content"] for e in (d.example for d in examples.evaluation(200))}
-    trained = {d.example.conversations[0].messages[0]["content"] for d in examples.train.draw(examples.train.num_items)}
+    held_out = {e.conversations[0].messages[0].text for e in (d.example for d in examples.evaluation(200))}
+    trained = {d.example.conversations[0].messages[0].text for d in examples.train.draw(examples.train.num_items)}
     assert held_out and trained and not held_out & trained and len(held_out | trained) == 50
 
 

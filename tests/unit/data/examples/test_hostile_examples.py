@@ -26,6 +26,7 @@ from roll.data import ChatRenderer
 from roll.data.examples import Examples, build_examples
 from roll.errors import DataError
 from roll.models import load_tokenizer
+from roll.types import Message
 
 TEMPLATE_CODE = "{{ 7 * 7 }}{% for i in range(10**9) %}x{% endfor %}{{ raise_exception('no') }}{% generation %}"
 
@@ -303,17 +304,17 @@ def test_merging_tokens_never_move_a_border(merging: PreTrainedTokenizerBase, te
     tokenizer = merging
     renderer = ChatRenderer(tokenizer)
     messages: Any = [
-        {"role": "assistant" if i % 2 else "user", "content": text}
+        Message(role="assistant" if i % 2 else "user", content=text)
         for i, text in enumerate(texts[: len(texts) // 2 * 2])
         if text.strip() or not i % 2
     ]
-    while messages and messages[-1]["role"] == "user":
+    while messages and messages[-1].role == "user":
         messages.pop()
     if not messages:
         return
     ids, mask = renderer.conversation(messages)
     borders = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
     found = [tokenizer.decode(ids[a:b]) for a, b in zip(borders[::2], borders[1::2], strict=True)]
-    assert found == [f"{m['content']}<|im_end|>" for m in messages if m["role"] == "assistant"]
-    rendered = tokenizer.apply_chat_template(messages, tokenize=False)
+    assert found == [f"{m.text}<|im_end|>" for m in messages if m.role == "assistant"]
+    rendered = tokenizer.apply_chat_template([m.to_dict() for m in messages], tokenize=False)
     assert tokenizer.decode(ids) == rendered

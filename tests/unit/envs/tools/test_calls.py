@@ -296,7 +296,7 @@ def test_no_text_makes_a_parser_raise(parts: list[str]) -> None:
         assert len(found.calls) <= MOST_CALLS
         for call in found.calls:
             form.render([call])
-            form.result(ToolResult(call=call, text="x", ok=True))
+            form.result(ToolResult(call=call, content="x", ok=True))
 
 
 @pytest.mark.parametrize("form", list(FORMS))
@@ -316,7 +316,7 @@ def test_deep_json_is_refused_before_anything_walks_it() -> None:
 
 
 def test_every_form_but_the_templates_explains_every_tool_and_says_results() -> None:
-    result = ToolResult(call=ToolCall(name="search", arguments={}, id="a1"), text="found it", ok=True)
+    result = ToolResult(call=ToolCall(name="search", arguments={}, id="a1"), content="found it", ok=True)
     for name, form in FORMS.items():
         text = form.explain(list(TOOLS.values()))
         assert (text == "") if name == "template" else all(tool in text for tool in TOOLS)

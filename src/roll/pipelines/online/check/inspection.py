@@ -140,14 +140,16 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
     context = config.inference.max_context or report.model.context_length
     if context <= config.rollout.max_new_tokens:
         return  # a problem already
-    data = build_data(config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens)
+    data = build_data(
+        config.data, tokenizer, config.seed, context - config.rollout.max_new_tokens, pipeline=config.pipeline
+    )
     report.longest_prompt = data.longest_prompt or context - config.rollout.max_new_tokens
     wanted = report.longest_prompt + config.max_rollout_tokens
     report.max_context = config.inference.max_context or min(context, wanted)
     check_rotation(directory, report.max_context, "inference.max_context")
     report.train_prompts = {domain: entry["num_prompts"] for domain, entry in data.train.state().items()}
     report.num_held_out = len(data.held_out)
-    begun = run_to_end(first_observations(config.data, config.sandbox))
+    begun = run_to_end(first_observations(config.data, config.sandbox, config.pipeline))
     for _ in range(MAX_DRAWS):
         (draw,) = data.train.draw(1)
         if draw.prompt.environment is not None and draw.prompt.domain in begun:
@@ -164,7 +166,7 @@ def _count_prompts(report: Report, config: GeneratingConfig) -> None:
 
     for entry in config.data:
         domain = entry.domain or entry.source
-        training, held_out = load_source(entry, domain, config.seed)
+        training, held_out = load_source(entry, domain, config.seed, config.pipeline)
         report.examples[domain] = training[0]
         report.train_prompts[domain] = len(training)
         report.num_held_out += len(held_out)
@@ -184,7 +186,7 @@ def _look_at_references(report: Report, config: GeneratingConfig) -> None:
     prompts: dict[str, list[Prompt]] = {}
     for entry in config.data:
         domain = entry.domain or entry.source
-        training, _ = load_source(entry, domain, config.seed)
+        training, _ = load_source(entry, domain, config.seed, config.pipeline)
         prompts[domain] = [training[index] for index in range(min(len(training), MAX_REFERENCES))]
     for check in run_to_end(references_of_sources(config.data, prompts)):
         (report.problems if check.is_refused else report.notes).append(str(check))

@@ -1,0 +1,152 @@
+"""Messages with typed parts: what they are as JSON, what tells them apart, and text that stays text."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import pickle
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roll.data.source import PromptList, content_hash, content_of_message
+from roll.errors import UnsupportedError
+from roll.types import (
+    AudioPart,
+    Content,
+    ImagePart,
+    Message,
+    Prompt,
+    TextPart,
+    VideoPart,
+    content_key,
+    content_of,
+    described,
+    joined_content,
+    text_of,
+    with_texts,
+)
+
+DIGESTS = st.binary(min_size=1, max_size=4).map(lambda data: hashlib.sha256(data).hexdigest())
+GRIDS = st.none() | st.tuples(*[st.integers(1, 64)] * 3)
+TEXTS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x00"), max_size=8)
+MEDIA = st.builds(
+    lambda kind, digest, grid, source: kind(digest=digest, grid=grid, source=source),
+    st.sampled_from([ImagePart, AudioPart, VideoPart]),
+    DIGESTS,
+    GRIDS,
+    st.sampled_from(["", "pictures/a.png"]),
+)
+PARTS = st.lists(st.builds(lambda text: TextPart(text=text), TEXTS) | MEDIA, min_size=1, max_size=4)
+CONTENTS: st.SearchStrategy[Content] = TEXTS | PARTS.map(content_of)
+CALL = {"type": "function", "function": {"name": "look", "arguments": {"at": 1}}}
+MESSAGES = st.builds(
+    lambda **fields: Message(**fields),
+    role=st.sampled_from(["system", "user", "assistant", "tool"]),
+    content=CONTENTS,
+    reasoning=st.none() | TEXTS,
+    tool_calls=st.sampled_from([(), (CALL,), (CALL, CALL)]),
+    tool_call_id=st.none() | st.just("call00001"),
+    name=st.none() | st.just("look"),
+)
+ONE, OTHER = (hashlib.sha256(name).hexdigest() for name in (b"one", b"other"))
+
+
+@given(MESSAGES)
+def test_messages_become_json_and_come_back(message: Message) -> None:
+    again = Message.from_dict(json.loads(json.dumps(message.to_dict())))
+    assert again == message == pickle.loads(pickle.dumps(message))
+    assert [part.source for part in again.media] == [part.source for part in message.media]
+
+
+@given(CONTENTS, CONTENTS)
+def test_contents_have_equal_keys_only_where_they_are_equal(one: Content, other: Content) -> None:
+    assert (content_key(one) == content_key(other)) == (_flat(one) == _flat(other))
+
+
+def _flat(content: Content) -> list[Any]:
+    """Return a content with neighboring texts as one: parts that are cut elsewhere say the same."""
+    found: list[Any] = []
+    for part in (TextPart(text=content),) if isinstance(content, str) else content:
+        if isinstance(part, TextPart):
+            found += [] if not part.text else [part.text]
+            if len(found) > 1 and isinstance(found[-2], str) and part.text:
+                found[-2:] = [found[-2] + found[-1]]
+        else:
+            found.append(part)
+    return found
+
+
+@given(TEXTS)
+def test_a_content_without_media_is_the_text_itself(text: str) -> None:
+    assert content_of(text) is text and content_key(text) is text and text_of(text) is text and described(text) is text
+    assert content_of([{"type": "text", "text": text}, TextPart(text="!")]) == f"{text}!"
+    message = Message(role="user", content=text)
+    assert message.text is text and message.media == ()
+    assert message.to_dict() == {"role": "user", "content": text}
+
+
+def test_parts_of_other_kinds_are_never_equal() -> None:
+    image, audio, video = (part(digest=ONE) for part in (ImagePart, AudioPart, VideoPart))
+    assert len({image, audio, video, ImagePart(digest=OTHER), ImagePart(digest=ONE, grid=(1, 2, 2))}) == 5
+    assert image == ImagePart(digest=ONE, source="elsewhere.png")  # one content, wherever it was read
+    assert len({content_key((part,)) for part in (image, audio, video)}) == 3
+
+
+@pytest.mark.parametrize("digest", ["", "0X12", "ABCDEF", "g0", "../a.png"])
+def test_a_digest_that_is_no_hexadecimal_is_refused(digest: str) -> None:
+    with pytest.raises(ValueError, match="must be lower-case hexadecimal"):
+        ImagePart(digest=digest)
+
+
+@pytest.mark.parametrize(
+    "value", [None, 3, [3], [{"type": "image"}], [{"type": "smell", "digest": "00"}], [{"type": "text"}], [{}], [[]]]
+)
+def test_what_is_no_content_is_refused(value: Any) -> None:
+    with pytest.raises(ValueError, match="content"):
+        content_of(value)
+
+
+def test_code_that_knows_texts_alone_refuses_media_by_kind_and_source() -> None:
+    message = Message(role="user", content=(TextPart(text="Look: "), ImagePart(digest=ONE, source="rows.jsonl:3")))
+    with pytest.raises(UnsupportedError, match=r"a part of kind 'image' \(from rows.jsonl:3\), which is not supported"):
+        _ = message.text
+    assert described(message.content) == f"Look: [image {ONE[:12]}]"
+
+
+def test_contents_are_joined_and_changed_around_their_media() -> None:
+    image = ImagePart(digest=ONE)
+    assert joined_content(["a", "b"]) == "a\n\nb"
+    joined = joined_content(["a", (image, TextPart(text="b"))], " ")
+    assert joined == (TextPart(text="a"), TextPart(text=" "), image, TextPart(text="b"))
+    assert with_texts(joined, str.upper) == (TextPart(text="A"), TextPart(text=" "), image, TextPart(text="B"))
+    assert with_texts("a", str.upper) == "A"
+
+
+def test_fingerprints_and_held_out_splits_tell_pictures_apart() -> None:
+    def prompt(*content: Any) -> Prompt:
+        return Prompt(uid="d/1", domain="d", messages=(Message(role="user", content=content_of(list(content))),))
+
+    text = TextPart(text="What is it?")
+    prompts = [prompt(text, *media) for media in ([], [ImagePart(digest=ONE)], [ImagePart(digest=OTHER)])]
+    prompts.append(prompt(ImagePart(digest=ONE), text))
+    assert len({PromptList([one]).fingerprint for one in prompts}) == 4
+    assert len({content_hash(map(content_of_message, one.messages)) for one in prompts}) == 4
+    same = prompt(text, ImagePart(digest=ONE, source="a copy.png"))
+    assert PromptList([same]).fingerprint == PromptList([prompts[1]]).fingerprint
+
+
+def test_fingerprints_of_texts_are_what_they_were() -> None:
+    """A run of an earlier version goes on: its checkpoint has the fingerprints of then."""
+    called = Message(role="assistant", content="so", tool_calls=(CALL,), name="x")
+    assert content_of_message(Message(role="user", content="3 + 4")) == "user\x003 + 4"
+    assert content_of_message(called) == (
+        'assistant\x00so\x00{"name": "x", "tool_calls": [{"function": {"arguments": {"at": 1}, "name": "look"}, '
+        '"type": "function"}]}'
+    )
+    assert content_of_message(replace(called, tool_calls=(), name=None, reasoning="r")) == (
+        'assistant\x00so\x00{"reasoning_content": "r"}'
+    )
