@@ -27,6 +27,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    SequenceMedia,
     WeightReceipt,
     WeightUpdate,
 )
@@ -111,8 +112,8 @@ class RayEngine:
                 self._reported = await self._await(self._actor.load.remote())
                 await asyncio.sleep(REPORT_EVERY_S)
 
-    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        return await self._await(self._actor.call.remote("logprobs", list(sequences)))
+    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
+        return await self._await(self._actor.call.remote("logprobs", list(sequences), list(media)))
 
     async def abort(self, request_ids: Collection[str]) -> None:
         await self._await(self._actor.call.remote("abort", list(request_ids)))

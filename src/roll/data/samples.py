@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from roll.types import IntArray, Rollout, TrainingBatch, TrainingSample
+from roll.types import IntArray, MediaSpan, Rollout, TrainingBatch, TrainingSample, sliced_media
 
 __all__ = ["build_batch", "build_samples"]
 
@@ -36,7 +36,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
     cuts = rollout.contexts
     ends = [start for start, _ in cuts[1:]] + [num_tokens]
 
-    def sample(number: int, context: IntArray, own: slice) -> TrainingSample:
+    def sample(number: int, context: IntArray, media: Sequence[MediaSpan], own: slice) -> TrainingSample:
         def behind(values: NDArray[Any], before: Any) -> NDArray[Any]:
             return np.concatenate([np.full(len(context), before, values.dtype), values[own]])
 
@@ -49,7 +49,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
             prefix_length=len(context),
             token_ids=np.concatenate([context, rollout.token_ids[own]]).astype(np.int32, copy=False),
             loss_mask=behind(written, False),
-            attachments=rollout.prompt.attachments,
+            media=(*media, *sliced_media(rollout.media, own.start, own.stop, len(context))),
             advantages=np.zeros(len(context) + own.stop - own.start, np.float32),
             rollout_logprobs=behind(logprobs, 0.0),
             policy_versions=behind(rollout.policy_versions.astype(np.int32), -1),
@@ -60,8 +60,8 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
         )
 
     return tuple(
-        sample(number, context, slice(start, end))
-        for number, ((start, context), end) in enumerate(zip(cuts, ends, strict=True))
+        sample(number, context, media, slice(start, end))
+        for number, ((start, context), media, end) in enumerate(zip(cuts, rollout.context_media, ends, strict=True))
     )
 
 

@@ -50,6 +50,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    SequenceMedia,
     WeightReceipt,
     WeightUpdate,
 )
@@ -187,11 +188,11 @@ class HFEngine:
                 await asyncio.shield(self.abort([request.request_id]))
             raise
 
-    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Teacher-forced, each sequence by itself, under the current weights; see the protocol."""
         self._ready()
         async with self._device:
-            return await self._compute(self._ready().logprobs, sequences)
+            return await self._compute(self._ready().logprobs, sequences, media)
 
     async def abort(self, request_ids: Collection[str]) -> None:
         """End these requests after the step under way, with what they have."""

@@ -28,14 +28,14 @@ from roll.inference.hf_attention import (
     register_attention,
     round_up,
 )
-from roll.inference.hf_requests import Row
+from roll.inference.hf_requests import Row, prefill_key
 from roll.inference.hf_routing import RoutingRecord, answers_of_first_pass
 from roll.inference.hf_sampling import Sampler
 from roll.inference.hf_weights import apply_update
-from roll.inference.spec import EngineSpec
+from roll.inference.spec import EngineSpec, refuse_media
 from roll.models import describe_model, find_mixers, load_causal_lm
 from roll.openmp import start_spin_control
-from roll.types import FloatArray, IntArray, WeightUpdate
+from roll.types import FloatArray, IntArray, SequenceMedia, WeightUpdate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -131,7 +131,7 @@ class Decoder:
             self.rows.append(row)
             if len(past) == 0:
                 continue
-            source = computed.setdefault(past.tobytes(), slot)
+            source = computed.setdefault(prefill_key(row), slot)
             if source != slot:
                 self._cache.copy_row(source, slot, len(past))
                 known = self.rows[source].experts
@@ -175,8 +175,9 @@ class Decoder:
                 self._cache.copy_row(len(self.rows), slot, last.length - 1)
 
     @torch.inference_mode()
-    def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+    def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0."""
+        refuse_media("hf", *media)
         results = []
         for sequence in sequences:
             ids = torch.from_numpy(np.asarray(sequence, np.int64)).to(self.device)

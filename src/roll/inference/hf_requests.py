@@ -11,14 +11,19 @@ from collections.abc import Callable, Collection, Iterable
 import numpy as np
 
 from roll.errors import ConfigError, UserError
-from roll.inference.spec import EngineSpec, refuse_adapter
+from roll.inference.spec import EngineSpec, refuse_adapter, refuse_media
 from roll.registry import nearest
-from roll.types import FinishReason, Generation, GenerationRequest
+from roll.types import FinishReason, Generation, GenerationRequest, sequence_key
 
-__all__ = ["RequestQueue", "Row", "check_options", "check_request", "new_row", "row_uniforms"]
+__all__ = ["RequestQueue", "Row", "check_options", "check_request", "new_row", "prefill_key", "row_uniforms"]
 
 OPTIONS: dict[str, tuple[str, ...] | None] = {"admission": ("wave", "continuous"), "device": None}
 """Of `inference.options`, with what they may be."""
+
+
+def prefill_key(row: Row) -> bytes:
+    """Return what tells apart the tokens of rows that go through the network before the next is made."""
+    return sequence_key(row.tokens[: row.length - 1], row.request.media).tobytes()
 
 
 class Row:
@@ -151,6 +156,7 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
         UserError: empty, too long, or with tokens outside the vocabulary.
     """
     refuse_adapter("hf", request.adapter)
+    refuse_media("hf", request.media)
     name, prompt, new = request.request_id, len(request.token_ids), request.sampling.max_new_tokens
     if prompt < 1 or new < 1:
         raise UserError(f"request {name} has {prompt} prompt tokens and max_new_tokens={new}; both must be 1 or more.")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +13,9 @@ import numpy as np
 from roll.config.engines import ENGINES, LazyEngine, resolve_engine_kind
 from roll.errors import ConfigError, UnsupportedError
 from roll.protocols import InferenceEngine
+from roll.types import MediaSpan
 
-__all__ = ["EngineSpec", "build_engine", "engine_ahead", "expert_dtype", "refuse_adapter"]
+__all__ = ["EngineSpec", "build_engine", "engine_ahead", "expert_dtype", "refuse_adapter", "refuse_media"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,6 +60,19 @@ def refuse_adapter(kind: str, adapter: str | None) -> None:
         raise UnsupportedError(
             f"the {kind} engine cannot answer with adapters (lora), and was asked for '{adapter}': send the policy's "
             "weights with the adapter merged, or use an engine that can."
+        )
+
+
+def refuse_media(kind: str, *media: Iterable[MediaSpan]) -> None:
+    """Refuse sequences with media: for a kind of engine without the capability `supports_images`.
+
+    Raises:
+        UnsupportedError: one has some.
+    """
+    for span in (span for spans in media for span in spans):
+        raise UnsupportedError(
+            f"the {kind} engine consumes texts alone, and was sent a part of kind '{span.kind}': leave it out, or use "
+            "an engine that consumes it."
         )
 
 

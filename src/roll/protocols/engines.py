@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
-from roll.types import EngineLoad, FloatArray, Generation, GenerationRequest, IntArray, WeightReceipt, WeightUpdate
+from roll.types import (
+    EngineLoad,
+    FloatArray,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    SequenceMedia,
+    WeightReceipt,
+    WeightUpdate,
+)
 
 __all__ = ["InferenceEngine", "PauseMode", "SupportsReadback"]
 
@@ -30,8 +39,13 @@ class InferenceEngine(Protocol):
         """
         ...
 
-    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
-        """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0."""
+    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
+        """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0.
+
+        Args:
+            sequences: [L] tokens of each.
+            media: where media stand in each; empty where none has any.
+        """
         ...
 
     async def abort(self, request_ids: Collection[str]) -> None:

@@ -138,6 +138,7 @@ class Attempts:
         request = GenerationRequest(
             request_id=rollout_id.request_id(),
             token_ids=draw.token_ids,
+            media=draw.media,
             sampling=replace(plan.sampling, seed=request_seed(self.seed, plan.purpose, draw.draw_id, index)),
         )
         session = str(rollout_id) if self.replicate else f"{plan.purpose}-{draw.draw_id}"

@@ -133,6 +133,7 @@ def joined(
         index=index,
         prompt=draw.prompt,
         prompt_token_ids=draw.token_ids,
+        prompt_media=draw.media,
         token_ids=token_ids,
         logprobs=_joined_array(logprobs, np.float32),
         policy_versions=_joined_array(versions, np.int32),

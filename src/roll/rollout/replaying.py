@@ -16,7 +16,18 @@ import numpy as np
 
 from roll.errors import ReplayError
 from roll.rollout.loops import Generate
-from roll.types import Anchor, Branch, Generation, GenerationRequest, IntArray, Prompt, Rollout, Trajectory, Turn
+from roll.types import (
+    Anchor,
+    Branch,
+    Generation,
+    GenerationRequest,
+    IntArray,
+    MediaSpan,
+    Prompt,
+    Rollout,
+    Trajectory,
+    Turn,
+)
 
 __all__ = ["Played", "check_replay", "not_there", "recalling", "recorded"]
 
@@ -30,6 +41,8 @@ def recorded(rollout: Rollout) -> Trajectory:
         token_ids=rollout.token_ids,
         turns=rollout.spans,
         branches=rollout.branches,
+        prompt_media=rollout.prompt_media,
+        media=rollout.media,
         reward=rollout.reward.value,
     )
 
@@ -67,6 +80,8 @@ class Played:
     branches: Sequence[Branch]
     state: str
     """In which the next turn begins."""
+    prompt_media: tuple[MediaSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
 
 
 def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
@@ -76,7 +91,8 @@ def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
         ReplayError: it is not, with the first difference.
     """
     record, num_turns = anchor.trajectory, anchor.num_turns
-    if not np.array_equal(played.prompt_token_ids, record.prompt_token_ids):
+    same_prompt = np.array_equal(played.prompt_token_ids, record.prompt_token_ids)
+    if not same_prompt or played.prompt_media != record.prompt_media:
         raise not_there(prompt, anchor, "its first observation differs")
     for number, (turn, before) in enumerate(zip(played.turns, record.turns, strict=False), start=1):
         if turn.state != before.state or turn.start != before.start:
@@ -89,10 +105,11 @@ def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
         raise not_there(prompt, anchor, f"the state before turn {num_turns + 1} differs")
     branches = [branch for branch in record.branches if branch.start <= end]
     alike = len(played.branches) == len(branches) and all(
-        one.start == other.start and np.array_equal(one.context, other.context)
+        one.start == other.start and np.array_equal(one.context, other.context) and one.media == other.media
         for one, other in zip(played.branches, branches, strict=True)
     )
-    if not alike or not np.array_equal(tokens, record.token_ids[:end]):
+    media = tuple(span for span in record.media if span.start < end)
+    if not alike or not np.array_equal(tokens, record.token_ids[:end]) or played.media != media:
         raise not_there(prompt, anchor, f"what it says up to turn {num_turns + 1} differs")
 
 

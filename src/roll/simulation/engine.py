@@ -36,6 +36,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    SequenceMedia,
     WeightReceipt,
     WeightUpdate,
 )
@@ -177,7 +178,7 @@ class SimulatedEngine:
             self._leave(live)
             raise
 
-    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Zeros, after the time of prefilling the sequences by themselves."""
         self._check()
         costs = self.settings.costs

@@ -290,6 +290,11 @@ class Passes:
         """Whether the model has all tokens and experts of a batch: beyond its tables nothing looks again."""
         count = self._network.num_words
         for sample in batch.samples:
+            for span in sample.media:
+                raise UnsupportedError(
+                    f"sample {short(sample.sample_id)} has a part of kind '{span.kind}': trainers consume texts alone "
+                    "yet; leave it out"
+                )
             tokens = sample.token_ids
             if len(tokens) and not 0 <= tokens.min() <= tokens.max() < count:
                 wrong = int(tokens[(tokens < 0) | (tokens >= count)][0])

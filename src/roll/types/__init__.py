@@ -11,7 +11,9 @@ one `Group`), and each scored rollout becomes a `TrainingSample`. Control never 
 from roll.types.arrays import *  # noqa: F403
 from roll.types.engines import *  # noqa: F403
 from roll.types.examples import *  # noqa: F403
+from roll.types.generation import *  # noqa: F403
 from roll.types.losses import *  # noqa: F403
+from roll.types.media import *  # noqa: F403
 from roll.types.messages import *  # noqa: F403
 from roll.types.rollouts import *  # noqa: F403
 from roll.types.training import *  # noqa: F403

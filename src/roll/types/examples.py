@@ -44,8 +44,6 @@ class Example:
     """By how much the preferred answer of a pair is better (its margin), or a single answer's score."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
     """Further columns; plain data only."""
-    attachments: tuple[Any, ...] = ()
-    """As `Prompt.attachments`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, TypeAlias
 
-import numpy as np
-
-from roll.errors import InfraError
 from roll.types.arrays import FloatArray, IntArray
+from roll.types.generation import FinishReason
+from roll.types.media import MediaSpan
 from roll.types.messages import Message
 
 __all__ = [
@@ -21,9 +20,6 @@ __all__ = [
     "EnvironmentHost",
     "EnvironmentSettings",
     "Fate",
-    "FinishReason",
-    "Generation",
-    "GenerationRequest",
     "Group",
     "History",
     "HistoryKind",
@@ -33,14 +29,11 @@ __all__ = [
     "Rollout",
     "RolloutId",
     "RolloutStatus",
-    "SamplingParams",
     "Trajectory",
     "Turn",
 ]
 
 EnvironmentHost: TypeAlias = Literal["loop", "pool", "sandbox", "http"]
-FinishReason: TypeAlias = Literal["stop", "length", "abort", "context"]
-"""`context` is of rollouts alone: the context was full before the episode was over."""
 TRAIN, EXPERT = "train", "expert"
 """Purposes (`RolloutId.purpose`) of the rollouts that a step trains, and of demonstrations."""
 
@@ -115,8 +108,6 @@ class Prompt:
     """Further arguments of the chat template, such as `enable_thinking`."""
     text: str | None = None
     """What its source has in place of messages, where that is a text alone: it may be rendered already."""
-    attachments: tuple[Any, ...] = ()
-    """Multimodal inputs (pixel values with their grid, …), which text-only code does not look at; empty for text."""
 
     @property
     def prefill(self) -> str:
@@ -140,6 +131,8 @@ class PromptDraw:
     """[P] the prompt rendered through the model's chat template, generation prompt included."""
     position: int = -1
     """Where its domain's stream stood: what is needed to draw it again; -1 for one that no stream drew."""
+    media: tuple[MediaSpan, ...] = ()
+    """Where media stand in `token_ids`; empty for text, as in all records."""
     anchor: Anchor | None = None
     """At which all its rollouts begin; `None`: at the prompt."""
 
@@ -158,69 +151,6 @@ class Fate(StrEnum):
     FAILED = "failed"
     EXPIRED = "expired"
     """Given up unseen: too old, or redundant."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SamplingParams:
-    """How an engine samples. `logprobs` it returns are under this distribution."""
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    """0 means greedy; log-probs are then those of temperature 1."""
-    top_p: float = 1.0
-    top_k: int = 0
-    """0 means all tokens."""
-    stop_token_ids: tuple[int, ...] = ()
-    choices: tuple[int, ...] = ()
-    """Only these tokens may be sampled, and `Generation.choice_logprobs` weighs them; empty: every token may."""
-    seed: int | None = None
-    """Of this request alone, so a re-issued request does not depend on its neighbours' randomness."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GenerationRequest:
-    """One call of the policy, or of the adapter of it that is named: tokens in, tokens out."""
-
-    request_id: str
-    token_ids: IntArray
-    """[P]"""
-    sampling: SamplingParams
-    priority: int = 0
-    """Lower runs first where an engine must choose."""
-    adapter: str | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Generation:
-    """What an engine made of a request; partial when `finish_reason` is `abort`.
-
-    Raises:
-        InfraError: a log-prob is not finite. A loss that is computed from it would not be finite either.
-    """
-
-    request_id: str
-    token_ids: IntArray
-    """[T] includes the stop token that ended it."""
-    logprobs: FloatArray
-    """[T] of the sampled tokens, under the sampling distribution; finite."""
-    policy_versions: IntArray
-    """[T] the policy version that made each token, of the request's adapter where it named one."""
-    finish_reason: FinishReason
-    engine_id: str = ""
-    choice_logprobs: FloatArray | None = None
-    """[T, choices] of every token in `SamplingParams.choices`, among these alone; `None` where there are none."""
-    experts: IntArray | None = None
-    """[P + T, layers, k] int8 or int16 which experts a mixture's routers chose for each token of prompt and answer when
-    it first went through the engine; -1: unknown, as always for the last, which never did. `None`: not recorded."""
-
-    def __post_init__(self) -> None:
-        wrong = np.flatnonzero(~np.isfinite(self.logprobs))
-        if len(wrong):
-            raise InfraError(
-                f"engine '{self.engine_id}' returned {len(wrong)} of {len(self.logprobs)} log-probs that are not "
-                f"finite for request {self.request_id} (the first is {self.logprobs[wrong[0]]}, of token {wrong[0]}). "
-                "If this repeats, check the model's weights, and remove speculative decoding from inference.options."
-            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -291,6 +221,8 @@ class Branch:
     """Where a turn begins: `token_ids[start:]` of the rollout follow `context`, not the tokens before them."""
     context: IntArray
     """[C] exactly as the engine saw it."""
+    media: tuple[MediaSpan, ...] = ()
+    """Where media stand in `context`, which has its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -305,6 +237,8 @@ class Trajectory:
     branches: tuple[Branch, ...] = ()
     reward: float
     """Of the whole."""
+    prompt_media: tuple[MediaSpan, ...] = ()
+    media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -357,6 +291,10 @@ class Rollout:
     """As in `Generation`, for each of `contexts` and the tokens that follow it; empty where it was not recorded."""
     expert: bool = False
     """Not the policy's own: to be imitated. Its `logprobs` are 0."""
+    prompt_media: tuple[MediaSpan, ...] = ()
+    """Where media stand in `prompt_token_ids`."""
+    media: tuple[MediaSpan, ...] = ()
+    """Where media stand in `token_ids`; those of a rewritten context are its branch's."""
 
     @property
     def spans(self) -> tuple[Turn, ...]:
@@ -370,6 +308,12 @@ class Rollout:
         if rewritten and rewritten[0][0] == 0:  # before the first turn
             return tuple(rewritten)
         return ((0, self.prompt_token_ids), *rewritten)
+
+    @property
+    def context_media(self) -> tuple[tuple[MediaSpan, ...], ...]:
+        """Where media stand in each of `contexts`."""
+        rewritten = tuple(branch.media for branch in self.branches)
+        return rewritten if self.branches and self.branches[0].start == 0 else (self.prompt_media, *rewritten)
 
     @property
     def rollout_id(self) -> RolloutId:

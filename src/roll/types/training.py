@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Literal, TypeAlias, TypeVar
 
 from roll.errors import DataError
 from roll.types.arrays import BoolArray, FloatArray, IntArray
+from roll.types.media import MediaSpan, check_spans
 
 __all__ = [
     "AttentionRange",
@@ -110,7 +111,7 @@ class TopLogprobs:
 class TrainingSample:
     """One flat token sequence for the trainer. All arrays are [L], aligned with `token_ids`.
 
-    Every sample has the fields up to `attachments`; the others are columns that some losses need. Entry i of a log-prob
+    Every sample has the fields up to `positions`; the others are columns that some losses need. Entry i of a log-prob
     array belongs to token i, given tokens 0 … i-1. Entry 0 is never trained on.
     """
 
@@ -126,8 +127,10 @@ class TrainingSample:
     token_ids: IntArray
     loss_mask: BoolArray
     """True where the loss counts the token: the policy sampled it, or is to imitate it."""
-    attachments: tuple[Any, ...] = ()
-    """As `Prompt.attachments`."""
+    media: tuple[MediaSpan, ...] = ()
+    """Where media stand in `token_ids`; empty for text."""
+    positions: IntArray | None = None
+    """[L] or [3, L] what the rotary embedding turns tokens by; `None`: 0, 1, 2, … as of text."""
     domain: str = ""
     """Of the example that it was made of."""
     advantages: FloatArray | None = None
@@ -176,6 +179,12 @@ class TrainingSample:
                     f"sample '{self.sample_id}' has {len(self.token_ids)} tokens, and {name} for {len(values)}: every "
                     "array of a sample has one entry for each of its tokens."
                 )
+        check_spans(self.media, len(self.token_ids), f"sample '{self.sample_id}'")
+        if self.positions is not None and self.positions.shape not in ((len(self),), (3, len(self))):
+            raise DataError(
+                f"sample '{self.sample_id}' has {len(self)} tokens, and positions of the shape "
+                f"{self.positions.shape}: it must be [L] or [3, L]."
+            )
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -58,7 +58,6 @@ class Rendering:
                 prefix_length=shared,
                 token_ids=ids,
                 loss_mask=mask,
-                attachments=example.attachments,
                 domain=example.domain,
                 preferred=side == 0 if pair else example.preferred,
                 target=example.target,

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from roll.errors import EngineDiedError, InfraError, ModelError, UnsupportedError, WeightSyncError
-from roll.inference.spec import EngineSpec, refuse_adapter
+from roll.inference.spec import EngineSpec, refuse_adapter, refuse_media
 from roll.inference.vllm.ahead import take
 from roll.inference.vllm.conversion import (
     INITIAL_VERSION,
@@ -48,6 +48,7 @@ from roll.types import (
     Generation,
     GenerationRequest,
     IntArray,
+    SequenceMedia,
     WeightReceipt,
     WeightUpdate,
 )
@@ -119,14 +120,16 @@ class VLLMEngine:
             EngineDiedError: the engine is gone.
         """
         refuse_adapter("vllm", request.adapter)
+        refuse_media("vllm", request.media)
         check_tokens(f"request {request.request_id}", request.token_ids, self._started.vocab_size)
         check_fits(request, self._spec.max_context)
         output = await self._run(request.request_id, request.token_ids, sampling_params(request), request.priority)
         experts = await self._experts_of(request, output) if self._routed_layers else None
         return to_generation(request, output, self.engine_id, experts)
 
-    async def logprobs(self, sequences: Sequence[IntArray]) -> list[FloatArray]:
+    async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
         """Per sequence [L], temperature 1; entry 0 is 0. Waits while the engine is paused."""
+        refuse_media("vllm", *media)
         for index, sequence in enumerate(sequences):
             check_tokens(f"sequence {index}", sequence, self._started.vocab_size)
         stamp = time.monotonic_ns()

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from roll.pipelines.learning.state import LearningState
-from roll.types import Branch, IntArray, Trajectory, Turn
+from roll.types import Branch, IntArray, MediaSpan, Trajectory, Turn
 
 __all__ = ["AgenticState", "KeptEpisode"]
 
@@ -46,17 +46,25 @@ class KeptEpisode:
             "tokens": _packed(trajectory.token_ids),
             "turns": [[turn.start, turn.end, turn.reward, turn.state] for turn in trajectory.turns],
             "branches": [[branch.start, _packed(branch.context)] for branch in trajectory.branches],
+            **_media(trajectory),
         }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
+        own = [tuple(map(MediaSpan.from_dict, spans)) for spans in value.get("media", ())]
+        prompt_media, media, *of_branches = own or [()] * (2 + len(value["branches"]))
         trajectory = Trajectory(
             uid=value["uid"],
             prompt_token_ids=_unpacked(value["prompt"]),
             token_ids=_unpacked(value["tokens"]),
             turns=tuple(Turn(start=s, end=e, reward=r, state=state) for s, e, r, state in value["turns"]),
-            branches=tuple(Branch(start=start, context=_unpacked(context)) for start, context in value["branches"]),
+            branches=tuple(
+                Branch(start=start, context=_unpacked(context), media=spans)
+                for (start, context), spans in zip(value["branches"], of_branches, strict=True)
+            ),
+            prompt_media=prompt_media,
+            media=media,
             reward=value["reward"],
         )
         return cls(
@@ -67,6 +75,12 @@ class KeptEpisode:
             recent={anchor: tuple(map(bool, found)) for anchor, *found in value["recent"]},
             passed=frozenset(value["passed"]),
         )
+
+
+def _media(trajectory: Trajectory) -> dict[str, Any]:
+    """Return where media stand, in the prompt, in the tokens and in every branch; nothing where there are none."""
+    parts = (trajectory.prompt_media, trajectory.media, *(branch.media for branch in trajectory.branches))
+    return {"media": [[span.to_dict() for span in spans] for spans in parts]} if any(parts) else {}
 
 
 def _packed(token_ids: IntArray) -> str:

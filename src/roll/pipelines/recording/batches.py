@@ -108,6 +108,11 @@ def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
                 f"draw {recorded.draw_id} was recorded with prompt '{recorded.prompt.uid}', and the data have "
                 f"'{draw.prompt.uid}' in its place: replay with the data as they were."
             )
+        if draw.media != recorded.media:
+            raise DataError(
+                f"prompt '{draw.prompt.uid}' was recorded with other pictures, sounds or films than it has now: replay "
+                "with the data as they were."
+            )
         if not np.array_equal(draw.token_ids, recorded.token_ids):
             raise DataError(
                 f"prompt '{draw.prompt.uid}' was recorded with {len(recorded.token_ids)} tokens, and is rendered with "

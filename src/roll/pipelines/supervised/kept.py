@@ -23,7 +23,7 @@ import numpy as np
 import xxhash
 
 from roll.tracking import atomic
-from roll.types import TrainingSample
+from roll.types import TrainingSample, sequence_key
 
 __all__ = ["Kept", "Rows", "rows_of"]
 
@@ -104,6 +104,9 @@ class Kept:
 
 
 def _key(sample: TrainingSample) -> bytes:
-    digest = hashlib.blake2b(sample.token_ids.astype(np.int32).tobytes(), digest_size=16)
+    key = sequence_key(sample.token_ids.astype(np.int32), sample.media)
+    digest = hashlib.blake2b(key.tobytes(), digest_size=16)
+    if sample.positions is not None:
+        digest.update(sample.positions.astype(np.int32).tobytes())
     digest.update(np.packbits(sample.loss_mask).tobytes())
     return digest.digest()

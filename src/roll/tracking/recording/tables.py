@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from roll.errors import UnsupportedError
 from roll.tracking.recording.records import FORMAT, Move, RecordedDraw, RecordedStep, Request
 from roll.tracking.rollout_table import utf8
 from roll.types import (
@@ -143,6 +144,8 @@ def _group_row(purpose: str, draw: PromptDraw) -> Sequence[Any]:
 def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Sequence[Any]:
     """A prompt's tokens only where they are not its group's: a loop of the user's own may have changed them."""
     same = draw is not None and np.array_equal(rollout.prompt_token_ids, draw.token_ids)
+    if rollout.media or any(rollout.context_media):
+        raise UnsupportedError(f"rollout {rollout.rollout_id} has pictures, sounds or films: recordings hold none yet.")
     reward = rollout.reward
     return (
         purpose,

@@ -10,7 +10,7 @@ from torch import Tensor
 from roll.errors import ModelError
 from roll.models import rotation_length
 from roll.training.attention.packed import AttentionPlan, Observer
-from roll.training.packing.layout import PackedLayout
+from roll.training.packing.layout import Int64Array, PackedLayout
 from roll.training.parallel.tokens import WHOLE, TokenShare
 
 __all__ = ["decoded", "final_hidden_states"]
@@ -65,8 +65,15 @@ def decoded(
     entries = share.slice(layout)
     output = decoder(
         input_ids=torch.from_numpy(layout.token_ids[entries]).to(device)[None],
-        position_ids=torch.from_numpy(layout.position_ids[entries]).to(device)[None],
+        position_ids=_rotary_ids(layout, entries).to(device),
         use_cache=False,
         roll_plan=AttentionPlan(layout, device, dtype, observer, share),
     )
     return output.last_hidden_state
+
+
+def _rotary_ids(layout: PackedLayout, entries: Int64Array | slice) -> Tensor:
+    """Return [1, n] or [3, 1, n] what the rotary embedding turns the tokens at some entries by."""
+    if layout.rotary_ids is None:
+        return torch.from_numpy(layout.position_ids[entries])[None]
+    return torch.from_numpy(layout.rotary_ids[..., entries]).unsqueeze(-2)

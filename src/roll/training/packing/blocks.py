@@ -16,7 +16,7 @@ from itertools import accumulate, pairwise
 
 import numpy as np
 
-from roll.types import TrainingSample
+from roll.types import TrainingSample, sequence_key
 
 __all__ = ["MIN_SHARED", "Block", "Member", "alone", "halves", "shared_blocks", "within_budget"]
 
@@ -114,7 +114,7 @@ class _Prefixes:
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
-        inputs = [(m.sample.token_ids[: m.num_inputs].astype(">u4"), m) for m in members]
+        inputs = [(own, m) for own, m in zip(_inputs(members), members, strict=True)]
         inputs.sort(key=lambda pair: pair[0].tobytes())
         self._members = [m for _, m in inputs]
         self._contexts = np.array([m.sample.prefix_length for m in self._members])
@@ -164,9 +164,29 @@ class _Prefixes:
         return common if is_prompt or common - depth >= MIN_SHARED else depth
 
 
+def _inputs(members: Sequence[Member]) -> list[np.ndarray]:
+    """Return what tells members' inputs apart, in bytes that sort: [n] tokens; of media also contents and positions.
+
+    Of samples that have positions of their own, [n, 4]: a token that is turned otherwise is another one.
+    """
+    samples = [m.sample for m in members]
+    if not any(sample.media or sample.positions is not None for sample in samples):
+        return [m.sample.token_ids[: m.num_inputs].astype(">u4") for m in members]
+    keys = [sequence_key(sample.token_ids, sample.media).astype(">i8") for sample in samples]
+    if any(sample.positions is not None for sample in samples):
+        turned = [np.broadcast_to(_positions(sample), (3, len(sample))) for sample in samples]
+        keys = [np.column_stack([key, *axes]).astype(">i8") for key, axes in zip(keys, turned, strict=True)]
+    return [key[: m.num_inputs] for key, m in zip(keys, members, strict=True)]
+
+
+def _positions(sample: TrainingSample) -> np.ndarray:
+    return np.arange(len(sample)) if sample.positions is None else sample.positions
+
+
 def _num_common(a: np.ndarray, b: np.ndarray) -> int:
     """Leading tokens in common."""
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
+    differ = differ.any(axis=1) if differ.ndim > 1 else differ
     first = int(differ.argmax()) if length else 0
     return first if length and differ[first] else length

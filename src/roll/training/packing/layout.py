@@ -13,12 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from roll.training.packing.blocks import Block, Member, shared_blocks
-from roll.types import IntArray
+from roll.types import IntArray, MediaSpan, sliced_media
 
 __all__ = [
     "Int64Array",
@@ -115,6 +116,10 @@ class PackedLayout:
     """Tokens at the end that belong to no sample."""
     uses: Int64Array
     """[N] how many samples have this token, with all before it; 0 of padding."""
+    media: tuple[MediaSpan, ...] = ()
+    """Where media stand in the row; what samples share stands there once."""
+    rotary_ids: Int64Array | None = None
+    """[N] or [3, N] what the rotary embedding turns tokens by; `None`: `position_ids`, which are counts of tokens."""
     experts: Int64Array | None = None
     """[N, layers, k] which experts routers are to choose, -1: their own choice. Samples that share a token agree on
     them; see `agreed_experts`."""
@@ -162,6 +167,8 @@ def build_layout(
     spans: list[SampleSpan] = []
     experts: list[IntArray | None] = []
     paths: list[Int64Array] = []
+    media: list[MediaSpan] = []
+    rotary: list[NDArray[Any] | None] = []
     start = num_predictions = 0
     for block in blocks:
         predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # by the entry of a token, its prediction
@@ -182,6 +189,9 @@ def build_layout(
             tokens.append(sample.token_ids[shared : member.num_inputs])
             experts.append(None if sample.experts is None else sample.experts[shared : member.num_inputs])
             positions.append(np.arange(shared, member.num_inputs, dtype=np.int64))
+            own_start = int(entries[shared]) if shared < member.num_inputs else 0
+            media += sliced_media(sample.media, shared, member.num_inputs, own_start) if sample.media else ()
+            rotary.append(None if sample.positions is None else sample.positions[..., shared : member.num_inputs])
         trees.append(_tree(block, start))
         start += block.num_tokens
     return PackedLayout(
@@ -193,6 +203,8 @@ def build_layout(
         spans=tuple(spans),
         teacher=teacher,
         uses=np.bincount(np.concatenate(paths), minlength=start),
+        media=tuple(media),
+        rotary_ids=_rotary(rotary, positions),
         experts=_experts(experts, [len(own) for own in tokens]),
     )
 
@@ -213,8 +225,20 @@ def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
         blocks=(*layout.blocks, block),
         num_padding=layout.num_padding + missing,
         uses=np.concatenate([layout.uses, np.zeros(missing, dtype=np.int64)]),
+        rotary_ids=_rotary([layout.rotary_ids, None], [layout.position_ids, np.arange(missing)]),
         experts=experts,
     )
+
+
+def _rotary(known: Sequence[NDArray[Any] | None], counts: Sequence[Int64Array]) -> Int64Array | None:
+    """Return [N] or [3, N] positions of parts of a row, of which those without their own have counts of tokens."""
+    given = [own for own in known if own is not None]
+    if not given:
+        return None
+    axes = max(own.ndim for own in given)
+    parts = [count if own is None else own for own, count in zip(known, counts, strict=True)]
+    wide = [np.broadcast_to(part, (3, part.shape[-1])) if axes > 1 else part for part in parts]
+    return np.concatenate(wide, axis=-1).astype(np.int64)
 
 
 def _experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64Array | None:
