@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from roll.errors import DataError
+from roll.errors import DataError, UnsupportedError
 from roll.tracking.recording import (
     Move,
     RecordedDraw,
@@ -24,8 +25,19 @@ from roll.tracking.recording import (
     Session,
     truncate_recording,
 )
-from roll.tracking.recording.tables import schemas
-from roll.types import Branch, Group, Prompt, PromptDraw, RewardResult, Rollout, RolloutId, RolloutStatus, Turn
+from roll.tracking.recording.tables import schemas, tables_of
+from roll.types import (
+    Branch,
+    Group,
+    MediaSpan,
+    Prompt,
+    PromptDraw,
+    RewardResult,
+    Rollout,
+    RolloutId,
+    RolloutStatus,
+    Turn,
+)
 
 TEXT = st.text(max_size=8)
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -163,11 +175,22 @@ def test_a_rollout_has_no_field_that_is_not_recorded() -> None:
     kept = {"prompt": "groups", "reward": "columns of its own", "expert": "purpose"}
     kept["replayed"] = "nowhere: rollouts of agentic runs alone have it, and those are refused"
     kept["final_text"] = "nowhere: rewards read it, and what they said is recorded"
+    kept |= dict.fromkeys(("media", "prompt_media"), "nowhere: rollouts with media are refused, see the next test")
     assert {field.name for field in dataclasses.fields(Rollout)} - set(kept) <= columns
     renamed = {"value": "reward", "duration_s": "reward_duration_s"}
     assert {renamed.get(field.name, field.name) for field in dataclasses.fields(RewardResult)} <= columns
     turns = schemas()["rollouts"].field("turns").type.value_type
     assert {field.name for field in dataclasses.fields(Turn)} == {turns.field(i).name for i in range(4)}
+
+
+def test_a_recording_refuses_rollouts_with_media() -> None:
+    """Nothing makes them yet; without their pictures they would be other rollouts."""
+    step = small(0)
+    (group,) = step.groups
+    span = MediaSpan(kind="image", digest="00ff", start=0, end=1)
+    seeing = replace(group, rollouts=(replace(group.rollouts[0], prompt_media=(span,)),))
+    with pytest.raises(UnsupportedError, match="recordings hold none yet"):
+        tables_of(replace(step, groups=(seeing,)))
 
 
 def small(number: int) -> RecordedStep:
