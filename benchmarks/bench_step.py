@@ -95,7 +95,9 @@ def run_trl(num_steps: int, dtype: str) -> dict[str, Any]:
     tokenizer = load_tokenizer(path)
     config = RLVRConfig.model_validate(run_config("runs", num_steps))
     draws = build_data(config.data, tokenizer, config.seed, 1024).train.draw(PROMPTS_PER_STEP * num_steps)
-    dataset = Dataset.from_list([{"prompt": list(d.prompt.messages), "answer": d.prompt.answer} for d in draws])
+    dataset = Dataset.from_list(
+        [{"prompt": [m.to_dict() for m in d.prompt.messages], "answer": d.prompt.answer} for d in draws]
+    )
 
     def reward(completions: list[Any], answer: list[str], **_: Any) -> list[float]:
         return [float(a in c[0]["content"]) for c, a in zip(completions, answer, strict=True)]

@@ -15,7 +15,7 @@ from roll.data.samples import build_samples
 from roll.errors import DataError, ReplayError, UnsupportedError
 from roll.inference.hf_requests import new_row, prefill_key
 from roll.inference.spec import refuse_media
-from roll.pipelines.agentic.state import KeptEpisode
+from roll.pipelines.episodes.state import KeptEpisode
 from roll.pipelines.supervised import kept
 from roll.rollout.replaying import Played, check_replay, recorded
 from roll.training.network.hidden_states import _rotary_ids
