@@ -113,6 +113,9 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
     ("gate.lower", "sign_split"): (gate("sign_split"), 0.95),
     ("gate.upper", "sign_split"): (gate("sign_split"), 0.95),
     ("gate.type", "none"): (TWICE, "none"),
+    ("gate.type", "python"): (gate("soft", gate="OWN:Scaled"), "python"),
+    ("gate.gate", "python"): (gate("python", gate="OWN:Scaled"), "OWN:Halved"),
+    ("gate.options", "python"): (gate("python", gate="OWN:Scaled"), {"factor": 3.0}),
     ("gate.type", "log_prob"): (TWICE, "log_prob"),
     ("gate.type", "squared_penalty"): (TWICE, "squared_penalty"),
     ("gate.tau", "squared_penalty"): (gate("squared_penalty"), 1.0),
@@ -176,6 +179,27 @@ CASES: dict[tuple[str, str], tuple[dict[str, Any], Any]] = {
 """By key and kind of gate: what else must be set, and the other value."""
 
 OWN = """
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Scaled:
+    factor: float = 2.0
+    exponentiates = True
+
+    def __call__(self, log_ratio, logprobs, advantages):
+        return self.factor * log_ratio.exp() * advantages
+
+    def clipped(self, ratio, advantages):
+        return torch.zeros_like(ratio, dtype=torch.bool)
+
+
+class Halved(Scaled):
+    def __call__(self, log_ratio, logprobs, advantages):
+        return 0.5 * log_ratio.exp() * advantages
+
 import numpy as np
 from roll.algorithms.inputs import LossOutputs
 
@@ -210,6 +234,8 @@ def config_of(keys: dict[str, Any], directory: Path, model: Path) -> RLVRConfig:
     (directory / "own.py").write_text(OWN)
     algorithm: dict[str, Any] = {}
     for dotted, value in keys.items():
+        if dotted == "gate.gate" and keys["gate.type"] != "python":
+            continue  # a gate of one's own comes with its type
         if isinstance(value, str) and value.startswith("OWN:"):
             value = f"{directory / 'own.py'}:{value[4:]}"
         if value == "OTHER":
