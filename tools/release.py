@@ -17,13 +17,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
 ROOT = Path(__file__).resolve().parents[1]
 UNRELEASED = "## Unreleased"
+PROJECTS = ("pyproject.toml", "packages/roll-sandbox/pyproject.toml")
+"""Of both distributions, which are released together, by one version."""
 _VERSION = re.compile(r'^version = "([^"]+)"$', re.MULTILINE)
 _SECTION = re.compile(r"^## Unreleased\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
@@ -33,7 +35,7 @@ class Refusal(Exception):
 
 
 def with_version(project: str, new: str) -> str:
-    """The text of pyproject.toml with another version.
+    """The text of pyproject.toml with another version, and that one of roll-sandbox where it asks for it.
 
     Raises:
         Refusal: `new` is not newer than the one that stands there, or is no version.
@@ -47,7 +49,8 @@ def with_version(project: str, new: str) -> str:
         raise Refusal(f"{error}: write it as 0.2.0 or 0.2.0rc1") from None
     if not newer or str(Version(new)) != new:
         raise Refusal(f"{new} is not newer than {found[1]}, or is written otherwise than {Version(new)}")
-    return project[: found.start(1)] + new + project[found.end(1) :]
+    changed = project[: found.start(1)] + new + project[found.end(1) :]
+    return changed.replace(f'"roll-sandbox=={found[1]}"', f'"roll-sandbox=={new}"')
 
 
 def with_section(changelog: str, new: str, day: datetime.date) -> str:
@@ -81,10 +84,12 @@ def _output(*command: str, cwd: Path) -> str:
 
 
 def _build(root: Path) -> list[Path]:
-    """Build sdist and wheel into an empty dist/, and have twine check them."""
+    """Build sdists and wheels of both distributions into an empty dist/, and have twine check them."""
     dist = root / "dist"
     shutil.rmtree(dist, ignore_errors=True)
-    subprocess.run([sys.executable, "-m", "build", "--outdir", dist, root], check=True, stdout=subprocess.DEVNULL)
+    for project in PROJECTS:
+        command = [sys.executable, "-m", "build", "--outdir", dist, (root / project).parent]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     files = sorted(dist.iterdir())
     subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], check=True)
     return files
@@ -100,8 +105,8 @@ def release(root: Path, new: str, *, go: bool, day: datetime.date) -> list[Path]
         Refusal: it must not be made.
     """
     tag = f"v{new}"
-    project = with_version((root / "pyproject.toml").read_text(), new)
-    changelog = with_section((root / "CHANGELOG.md").read_text(), new, day)
+    texts = {name: with_version((root / name).read_text(), new) for name in PROJECTS}
+    texts["CHANGELOG.md"] = with_section((root / "CHANGELOG.md").read_text(), new, day)
     found = list(obstacles(root, tag))
     if found:
         raise Refusal("; ".join(found))
@@ -109,18 +114,16 @@ def release(root: Path, new: str, *, go: bool, day: datetime.date) -> list[Path]
         with tempfile.TemporaryDirectory(prefix="roll-release-") as place:
             copy = Path(place) / "copy"
             subprocess.run(["git", "clone", "--quiet", "--depth", "1", root.as_uri(), copy], check=True)
-            return _write_and_build(copy, project, changelog)
-    files = _write_and_build(root, project, changelog)
-    subprocess.run(
-        ["git", "commit", "--quiet", "-m", f"Release {new}", "pyproject.toml", "CHANGELOG.md"], cwd=root, check=True
-    )
+            return _write_and_build(copy, texts)
+    files = _write_and_build(root, texts)
+    subprocess.run(["git", "commit", "--quiet", "-m", f"Release {new}", *texts], cwd=root, check=True)
     subprocess.run(["git", "tag", "--annotate", "-m", f"ROLL {new}", tag], cwd=root, check=True)
     return files
 
 
-def _write_and_build(root: Path, project: str, changelog: str) -> list[Path]:
-    (root / "pyproject.toml").write_text(project)
-    (root / "CHANGELOG.md").write_text(changelog)
+def _write_and_build(root: Path, texts: Mapping[str, str]) -> list[Path]:
+    for name, text in texts.items():
+        (root / name).write_text(text)
     return _build(root)
 
 

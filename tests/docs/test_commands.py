@@ -66,6 +66,8 @@ def test_a_command_in_the_text_is_one(words):
 
 @pytest.mark.parametrize("page", [pytest.param(page, id=str(page.relative_to(ROOT))) for page in PAGES])
 def test_a_path_that_a_page_names_is_there(page):
-    pattern = r"(?:\.\./)*(?:examples|tools|src|tests|benchmarks|scripts|docs)/[\w./-]+\.(?:yaml|py|md|sh|jsonl|txt)"
+    pattern = (
+        r"(?:\.\./)*(?:packages|examples|tools|src|tests|benchmarks|scripts|docs)/[\w./-]+\.(?:yaml|py|md|sh|jsonl|txt)"
+    )
     paths = set(re.findall(pattern, page.read_text()))
     assert sorted(path for path in paths if not ((ROOT / path).exists() or (page.parent / path).exists())) == []

@@ -9,7 +9,8 @@ import pytest
 import release
 
 DAY = datetime.date(2027, 1, 31)
-PROJECT = '[project]\nname = "roll-rl"\nversion = "0.1.0.dev0"\n'
+PROJECT = '[project]\nname = "roll-rl"\nversion = "0.1.0.dev0"\ndependencies = ["rich", "roll-sandbox==0.1.0.dev0"]\n'
+SANDBOX = '[project]\nname = "roll-sandbox"\nversion = "0.1.0.dev0"\n'
 CHANGELOG = "# Changelog\n\n## Unreleased\n\n### Added\n\n- A thing.\n\n## 0.0.1 - 2026-01-01\n\n- First.\n"
 
 
@@ -19,6 +20,8 @@ def repository(tmp_path, monkeypatch):
     root = tmp_path / "repository"
     root.mkdir()
     (root / "pyproject.toml").write_text(PROJECT)
+    (root / "packages" / "roll-sandbox").mkdir(parents=True)
+    (root / "packages" / "roll-sandbox" / "pyproject.toml").write_text(SANDBOX)
     (root / "CHANGELOG.md").write_text(CHANGELOG)
     for name in ("GIT_AUTHOR", "GIT_COMMITTER"):
         monkeypatch.setenv(f"{name}_NAME", "a")
@@ -45,7 +48,9 @@ def test_without_go_the_repository_stays_as_it_is(repository):
 
 def test_with_go_version_changelog_commit_and_tag_agree(repository):
     release.release(repository, "0.1.0", go=True, day=DAY)
-    assert 'version = "0.1.0"\n' in git(repository, "show", "v0.1.0:pyproject.toml")
+    project = git(repository, "show", "v0.1.0:pyproject.toml")
+    assert 'version = "0.1.0"\n' in project and '"roll-sandbox==0.1.0"' in project
+    assert 'version = "0.1.0"\n' in git(repository, "show", "v0.1.0:packages/roll-sandbox/pyproject.toml")
     heading = "## Unreleased\n\n## 0.1.0 - 2027-01-31\n"
     assert git(repository, "show", "v0.1.0:CHANGELOG.md") == CHANGELOG.replace("## Unreleased\n", heading)
     assert git(repository, "status", "--porcelain") == ""
