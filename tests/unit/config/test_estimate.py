@@ -35,7 +35,7 @@ from roll.config.passing import (
 from roll.config.training import closes_heap
 from roll.models import describe_model
 from roll.pipelines.online.check.estimate import batch_arithmetic, memory_by_role, rollout_bytes
-from roll.pipelines.rlvr.check import further_memory
+from roll.pipelines.reinforcement.check import further_memory
 
 QUICKSTART = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
 RAY = ["cluster.type=ray", "cluster.device_mapping.actor_train=0-1", "cluster.device_mapping.actor_infer=0-1"]
