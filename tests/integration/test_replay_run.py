@@ -19,7 +19,7 @@ from roll.inference.hf import HFEngine
 from roll.pipelines.learning import updates
 from roll.tracking.recording import Recording
 
-FROM_ENGINES = ("sync/",)
+FROM_ENGINES = ("sync/", "env/")  # a replay has neither engines nor environments
 LETTERS = {"type": "regex", "pattern": "[a-m]", "require_finished": False}
 QUIET = {"every_num_steps": 0, "num_prompts": 1, "before_training": False}
 
