@@ -15,12 +15,14 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from importlib import metadata
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from roll.errors import ConfigError
 from roll.extensions import ExtensibleRegistry
-from roll.protocols import InferenceEngine
 from roll.registry import import_object
+
+if TYPE_CHECKING:
+    from roll.protocols import InferenceEngine
 
 __all__ = [
     "ENGINES",
@@ -125,7 +127,7 @@ class LazyEngine:
 
     def __call__(self, spec: Any, /) -> InferenceEngine:
         """Import the class, and build the engine of a spec."""
-        return cast(Callable[[Any], InferenceEngine], import_object(self.path))(spec)
+        return cast("Callable[[Any], InferenceEngine]", import_object(self.path))(spec)
 
     @property
     def is_installed(self) -> bool:
