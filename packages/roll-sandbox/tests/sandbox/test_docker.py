@@ -94,7 +94,7 @@ def sdk(monkeypatch: pytest.MonkeyPatch, *, connects: object, creates: object = 
 
 async def test_without_the_sdk_the_message_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "docker", None)
-    with pytest.raises(SandboxUnavailableError, match=r"pip install 'roll-rl\[docker\]'"):
+    with pytest.raises(SandboxUnavailableError, match=r"pip install 'roll-sandbox\[docker\]'"):
         await SandboxManager("docker").start()
 
 
