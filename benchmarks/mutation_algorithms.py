@@ -149,7 +149,7 @@ BUGS = (
     ),
     Bug(
         "engine log-probs that are not finite",
-        "types/rollouts.py",
+        "types/generation.py",
         "        wrong = np.flatnonzero(~np.isfinite(self.logprobs))\n        if len(wrong):",
         "        wrong = np.flatnonzero(~np.isfinite(self.logprobs))\n        if False:",
         "inference/test_vllm_parts.py rollout/test_retries.py",

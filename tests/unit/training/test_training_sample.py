@@ -10,7 +10,8 @@ import pytest
 from roll.errors import DataError
 from roll.types import TrainingSample
 
-ALIGNED = sorted(f.name for f in fields(TrainingSample) if "Array" in str(f.type) and f.name != "token_ids")
+OTHER_SHAPES = {"token_ids", "positions"}
+ALIGNED = sorted(f.name for f in fields(TrainingSample) if "Array" in str(f.type) and f.name not in OTHER_SHAPES)
 
 
 def test_arrays_are_known_by_their_type() -> None:
@@ -25,3 +26,19 @@ def test_an_array_of_another_length_is_named(name: str, length: int) -> None:
         TrainingSample(sample_id="a", unit=0, token_ids=np.arange(3), **arrays)
     arrays[name] = np.ones(3, np.float32)
     assert len(TrainingSample(sample_id="a", unit=0, token_ids=np.arange(3), **arrays)) == 3
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (2, 3), (3, 2), (3, 4), (3, 3, 1)])
+def test_positions_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    tokens, mask = np.arange(3), np.ones(3, np.bool_)
+    with pytest.raises(DataError, match=r"'a' has 3 tokens, and positions of the shape .* must be \[L\] or \[3, L\]"):
+        TrainingSample(sample_id="a", unit=0, token_ids=tokens, loss_mask=mask, positions=np.zeros(shape, np.int32))
+
+
+@pytest.mark.parametrize("shape", [(4,), (3, 4)])
+def test_positions_have_one_axis_or_three(shape: tuple[int, ...]) -> None:
+    positions = np.zeros(shape, np.int32)
+    sample = TrainingSample(
+        sample_id="a", unit=0, token_ids=np.arange(4), loss_mask=np.ones(4, np.bool_), positions=positions
+    )
+    assert sample.positions is positions
