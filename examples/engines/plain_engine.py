@@ -87,8 +87,8 @@ class PlainEngine:
         self._num_steps += 1
         return token, float(logprobs[token]), self._policy_version
 
-    async def logprobs(self, sequences: Sequence[Any]) -> list[Any]:
-        """Score every token given those before it."""
+    async def logprobs(self, sequences: Sequence[Any], media: Any = ()) -> list[Any]:
+        """Score every token given those before it; `media` is empty, since `capabilities` has no `supports_images`."""
         return [await self._compute(self._score, sequence) for sequence in sequences]
 
     @torch.inference_mode()

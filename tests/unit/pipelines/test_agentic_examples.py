@@ -40,7 +40,7 @@ def test_the_first_run_shows_episodes_as_the_second_one_asks_them(name: str, mon
                 env = with_tools(env, ["calculator"], form=entry.tool_calls.form)
             assert env.reset(seed=1_000_000 + number)[0] == example["messages"][1]["content"]
     asked = EpisodeList(entry, "d", 0, 1)[0].messages[:-1]
-    assert list(asked) == shown[0]["messages"][:1]
+    assert [message.to_dict() for message in asked] == shown[0]["messages"][:1]
 
 
 def test_the_calculators_player_is_right_in_about_a_third_of_its_episodes(monkeypatch: pytest.MonkeyPatch) -> None:
