@@ -132,7 +132,7 @@ def replay(
     Raises:
         UserError: this cannot be replayed; says why.
     """
-    from roll.config.load_replay import load_replay_config
+    from roll.pipelines.recording.configuration import load_replay_config
 
     given = None if checkpoint is None else str(checkpoint)
     config = load_replay_config(run, overrides, only=only, checkpoint=given)

@@ -17,7 +17,7 @@ import roll
 from roll.errors import ConfigError, DataError, ModelError
 from roll.inference.hf import HFEngine
 from roll.pipelines.learning import updates
-from roll.tracking.recording import Recording
+from roll.pipelines.recording.files import Recording
 
 FROM_ENGINES = ("sync/", "env/")  # a replay has neither engines nor environments
 LETTERS = {"type": "regex", "pattern": "[a-m]", "require_finished": False}

@@ -122,7 +122,7 @@ def replay(session: Session, run: str, overrides: tuple[str, ...], only: str, ch
     metrics and weights.
     """
     from roll.api import train as start
-    from roll.config.load_replay import load_replay_config
+    from roll.pipelines.recording.configuration import load_replay_config
 
     chosen: Literal["train", "rollout"] = "train" if only == "train" else "rollout"
     config = load_replay_config(run, overrides, only=chosen, checkpoint=checkpoint)

@@ -25,6 +25,7 @@ from roll.pipelines.checkpoint_files import (
     remove_unfinished,
 )
 from roll.pipelines.preparation import engine_begun
+from roll.pipelines.recording.files import truncate_recording
 from roll.pipelines.registry import PIPELINES
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState
@@ -32,6 +33,7 @@ from roll.pipelines.stop import Interrupted, StopRequest, stop_on_signals
 from roll.running import run_to_end
 from roll.tracking import RunDirectory, Summary, Tracker, read_metrics
 from roll.tracking.logs import logs_aside
+from roll.tracking.run_directory import writing
 from roll.tracking.sinks import check_packages
 from roll.tracking.summary import summarise
 
@@ -154,6 +156,8 @@ async def _train(
     facts = asdict(pipeline.facts(config, saved.state if saved else RunState()))
     tracker = Tracker(run, config, **facts, resumed_at=step if saved else None, callbacks=callbacks)
     stop = StopRequest(tracker.note)
+    with writing(run.path):
+        truncate_recording(run.recording_dir, step if saved else -1)
     with tracker, stop_on_signals(stop), engine_begun(config):
         for note in notes:
             tracker.note(note)

@@ -21,9 +21,10 @@ import numpy as np
 
 from roll.config.simulation import SimulationConfig
 from roll.errors import ConfigError
+from roll.pipelines.recording.files import Recording
+from roll.pipelines.recording.recorded_work import RecordedWork
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined
 from roll.simulation.workload import DOMAIN, Workload, key_of, still_to_come
-from roll.tracking.recording import RecordedWork, Recording
 from roll.types import TRAIN, Generation, GenerationRequest, Prompt, PromptDraw, Rollout, RolloutId, Turn
 
 __all__ = ["RecordedTurns", "RecordedWorkload", "open_workload", "recorded_loop"]

@@ -52,7 +52,7 @@ class RunDirectory:
         self.rollouts_dir = path / "rollouts"
         """Parquet files of rollouts."""
         self.recording_dir = path / "recording"
-        """What `roll replay` reads: see `roll.tracking.recording`."""
+        """What `roll replay` reads: see `roll.pipelines.recording`."""
         self.tokenizer_path = path / "tokenizer.json"
         """The model's tokenizer, for whoever shows single tokens."""
         self.tensorboard_dir = path / "tensorboard"

@@ -31,7 +31,6 @@ from roll.tracking.console import open_console
 from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, best_and_worst, trouble
 from roll.tracking.memory import PeakMemory
 from roll.tracking.metrics_file import Kind, MetricsFile, read_metrics
-from roll.tracking.recording import truncate_recording
 from roll.tracking.run_directory import RunDirectory, writing
 from roll.tracking.sinks import GuardedSink, open_sinks, rollout_table
 from roll.tracking.spans import Spans
@@ -243,7 +242,6 @@ class Tracker:
             number = path.stem.rpartition("-")[2]
             if number.isdigit() and int(number) > step:
                 path.unlink()
-        truncate_recording(self.run.recording_dir, step)
         if any(self.run.tensorboard_dir.iterdir()):
             from roll.tracking.sinks.tensorboard import truncate_events
 

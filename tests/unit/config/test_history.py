@@ -21,8 +21,8 @@ from roll.config.history import (
     read_history,
 )
 from roll.config.load import load_config, load_run_config, resolved
-from roll.config.load_replay import load_replay_config
 from roll.errors import RunDirectoryError
+from roll.pipelines.recording.configuration import load_replay_config
 from roll.tracking import atomic
 from roll.tracking.run_directory import RunDirectory
 

@@ -20,11 +20,11 @@ from roll.config.document import dump
 from roll.config.explain import explain
 from roll.config.given import load_given
 from roll.config.load import dump_yaml, load_config, load_run_config, resolved
-from roll.config.load_replay import load_replay_config
 from roll.config.pipelines import PIPELINES
 from roll.config.run import RunConfig
 from roll.config.schema import json_schema
 from roll.errors import ConfigError, PlacementError
+from roll.pipelines.recording.configuration import load_replay_config
 
 
 class ImitationConfig(Section):

@@ -11,8 +11,9 @@ from unit.simulation.run_helpers import STEADY, merged
 
 from roll.config.simulation import SimulationConfig
 from roll.errors import DataError
+from roll.pipelines.recording.files import RecordingWriter
+from roll.pipelines.recording.records import RecordedStep, Request, Session
 from roll.simulation.run import simulate
-from roll.tracking.recording import RecordedStep, RecordingWriter, Request, Session
 from roll.types import Group, Prompt, PromptDraw, RewardResult, Rollout, Turn
 
 LENGTHS = {(0, 0): 10, (0, 1): 30, (1, 0): 20, (1, 1): 100}

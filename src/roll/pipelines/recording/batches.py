@@ -19,8 +19,9 @@ import numpy as np
 from roll.data import Data
 from roll.errors import CheckpointError, DataError
 from roll.pipelines.learning.state import LearningState
+from roll.pipelines.recording.files import Recording
+from roll.pipelines.recording.records import RecordedStep
 from roll.rollout import Batch, Census, DataLedger
-from roll.tracking.recording import RecordedStep, Recording
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
 __all__ = ["RecordedBatches", "bare_draw", "with_prompts"]

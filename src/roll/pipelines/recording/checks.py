@@ -7,15 +7,16 @@ from pathlib import Path
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.load import load_config
-from roll.config.load_replay import changed_keys, check_replayable
 from roll.config.pipelines.rlvr import RLVRConfig
 from roll.errors import CheckpointError, ConfigError, DataError, ModelError
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.checkpoint_files import SavedRun, find_checkpoint, read_checkpoint
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
+from roll.pipelines.recording.configuration import changed_keys, check_replayable
+from roll.pipelines.recording.files import Recording
+from roll.pipelines.recording.records import Session
 from roll.pipelines.reinforcement.sampling import GREEDY
-from roll.tracking.recording import Recording, Session
 
 __all__ = ["check_prepared", "check_steps", "check_training", "open_recording", "start_of"]
 

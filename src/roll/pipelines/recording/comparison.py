@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from roll.pipelines.recording.recorded_work import WAITS, RecordedWork
 from roll.tracking import atomic
-from roll.tracking.recording import RecordedWork
-from roll.tracking.recording.recorded_work import WAITS
 
 if TYPE_CHECKING:
     from rich.table import Table

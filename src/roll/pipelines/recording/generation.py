@@ -31,6 +31,7 @@ from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.recording.batches import bare_draw
 from roll.pipelines.recording.checks import check_prepared, check_steps, open_recording
 from roll.pipelines.recording.comparison import Comparison
+from roll.pipelines.recording.recorded_work import RecordedWork
 from roll.pipelines.reinforcement.sampling import build_controller
 from roll.pipelines.run import Session
 from roll.protocols import Reward
@@ -38,7 +39,6 @@ from roll.rollout import AsyncController, DataLedger
 from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn
 from roll.running import in_thread
-from roll.tracking.recording import RecordedWork
 from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
 __all__ = ["SameLengths", "SameRewards", "open_answering"]

@@ -21,10 +21,11 @@ from roll.config.pipelines.rlvr import RLVRConfig
 from roll.models.fingerprint import model_fingerprint, tokenizer_fingerprint
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import Prepared
+from roll.pipelines.recording.files import RecordingWriter
+from roll.pipelines.recording.records import Move, RecordedDraw, RecordedStep, Request, Session
 from roll.rollout import Batch, DataLedger, LifeCycle, LLMProxy, Transition
 from roll.rollout.proxy import OnStart
 from roll.tracking import Tracker
-from roll.tracking.recording import Move, RecordedDraw, RecordedStep, RecordingWriter, Request, Session
 from roll.tracking.run_directory import writing
 from roll.types import Generation, GenerationRequest, Rollout
 from roll.version import __version__

@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from roll.errors import DataError
+from roll.pipelines.recording.records import FORMAT, RecordedStep, Session
+from roll.pipelines.recording.tables import facts_of, schemas, step_of, tables_of
 from roll.tracking import atomic
-from roll.tracking.recording.records import FORMAT, RecordedStep, Session
-from roll.tracking.recording.tables import facts_of, schemas, step_of, tables_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,18 +14,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from roll.errors import DataError, UnsupportedError
-from roll.tracking.recording import (
-    Move,
-    RecordedDraw,
-    RecordedStep,
-    RecordedWork,
-    Recording,
-    RecordingWriter,
-    Request,
-    Session,
-    truncate_recording,
-)
-from roll.tracking.recording.tables import schemas, tables_of
+from roll.pipelines.recording.files import Recording, RecordingWriter, truncate_recording
+from roll.pipelines.recording.recorded_work import RecordedWork
+from roll.pipelines.recording.records import Move, RecordedDraw, RecordedStep, Request, Session
+from roll.pipelines.recording.tables import schemas, tables_of
 from roll.types import (
     Branch,
     Group,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import count, pairwise, takewhile
 
-from roll.tracking.recording.records import RecordedStep
+from roll.pipelines.recording.records import RecordedStep
 from roll.types import IntArray, RewardResult, Rollout, RolloutId
 
 __all__ = ["WAITS", "RecordedWork"]

@@ -9,8 +9,8 @@ import pytest
 
 from roll.cli.main import run as command
 from roll.config.load import dump_yaml, load_config, resolved
-from roll.config.load_replay import check_replayable, load_replay_config
 from roll.errors import ConfigError, RunDirectoryError
+from roll.pipelines.recording.configuration import check_replayable, load_replay_config
 
 BASE: dict[str, Any] = {
     "name": "x",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from roll.errors import UnsupportedError
-from roll.tracking.recording.records import FORMAT, Move, RecordedDraw, RecordedStep, Request
+from roll.pipelines.recording.records import FORMAT, Move, RecordedDraw, RecordedStep, Request
 from roll.tracking.rollout_table import utf8
 from roll.types import (
     EXPERT,
