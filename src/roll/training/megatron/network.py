@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from roll.config.training import TrainingConfig
-from roll.errors import ModelError
+from roll.errors import ModelError, UnsupportedError
 from roll.training.attention.packed import AttentionPlan, packed_attention
 
 __all__ = ["MegatronModel", "transformer_config"]
@@ -112,6 +112,11 @@ class _Backbone(nn.Module):
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, roll_plan: AttentionPlan, **unused: Any) -> Any:
         """As a decoder of `transformers`: hidden states [1, n, H] of this rank's tokens."""
+        if position_ids.ndim > 2:
+            raise UnsupportedError(
+                "training.backend 'megatron' does not support positions of three axes (M-RoPE): set "
+                "training.backend to torch."
+            )
         angles = position_ids[0].float()[:, None] * self.frequencies
         angles = torch.cat([angles, angles], dim=-1)[:, None, None]
         states = self.embedding(input_ids)
