@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import starmap
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from roll.types import (
     TRAIN,
     Branch,
     FinishReason,
+    FloatArray,
     Group,
+    IntArray,
     Prompt,
     PromptDraw,
     RewardResult,
@@ -30,8 +33,51 @@ if TYPE_CHECKING:
 
 __all__ = ["facts_of", "schemas", "step_of", "tables_of"]
 
+
+class _GroupRow(NamedTuple):
+    """A group, as the columns of its table have it."""
+
+    purpose: str
+    draw_id: int
+    uid: str
+    domain: str
+    position: int
+    prompt_token_ids: IntArray
+
+
+class _RolloutRow(NamedTuple):
+    """A rollout, as the columns of its table have it. Older recordings lack the columns that have a default."""
+
+    purpose: str
+    draw_id: int
+    index: int
+    prompt_token_ids: IntArray | None
+    """`None` where they are those of the group."""
+    token_ids: IntArray
+    logprobs: FloatArray
+    policy_versions: IntArray
+    finish_reason: FinishReason
+    text: str
+    status: str
+    cause: str
+    reward: float | None
+    components: Sequence[tuple[str, float]] | None
+    verdict: str | None
+    correct: bool | None
+    decisions: Sequence[tuple[str, bool]] | None
+    reward_duration_s: float | None
+    engine_id: str
+    turns: Sequence[Mapping[str, Any]]
+    timed_out: Sequence[str] | None = ()
+    branches: Sequence[Mapping[str, Any]] = ()
+    counts: Sequence[tuple[str, int]] = ()
+    experts: Sequence[Mapping[str, Any]] | None = ()
+
+
 _PLAIN = ("step", "session", "policy_version", "next_policy_version", "num_refills", "kind", "num_draws")
 _MAPPINGS = ("stream", "counters", "timings_s")
+_PAIRS = ("left_out", "expired")
+_LISTS = ("expired_lengths", "staleness")
 
 
 def schemas() -> dict[str, pa.Schema]:
@@ -106,9 +152,8 @@ def facts_of(step: RecordedStep) -> dict[str, Any]:
         **{name: getattr(step, name) for name in _PLAIN},
         **{name: dict(getattr(step, name)) for name in _MAPPINGS},
         "census": dict(step.census),
-        "left_out": [[draw_id, why] for draw_id, why in step.left_out.items()],
-        "expired": [[draw_id, why] for draw_id, why in step.expired.items()],
-        **{name: list(getattr(step, name)) for name in ("expired_lengths", "staleness", "draws", "pending")},
+        **{name: [[draw_id, why] for draw_id, why in getattr(step, name).items()] for name in _PAIRS},
+        **{name: list(getattr(step, name)) for name in (*_LISTS, "draws", "pending")},
     }
 
 
@@ -118,59 +163,58 @@ def tables_of(step: RecordedStep) -> dict[str, pa.Table]:
 
     groups = [(TRAIN, group) for group in step.groups]
     groups += [(purpose, group) for purpose, found in step.companions.items() for group in found]
-    rows: dict[str, Iterable[Sequence[Any]]] = {
-        "groups": [_group_row(purpose, group.draw) for purpose, group in groups],
+    rows: dict[str, Iterable[NamedTuple]] = {
+        "groups": [
+            _GroupRow(purpose, d.draw_id, d.prompt.uid, d.prompt.domain, d.position, d.token_ids)
+            for purpose, d in ((purpose, group.draw) for purpose, group in groups)
+        ],
         "rollouts": [
             *(_rollout_row(purpose, rollout, group.draw) for purpose, group in groups for rollout in group.rollouts),
             *(_rollout_row(EXPERT, rollout, None) for rollout in step.demonstrations),
         ],
-        "moves": ((time_s, str(rollout_id), *rest) for time_s, rollout_id, *rest in step.moves),
+        "moves": (cast(Any, move)._replace(rollout_id=str(move.rollout_id)) for move in step.moves),
         "requests": step.requests,
     }
     return {name: pa.table(_columns(rows[name], schema), schema=schema) for name, schema in schemas().items()}
 
 
-def _columns(rows: Iterable[Sequence[Any]], schema: pa.Schema) -> list[pa.Array]:
+def _columns(rows: Iterable[NamedTuple], schema: pa.Schema) -> list[pa.Array]:
     import pyarrow as pa
 
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
-    return [pa.array(list(values), type=field.type) for values, field in zip(columns, schema, strict=True)]
+    kept = list(rows)
+    return [pa.array([getattr(row, field.name) for row in kept], type=field.type) for field in schema]
 
 
-def _group_row(purpose: str, draw: PromptDraw) -> Sequence[Any]:
-    return purpose, draw.draw_id, draw.prompt.uid, draw.prompt.domain, draw.position, draw.token_ids
-
-
-def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Sequence[Any]:
-    """A prompt's tokens only where they are not its group's: a loop of the user's own may have changed them."""
+def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> _RolloutRow:
     same = draw is not None and np.array_equal(rollout.prompt_token_ids, draw.token_ids)
     if rollout.media or any(rollout.context_media):
         raise UnsupportedError(f"rollout {rollout.rollout_id} has pictures, sounds or films: recordings hold none yet.")
     reward = rollout.reward
-    return (
-        purpose,
-        rollout.draw_id,
-        rollout.index,
-        None if same else rollout.prompt_token_ids,
-        rollout.token_ids,
-        rollout.logprobs,
-        rollout.policy_versions,
-        rollout.finish_reason,
-        utf8(rollout.text),
-        str(rollout.status),
-        utf8(rollout.cause),
-        None if reward is None else reward.value,
-        None if reward is None else [(utf8(name), value) for name, value in reward.components.items()],
-        None if reward is None else utf8(reward.verdict),
-        None if reward is None else reward.correct,
-        None if reward is None else [(utf8(name), says) for name, says in reward.decisions.items()],
-        None if reward is None else [*map(utf8, reward.timed_out)],
-        None if reward is None else reward.duration_s,
-        rollout.engine_id,
-        [{"start": t.start, "end": t.end, "reward": t.reward, "state": utf8(t.state)} for t in rollout.turns],
-        [{"start": branch.start, "context": branch.context} for branch in rollout.branches],
-        [(utf8(name), count) for name, count in rollout.counts.items()],
-        [{"dtype": x.dtype.name, "shape": x.shape, "values": x.tobytes()} for x in rollout.experts],
+    return _RolloutRow(
+        purpose=purpose,
+        draw_id=rollout.draw_id,
+        index=rollout.index,
+        # Usually those of its group; a loop of the user's own may have changed them.
+        prompt_token_ids=None if same else rollout.prompt_token_ids,
+        token_ids=rollout.token_ids,
+        logprobs=rollout.logprobs,
+        policy_versions=rollout.policy_versions,
+        finish_reason=rollout.finish_reason,
+        text=utf8(rollout.text),
+        status=str(rollout.status),
+        cause=utf8(rollout.cause),
+        reward=None if reward is None else reward.value,
+        components=None if reward is None else [(utf8(name), value) for name, value in reward.components.items()],
+        verdict=None if reward is None else utf8(reward.verdict),
+        correct=None if reward is None else reward.correct,
+        decisions=None if reward is None else [(utf8(name), says) for name, says in reward.decisions.items()],
+        timed_out=None if reward is None else [*map(utf8, reward.timed_out)],
+        reward_duration_s=None if reward is None else reward.duration_s,
+        engine_id=rollout.engine_id,
+        turns=[{"start": t.start, "end": t.end, "reward": t.reward, "state": utf8(t.state)} for t in rollout.turns],
+        branches=[{"start": branch.start, "context": branch.context} for branch in rollout.branches],
+        counts=[(utf8(name), count) for name, count in rollout.counts.items()],
+        experts=[{"dtype": x.dtype.name, "shape": x.shape, "values": x.tobytes()} for x in rollout.experts],
     )
 
 
@@ -180,95 +224,93 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> Seq
 def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
     """The inverse of `facts_of` and `tables_of`."""
     draws: dict[str, dict[int, PromptDraw]] = {}
-    for row in _rows(tables["groups"]):
-        prompt = Prompt(uid=row["uid"], domain=row["domain"], messages=())
-        draws.setdefault(row["purpose"], {})[row["draw_id"]] = PromptDraw(
-            draw_id=row["draw_id"], prompt=prompt, token_ids=row["prompt_token_ids"], position=row["position"]
+    for row in starmap(_GroupRow, _rows(tables["groups"])):
+        prompt = Prompt(uid=row.uid, domain=row.domain, messages=())
+        draws.setdefault(row.purpose, {})[row.draw_id] = PromptDraw(
+            draw_id=row.draw_id, prompt=prompt, token_ids=row.prompt_token_ids, position=row.position
         )
     attempts: dict[tuple[str, int], list[Rollout]] = {}
     shown: list[Rollout] = []
-    for row in _rows(tables["rollouts"]):
-        purpose, draw_id = row["purpose"], row["draw_id"]
-        if purpose == EXPERT:
-            shown.append(_rollout(row, draws[TRAIN][draw_id]))
-        else:
-            attempts.setdefault((purpose, draw_id), []).append(_rollout(row, draws[purpose][draw_id]))
+    names = tables["rollouts"].column_names
+    for values in _rows(tables["rollouts"]):
+        rollout = _rollout(_RolloutRow(**dict(zip(names, values, strict=True))), draws)
+        place = shown if rollout.expert else attempts.setdefault((rollout.purpose, rollout.draw_id), [])
+        place.append(rollout)
     groups = {
         purpose: tuple(Group(draw=d, rollouts=tuple(attempts.get((purpose, d.draw_id), ()))) for d in found.values())
         for purpose, found in draws.items()
     }
+    plain: dict[str, Any] = {name: facts[name] for name in (*_PLAIN, *_MAPPINGS)}
+    plain |= {name: dict(facts[name]) for name in _PAIRS} | {name: tuple(facts[name]) for name in _LISTS}
     return RecordedStep(
-        **{name: facts[name] for name in (*_PLAIN, *_MAPPINGS)},
+        **plain,
         census=facts.get("census", {}),  # older recordings have none
         groups=groups.pop(TRAIN, ()),
         companions=groups,
         demonstrations=tuple(shown),
-        left_out=dict(facts["left_out"]),
-        expired=dict(facts["expired"]),
-        expired_lengths=tuple(facts["expired_lengths"]),
-        staleness=tuple(facts["staleness"]),
         draws=tuple(RecordedDraw(*draw) for draw in facts["draws"]),
         pending=tuple((draw_id, domain, position) for draw_id, domain, position in facts["pending"]),
-        moves=tuple(_move(row) for row in _rows(tables["moves"])),
-        requests=tuple(Request(*row.values()) for row in _rows(tables["requests"])),
+        moves=tuple(starmap(_move, _rows(tables["moves"]))),
+        requests=tuple(starmap(Request, _rows(tables["requests"]))),
     )
 
 
-def _move(row: dict[str, Any]) -> Move:
+def _move(time_s: float, rollout: str, before: str, after: str, detail: str) -> Move:
     """The one place where the text of a rollout's id is read: a file has nothing else of it."""
-    purpose, _, place = row["rollout_id"].rpartition("-")
+    purpose, _, place = rollout.rpartition("-")
     draw_id, _, index = place.partition(".")
     rollout_id = RolloutId(purpose=purpose, draw_id=int(draw_id), index=int(index))
-    return Move(**(row | {"rollout_id": rollout_id}))
+    return Move(time_s=time_s, rollout_id=rollout_id, before=before, after=after, detail=detail)
 
 
-def _rollout(row: dict[str, Any], draw: PromptDraw) -> Rollout:
+def _rollout(row: _RolloutRow, draws: Mapping[str, Mapping[int, PromptDraw]]) -> Rollout:
+    expert = row.purpose == EXPERT
+    draw = draws[TRAIN if expert else row.purpose][row.draw_id]
     reward = None
-    if row["reward"] is not None:
+    if row.reward is not None:
         reward = RewardResult(
-            value=row["reward"],
-            components=dict(row["components"]),
-            verdict=row["verdict"],
-            correct=row["correct"],
-            decisions=dict(row["decisions"]),
-            timed_out=tuple(row.get("timed_out") or ()),  # older recordings have none
-            duration_s=row["reward_duration_s"],
+            value=row.reward,
+            components=dict(row.components or ()),
+            verdict=row.verdict or "",
+            correct=row.correct,
+            decisions=dict(row.decisions or ()),
+            timed_out=tuple(row.timed_out or ()),
+            duration_s=row.reward_duration_s or 0.0,
         )
-    own = row["prompt_token_ids"]
     return Rollout(
-        draw_id=row["draw_id"],
-        index=row["index"],
-        purpose=row["purpose"],
+        draw_id=row.draw_id,
+        index=row.index,
+        purpose=row.purpose,
         prompt=draw.prompt,
-        prompt_token_ids=draw.token_ids if own is None else own,
-        token_ids=row["token_ids"],
-        logprobs=row["logprobs"],
-        policy_versions=row["policy_versions"],
-        finish_reason=cast(FinishReason, row["finish_reason"]),
-        text=row["text"],
-        status=RolloutStatus(row["status"]),
-        cause=row["cause"],
+        prompt_token_ids=draw.token_ids if row.prompt_token_ids is None else row.prompt_token_ids,
+        token_ids=row.token_ids,
+        logprobs=row.logprobs,
+        policy_versions=row.policy_versions,
+        finish_reason=row.finish_reason,
+        text=row.text,
+        status=RolloutStatus(row.status),
+        cause=row.cause,
         reward=reward,
-        engine_id=row["engine_id"],
-        turns=tuple(Turn(**turn) for turn in row["turns"]),
-        branches=tuple(
-            Branch(start=branch["start"], context=np.array(branch["context"], dtype=np.int32))
-            for branch in row.get("branches", ())  # older recordings have neither
-        ),
-        counts=dict(row.get("counts", ())),
-        expert=row["purpose"] == EXPERT,
-        experts=tuple(
-            np.frombuffer(x["values"], dtype=x["dtype"]).reshape(x["shape"])
-            for x in row.get("experts") or ()  # older recordings have none
-        ),
+        engine_id=row.engine_id,
+        turns=tuple(Turn(**turn) for turn in row.turns),
+        branches=tuple(starmap(_branch, (branch.values() for branch in row.branches))),
+        counts=dict(row.counts),
+        expert=expert,
+        experts=tuple(starmap(_experts, (array.values() for array in row.experts or ()))),
     )
 
 
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+def _branch(start: int, context: Sequence[int]) -> Branch:
+    return Branch(start=start, context=np.array(context, dtype=np.int32))
+
+
+def _experts(dtype: str, shape: Sequence[int], values: bytes) -> IntArray:
+    return np.frombuffer(values, dtype=dtype).reshape(shape)
+
+
+def _rows(table: pa.Table) -> Iterator[Sequence[Any]]:
     """Rows as plain data; lists of numbers as NumPy arrays."""
-    columns = [_values(table.column(name).combine_chunks()) for name in table.column_names]
-    for values in zip(*columns, strict=True):
-        yield dict(zip(table.column_names, values, strict=True))
+    return zip(*(_values(table.column(name).combine_chunks()) for name in table.column_names), strict=True)
 
 
 def _values(column: pa.Array) -> Sequence[Any]:
