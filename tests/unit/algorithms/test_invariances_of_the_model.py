@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from critic_helpers import VALUE_LOSS
 from model_helpers import (
     ALONE,
@@ -29,6 +28,7 @@ from model_helpers import (
     run_rank,
 )
 from training_helpers import grads_of, make_batch, make_spec, relative_error, values_of
+from worlds.ranks import run_ranks
 
 from roll.config.presets import PRESET_NAMES
 from roll.models import load_causal_lm
@@ -97,7 +97,7 @@ def _cases(model: Any) -> dict[str, Case]:
 @pytest.fixture(scope="module", name="found")
 def _found(tiny_model: Path, cases: dict[str, Case], tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     directory = tmp_path_factory.mktemp("two ranks")
-    mp.spawn(run_rank, (directory, tiny_model, cases), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory, tiny_model, cases), 2)
     return torch.load(directory / "found.pt", weights_only=False)
 
 

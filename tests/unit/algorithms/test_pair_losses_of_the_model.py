@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from pair_helpers import PAIRS, SINGLE
 from pair_model_helpers import (
     DOUBLE,
@@ -28,6 +27,7 @@ from pair_model_helpers import (
     scored_gradient,
 )
 from training_helpers import grads_of, make_spec, relative_error
+from worlds.ranks import run_ranks
 from worlds.tiny_model import write_tiny_model
 
 from roll.models import load_causal_lm
@@ -99,7 +99,7 @@ def _teachers(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
 @pytest.fixture(scope="module", name="two_ranks")
 def _two_ranks(tiny_model: Path, teachers: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     directory = tmp_path_factory.mktemp("two ranks")
-    mp.spawn(run_rank, (directory, tiny_model, teachers), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory, tiny_model, teachers), 2)
     return torch.load(directory / "found.pt", weights_only=False)
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from contract import COURSE, Place, course, perform
 from test_same_gradient import Reference, reference
 from training_helpers import make_spec, relative_error
+from worlds.ranks import run_ranks
 
 from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.parallel import ParallelConfig
@@ -111,7 +111,7 @@ def _performed(
     if num_ranks == 1:
         perform(0, *arguments)
     else:
-        mp.spawn(perform, arguments, nprocs=num_ranks)  # type: ignore[no-untyped-call]
+        run_ranks(perform, arguments, num_ranks)
     found = [torch.load(directory / f"found-{rank}.pt", weights_only=False) for rank in range(num_ranks)]
     return [each | {"directory": directory} for each in found]
 

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from critic_helpers import VALUE_LOSS, critic_spec, reference_gradient, run_critic_rank, valued
 from safetensors.torch import load_file
 from training_helpers import grads_of, logprobs_of, make_batch, make_spec, relative_error, values_of
 from transformers import AutoModelForTokenClassification
+from worlds.ranks import run_ranks
 from worlds.tiny_model import write_tiny_model
 
 from roll.algorithms.losses import PolicyLoss, ValueLoss
@@ -117,7 +117,7 @@ def _found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     one = TorchBackend(critic_spec(tiny_model))
     one.train_step(valued(make_batch(3)), VALUE_LOSS)
     one.save(directory / "saved by one")
-    mp.spawn(run_critic_rank, (directory, tiny_model), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_critic_rank, (directory, tiny_model), 2)
     first, second = (torch.load(directory / f"found-{rank}.pt", weights_only=False) for rank in (0, 1))
     for mine, twin in zip(first["values"], second["values"], strict=True):
         assert np.array_equal(mine, twin)

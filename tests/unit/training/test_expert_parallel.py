@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from expert_ranks import FAMILIES_OF_EXPERTS, LOSS, MORE, build, prepare, run_rank, steps
 from families import FAMILIES, write_model
 from parallel_ranks import LORA, NUM_RANKS
 from test_architectures import InFull
 from training_helpers import make_batch, make_spec, relative_error
+from worlds.ranks import run_ranks
 
 from roll.training import TorchBackend
 from roll.training.parallel import experts
@@ -69,7 +69,7 @@ def _directory(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
     directory = tmp_path_factory.mktemp("experts")
     for name in LAYOUTS:
         prepare(directory, name, write_model(directory / name, tiny_model, FAMILIES[name]))
-    mp.spawn(run_rank, (directory, LAYOUTS), nprocs=NUM_RANKS)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory, LAYOUTS), NUM_RANKS)
     return directory
 
 

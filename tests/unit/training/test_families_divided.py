@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from families import FAMILIES, write_model
 from family_ranks import WAYS, kind, run_rank, steps
 from training_helpers import relative_error
+from worlds.ranks import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -38,7 +38,7 @@ def _found(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         write_model(directory / kind(name, "vpp"), tiny_model, family, **deep)
         for own in {kind(name, way) for way in WAYS}:
             alone[own, "alone"] = steps(name, directory / own, {})
-    mp.spawn(run_rank, (directory,), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory,), 2)
     return alone | torch.load(directory / "found.pt", weights_only=False)
 
 

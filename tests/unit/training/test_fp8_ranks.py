@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from fp8_ranks import LAYOUTS, RECIPES, run_rank, work
 from training_helpers import relative_error
+from worlds.ranks import run_ranks
 from worlds.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow
@@ -25,7 +25,7 @@ def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
     the other side. Measured: a tenth of the gradient, and 0.4 of what 8 bits change of log-probs."""
     model = write_tiny_model(tmp_path / "model", hidden=128)
     one = work(model, {})
-    mp.spawn(run_rank, (tmp_path, model), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (tmp_path, model), 2)
     for layout in LAYOUTS:
         every = torch.load(tmp_path / f"{layout}.pt", weights_only=False)
         for recipe in RECIPES:

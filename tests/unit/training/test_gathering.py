@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from gathering_ranks import RANKS, part_of, run_rank, share_of
 from transformers import LlamaConfig, LlamaForCausalLM
+from worlds.ranks import run_ranks
 from worlds.tiny_model import write_tiny_model
 
 WORDS, HIDDEN, INNER, LAYERS = 3072, 48, 96, 3
@@ -25,7 +25,7 @@ def _found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     config = LlamaConfig(vocab_size=WORDS, tie_word_embeddings=False, **sizes, **heads)
     LlamaForCausalLM(config).save_pretrained(model)
-    mp.spawn(run_rank, (directory, model), nprocs=RANKS)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory, model), RANKS)
     return [torch.load(directory / f"found-{rank}.pt", weights_only=False) for rank in range(RANKS)]
 
 

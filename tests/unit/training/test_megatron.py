@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from families import FAMILIES, write_model
 from megatron_on_cpu import megatron_on_cpu
 from megatron_ranks import SETTINGS, divided, steps_differ
 from training_helpers import logprobs_of, make_batch, make_spec, needs_cuda, relative_error
+from worlds.ranks import run_ranks
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
@@ -60,7 +60,7 @@ def test_families_learn_what_they_do_under_torch(on_cpu: None, family: str, tiny
 )
 def test_families_divided_over_ranks(num_ranks: int, sizes: dict[str, int], tiny_model: Path, tmp_path: Path) -> None:
     models = [write_model(tmp_path / family, tiny_model, FAMILIES[family]) for family in REBUILT]
-    mp.spawn(divided, (tmp_path, models, sizes, num_ranks), nprocs=num_ranks)  # type: ignore[no-untyped-call]
+    run_ranks(divided, (tmp_path, models, sizes, num_ranks), num_ranks)
 
 
 def test_bfloat16_gradients_move_float32_masters(on_cpu: None, tiny_model: Path) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from directory_ranks import LAYOUTS, run_rank, train
 from safetensors.torch import load_file
 from worlds.model_directories import REFUSED, TRAINED, make_directory
+from worlds.ranks import run_ranks
 
 
 def make_all(kinds: dict, model: Path, target: Path) -> dict[str, Path]:
@@ -32,7 +32,7 @@ def test_model_directories_are_trained_alike_by_two_ranks(tiny_model: Path, tmp_
     refused = make_all(REFUSED, tiny_model, tmp_path / "refused")
     exports = tmp_path / "exports"
     exports.mkdir()
-    mp.spawn(run_rank, (tmp_path / "meeting", trained, refused, exports), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (tmp_path / "meeting", trained, refused, exports), 2)
     names = load_file(tiny_model / "model.safetensors").keys()
     for layout in LAYOUTS:
         for kind in trained:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from families import FAMILIES, write_model
 from offload_ranks import OFFLOAD, RUNS, apart, build, check_checkpoints, differing, run_rank, three_steps
 from training_helpers import make_batch, make_spec
 from transformers import LlamaConfig
 from worlds.model_sizes import Sizes
+from worlds.ranks import run_ranks
 
 from roll.config.estimate import training_bytes
 from roll.config.model import LoRAConfig
@@ -175,11 +175,11 @@ def test_a_device_holds_what_is_estimated(tmp_path: Path, ranks: int, settings: 
 def test_ranks_take_the_same_steps(tmp_path: Path, tiny_model: Path, layouts: dict[str, Any], num: int) -> None:
     names = ("bfloat16", "adapters") if num > 2 else ("bfloat16", "layers again", "8 bits", "adapters")
     runs = {name: RUNS[name] for name in names}
-    mp.spawn(run_rank, (tmp_path, tiny_model, layouts, runs, num), nprocs=num)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (tmp_path, tiny_model, layouts, runs, num), num)
 
 
 @pytest.mark.slow
 def test_divided_experts_take_the_same_steps(tmp_path: Path, tiny_model: Path) -> None:
     path = write_model(tmp_path / "moe", tiny_model, FAMILIES["qwen3-moe"])
     runs = {"bfloat16": RUNS["bfloat16"]}
-    mp.spawn(run_rank, (tmp_path, path, {"ep 2": {"ep": 2}}, runs, 2), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (tmp_path, path, {"ep 2": {"ep": 2}}, runs, 2), 2)

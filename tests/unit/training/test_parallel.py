@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from expert_ranks import ONE, run_briefly, steps
 from families import FAMILIES, Family, write_model
 from parallel_ranks import AGAIN, DOUBLE, LAYOUTS, MORE, NUM_RANKS, PARTS, run_rank, work
 from test_expert_parallel import compare
 from test_same_gradient import reference
 from training_helpers import make_spec, relative_error
+from worlds.ranks import run_ranks
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.parallel import ParallelConfig
@@ -53,7 +53,7 @@ def _run(
     alone = TorchBackend(make_spec(model), precision=DOUBLE)
     alone.train_step(batch, PolicyLoss())
     alone.save(directory / "saved by one")
-    mp.spawn(run_rank, (directory, model, batch, layouts, num, also), nprocs=num)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory, model, batch, layouts, num, also), num)
     return directory
 
 

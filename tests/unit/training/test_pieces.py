@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from families import FAMILIES, write_model
 from pieces_ranks import ROLES, run_rank
 from safetensors.torch import load_file, save_file
 from training_helpers import make_spec
+from worlds.ranks import run_ranks
 
 from roll.config.model import LoRAConfig
 from roll.errors import ModelError
@@ -185,7 +185,7 @@ def test_adapters_are_gathered_before_an_export_can_fail(
 def test_every_family_in_every_layout_loads_what_one_rank_loads(tiny_model: Path, tmp_path: Path) -> None:
     for name, family in FAMILIES.items():
         write_model(tmp_path / name, tiny_model, family)
-    mp.spawn(run_rank, (tmp_path,), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (tmp_path,), 2)
     for rank in range(2):
         found = torch.load(tmp_path / f"found-{rank}.pt")
         assert len(found) == len(FAMILIES) + 2 * len(ROLES)

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from training_helpers import logprobs_of, make_batch, make_spec
+from worlds.ranks import run_ranks
 
 from roll.algorithms.losses import PolicyLoss
 from roll.config.model import LoRAConfig
@@ -108,7 +108,7 @@ def score_on_two_ranks(rank: int, directory: Path, model: Path) -> None:
 
 @pytest.mark.slow  # `test_parallel` has frozen references under more layouts
 def test_two_ranks_score_as_one_and_go_on_training(tiny_model: Path, tmp_path: Path) -> None:
-    mp.spawn(score_on_two_ranks, (tmp_path, tiny_model), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(score_on_two_ranks, (tmp_path, tiny_model), 2)
     found = torch.load(tmp_path / "found-0.pt", weights_only=False)
     batch = make_batch(4)
     exact = logprobs_of(TorchBackend(reference_spec(tiny_model)), batch)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from small_ranks import DOUBLE, run_rank, work
 from training_helpers import make_spec, relative_error
+from worlds.ranks import run_ranks
 from worlds.tiny_model import write_tiny_model
 
 from roll.errors import CheckpointError
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 def test_two_ranks_do_what_one_does(tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model", hidden=64)
     one = work(model, tmp_path, "one")
-    mp.spawn(run_rank, (tmp_path, model), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (tmp_path, model), 2)
     for layout in ("dp_shard", "tp"):
         found = torch.load(tmp_path / f"{layout}.pt", weights_only=False)
         assert relative_error(found["weights"], one["weights"]) <= 1e-9

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from test_same_gradient import Reference, reference
 from training_helpers import branching_batch, grads_of, make_batch, make_spec, relative_error
 from two_ranks import LORA, LOSS, SMALL, run_once, run_rank
+from worlds.ranks import run_ranks
 
 from roll.algorithms.losses import PolicyLoss
 from roll.errors import PlacementError
@@ -33,7 +33,7 @@ def _directory(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory, expec
     one = TorchBackend(make_spec(tiny_model, **SMALL))
     one.train_step(expected.batch, LOSS)
     one.save(directory / "saved by one")
-    mp.spawn(run_rank, (directory, tiny_model, expected.batch), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory, tiny_model, expected.batch), 2)
     return directory
 
 
@@ -169,7 +169,7 @@ def test_several_ranks_need_a_place_to_meet(tiny_model: Path) -> None:
 def test_two_ranks_give_the_default_model_the_reference_gradient(default_model: Path, tmp_path: Path) -> None:
     shape = {"groups": 2, "group_size": 3, "prompt": (30, 40), "response": (8, 32), "vocab": 40_000}
     expected = reference(default_model, 5, torch.float32, **shape)
-    mp.spawn(run_once, (tmp_path, default_model, expected.batch), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_once, (tmp_path, default_model, expected.batch), 2)
     result, grads = torch.load(tmp_path / "found.pt", weights_only=False)
     assert abs(result.loss - expected.loss) <= 2e-4 * result.metrics["policy/loss_scale"]
     assert relative_error(grads, expected.grads) <= 2e-4

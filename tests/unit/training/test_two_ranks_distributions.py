@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
 from training_helpers import relative_error
 from two_ranks_distributions import CASES, run_rank, work
+from worlds.ranks import run_ranks
 from worlds.tiny_model import write_tiny_model
 
 pytestmark = pytest.mark.slow  # `test_parallel` has most of it, under more layouts
@@ -24,7 +24,7 @@ def _model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module", name="directory")
 def _directory(model_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("two ranks")
-    mp.spawn(run_rank, (directory, model_path), nprocs=2)  # type: ignore[no-untyped-call]
+    run_ranks(run_rank, (directory, model_path), 2)
     return directory
 
 
