@@ -1,5 +1,6 @@
 """The size budgets, on files made to lie on either side of them."""
 
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def function(num_lines: int, indent: str = "") -> str:
 )
 def test_a_budget_is_kept_at_its_limit_and_broken_one_line_later(tmp_path, name, within, beyond, message):
     write(tmp_path, name, within)
-    assert check(tmp_path) == (0, "Size budgets kept by 1 files.\n")
+    assert check(tmp_path) == (0, "Size budgets kept by 1 files; 0.0 string keys in 1,000 lines.\n")
     write(tmp_path, name, beyond)
     assert check(tmp_path) == (1, message + "\n")
 
@@ -64,3 +65,16 @@ def test_the_setup_beside_a_pipeline_has_the_budget_of_a_file(tmp_path):
     write(tmp_path, "pipelines/rlvr_setup.py", "x = 1\n" * 151)
     write(tmp_path, "pipelines/__init__.py", "x = 1\n" * 151)
     assert check(tmp_path)[0] == 0
+
+
+def test_accesses_by_a_literal_key_have_a_budget(tmp_path):
+    budget = runpy.run_path(str(SCRIPT))["STRING_KEYS"]
+    keys = ['x["a"]', 'x.get("a", 0)', 'x.pop("a")', 'x.setdefault("a", 0)', 'x["a"] = 1']
+    others = ["x[0]", "x[key]", "x.get(key)", "y = {'a': 1}", "f('a')", "get('a')"]
+    write(tmp_path, "a.py", "\n".join(keys + others) + "\n" * 190)
+    share = 1000 * len(keys) / 200
+    assert share > budget
+    assert check(tmp_path) == (1, f"{share:.1f} string keys in 1,000 lines, budget {budget}\n")
+    write(tmp_path, "b.py", "\n" * 400)
+    write(tmp_path, "c.py", "\n" * 400)
+    assert check(tmp_path) == (0, "Size budgets kept by 3 files; 5.0 string keys in 1,000 lines.\n")
