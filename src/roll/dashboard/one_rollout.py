@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from roll.dashboard.metrics import nulls
 from roll.dashboard.settings import usual_number
 from roll.dashboard.vocabulary import Vocabulary
+from roll.types.reading import read_record
 
 __all__ = ["DETAIL_COLUMNS", "TOKEN_COLUMNS", "details", "tokens"]
 
@@ -27,88 +28,119 @@ _NAMES = ("logprob", "policy_version", "trainer_logprob", "difference", "advanta
 _TOOL = ("<tool_response>", "<|tool", "tool\n", "<|start_header_id|>tool", "<|start_header_id|>ipython")
 
 
-def details(row: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
+class _Turn(NamedTuple):
+    start: Any = None
+    end: Any = None
+    reward: float | None = None
+
+
+class _Branch(NamedTuple):
+    start: int
+    context: Sequence[int] = ()
+
+
+class _Row(NamedTuple):
+    """A rollout as its file has it, which any version may have written: what it lacks is empty."""
+
+    uid: str | None = None
+    answer: Any = None
+    prompt: str = ""
+    text: str | None = None
+    messages: Sequence[Any] = ()
+    cause: str = ""
+    components: Sequence[tuple[str, Any]] = ()
+    reward_duration_s: Any = None
+    token_ids: Sequence[int] = ()
+    policy_versions: Sequence[int] = ()
+    prompt_token_ids: Sequence[int] = ()
+    branches: Sequence[Mapping[str, Any]] = ()
+    turns: Sequence[Mapping[str, Any]] = ()
+    logprobs: Any = None
+    trainer_logprobs: Any = None
+    update_logprobs: Any = None
+    ref_logprobs: Any = None
+    token_advantages: Any = None
+    advantage: Any = None
+
+
+def details(found: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
     """For `/rollouts/{row}`: what the table holds of it beside the index."""
-    spans = _spans(row)
-    ids = row.get("token_ids") or []
-    turns: list[dict[str, Any]] = [{"kind": "prompt", "text": row.get("prompt") or "", "start": None, "end": None}]
-    for kind, start, end in _pieces(spans, len(ids)):
+    row = read_record(_Row, found)
+    ids, rewards = row.token_ids, [read_record(_Turn, turn).reward for turn in row.turns]
+    turns: list[dict[str, Any]] = [{"kind": "prompt", "text": row.prompt, "start": None, "end": None}]
+    for kind, start, end in _pieces(_spans(row), len(ids)):
         text = _text(vocabulary, ids[start:end], row, whole=len(ids) == end - start)
         if kind != "model" and text is not None and text.lstrip().startswith(_TOOL):
             kind = "tool"
-        turns.append({"kind": kind, "text": text, "start": start, "end": end})
-    rewards = [turn.get("reward") for turn in row.get("turns") or []]
-    for turn, reward in zip((turn for turn in turns if turn["kind"] == "model"), rewards, strict=False):
-        turn["reward"] = reward
-    components = row.get("components")
+        turn = {"kind": kind, "text": text, "start": start, "end": end}
+        turns.append(turn | {"reward": rewards.pop(0)} if kind == "model" and rewards else turn)
+    branches = [read_record(_Branch, branch) for branch in row.branches]
     return {
-        "uid": row.get("uid"),
-        "answer": row.get("answer"),
-        "prompt": row.get("prompt") or "",
-        "text": row.get("text") or "",
-        "messages": row.get("messages") or [],
+        "uid": row.uid,
+        "answer": row.answer,
+        "prompt": row.prompt,
+        "text": row.text or "",
+        "messages": row.messages or [],
         "turns": turns,
-        "components": {name: _finite(value) for name, value in components or []},
-        "cause": row.get("cause") or "",
-        "reward_duration_s": _finite(row.get("reward_duration_s")),
-        "policy_versions": sorted({version for version in row.get("policy_versions") or [] if version >= 0}),
-        "num_prompt_tokens": len(row.get("prompt_token_ids") or []),
-        "branches": [
-            {"start": branch["start"], "context_tokens": len(branch["context"] or [])}
-            for branch in row.get("branches") or []
-        ],
+        "components": {name: _finite(value) for name, value in row.components},
+        "cause": row.cause,
+        "reward_duration_s": _finite(row.reward_duration_s),
+        "policy_versions": sorted({version for version in row.policy_versions if version >= 0}),
+        "num_prompt_tokens": len(row.prompt_token_ids),
+        "branches": [{"start": b.start, "context_tokens": len(b.context)} for b in branches],
     }
 
 
-def tokens(row: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
+def tokens(found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
     """For `/rollouts/{row}/tokens`: columns that align with the answer's tokens, and why others are missing.
 
     Args:
-        row: its `TOKEN_COLUMNS`.
+        found: its `TOKEN_COLUMNS`.
         settings: of the run, flat; with `kind`, whether the rollout was one of an evaluation.
         vocabulary: the run's, if it is there.
     """
-    ids = row.get("token_ids") or []
+    row = read_record(_Row, found)
+    ids = row.token_ids
     engine, trainer, update, reference, advantages = (
-        _column(row.get(name), len(ids))
-        for name in ("logprobs", "trainer_logprobs", "update_logprobs", "ref_logprobs", "token_advantages")
+        _column(column, len(ids))
+        for column in (row.logprobs, row.trainer_logprobs, row.update_logprobs, row.ref_logprobs, row.token_advantages)
     )
     written = np.zeros(len(ids), bool)
     for start, end in _spans(row):
         written[start:end] = True
-    missing: dict[str, str] = {}
     columns: dict[str, Any] = {"mask": (written if trainer is None else ~np.isnan(trainer)).astype(int).tolist()}
-    versions = row.get("policy_versions") or []
-    if len(versions) == len(ids):
-        columns["policy_version"] = [version if version >= 0 else None for version in versions]
-    if engine is not None:
-        columns["logprob"] = nulls(np.where(written, engine, np.nan))
-    if advantages is None and _finite(row.get("advantage")) is not None:
-        advantages = np.where(written, row["advantage"], np.nan)
-    found = {
+    if len(row.policy_versions) == len(ids):
+        columns |= {"policy_version": [version if version >= 0 else None for version in row.policy_versions]}
+    if advantages is None and _finite(row.advantage) is not None:
+        advantages = np.where(written, row.advantage, np.nan)
+    current = trainer if update is None else update
+    ratio = _of_two(current, engine if _against_engine(settings) else trainer, lambda own, other: np.exp(own - other))
+    clip = push = None
+    if ratio is not None and advantages is not None:
+        clip = _clipped(ratio, advantages, settings)
+        push = ratio * advantages * (1 - (0 if clip is None else clip))
+    computed = {
+        "logprob": None if engine is None else np.where(written, engine, np.nan),
         "trainer_logprob": trainer,
         "advantage": advantages,
-        **_of_two(trainer, engine, "difference", lambda own, other: own - other),
-        **_of_two(trainer, reference, "kl", lambda own, other: np.expm1(other - own) - (other - own)),
+        "difference": _of_two(trainer, engine, lambda own, other: own - other),
+        "kl": _of_two(trainer, reference, lambda own, other: np.expm1(other - own) - (other - own)),
+        "ratio": ratio,
+        "clip": clip,
+        "push": push,
     }
-    current = trainer if update is None else update
-    against = engine if settings.get("algorithm.ratio.against") == "rollout" else trainer
-    found |= _of_two(current, against, "ratio", lambda own, other: np.exp(own - other))
-    ratio = found.get("ratio")
-    if ratio is not None and advantages is not None:
-        clipped = _clipped(ratio, advantages, settings)
-        found |= clipped
-        found["push"] = ratio * advantages * (1 - clipped.get("clip", np.zeros(len(ids))))
-    columns |= {name: nulls(column) for name, column in found.items() if column is not None}
-    for name in _NAMES:
-        if name not in columns:
-            missing[name] = _why(name, settings, trainer is not None)
-    missing["entropy"] = (
-        "no run records the entropy of single tokens: the trainer keeps its mean over a step "
+    columns |= {name: nulls(column) for name, column in computed.items() if column is not None}
+    missing = {name: _why(name, settings, trainer is not None) for name in _NAMES if name not in columns}
+    missing |= {
+        "entropy": "no run records the entropy of single tokens: the trainer keeps its mean over a step "
         "(training/policy/entropy, or training/policy/entropy_estimate)"
-    )
+    }
     texts, problem = _token_texts(vocabulary, ids)
     return {"tokens": texts, "token_ids": ids, "columns": columns, "missing": missing, "problem": problem}
+
+
+def _against_engine(settings: Mapping[str, Any]) -> bool:
+    return settings.get("algorithm.ratio.against") == "rollout"
 
 
 def _why(name: str, settings: Mapping[str, Any], seen: bool) -> str:
@@ -130,15 +162,15 @@ def _why(name: str, settings: Mapping[str, Any], seen: bool) -> str:
 
 
 def _of_two(
-    own: np.ndarray | None, other: np.ndarray | None, name: str, formula: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> dict[str, np.ndarray]:
+    own: np.ndarray | None, other: np.ndarray | None, formula: Callable[[np.ndarray, np.ndarray], np.ndarray]
+) -> np.ndarray | None:
     if own is None or other is None:
-        return {}
+        return None
     with np.errstate(all="ignore"):
-        return {name: formula(own, other)}
+        return formula(own, other)
 
 
-def _clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def _clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:
     """1 where the gate lets no gradient through, by the ratio of the token alone; NaN where the loss counts none."""
     low, high = (usual_number(settings.get(f"algorithm.gate.{side}")) for side in ("low", "high"))
     by_token = settings.get("algorithm.ratio.level", "token") == "token"
@@ -148,18 +180,18 @@ def _clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, A
         or not by_token
         or settings.get("algorithm.gate.type") not in ("min_clip", "dual_clip")
     ):
-        return {}
+        return None
     outside = ((advantages > 0) & (ratio > 1 + high)) | ((advantages < 0) & (ratio < 1 - low))
-    return {"clip": np.where(np.isnan(ratio), np.nan, outside)}
+    return np.where(np.isnan(ratio), np.nan, outside)
 
 
-def _spans(row: Mapping[str, Any]) -> list[tuple[int, int]]:
+def _spans(row: _Row) -> list[tuple[int, int]]:
     """Where the model wrote: as recorded, or by the versions, which the environment's tokens have none of."""
-    num_tokens = len(row.get("token_ids") or [])
-    if row.get("turns"):
-        bounds = [(turn.get("start"), turn.get("end")) for turn in row["turns"]]
-        return [(s, e) for s, e in bounds if isinstance(s, int) and isinstance(e, int) and 0 <= s <= e <= num_tokens]
-    versions = row.get("policy_versions")
+    num_tokens, versions = len(row.token_ids), row.policy_versions
+    if row.turns:
+        turns = [read_record(_Turn, turn) for turn in row.turns]
+        bounds = [(t.start, t.end) for t in turns if isinstance(t.start, int) and isinstance(t.end, int)]
+        return [(start, end) for start, end in bounds if 0 <= start <= end <= num_tokens]
     if not versions or len(versions) != num_tokens:
         return [(0, num_tokens)] if num_tokens else []
     made = np.concatenate([[0], np.asarray(versions) >= 0, [0]]).astype(int)
@@ -179,9 +211,9 @@ def _pieces(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[str
     return [*found, ("environment", at, num_tokens)] if at < num_tokens else found
 
 
-def _text(vocabulary: Vocabulary | None, ids: Sequence[int], row: Mapping[str, Any], *, whole: bool) -> str | None:
+def _text(vocabulary: Vocabulary | None, ids: Sequence[int], row: _Row, *, whole: bool) -> str | None:
     if whole:
-        return row.get("text")
+        return row.text
     if vocabulary is None:
         return None
     return vocabulary.text(ids)

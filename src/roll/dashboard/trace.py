@@ -13,7 +13,8 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from roll.dashboard.columns import Blocks, Columns
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import Inside, Tail, from_json
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
+from roll.types.reading import read_record
 
 __all__ = ["Trace"]
 
@@ -35,6 +37,27 @@ _LONGEST_ARGS = 4096
 _FORWARD = ("old_logprobs", "reference", "values", "snapshots")
 _TRAINER = ("train", "train_critic", "forward_backward", "optimizer", *_FORWARD)
 _KINDS = dict.fromkeys(_TRAINER, "trainer") | {"reward": "reward", "environment": "environment"}
+
+
+class _Event(NamedTuple):
+    """A line of the file, whose `ph`, `name` and `ts` are what they should be."""
+
+    ph: str
+    name: str
+    ts: float
+    dur: Any = None
+    pid: Any = None
+    tid: Any = None
+    id: Any = None
+    args: Any = None
+
+
+@dataclass(slots=True)
+class _Step:
+    number: int
+    start: float
+    end: float
+    phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
 
 
 class Trace:
@@ -97,24 +120,23 @@ class Trace:
             columns = (np.array(column) for column in zip(*rows, strict=True))
             self._spans.extend(len(rows), dict(zip(_TYPES, columns, strict=True)))
 
-    def _take(self, event: dict[str, Any], offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
-        phase, name, at = event["ph"], event["name"][:_LONGEST_NAME], event["ts"] / 1e6
-        self._first_us = min(self._first_us, event["ts"])
+    def _take(self, event: _Event, offset: int, rows: list[tuple[float, float, int, int, int]]) -> None:
+        phase, name, at = event.ph, event.name[:_LONGEST_NAME], event.ts / 1e6
+        self._first_us = min(self._first_us, event.ts)
         if phase == "X":
             kind, number = _lane_of(event)
-            duration = event.get("dur")
-            lasted = duration / 1e6 if isinstance(duration, int | float) and 0 <= duration < 1e15 else 0.0
+            lasted = event.dur / 1e6 if isinstance(event.dur, int | float) and 0 <= event.dur < 1e15 else 0.0
             rows.append((at, lasted, self._lane(kind, number), self._name(name), offset))
             return
-        key = str(event.get("id", ""))[:_LONGEST_NAME]
+        key = str("" if event.id is None else event.id)[:_LONGEST_NAME]
         if phase == "b":
-            if key not in self._slots and event.get("pid") == ROLLOUTS:
+            if key not in self._slots and event.pid == ROLLOUTS:
                 self._make_room(self._slots)
                 self._slots[key] = heapq.heappop(self._free) if self._free else self._new_slot()
             self._make_room(self._open)
             self._open[key, name] = at
         elif phase == "e" and (key, name) in self._open:
-            kind, number = ("rollout", self._slots.get(key, 0)) if event.get("pid") == ROLLOUTS else ("judge", 0)
+            kind, number = ("rollout", self._slots.get(key, 0)) if event.pid == ROLLOUTS else ("judge", 0)
             start = self._open.pop((key, name))
             rows.append((start, max(0.0, at - start), self._lane(kind, number), self._name(name), offset))
         elif phase == "n" and key in self._slots:
@@ -175,23 +197,23 @@ class Trace:
         parts = [_Window.of(b, np.flatnonzero(own[b["lane"]]), 0.0, np.arange(len(kinds))) for b in self._spans]
         spans = _Window.together(parts).inside_out()
         origin = self._first_us / 1e6
-        found: list[dict[str, Any]] = []
+        found: list[_Step] = []
         inside = -math.inf
         for start, end, name in zip(spans.starts.tolist(), spans.ends.tolist(), spans.names.tolist(), strict=True):
             text = texts[name]
             if text.startswith("step ") and text[5:].isdecimal() and len(text) < 20:
-                found.append({"step": int(text[5:]), "start": start, "end": end, "phases": defaultdict(float)})
+                found.append(_Step(int(text[5:]), start, end))
                 inside = -math.inf
-            elif found and start < found[-1]["end"] and start >= inside:
-                found[-1]["phases"][text] += min(end, found[-1]["end"]) - start
+            elif found and start < found[-1].end and start >= inside:
+                found[-1].phases[text] += min(end, found[-1].end) - start
                 inside = end
         return [
             {
-                "step": step["step"],
-                "start_s": round(step["start"] - origin, 6),
-                "end_s": round(step["end"] - origin, 6),
-                "phases": {name: round(value, 6) for name, value in step["phases"].items()},
-                "held_back_by": max(step["phases"], key=step["phases"].__getitem__, default=None),
+                "step": step.number,
+                "start_s": round(step.start - origin, 6),
+                "end_s": round(step.end - origin, 6),
+                "phases": {name: round(value, 6) for name, value in step.phases.items()},
+                "held_back_by": max(step.phases, key=step.phases.__getitem__, default=None),
             }
             for step in found
         ]
@@ -204,8 +226,7 @@ class Trace:
                 for offset in offsets.tolist():
                     file.seek(max(offset, 0))
                     event = _event(file.readline(_LONGEST_ARGS).decode("latin-1")) if offset >= 0 else None
-                    args = (event or {}).get("args")
-                    key = (event or {}).get("id")
+                    key, args = (event.id, event.args) if event is not None else (None, None)
                     named = {"id": str(key)[:_LONGEST_NAME]} if key is not None else {}
                     found.append(named | (args if isinstance(args, dict) else {}))
         except RunDirectoryError:
@@ -280,25 +301,24 @@ class _Window:
         return zip(*columns, args(ordered.offsets), strict=True)
 
 
-def _event(line: str) -> dict[str, Any] | None:
+def _event(line: str) -> _Event | None:
     try:
-        event = from_json(line.rstrip(",\r\n]"))
-    except (ValueError, RecursionError):
+        found = from_json(line.rstrip(",\r\n]"))
+        event = read_record(_Event, found) if isinstance(found, dict) else None
+    except (ValueError, RecursionError, TypeError):  # TypeError: a field is missing
         return None
-    if not isinstance(event, dict) or not isinstance(event.get("name"), str) or not isinstance(event.get("ph"), str):
+    if event is None or not isinstance(event.name, str) or not isinstance(event.ph, str):
         return None
-    at = event.get("ts")
-    return event if isinstance(at, int | float) and 0 <= at < 1e18 else None
+    return event if isinstance(event.ts, int | float) and 0 <= event.ts < 1e18 else None
 
 
-def _lane_of(event: dict[str, Any]) -> tuple[str, int]:
-    number = event.get("tid")
-    number = number if isinstance(number, int) and 0 <= number < _MOST_LANES else 0
-    if event.get("pid") == ENGINES:
+def _lane_of(event: _Event) -> tuple[str, int]:
+    number = event.tid if isinstance(event.tid, int) and 0 <= event.tid < _MOST_LANES else 0
+    if event.pid == ENGINES:
         return "engine", number
-    if event.get("pid") == JUDGE:
+    if event.pid == JUDGE:
         return "judge", number
-    return _KINDS.get(event["name"], "controller"), number
+    return _KINDS.get(event.name, "controller"), number
 
 
 _ORDER = ("controller", "trainer", "engine", "reward", "judge", "environment", "rollout")
