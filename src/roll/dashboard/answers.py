@@ -56,7 +56,7 @@ def _filtered(known: Known) -> Answer:
     rollouts = known.rollouts
     mask = (rollouts.column("kind") == KINDS.index("train")) & np.isnan(rollouts.column("advantage"))
     numbers = Counter(rollouts.column("step")[mask].tolist())
-    reasons = Counter(str(e.get("why") or "no reason given") for e in known.ledger if e.get("fate") == "filtered")
+    reasons = Counter(e.reason for e in known.ledger if e.fate == "filtered")
     total, trained = (known.train.last(f"ledger/{fate}") for fate in ("filtered", "trained"))
     text = f"{int(total or 0)} draws were filtered and {int(trained or 0)} trained."
     if reasons:
@@ -137,13 +137,13 @@ def _weights(known: Known) -> Answer:
 def _once(known: Known) -> Answer:
     question = "Was my data used exactly once?"
     links = [link("the ledger", "health", show="Ledger")]
-    ids = [entry.get("draw_id") for entry in known.ledger]
+    ids = [entry.draw_id for entry in known.ledger]
     if not ids:
         text = "There is no checkpoint with a ledger yet; the metrics' counts are on Health."
         return Answer(id="once", question=question, text=text, links=links)
     whole = ids == list(range(len(ids)))
-    fates = Counter(str(entry.get("fate")) for entry in known.ledger)
-    prompts = Counter(str(entry.get("uid")) for entry in known.ledger)
+    fates = Counter(entry.fate for entry in known.ledger)
+    prompts = Counter(entry.uid for entry in known.ledger)
     most, least = max(prompts.values()), min(prompts.values())
     if not whole:
         text = "The ledger of the newest checkpoint has gaps or repeats: it is not one that ROLL wrote."
@@ -162,14 +162,14 @@ def _time(known: Known) -> Answer:
     links = [link("lanes and phases", "time"), link("curves of it", "overview", runs=known.run, q="time/")]
     total: Counter[str] = Counter()
     held: Counter[str] = Counter()
-    steps = {step["step"]: step for step in known.steps}.values()  # one that was interrupted was made again
+    steps = {step.step: step for step in known.steps}.values()  # one that was interrupted was made again
     for step in steps:
-        total.update({name: seconds or 0.0 for name, seconds in step["phases"].items()})
-        held.update([step["held_back_by"]] if step["held_back_by"] else [])
+        total.update({name: seconds or 0.0 for name, seconds in step.phases.items()})
+        held.update([step.held_back_by] if step.held_back_by else [])
     if not total:
         return Answer(id="time", question=question, text="There is no trace of steps yet.", links=links)
     # as the phases are, with the checkpoint: `time/step_s` is without it
-    seconds = sum(step["end_s"] - step["start_s"] for step in steps) / len(steps)
+    seconds = sum(step.end_s - step.start_s for step in steps) / len(steps)
     name, number = held.most_common(1)[0] if held else (total.most_common(1)[0][0], 0)
     text = (
         f"Mostly into {total.most_common(1)[0][0]}. A step takes {seconds:.1f} s; {number} of {len(steps)} were "
@@ -262,10 +262,10 @@ def _cheated(known: Known) -> Answer:
         if known.is_supervised:
             text = "This run learns from given examples: it has no reward."
         return Answer(id="fooled", question=question, text=text)
-    gone_off = [alarm for alarm in known.alarms if alarm["alarm"] in _FOOLED]
+    gone_off = [alarm for alarm in known.alarms if alarm.alarm in _FOOLED]
     shares = [value for label, value in found.items() if label != "length against reward" and value is not None]
     if gone_off:
-        text, tone = f"It seems so: {gone_off[-1]['message']}", "bad"
+        text, tone = f"It seems so: {gone_off[-1].message}", "bad"
     elif max(shares, default=0.0) > 0:
         text, tone = f"In the last {RECENT_STEPS} steps, up to {max(shares):.0%} of answers repeat; read some.", "warn"
     else:

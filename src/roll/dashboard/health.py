@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,9 @@ from roll.dashboard.rollouts import KINDS, Rollouts, file_of, step_of
 from roll.errors import RunDirectoryError
 from roll.tracking.reading.files import Inside, from_json
 from roll.tracking.reading.rollout_files import opened
+from roll.types.reading import read_record
 
-__all__ = ["alarms", "failures", "health", "log_of", "newest_ledger"]
+__all__ = ["Alarm", "LedgerEntry", "alarms", "failures", "health", "log_of", "newest_ledger"]
 
 _ALARM = re.compile(r"(\S+ \S+) WARNING \S+: (?=.*alarms\.(\w+)\))(.*)")
 _LARGEST_LOG = 4 * 2**20
@@ -32,6 +34,34 @@ _CULPRITS = {
     "infra_errors_above": ("status", "infra_error"),
 }
 """Which rollouts of its step an alarm is about; others are about all of them."""
+
+
+@dataclass(slots=True)
+class Alarm:
+    """An alarm that went off."""
+
+    step: int | None
+    """`None` for alarms that look at several steps together."""
+    alarm: str
+    """Its key below `alarms`."""
+    message: str
+    rows: list[int] = field(default_factory=list)
+    """Of the index: rollouts that made it go off, the newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """A draw of the newest checkpoint's ledger."""
+
+    fate: str
+    why: str = ""
+    draw_id: int | None = None
+    uid: str | None = None
+
+    @property
+    def reason(self) -> str:
+        """Why it has this fate."""
+        return self.why or "no reason given"
 
 
 def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
@@ -65,7 +95,7 @@ def log_of(inside: Inside) -> list[str]:
         return []
 
 
-def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[dict[str, Any]]:
+def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[Alarm]:
     """Alarms that went off, with what the log said of them.
 
     `alarm/…` of the metrics counts steps in a row, and at `patience` the alarm goes off; those that look at steps
@@ -77,24 +107,21 @@ def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) 
         if match is not None:
             said.setdefault(match[2], []).append(match[3])
     table = metrics.tables["train"]
-    found: list[dict[str, Any]] = []
+    found: list[Alarm] = []
     for name, column in table.columns.items():
         if not name.startswith("alarm/"):
             continue
         alarm = name.removeprefix("alarm/")
         counts = np.nan_to_num(np.array(column))
         for place in np.flatnonzero(counts == patience)[:_MOST_STEPS].tolist():
-            found.append({"step": table.steps[place], "alarm": alarm})
-    for alarm, messages in said.items():
-        own = [entry for entry in found if entry["alarm"] == alarm]
-        if not own:
-            found += [{"step": None, "alarm": alarm, "message": message} for message in messages]
-        for entry in own:
-            entry["message"] = messages[-1]
-    for entry in found:
-        entry.setdefault("message", f"{entry['alarm']} at step {entry['step']} (alarms.{entry['alarm']})")
-        entry["rows"] = _rows(rollouts, entry["step"], entry["alarm"], patience)
-    return sorted(found, key=lambda entry: (entry["step"] is None, entry["step"] or 0, entry["alarm"]))
+            step = table.steps[place]
+            message = said[alarm][-1] if alarm in said else f"{alarm} at step {step} (alarms.{alarm})"
+            found.append(Alarm(step, alarm, message))
+    of_steps = {each.alarm for each in found}
+    found += [Alarm(None, alarm, text) for alarm, texts in said.items() if alarm not in of_steps for text in texts]
+    for each in found:
+        each.rows = _rows(rollouts, each.step, each.alarm, patience)
+    return sorted(found, key=lambda each: (each.step is None, each.step or 0, each.alarm))
 
 
 def _rows(rollouts: Rollouts, step: int | None, alarm: str, patience: int) -> list[int]:
@@ -115,7 +142,7 @@ def _ledger(inside: Inside, metrics: Metrics) -> dict[str, Any]:
     table = metrics.tables["train"]
     fates = {fate: table.last(f"ledger/{fate}") for fate in _FATES}
     columns = {fate: _differences(table.columns.get(f"ledger/{fate}"), len(table.steps)) for fate in _FATES[:-1]}
-    columns["in_flight"] = np.array(table.columns.get("ledger/in_flight", [math.nan] * len(table.steps)))
+    columns |= {"in_flight": np.array(table.columns.get("ledger/in_flight", [math.nan] * len(table.steps)))}
     known = {fate: nulls(column) for fate, column in columns.items()}
     by_step = [{"step": step} | {fate: known[fate][place] for fate in _FATES} for place, step in enumerate(table.steps)]
     shown = {fate: int(count) for fate, count in fates.items() if count is not None}
@@ -127,17 +154,15 @@ def _differences(column: Any, length: int) -> np.ndarray:
     return np.diff(np.array(column), prepend=0.0) if column is not None else np.full(length, math.nan)
 
 
-def _reasons(entries: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
     """How many draws were not trained, by fate and reason."""
     found = Counter(
-        f"{entry['fate']}: {entry.get('why') or 'no reason given'}"[:300]
-        for entry in entries
-        if entry["fate"] not in ("trained", "in_flight")
+        f"{entry.fate}: {entry.reason}"[:300] for entry in entries if entry.fate not in ("trained", "in_flight")
     )
     return dict(found.most_common(50))
 
 
-def newest_ledger(inside: Inside) -> list[dict[str, Any]]:
+def newest_ledger(inside: Inside) -> list[LedgerEntry]:
     """Entries of the newest checkpoint's ledger that can be read, each with its `fate`."""
     checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for name in checkpoints[:1]:
@@ -149,14 +174,14 @@ def newest_ledger(inside: Inside) -> list[dict[str, Any]]:
     return []
 
 
-def _entries(content: bytes) -> Iterator[dict[str, Any]]:
+def _entries(content: bytes) -> Iterator[LedgerEntry]:
     for line in content.splitlines():
         try:
             entry = from_json(line)
         except (ValueError, RecursionError):
             continue
         if isinstance(entry, dict) and isinstance(entry.get("fate"), str):
-            yield entry
+            yield read_record(LedgerEntry, entry)
 
 
 def _syncs(metrics: Metrics) -> list[dict[str, Any]]:

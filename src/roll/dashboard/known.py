@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from roll.dashboard.health import Alarm, LedgerEntry
 from roll.dashboard.metrics import Table
 from roll.dashboard.rollouts import Rollouts
 from roll.dashboard.settings import usual_number
+from roll.dashboard.trace import TracedStep
 
 __all__ = ["SUPERVISED", "Known"]
 
@@ -29,11 +31,11 @@ class Known:
     train: Table
     evaluation: Table
     rollouts: Rollouts
-    ledger: Sequence[Mapping[str, Any]]
+    ledger: Sequence[LedgerEntry]
     """Entries of the newest checkpoint's."""
-    alarms: Sequence[Mapping[str, Any]]
+    alarms: Sequence[Alarm]
     log: Sequence[str]
-    steps: Sequence[Mapping[str, Any]]
+    steps: Sequence[TracedStep]
     """Phases of each, from the trace."""
     plans: Sequence[Mapping[str, Any]]
     others: Sequence[tuple[str, str, int]]
@@ -70,9 +72,8 @@ class Known:
     @property
     def end_kind(self) -> str:
         """How the run ended, by its summary; for runs of older versions by its steps and alarms, or empty."""
-        ending = self.summary.get("ending")
-        if isinstance(ending, Mapping) and isinstance(ending.get("kind"), str):
-            return ending["kind"]
+        if kind := self._ending("kind"):
+            return kind
         if self.status == "finished":
             return "finished"
         return "alarm" if self._stopping_alarms() else ""
@@ -80,22 +81,24 @@ class Known:
     @property
     def end_message(self) -> str:
         """The words of the alarm or the error that ended the run."""
-        ending = self.summary.get("ending")
-        if isinstance(ending, Mapping) and isinstance(ending.get("message"), str):
-            return ending["message"]
         found = self._stopping_alarms()
-        return str(found[-1]["message"]) if found else ""
+        return self._ending("message") or (found[-1].message if found else "")
+
+    def _ending(self, key: str) -> str:
+        ending = self.summary.get("ending")
+        found = ending.get(key) if isinstance(ending, Mapping) else None
+        return found if isinstance(found, str) else ""
 
     @property
     def num_trained_steps(self) -> float | None:
         """Steps that something was learned in, by the summary."""
         return usual_number(self.summary.get("num_trained_steps"))
 
-    def _stopping_alarms(self) -> list[Mapping[str, Any]]:
+    def _stopping_alarms(self) -> list[Alarm]:
         named = {value for key, value in self.settings.items() if key.startswith("alarms.stop_on.")}
         every = self.settings.get("alarms.action") == "stop"
-        newest = [alarm for alarm in self.alarms if alarm["step"] in (self.step, None)]
-        return [alarm for alarm in newest if every or alarm["alarm"] in named]
+        newest = [alarm for alarm in self.alarms if alarm.step in (self.step, None)]
+        return [alarm for alarm in newest if every or alarm.alarm in named]
 
     def held_out(self) -> tuple[str, float, float] | None:
         """Return the name of the held-out measure with its first and last value; `None` with fewer than two."""

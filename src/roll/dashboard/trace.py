@@ -24,7 +24,7 @@ from roll.tracking.reading.files import Inside, Tail, from_json
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
 from roll.types.reading import read_record
 
-__all__ = ["Trace"]
+__all__ = ["Trace", "TracedStep"]
 
 _TYPES = {"start": np.float64, "duration": np.float32, "lane": np.int16, "name": np.int16, "offset": np.int64}
 _MOST_NAMES = 4096
@@ -53,11 +53,16 @@ class _Event(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Step:
-    number: int
-    start: float
-    end: float
+class TracedStep:
+    """A step of the run, in seconds since the first event."""
+
+    step: int
+    start_s: float
+    end_s: float
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Seconds of each phase that is not inside another one."""
+    held_back_by: str | None = None
+    """The longest of them."""
 
 
 class Trace:
@@ -189,7 +194,7 @@ class Trace:
         named = [{"name": _lane_name(lane), "kind": "reward" if lane[0] == "judge" else lane[0]} for lane in order]
         return {"lanes": named, "spans": found, "merged": merged, "start_s": first, "end_s": last}
 
-    def steps(self) -> list[dict[str, Any]]:
+    def steps(self) -> list[TracedStep]:
         """For `/trace/steps`: each step's phases, those inside others left out, and the longest of them."""
         texts = list(self._names)
         kinds = {number: lane[0] for lane, number in self._lanes.items()}
@@ -197,26 +202,21 @@ class Trace:
         parts = [_Window.of(b, np.flatnonzero(own[b["lane"]]), 0.0, np.arange(len(kinds))) for b in self._spans]
         spans = _Window.together(parts).inside_out()
         origin = self._first_us / 1e6
-        found: list[_Step] = []
+        found: list[TracedStep] = []
         inside = -math.inf
         for start, end, name in zip(spans.starts.tolist(), spans.ends.tolist(), spans.names.tolist(), strict=True):
             text = texts[name]
             if text.startswith("step ") and text[5:].isdecimal() and len(text) < 20:
-                found.append(_Step(int(text[5:]), start, end))
+                found.append(TracedStep(int(text[5:]), start, end))
                 inside = -math.inf
-            elif found and start < found[-1].end and start >= inside:
-                found[-1].phases[text] += min(end, found[-1].end) - start
+            elif found and start < found[-1].end_s and start >= inside:
+                found[-1].phases[text] += min(end, found[-1].end_s) - start
                 inside = end
-        return [
-            {
-                "step": step.number,
-                "start_s": round(step.start - origin, 6),
-                "end_s": round(step.end - origin, 6),
-                "phases": {name: round(value, 6) for name, value in step.phases.items()},
-                "held_back_by": max(step.phases, key=step.phases.__getitem__, default=None),
-            }
-            for step in found
-        ]
+        for step in found:
+            step.held_back_by = max(step.phases, key=step.phases.__getitem__, default=None)
+            step.phases = {name: round(value, 6) for name, value in step.phases.items()}
+            step.start_s, step.end_s = round(step.start_s - origin, 6), round(step.end_s - origin, 6)
+        return found
 
     def _args(self, offsets: np.ndarray) -> list[dict[str, Any]]:
         """What stands beside the events at these places of the file."""

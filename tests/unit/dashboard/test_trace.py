@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -79,7 +80,7 @@ def test_a_window_holds_what_touches_it(tmp_path: Path) -> None:
 def test_the_phase_that_held_a_step_back_is_named_and_inner_ones_are_not_counted(tmp_path: Path) -> None:
     TraceFile(tmp_path / "trace.json").append(trace_of(2))
     said = {"phases": {"generate": 6.0, "train": 3.0}, "held_back_by": "generate"}
-    assert read(tmp_path).steps() == [
+    assert [asdict(step) for step in read(tmp_path).steps()] == [
         {"step": step, "start_s": start, "end_s": start + 10, **said}
         for step, start in ((1, 0.0), (2, 10.0))
     ]  # fmt: skip
