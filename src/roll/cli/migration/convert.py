@@ -90,7 +90,7 @@ def _one_line(text: str) -> str:
 
 @dataclass(slots=True)
 class _Work:
-    values: dict[str, Any]
+    values: Values
     given: set[str]
     flat: dict[str, Any] = field(default_factory=dict)
     lost: dict[str, str] = field(default_factory=dict)
@@ -102,7 +102,7 @@ def convert(
     *,
     source: str,
     start: Mapping[str, Any],
-    said_by_caller: Values,
+    said_by_caller: Mapping[str, Any],
     problems: Sequence[str] = (),
     unread: Sequence[Said] = (),
 ) -> Converted:
@@ -122,7 +122,7 @@ def convert(
             described; the message has all problems.
     """
     values = {rule.key: rule.default for rule in rules if not rule.key.endswith(".*")}
-    work = _Work(values={**values, **given, **said_by_caller}, given=set(given), flat=dict(start))
+    work = _Work(values=Values({**values, **given, **said_by_caller}), given=set(given), flat=dict(start))
     decided, found = _apply(rules, work, _wrong_types(rules, given))
     if found := [*problems, *found]:
         raise ConfigError(_refusal(source, found, unread))

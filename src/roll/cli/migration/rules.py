@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal
 
 from roll.errors import ConfigError
 
@@ -22,8 +22,18 @@ __all__ = [
     "with_defaults",
 ]
 
-Values: TypeAlias = Mapping[str, Any]
-"""Every key of the other library with its value, defaults included; and what the caller said of the run."""
+
+class Values(dict[str, Any]):
+    """Every dotted key of the other library with its value, defaults included; and what the caller said of the run.
+
+    Keys are attributes, too, as that library's own code has them: `values.algorithm.gamma`.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        below = {key.removeprefix(f"{name}."): value for key, value in self.items() if key.startswith(f"{name}.")}
+        if not below and name not in self:
+            raise AttributeError(f"there is no key '{name}'")
+        return Values(below) if below else self[name]
 
 
 class Lost(Exception):

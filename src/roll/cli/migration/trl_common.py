@@ -18,18 +18,18 @@ _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "c
 
 def per_update(values: Values) -> int:
     """Rows, or completions, behind one optimiser step."""
-    batch = int(values["per_device_train_batch_size"]) * int(values["processes"])
-    return batch * int(values["gradient_accumulation_steps"])
+    batch = int(values.per_device_train_batch_size) * int(values.processes)
+    return batch * int(values.gradient_accumulation_steps)
 
 
 def generation(values: Values) -> tuple[int, int]:
     """Completions of one generation, and optimiser steps that a pass over them takes, as `GRPOConfig` counts."""
-    batch = int(values["per_device_train_batch_size"]) * int(values["processes"])
+    batch = int(values.per_device_train_batch_size) * int(values.processes)
     size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
     if size is not None and steps is not None:
         raise ConfigError("generation_batch_size and steps_per_generation are both set: TRL takes one of them.")
-    steps = int(size) // batch if size is not None else int(steps or values["gradient_accumulation_steps"])
-    accumulated = int(values["gradient_accumulation_steps"])
+    steps = int(size) // batch if size is not None else int(steps or values.gradient_accumulation_steps)
+    accumulated = int(values.gradient_accumulation_steps)
     if steps % accumulated:
         raise Lost(
             f"steps_per_generation {steps} is no multiple of gradient_accumulation_steps {accumulated}: updates would "
@@ -40,12 +40,12 @@ def generation(values: Values) -> tuple[int, int]:
 
 def num_epoch_rows(values: Values) -> float:
     """Rows of all epochs together."""
-    if values["rows"] is None:
+    if values.rows is None:
         raise ConfigError(
             "the configuration counts epochs (max_steps is not set), and a run of ROLL that generates counts steps: "
             "say with --rows how many rows the data set has."
         )
-    return float(values["num_train_epochs"]) * int(values["rows"])
+    return float(values.num_train_epochs) * int(values.rows)
 
 
 def is_fraction(steps: float) -> bool:
@@ -54,20 +54,20 @@ def is_fraction(steps: float) -> bool:
 
 
 def _name(values: Values) -> Mapping[str, Any]:
-    text = str(values["run_name"] or PurePath(str(values["output_dir"] or "from-trl")).name)
+    text = str(values.run_name or PurePath(str(values.output_dir or "from-trl")).name)
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", text).lstrip("._-")
     return {"name": name or "from-trl"}
 
 
 def _directory(values: Values) -> Mapping[str, Any]:
-    parent = str(PurePath(str(values["output_dir"])).parent) if values["output_dir"] else "."
+    parent = str(PurePath(str(values.output_dir)).parent) if values.output_dir else "."
     return {} if parent == "." else {"output_dir": parent}
 
 
 def _dtype(_: Any, values: Values) -> str:
-    if values["fp16"]:
+    if values.fp16:
         raise Lost("float16 is not trained in; bfloat16 is, which needs no loss scaling")
-    return "float32" if values["bf16"] is False else "bfloat16"
+    return "float32" if values.bf16 is False else "bfloat16"
 
 
 def _schedule(value: str, _: Values) -> str:
@@ -90,11 +90,11 @@ def _norm(value: float, _: Values) -> float:
 
 
 def _save(values: Values) -> Mapping[str, Any]:
-    if values["save_strategy"] != "steps":
+    if values.save_strategy != "steps":
         return {}
-    if is_fraction(values["save_steps"]):
+    if is_fraction(values.save_steps):
         raise Lost("a share of all steps: ROLL counts steps, and saves every ten minutes by itself")
-    return {"checkpoint.every_num_steps": max(1, round(values["save_steps"] / values["updates_per_step"](values)))}
+    return {"checkpoint.every_num_steps": max(1, round(values.save_steps / values.updates_per_step(values)))}
 
 
 def _best(value: bool, _: Values) -> bool:
@@ -102,9 +102,9 @@ def _best(value: bool, _: Values) -> bool:
 
 
 def _report(values: Values) -> Mapping[str, Any]:
-    names = values["report_to"]
+    names = values.report_to
     names = [names] if isinstance(names, str) else list(names or ())
-    project = str(values["project"])
+    project = str(values.project)
     known = {"wandb": {"tracking.wandb": project}, "swanlab": {"tracking.swanlab": project}, "tensorboard": {}}
     lost = [name for name in names if name not in (*known, "none", "all")]
     if lost:
@@ -113,19 +113,19 @@ def _report(values: Values) -> Mapping[str, Any]:
 
 
 def _lora(values: Values) -> Mapping[str, Any]:
-    if not values["use_peft"]:
+    if not values.use_peft:
         return {}
-    rank, alpha = int(values["lora_r"]), float(values["lora_alpha"])
-    targets = values["lora_target_modules"]
+    rank, alpha = int(values.lora_r), float(values.lora_alpha)
+    targets = values.lora_target_modules
     lora = {
         "rank": rank,
-        "alpha": alpha * math.sqrt(rank) if values["use_rslora"] else alpha,
-        "dropout": float(values["lora_dropout"]),
+        "alpha": alpha * math.sqrt(rank) if values.use_rslora else alpha,
+        "dropout": float(values.lora_dropout),
         "target_modules": "all-linear" if targets in (["all-linear"], "all-linear") else targets,
     }
     if targets is None:
         lora["target_modules"] = ["q_proj", "v_proj"]
-    if values["load_in_4bit"] and values["bnb_4bit_quant_type"] == "nf4":
+    if values.load_in_4bit and values.bnb_4bit_quant_type == "nf4":
         lora["base"] = "nf4"
     return {f"model.lora.{name}": value for name, value in lora.items()}
 

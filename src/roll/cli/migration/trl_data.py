@@ -22,20 +22,20 @@ def _table(path: str, name: str | None, split: str) -> dict[str, Any]:
 
 
 def _tables(values: Values) -> list[dict[str, Any]]:
-    if values["datasets"]:
+    if values.datasets:
         entries = []
-        for number, one in enumerate(values["datasets"]):
+        for number, one in enumerate(values.datasets):
             odd = sorted(set(one) - {"path", "name", "split"})
             if odd:
                 raise Lost(f"a data set's {', '.join(odd)}: prepare the rows and name their file")
             entry = _table(one["path"], one.get("name"), one.get("split", "train"))
-            entries.append(entry | ({"domain": f"set-{number}"} if len(values["datasets"]) > 1 else {}))
+            entries.append(entry | ({"domain": f"set-{number}"} if len(values.datasets) > 1 else {}))
         return entries
-    if not values["dataset_name"]:
+    if not values.dataset_name:
         raise ConfigError("neither dataset_name nor datasets says what is learnt from.")
-    entry = _table(values["dataset_name"], values["dataset_config"], values["dataset_train_split"])
-    if values["eval_strategy"] != "no" and entry["source"] == "huggingface":
-        entry["held_out_split"] = values["dataset_test_split"]
+    entry = _table(values.dataset_name, values.dataset_config, values.dataset_train_split)
+    if values.eval_strategy != "no" and entry["source"] == "huggingface":
+        entry["held_out_split"] = values.dataset_test_split
     return [entry]
 
 
@@ -44,7 +44,7 @@ def data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
 
     def convert(values: Values) -> Mapping[str, Any]:
         more, tables = run_all(lambda: further(values), lambda: _tables(values))
-        evaluated = values["eval_strategy"] != "no"
+        evaluated = values.eval_strategy != "no"
         return {
             "data": [
                 entry | dict(more) | ({} if evaluated or "held_out_split" in entry else {"held_out": 0.0})
@@ -67,22 +67,22 @@ def data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
 
 
 def _every(value: Any, values: Values) -> int:
-    if values["eval_strategy"] != "steps":
+    if values.eval_strategy != "steps":
         return 0
-    steps = float(value or values["logging_steps"])
+    steps = float(value or values.logging_steps)
     if is_fraction(steps):
         raise Lost("a share of all steps: ROLL counts steps")
-    return max(1, round(steps / values["updates_per_step"](values)))
+    return max(1, round(steps / values.updates_per_step(values)))
 
 
 def _warmup(value: float, values: Values) -> int:
     """In steps of ROLL; TRL counts updates, or takes a share of all."""
     if not value:
         return 0
-    updates = values["updates_per_step"](values)
+    updates = values.updates_per_step(values)
     if not is_fraction(float(value)):
         return math.ceil(value / updates)
-    total = values["total_steps"](values)
+    total = values.total_steps(values)
     if total is None:
         raise Lost("a share of all steps, whose number depends on the data: set training.warmup_steps")
     return math.ceil(float(value) * total)

@@ -29,22 +29,22 @@ _METHODS = {
 
 def steps(values: Values) -> int | None:
     """Of the whole run, where that can be said without the data."""
-    if values["max_steps"] > 0:
-        return int(values["max_steps"])
-    if values["rows"] is None:
+    if values.max_steps > 0:
+        return int(values.max_steps)
+    if values.rows is None:
         return None
-    return math.ceil(int(values["rows"]) / per_update(values)) * math.ceil(values["num_train_epochs"])
+    return math.ceil(int(values.rows) / per_update(values)) * math.ceil(values.num_train_epochs)
 
 
 def _epochs(value: float, values: Values) -> float | None:
-    return None if values["max_steps"] > 0 else float(value)
+    return None if values.max_steps > 0 else float(value)
 
 
 def _loss(values: Values) -> Mapping[str, Any]:
-    kinds = values["loss_type"]
+    kinds = values.loss_type
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
-    weights = values["loss_weights"] or [1.0] * len(kinds)
-    found: dict[str, Any] = {"beta": float(values["beta"])}
+    weights = values.loss_weights or [1.0] * len(kinds)
+    found: dict[str, Any] = {"beta": float(values.beta)}
     main, weight = kinds[0], float(weights[0])
     if len(kinds) == 2 and kinds[1] == "sft" and weight == 1:
         found["likelihood"] = float(weights[1])
@@ -53,32 +53,32 @@ def _loss(values: Values) -> Mapping[str, Any]:
     if main not in _METHODS:
         raise Lost(f"loss_type {main} is not among {', '.join(_METHODS)}; the file has DPO's loss")
     if main in ("robust", "exo_pair"):
-        if not values["label_smoothing"] and main == "exo_pair":
+        if not values.label_smoothing and main == "exo_pair":
             raise Lost("exo_pair without label_smoothing; the file has DPO's loss")
-        found["label_smoothing"] = float(values["label_smoothing"])
+        found["label_smoothing"] = float(values.label_smoothing)
     if main == "discopop":
-        found["tau"] = float(values["discopop_tau"])
+        found["tau"] = float(values.discopop_tau)
     found["type"] = _METHODS[main]
     return {f"preference.{name}": value for name, value in found.items()}
 
 
 def _data(values: Values) -> Mapping[str, Any]:
-    return {"too_long": "cut"} if values["max_length"] is not None else {}
+    return {"too_long": "cut"} if values.max_length is not None else {}
 
 
 def _sft_data(values: Values) -> Mapping[str, Any]:
-    column = values["dataset_text_field"]
+    column = values.dataset_text_field
     return {**_data(values), **({"text_key": column} if column != "text" else {})}
 
 
 def _sft_loss(values: Values) -> Mapping[str, Any]:
-    if values["loss_type"] not in ("nll", "chunked_nll"):
+    if values.loss_type not in ("nll", "chunked_nll"):
         raise Lost(f"loss_type {values['loss_type']}: the loss of texts is the mean negative log-likelihood")
     return {}
 
 
 def _assistant(values: Values) -> Mapping[str, Any]:
-    if not values["assistant_only_loss"]:
+    if not values.assistant_only_loss:
         raise Lost(
             "of rows with `messages` ROLL learns what the assistant wrote, TRL every token; of other rows both "
             "learn the same"
@@ -87,7 +87,7 @@ def _assistant(values: Values) -> Mapping[str, Any]:
 
 
 def _all_tokens(values: Values) -> Mapping[str, Any]:
-    if values["completion_only_loss"] is False:
+    if values.completion_only_loss is False:
         raise Lost("prompts are not learnt; give rows as `text` to learn every token")
     return {}
 
@@ -161,7 +161,7 @@ DPO: list[Rule] = [
 
 
 def _scored(values: Values) -> Mapping[str, Any]:
-    return {"too_long": "skip"} if values["max_length"] is not None else {}
+    return {"too_long": "skip"} if values.max_length is not None else {}
 
 
 _NOT_OF_REWARD = ("max_length", "padding_free", "router_aux_loss_coef", "truncation_mode")

@@ -26,20 +26,20 @@ _AGGREGATION = {
 
 def updates(values: Values) -> int:
     """Optimiser steps of each of ROLL's steps."""
-    return generation(values)[1] * int(values["num_iterations"])
+    return generation(values)[1] * int(values.num_iterations)
 
 
 def steps(values: Values) -> int:
     """ROLL's steps, each of one generation."""
-    if values["max_steps"] > 0:
-        return math.ceil(values["max_steps"] / updates(values))
-    prompts = generation(values)[0] // int(values["num_generations"])
+    if values.max_steps > 0:
+        return math.ceil(values.max_steps / updates(values))
+    prompts = generation(values)[0] // int(values.num_generations)
     return math.ceil(num_epoch_rows(values) / prompts)
 
 
 def _batch(values: Values) -> Mapping[str, Any]:
     completions, minibatches = generation(values)
-    group = int(values["num_generations"])
+    group = int(values.num_generations)
     if completions % group:
         raise ConfigError(
             f"{completions} completions in a generation are no whole number of groups of num_generations {group}."
@@ -52,10 +52,10 @@ def _batch(values: Values) -> Mapping[str, Any]:
 
 
 def _loss(values: Values) -> Mapping[str, Any]:
-    kind = values["loss_type"]
+    kind = values.loss_type
     if kind not in _AGGREGATION:
         raise Lost(f"loss_type {kind} is not among {', '.join(_AGGREGATION)}; the file has GRPO's")
-    low, high = float(values["epsilon"]), values["epsilon_high"]
+    low, high = float(values.epsilon), values.epsilon_high
     high = low if high is None else float(high)
     gate: dict[str, Any]
     if kind == "cispo":
@@ -63,22 +63,22 @@ def _loss(values: Values) -> Mapping[str, Any]:
     elif kind == "sapo":
         gate = {
             "type": "soft",
-            "tau_positive": float(values["sapo_temperature_pos"]),
-            "tau_negative": float(values["sapo_temperature_neg"]),
+            "tau_positive": float(values.sapo_temperature_pos),
+            "tau_negative": float(values.sapo_temperature_neg),
         }
-    elif values["delta"] is not None:
-        gate = {"type": "dual_clip", "low": low, "high": high, "bound": float(values["delta"])}
+    elif values.delta is not None:
+        gate = {"type": "dual_clip", "low": low, "high": high, "bound": float(values.delta)}
     else:
         gate = {"type": "min_clip", "low": low, "high": high}
     return {"algorithm.gate": gate, "algorithm.aggregation": _AGGREGATION[kind]}
 
 
 def _correction(values: Values) -> Mapping[str, Any]:
-    if not (values["use_vllm"] and values["vllm_importance_sampling_correction"]):
+    if not (values.use_vllm and values.vllm_importance_sampling_correction):
         return {"algorithm.correction.upper": None}
-    level, form = str(values["vllm_importance_sampling_mode"]).split("_")
-    low, high = values["vllm_importance_sampling_clip_min"], values["vllm_importance_sampling_clip_max"]
-    cap = values["vllm_importance_sampling_cap"]
+    level, form = str(values.vllm_importance_sampling_mode).split("_")
+    low, high = values.vllm_importance_sampling_clip_min, values.vllm_importance_sampling_clip_max
+    cap = values.vllm_importance_sampling_cap
     high = cap if cap is not None else high
     if low is not None and form == "truncate":
         raise Lost("factors are truncated from above alone, so vllm_importance_sampling_clip_min has no counterpart")
@@ -100,7 +100,7 @@ def _names(values: Values) -> list[str]:
     Raises:
         ConfigError: it holds no names.
     """
-    given = values["reward_funcs"] or ()
+    given = values.reward_funcs or ()
     names = given.split() if isinstance(given, str) else given
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ConfigError(f"reward_funcs is a list of names, such as [accuracy_reward], not {str(given)[:80]!r}.")
@@ -109,7 +109,7 @@ def _names(values: Values) -> list[str]:
 
 def _rewards(values: Values) -> Mapping[str, Any]:
     names = _names(values)
-    model = values["reward_model_name_or_path"]
+    model = values.reward_model_name_or_path
     if not names and not model:
         raise ConfigError(
             "no reward: reward_funcs and reward_model_name_or_path are both empty. Name TRL's function "
@@ -134,7 +134,7 @@ def _rewards(values: Values) -> Mapping[str, Any]:
             if not module:
                 raise ConfigError(f"'{name}' is neither a function of TRL nor a dotted path.")
             rewards.append({"type": "python", "function": f"{module}:{function}", "name": function})
-    weights = values["reward_weights"] or [1.0] * len(rewards)
+    weights = values.reward_weights or [1.0] * len(rewards)
     if len(weights) != len(rewards):
         raise ConfigError(f"reward_weights has {len(weights)} entries for {len(rewards)} rewards.")
     return more | {
@@ -156,7 +156,7 @@ def _functions(values: Values) -> Mapping[str, Any]:
 
 
 def _bias(values: Values) -> Mapping[str, Any]:
-    if values["use_bias_correction_kl"] and values["beta"]:
+    if values.use_bias_correction_kl and values.beta:
         raise Lost(
             "KL terms are not weighted by the ratio; equal at the first update of each batch but for its gradient"
         )

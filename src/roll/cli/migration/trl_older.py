@@ -23,12 +23,12 @@ RENAMED: Mapping[str, str] = {
 
 def _warmup(values: Values) -> Mapping[str, Any]:
     """A share of all steps; transformers ignores it where warmup_steps is set."""
-    share = values["warmup_ratio"]
-    if not share or values["warmup_steps"]:
+    share = values.warmup_ratio
+    if not share or values.warmup_steps:
         return {}
     if not 0 <= float(share) <= 1:
         raise ValueError("a share of all steps is between 0 and 1")
-    total = values["total_steps"](values)
+    total = values.total_steps(values)
     if total is None:
         raise Lost("a share of all steps, whose number depends on the data: say --rows, or set training.warmup_steps")
     return {"training.warmup_steps": math.ceil(float(share) * total)}

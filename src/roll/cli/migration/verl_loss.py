@@ -40,26 +40,26 @@ _AGGREGATION = {
 
 
 def _advantage(values: Values) -> Mapping[str, Any]:
-    kind = values["algorithm.adv_estimator"]
+    kind = values.algorithm.adv_estimator
     if kind not in _ADVANTAGES:
         raise Lost(f"adv_estimator {kind} is not among {', '.join(_ADVANTAGES)}; the file has GRPO's")
     found: dict[str, Any] = dict(_ADVANTAGES[kind])
-    if kind.startswith("grpo") and not values["algorithm.norm_adv_by_std_in_grpo"]:
+    if kind.startswith("grpo") and not values.algorithm.norm_adv_by_std_in_grpo:
         found["std"] = "none"
     if kind in ("gae", "reinforce_plus_plus"):
-        found["gamma"] = float(values["algorithm.gamma"])
+        found["gamma"] = float(values.algorithm.gamma)
     if kind == "gae":
-        found["gae_lambda"] = float(values["algorithm.lam"])
+        found["gae_lambda"] = float(values.algorithm.lam)
     found = {f"algorithm.advantage.{name}": value for name, value in found.items()}
     if kind == "gae":
         found |= {
-            "algorithm.critic.learning_rate": float(values["critic.optim.lr"]),
-            "algorithm.critic.value_clip": float(values["critic.cliprange_value"]),
-            "algorithm.critic.warmup_steps": int(values["trainer.critic_warmup"]),
-            "algorithm.critic.num_epochs": int(values["critic.ppo_epochs"] or values[f"{_ACTOR}.ppo_epochs"]),
+            "algorithm.critic.learning_rate": float(values.critic.optim.lr),
+            "algorithm.critic.value_clip": float(values.critic.cliprange_value),
+            "algorithm.critic.warmup_steps": int(values.trainer.critic_warmup),
+            "algorithm.critic.num_epochs": int(values.critic.ppo_epochs or values[f"{_ACTOR}.ppo_epochs"]),
         }
-        if values["critic.model.path"]:
-            found["algorithm.critic.model"] = values["critic.model.path"]
+        if values.critic.model.path:
+            found["algorithm.critic.model"] = values.critic.model.path
     return found
 
 
@@ -96,23 +96,23 @@ def _aggregation(value: str, values: Values) -> str:
 
 
 def _kl(values: Values) -> Mapping[str, Any]:
-    in_loss, in_reward = values[f"{_ACTOR}.use_kl_loss"], values["algorithm.use_kl_in_reward"]
+    in_loss, in_reward = values[f"{_ACTOR}.use_kl_loss"], values.algorithm.use_kl_in_reward
     if in_loss and in_reward:
         raise Lost("two KL penalties, in the loss and in the reward; the file has none")
     if in_loss:
         estimator, coefficient, place = values[f"{_ACTOR}.kl_loss_type"], values[f"{_ACTOR}.kl_loss_coef"], "loss"
     elif in_reward:
-        estimator, coefficient = values["algorithm.kl_penalty"], values["algorithm.kl_ctrl.kl_coef"]
+        estimator, coefficient = values.algorithm.kl_penalty, values.algorithm.kl_ctrl.kl_coef
         place = "reward"
     else:
         return {}
     if estimator not in _KL:
         raise Lost(f"the estimator {estimator} is not among {', '.join(_KL)}; the file has no KL penalty")
     found = {"coefficient": float(coefficient), "estimator": _KL[estimator], "place": place}
-    if in_reward and values["algorithm.kl_ctrl.type"] == "adaptive":
+    if in_reward and values.algorithm.kl_ctrl.type == "adaptive":
         found |= {
-            "target": float(values["algorithm.kl_ctrl.target_kl"]),
-            "horizon": int(values["algorithm.kl_ctrl.horizon"]),
+            "target": float(values.algorithm.kl_ctrl.target_kl),
+            "horizon": int(values.algorithm.kl_ctrl.horizon),
         }
     return {f"algorithm.kl.{name}": value for name, value in found.items()}
 
@@ -131,10 +131,10 @@ def _correction(values: Values) -> Mapping[str, Any]:
 
 
 def _filters(values: Values) -> Mapping[str, Any]:
-    if not values["algorithm.filter_groups.enable"]:
+    if not values.algorithm.filter_groups.enable:
         return {}
-    metric = values["algorithm.filter_groups.metric"]
-    batches = int(values["algorithm.filter_groups.max_num_gen_batches"] or 0)
+    metric = values.algorithm.filter_groups.metric
+    batches = int(values.algorithm.filter_groups.max_num_gen_batches or 0)
     found = {
         "skip_zero_variance": True,
         "refill": True,
@@ -145,11 +145,11 @@ def _filters(values: Values) -> Mapping[str, Any]:
 
 
 def _overlong(values: Values) -> Mapping[str, Any]:
-    if not values["reward_model.overlong_buffer.enable"]:
+    if not values.reward_model.overlong_buffer.enable:
         return {}
     return {
-        "algorithm.reward.overlong_buffer": int(values["reward_model.overlong_buffer.len"]),
-        "algorithm.reward.overlong_penalty": float(values["reward_model.overlong_buffer.penalty_factor"]),
+        "algorithm.reward.overlong_buffer": int(values.reward_model.overlong_buffer.len),
+        "algorithm.reward.overlong_penalty": float(values.reward_model.overlong_buffer.penalty_factor),
     }
 
 

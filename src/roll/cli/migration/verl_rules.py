@@ -19,12 +19,12 @@ _ACTOR, _ROLLOUT, _MODEL = "actor_rollout_ref.actor", "actor_rollout_ref.rollout
 
 
 def _name(values: Values) -> Mapping[str, Any]:
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(values["trainer.experiment_name"])).lstrip("._-")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", str(values.trainer.experiment_name)).lstrip("._-")
     return {"name": name or "from-verl"}
 
 
 def _batch(values: Values) -> Mapping[str, Any]:
-    prompts, part = int(values["data.train_batch_size"]), int(values[f"{_ACTOR}.ppo_mini_batch_size"])
+    prompts, part = int(values.data.train_batch_size), int(values[f"{_ACTOR}.ppo_mini_batch_size"])
     if prompts % part and part < prompts:
         raise ConfigError(f"train_batch_size {prompts} is no multiple of ppo_mini_batch_size {part}.")
     return {"rollout.prompts_per_step": prompts, "algorithm.updates.num_minibatches": max(1, prompts // part)}
@@ -33,19 +33,19 @@ def _batch(values: Values) -> Mapping[str, Any]:
 def _steps(own: Any, values: Values) -> int:
     if own is not None:
         return int(own)
-    if values["rows"] is None:
+    if values.rows is None:
         raise ConfigError(
             "the configuration counts epochs (trainer.total_epochs), and a run of ROLL that generates counts steps: "
             "say with --rows how many rows the data set has."
         )
-    return max(1, int(values["rows"]) // int(values["data.train_batch_size"]) * int(values["trainer.total_epochs"]))
+    return max(1, int(values.rows) // int(values.data.train_batch_size) * int(values.trainer.total_epochs))
 
 
 def _warmup(own: Any, values: Values) -> int:
     if own is not None and own >= 0:
         return int(own)
     share = float(values[f"{_ACTOR}.optim.lr_warmup_steps_ratio"])
-    return round(share * _steps(values["trainer.total_training_steps"], values)) if share else 0
+    return round(share * _steps(values.trainer.total_training_steps, values)) if share else 0
 
 
 def _schedule(value: str, values: Values) -> str:
@@ -64,22 +64,22 @@ def _files(value: Any) -> list[str]:
 
 
 def _data(values: Values) -> Mapping[str, Any]:
-    training, held_out = _files(values["data.train_files"]), _files(values["data.val_files"])
-    path, name = values["custom_reward_function.path"], values["custom_reward_function.name"]
+    training, held_out = _files(values.data.train_files), _files(values.data.val_files)
+    path, name = values.custom_reward_function.path, values.custom_reward_function.name
     reward: Any = {"type": "math", "require_finished": False}
     if path:
         reward = {"type": "python", "function": f"{_place(path)}:{name}", "require_finished": False}
-    if values["reward_model.enable"]:
-        reward = {"type": "reward_model", "path": _place(values["reward_model.model.path"]), "require_finished": False}
+    if values.reward_model.enable:
+        reward = {"type": "reward_model", "path": _place(values.reward_model.model.path), "require_finished": False}
     entries = []
     for number, file in enumerate(training):
         entry: dict[str, Any] = {"source": "file", "path": file, "reward": reward}
         if len(held_out) == len(training):
             entry["held_out_path"] = held_out[number]
-        if values["data.prompt_key"] != "prompt":
-            entry["prompt_key"] = values["data.prompt_key"]
-        if values["data.train_max_samples"] > 0:
-            entry["limit"] = values["data.train_max_samples"]
+        if values.data.prompt_key != "prompt":
+            entry["prompt_key"] = values.data.prompt_key
+        if values.data.train_max_samples > 0:
+            entry["limit"] = values.data.train_max_samples
         entry |= {"domain": f"{PurePath(file).parent.name or 'file'}-{number}"} if len(training) > 1 else {}
         entries.append(entry)
     return {"data": entries}
@@ -93,7 +93,7 @@ def _answers(_: Values) -> Mapping[str, Any]:
 
 
 def _devices(values: Values) -> Mapping[str, Any]:
-    count = int(values["trainer.nnodes"]) * int(values["trainer.n_gpus_per_node"])
+    count = int(values.trainer.nnodes) * int(values.trainer.n_gpus_per_node)
     if count == 1:
         return {}
     devices = list(range(count))
@@ -117,10 +117,10 @@ def _lora(values: Values) -> Mapping[str, Any]:
 
 
 def _logger(values: Values) -> Mapping[str, Any]:
-    names = values["trainer.logger"]
+    names = values.trainer.logger
     names = [names] if isinstance(names, str) else list(names)
     known = ("wandb", "swanlab")
-    found = {f"tracking.{name}": str(values["trainer.project_name"]) for name in names if name in known}
+    found = {f"tracking.{name}": str(values.trainer.project_name) for name in names if name in known}
     other = [name for name in names if name not in (*known, "console", "tensorboard", "file")]
     if other:
         raise Lost(f"no such tracker: {', '.join(other)}; metrics.jsonl and TensorBoard are always written")
