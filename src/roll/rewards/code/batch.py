@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from roll.errors import RewardInfraError
 from roll.rewards.code.inside import exceptions
 from roll.rewards.code.inside.compare import same_output, same_value
 from roll.rewards.code.inside.frames import frame, pack
+from roll.rewards.code.inside.messages import Answer, Built, Comparison, End, read
+from roll.rewards.code.inside.messages import Case as CaseMessage
 from roll.rewards.code.program import CandidateRun
 from roll.rewards.code.serving import Served, serve
 from roll.rewards.code.tasks import CallCase, StdinCase
@@ -63,8 +64,8 @@ class Batch(CandidateRun):
             built = claim(served.first)
             if not built:
                 blame(served.result, "a candidate's")
-            if "failed" in built:
-                return [not_built(built["failed"])] * len(cases)
+            if (failed := read(Built, built).failed) is not None:
+                return [not_built(failed)] * len(cases)
             verdicts += await self._judged(left, served)
             timeouts = sum(verdict.verdict == "timeout" for verdict in verdicts)
             if timeouts >= self.max_timeouts or not (built and _ended_over_time(served)):
@@ -80,8 +81,8 @@ class Batch(CandidateRun):
         async with self.sandboxes.candidate(self.candidate(limits_s, sum(most_bytes))) as job:
             return await serve(
                 job,
-                pack(self.setup()),
-                [pack(message) for message in messages],
+                pack(self.setup()._asdict()),
+                [pack(message._asdict()) for message in messages],
                 self.bounds(limits_s),
                 setup_s=self.setup_bounds(),
                 total_s=self.left_s,
@@ -92,8 +93,8 @@ class Batch(CandidateRun):
         """Of the cases that were answered, and of the one that was ended from outside."""
         found: list[CaseVerdict] = []
         for (case, limit_s), (head, body), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
-            end = claim(head).get("case")
-            verdict = await self._judge(case, end, body, served.result) if isinstance(end, dict) else _NO_MESSAGE
+            end = claim(head)
+            verdict = await self._judge(case, read(End, end), body, served.result) if end else _NO_MESSAGE
             found.append(within(verdict, cpu_s, limit_s))
             await asyncio.sleep(0)  # others get their turn on the loop
         if _ended_over_time(served) and len(found) < len(served.cpu_s):
@@ -106,12 +107,12 @@ class Batch(CandidateRun):
             return _BYTES_PER_BYTE * len(case.expected) + MESSAGE_BYTES
         return min(self.config.max_output_bytes, 2 * len(case.stdout.encode("utf-8", "replace")) + _SPARE_BYTES)
 
-    def _message(self, case: StdinCase | CallCase, cpu_s: float, most_bytes: int) -> dict[str, Any]:
-        limits = {**self.limits(cpu_s), "most_bytes": most_bytes}
+    def _message(self, case: StdinCase | CallCase, cpu_s: float, most_bytes: int) -> CaseMessage:
+        message = CaseMessage(kind="stdin", cpu_s=cpu_s, wall_s=self.wall_s(cpu_s), most_bytes=most_bytes)
         if isinstance(case, StdinCase):
-            return {"kind": "stdin", "stdin": case.stdin, "args": list(case.args), **limits}
+            return message._replace(stdin=case.stdin, args=list(case.args))
         how = {"entry": case.entry, "as_online_judge": case.as_online_judge}
-        return {"kind": "call", "args": case.args, "kwargs": case.kwargs, **how, **limits}
+        return message._replace(kind="call", args=case.args, kwargs=case.kwargs, **how)
 
     async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
         """A single program needs nobody beside it in its sandbox: a third less work."""
@@ -121,7 +122,7 @@ class Batch(CandidateRun):
             argv=case.args,
             stdin=case.stdin.encode("utf-8", "surrogateescape"),
             cpu_s=cpu_s,
-            wall_s=min(self.limits(cpu_s)["wall_s"], self.left_s),
+            wall_s=min(self.wall_s(cpu_s), self.left_s),
             output_bytes=most_bytes + self.config.max_output_bytes,
         )
         result = await self.sandboxes.run(program)
@@ -135,13 +136,10 @@ class Batch(CandidateRun):
             verdict = "passed" if await self._printed(case, result.stdout) else "wrong"
         return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), cpu_s=result.cpu_s, detail=detail)
 
-    async def _judge(
-        self, case: StdinCase | CallCase, end: dict[str, Any], body: bytes, result: ExecutionResult
-    ) -> CaseVerdict:
-        limit, status = end.get("limit"), end.get("status")
-        detail = str(end.get("stderr", ""))[-500:]
-        if limit is not None:
-            verdict = "timeout" if limit in ("cpu_time", "wall_time") else "output"
+    async def _judge(self, case: StdinCase | CallCase, end: End, body: bytes, result: ExecutionResult) -> CaseVerdict:
+        status, detail = end.status, end.stderr[-500:]
+        if end.limit:
+            verdict = "timeout" if end.is_over_time else "output"
         elif status == 137 and Limit.MEMORY in result.limits_hit:
             verdict = "memory"
         elif isinstance(case, StdinCase):
@@ -155,28 +153,31 @@ class Batch(CandidateRun):
         compare, tolerance = self.config.compare, self.config.tolerance
         if len(printed) + len(case.stdout) <= MESSAGE_BYTES:
             return same_output(printed.decode("utf-8", "surrogateescape"), case.stdout, compare, tolerance)
-        how = {"what": "text", "compare": compare, "tolerance": tolerance}
+        how = Comparison("text", compare, tolerance)
         return await self._referee(how, case.stdout.encode("utf-8", "surrogateescape"), printed)
 
     async def _returned(self, case: CallCase, body: bytes, detail: str) -> tuple[str, str]:
         """Verdict on what came of a call, and what is known of it."""
         if len(body) + len(case.expected) > MESSAGE_BYTES:
-            how = {"what": "value", "match": case.match, "tolerance": self.config.tolerance}
+            how = Comparison("value", case.match, self.config.tolerance)
             same = case.raises is None and await self._referee(how, case.expected, body)
             return ("passed" if same else "wrong"), detail
-        answer = claim(body)
-        if not answer:
+        message = claim(body)
+        if not message:
             return "exited", detail
-        if "raised" in answer:
-            expected = case.raises is not None and exceptions.is_a(answer["raised"], case.raises)
-            return ("passed" if expected else "error"), str(answer.get("text"))[:500]
-        if "not_plain" in answer or case.raises is not None:
-            return ("wrong" if case.raises is not None else "not_plain"), str(answer.get("not_plain"))[:500]
+        answer = read(Answer, message)
+        if answer.raised is not None:
+            expected = case.raises is not None and exceptions.is_a(answer.raised, case.raises)
+            return ("passed" if expected else "error"), answer.text[:500]
+        if case.raises is not None:
+            return "wrong", detail
+        if answer.not_plain:
+            return "not_plain", answer.not_plain[:500]
         tolerance = self.config.tolerance
-        right = "value" in answer and same_value(answer["value"], case.returns, tolerance=tolerance, match=case.match)
+        right = "value" in message and same_value(answer.value, case.returns, tolerance=tolerance, match=case.match)
         return ("passed" if right else "wrong"), detail
 
-    async def _referee(self, how: dict[str, Any], expected: bytes, found: bytes) -> bool:
+    async def _referee(self, how: Comparison, expected: bytes, found: bytes) -> bool:
         """Compare where it costs ROLL neither time nor memory.
 
         Raises:
@@ -184,13 +185,13 @@ class Batch(CandidateRun):
         """
         program = PythonCode(
             source=_REFEREE,
-            stdin=b"".join(map(frame, (json.dumps(how).encode(), expected, found))),
+            stdin=b"".join(map(frame, (json.dumps(how._asdict()).encode(), expected, found))),
             result=True,
             cpu_s=_REFEREE_CPU_S,
             wall_s=_REFEREE_WALL_S,
         )
         result = await self.sandboxes.compare(program)
-        same = claim(result.result[4:]).get("same")
+        (same,) = claim(result.result[4:]).values() or (None,)
         if not isinstance(same, bool):
             blame(result, "a comparison's")
             if result.outcome not in OUTCOMES:

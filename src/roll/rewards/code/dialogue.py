@@ -10,9 +10,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any
 
 from roll.rewards.code.inside.frames import pack
+from roll.rewards.code.inside.messages import Built, Check, CheckerSetup, End, Report, read
 from roll.rewards.code.program import MOST_OUTPUT_BYTES, SHORTEST_WALL_S, CandidateRun
 from roll.rewards.code.serving import Meter, listen, pass_on
 from roll.rewards.code.tasks import TestCase
@@ -46,20 +46,15 @@ class Dialogue(CandidateRun):
             return [OVER_TIME] * len(cases)
         limits_s = [cpu_s for _, cpu_s in cases]
         checks = [
-            {"kind": case.kind, "source": case.source, "modules": list(case.modules), **self.limits(cpu_s)}
+            Check(case.kind, case.source, list(case.modules), cpu_s, self.wall_s(cpu_s))._asdict()
             for case, cpu_s in cases
         ]
-        setup = {
-            "cases": checks,
-            "entry": self.task.entry,
-            "source": self.task.setup,
-            "max_timeouts": self.max_timeouts,
-        }
+        setup = CheckerSetup(checks, self.task.entry, self.task.setup, self.max_timeouts)
         candidate_program = self.candidate(limits_s, len(cases) * _OUTPUT_BYTES)
         assert candidate_program.cpu_s is not None and candidate_program.wall_s is not None
         checker_program = PythonCode(
             source=_CHECKER,
-            stdin=pack(setup),
+            stdin=pack(setup._asdict()),
             interactive=True,
             result=True,
             cpu_s=candidate_program.cpu_s + _CHECKER_CPU_S,
@@ -74,7 +69,7 @@ class Dialogue(CandidateRun):
         ):
             meter = Meter(candidate, self.bounds(limits_s), self.left_s)
             await meter.bound(*self.setup_bounds())
-            candidate.write(pack(self.setup()))
+            candidate.write(pack(self.setup()._asdict()))
             passing_on = asyncio.create_task(pass_on(candidate, checker))
             try:
                 messages = await listen(checker, candidate, meter)
@@ -90,30 +85,26 @@ class Dialogue(CandidateRun):
         return [within(verdict, *each) for verdict, *each in zip(found, used_s, limits_s, strict=False)]
 
     def _verdicts(
-        self, messages: list[dict[str, Any]], result: ExecutionResult, end: ExecutionResult, num_cases: int
+        self, messages: list[dict[str, object]], result: ExecutionResult, end: ExecutionResult, num_cases: int
     ) -> list[CaseVerdict]:
         if not messages:
             blame(result, "a checker's")
-        if messages and "failed" in messages[0]:
-            return [not_built(messages[0]["failed"])] * num_cases
-        found = [_verdict(index, message["verdict"], end) for index, message in enumerate(messages)]
+        if messages and (failed := read(Built, messages[0]).failed) is not None:
+            return [not_built(failed)] * num_cases
+        found = [_verdict(index, read(Report, message), end) for index, message in enumerate(messages)]
         timeouts = sum(verdict.verdict == "timeout" for verdict in found)
         missing = SKIPPED if timeouts >= self.max_timeouts else ended(result)
         return found + [missing] * (num_cases - len(found))
 
 
-def _verdict(index: int, report: dict[str, Any], end: ExecutionResult) -> CaseVerdict:
+def _verdict(index: int, report: Report, end: ExecutionResult) -> CaseVerdict:
     """A checker's report of one case. What it says of the candidate's end is the candidate's claim; `end` is ours."""
-    over = report.get("over")
-    over = over if isinstance(over, dict) else {}
-    verdict, text = str(report["verdict"]), str(report.get("text", ""))
+    verdict = report.verdict
     if verdict == "broken":
-        raise BrokenTestsError(f"case {index}: {text}")
+        raise BrokenTestsError(f"case {index}: {report.text}")
     if verdict == "gone":
-        over_time = over.get("limit") in ("cpu_time", "wall_time")
-        verdict = "timeout" if over_time else OUTCOMES.get(end.outcome, "exited")
-    share = float(bool(report["passed"]))
-    if not share and report.get("num_tests"):
-        share = min(report["num_passed"] / report["num_tests"], 0.999)
-    verdict = "error" if verdict == "raised" else verdict
-    return CaseVerdict(verdict=verdict, passed=share, detail=text)
+        verdict = "timeout" if read(End, report.over).is_over_time else OUTCOMES.get(end.outcome, "exited")
+    share = float(report.passed)
+    if not share and report.num_tests:
+        share = min(report.num_passed / report.num_tests, 0.999)
+    return CaseVerdict(verdict="error" if verdict == "raised" else verdict, passed=share, detail=report.text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import sys
 from collections.abc import Iterator
 
@@ -52,8 +53,26 @@ def _reasons(tree: ast.Module, answer: set[str], packages: frozenset[str] | None
             missing = sorted(tops - answer - sys.stdlib_module_names - (packages or frozenset()))
             if missing and packages is not None:
                 yield f"imports '{missing[0]}', which the sandboxes do not have: name its package in sandbox.packages"
+    known = _defined(tree, answer)
     for node in ast.walk(tree):
+        bases = node.bases if isinstance(node, ast.ClassDef) and "*" not in known else []
+        derived = {base.id for base in bases if isinstance(base, ast.Name)} - known
+        if derived:
+            yield f"derives a class from '{min(derived)}', which is in another process"
         yield from _of_node(node, answer)
+
+
+def _defined(tree: ast.Module, answer: set[str]) -> set[str]:
+    """Return the names that are not the answer's; `*` stands for those that another module gives."""
+    found = set(vars(builtins))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef):
+            found.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.add(node.id)
+        elif isinstance(node, ast.ImportFrom) and node.module not in answer:
+            found |= {alias.asname or alias.name for alias in node.names}
+    return found
 
 
 def _of_node(node: ast.AST, answer: set[str]) -> Iterator[str]:

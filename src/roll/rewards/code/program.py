@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import Any
 
 from roll.config.rewards.code import CodeReward
+from roll.rewards.code.inside.messages import Setup
 from roll.rewards.code.languages import TOOL_CHAINS
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.tasks import Task
@@ -35,10 +35,10 @@ class CandidateRun:
         self._ends = ends
         self.max_timeouts = 1 if config.credit == "all" else 2
 
-    def limits(self, cpu_s: float) -> dict[str, float]:
-        """Of one case."""
+    def wall_s(self, cpu_s: float) -> float:
+        """Return the wall time of a case with so much CPU time."""
         longest = max(self.config.max_wall_s, 2.0 * cpu_s)
-        return {"cpu_s": cpu_s, "wall_s": max(SHORTEST_WALL_S, min(self.config.wall_factor * cpu_s, longest))}
+        return max(SHORTEST_WALL_S, min(self.config.wall_factor * cpu_s, longest))
 
     @property
     def left_s(self) -> float:
@@ -47,25 +47,25 @@ class CandidateRun:
 
     def bounds(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
         """CPU and wall time of each case, as the sandbox keeps them."""
-        return [(cpu_s, self.limits(cpu_s)["wall_s"]) for cpu_s in limits_s]
+        return [(cpu_s, self.wall_s(cpu_s)) for cpu_s in limits_s]
 
     def setup_bounds(self) -> tuple[float, float]:
         """The same of compiling and loading."""
         cpu_s = _STARTING_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
-        return cpu_s, self.limits(cpu_s)["wall_s"]
+        return cpu_s, self.wall_s(cpu_s)
 
-    def setup(self) -> dict[str, Any]:
+    def setup(self) -> Setup:
         """The first message to the candidate's side."""
         tools = TOOL_CHAINS[self.task.language]
-        return {
-            "source": self.code,
-            "file": tools.file,
-            "argv": list(tools.argv),
-            "compile": list(tools.compile),
-            "compile_limits": self.limits(_COMPILE_CPU_S),
-            "output_bytes": self.config.max_output_bytes,
-            "max_timeouts": self.max_timeouts,
-        }
+        return Setup(
+            source=self.code,
+            file=tools.file,
+            argv=list(tools.argv),
+            compile=list(tools.compile),
+            compile_limits={"cpu_s": _COMPILE_CPU_S, "wall_s": self.wall_s(_COMPILE_CPU_S)},
+            output_bytes=self.config.max_output_bytes,
+            max_timeouts=self.max_timeouts,
+        )
 
     def candidate(self, limits_s: Sequence[float], output_bytes: int) -> PythonCode:
         """The program that runs the candidate; `setup` is the first that it is told.
@@ -81,6 +81,6 @@ class CandidateRun:
             interactive=True,
             result=True,
             cpu_s=sum(all_s),
-            wall_s=min(sum(self.limits(each)["wall_s"] for each in all_s), self.left_s),
+            wall_s=min(sum(map(self.wall_s, all_s)), self.left_s),
             output_bytes=min(output_bytes, MOST_OUTPUT_BYTES) + messages,
         )

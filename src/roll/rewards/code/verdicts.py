@@ -11,6 +11,7 @@ from typing import Any
 from roll.errors import RewardInfraError
 from roll.rewards.code.inside import wire
 from roll.rewards.code.inside.frames import unpack
+from roll.rewards.code.inside.messages import End, read
 from roll_sandbox import ExecutionResult, Outcome
 
 __all__ = [
@@ -73,9 +74,8 @@ def claim(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
 
 
 def not_built(failure: Any) -> CaseVerdict:
-    failure = failure if isinstance(failure, dict) else {}
-    verdict = "timeout" if failure.get("limit") in ("cpu_time", "wall_time") else "no_build"
-    return CaseVerdict(verdict=verdict, passed=0.0, detail=str(failure.get("stderr", ""))[-500:])
+    end = read(End, failure)
+    return CaseVerdict(verdict="timeout" if end.is_over_time else "no_build", passed=0.0, detail=end.stderr[-500:])
 
 
 def within(verdict: CaseVerdict, cpu_s: float, limit_s: float) -> CaseVerdict:

@@ -31,6 +31,8 @@ PACKAGES = frozenset({"pytest", "_pytest", "numpy"})
             "solution.g",
         ),
         ("from unittest.mock import patch\nwith patch('time.sleep'):\n  assert f()", "replaces 'time.sleep'"),
+        ("class Dog(Animal):\n  pass\nassert Dog().legs == 4", "derives a class from 'Animal'"),
+        ("from solution import *\nclass Dog(Animal):\n  pass\nassert Dog().legs == 4", "derives a class from 'Animal'"),
         ("import inspect\nassert 'for' not in inspect.getsource(f)", "looks at the code"),
     ],
 )
@@ -45,6 +47,8 @@ def test_what_can_be_judged_is_not_named() -> None:
         "import numpy as np\nassert np.allclose(f(), [1])",
         "from enum import Enum\nclass E(Enum):\n  A = 1\nassert f(E.A.value) == 1",
         "class A:\n  pass\nclass B(A):\n  pass\nassert f() == 1",
+        "from collections import *\nclass B(OrderedDict):\n  pass\nassert f() == 1",
+        "from collections import namedtuple as n\nP = n('P', 'x')\nclass B(P, dict):\n  pass\nassert f() == 1",
         "import unittest\nclass TestF(unittest.TestCase):\n  def test_f(self): self.assertEqual(f(1), 1)",
         "import unittest.mock as mock\nwith mock.patch('builtins.input', return_value='1'):\n  assert f() == 1",
     ):

@@ -175,10 +175,10 @@ async def test_code_time_of_a_case_and_of_an_answer_is_bounded_by_default(boxes:
     config = CodeReward(type="code")
     cases = [{"stdin": str(n), "stdout": "1"} for n in range(20)]
     run = CandidateRun(boxes, parse_task(cases), "", config, asyncio.get_running_loop().time() + config.time_limit_s)
-    assert run.limits(30.0)["wall_s"] == 60.0
-    assert run.limits(2.0)["wall_s"] == 40.0  # twenty times as much
-    assert run.limits(0.1)["wall_s"] == 10.0
-    assert run.limits(100.0)["wall_s"] == 200.0  # never less than what the CPU time takes
+    assert run.wall_s(30.0) == 60.0
+    assert run.wall_s(2.0) == 40.0  # twenty times as much
+    assert run.wall_s(0.1) == 10.0
+    assert run.wall_s(100.0) == 200.0  # never less than what the CPU time takes
     wall_s = run.candidate([30.0] * 20, 1).wall_s
     assert wall_s is not None and wall_s <= 180.0
 

@@ -10,6 +10,7 @@ from unit.rewards.code.conftest import rollout
 
 from roll.config.rewards.code import CodeReward
 from roll.config.sandbox import SandboxConfig
+from roll.errors import UnscorableError
 from roll.rewards.code.sandboxes import CodeSandboxes
 from roll.rewards.code.verifier import CodeVerifier
 
@@ -199,18 +200,6 @@ CASES: dict[str, tuple[str, str, tuple[str, str]]] = {
         "  return inner",
         ("if n not in known: ", ""),
     ),
-    "inheritance": (
-        "class Dog(Animal):\n    sound = 'woof'\n    def __init__(self, name):\n        super().__init__(name)\n"
-        "        self.tricks = 0\n    def speak(self): return self.sound\n    def describe(self):\n"
-        "        return super().describe() + '!'\n    @property\n    def loud(self): return self.sound.upper()\n"
-        "d = Dog('Rex')\nassert d.describe() == 'Rex says woof!' and d.tricks == 0 and d.loud == 'WOOF'\n"
-        "assert isinstance(d, Animal) and issubclass(Dog, Animal) and d.name == 'Rex'\n"
-        "try:\n    Animal('x')\n    assert False\nexcept TypeError:\n    pass",
-        "from abc import ABC, abstractmethod\nclass Animal(ABC):\n  def __init__(self, name): self.name = name\n"
-        "  @abstractmethod\n  def speak(self): ...\n"
-        "  def describe(self): return f'{self.name} says {self.speak()}'",
-        ("self.speak()", "'hm'"),
-    ),
     "linked objects": (
         "root = Node(1)\nroot.next = Node(2)\nvalues, node = [], root\nwhile node:\n    values.append(node.value)\n"
         "    node = node.next\nassert values == [1, 2] and root.next.next is None and isinstance(root, Node)\n"
@@ -323,6 +312,22 @@ async def test_forged_claims_of_objects_are_not_believed(judge: Judge, what: str
     code, tests = FORGED[what]
     judgement = await judge(code, {"pytest" if "def test_" in tests else "assert": tests})
     assert (judgement.value, judgement.correct) == (0.0, False)
+
+
+async def test_a_class_that_derives_from_the_answers_is_refused_by_name(judge: Judge) -> None:
+    with pytest.raises(UnscorableError, match="derive a class from the answer's Animal"):
+        await judge("class Animal: legs = 4", {"assert": "class Dog(Animal):\n  pass\nassert Dog().legs == 4"})
+
+
+async def test_arithmetic_and_membership_of_what_an_answer_returns_are_told_nothing(judge: Judge) -> None:
+    """`in` looks through the items; an operator needs objects that the test made."""
+    code = "class Money:\n  def __init__(self, n): self.n = n\n  __sub__ = __add__ = lambda self, o: 0\n"
+    code += "  __contains__ = lambda self, o: True\n  def __iter__(self): return iter([1])\n"
+    code += "def f(*a): return Money(1)\ndef keys(): return {'a': 1}.keys()"
+    for test in ("f() - Money(42) == 0", "abs(f() - Money(42)) < 1", "Money(42) - f() == 0", "42 in f()"):
+        assert (await judge(code, {"assert": f"assert {test}"})).value == 0.0, test
+    for test in ("1 in f()", "'a' in keys() and 'b' not in keys()", "Money(1) - Money(2) == 0"):
+        assert (await judge(code, {"assert": f"assert {test}"})).value == 1.0, test
 
 
 async def test_tests_that_import_numpy_run_where_programs_may_import_it(boxes: CodeSandboxes) -> None:

@@ -21,6 +21,7 @@ import time
 from . import interpreter, wire
 from .exceptions import raised
 from .frames import Frames, pack
+from .messages import Case, End, Setup
 from .outcomes import NotPlainErrors, finished
 from .service import Service
 
@@ -34,47 +35,46 @@ class Program:
     """The candidate's code, ready to run."""
 
     def __init__(self, setup):
-        self.argv, self.source = setup["argv"], setup["source"]
+        self.setup, self.argv = setup, setup.argv
         self.code = compile("", interpreter.FILE, "exec")
-        self.output_bytes = setup["output_bytes"]
 
-    def prepare(self, setup):
+    def prepare(self):
         """Compile, or write files and compile; how that ended, None where it is ready."""
+        setup = self.setup
         if not self.argv:
             try:
-                self.code = compile(self.source, interpreter.FILE, "exec", dont_inherit=True)
+                self.code = compile(setup.source, interpreter.FILE, "exec", dont_inherit=True)
             except BaseException as error:
-                return {"status": 1, "stderr": str(error)[-_STDERR_BYTES:]}
+                return End(status=1, stderr=str(error)[-_STDERR_BYTES:])
             return None
-        with open(setup["file"], "w", encoding="utf-8", errors="replace") as file:
-            file.write(self.source)
-        if not setup["compile"]:
+        with open(setup.file, "w", encoding="utf-8", errors="replace") as file:
+            file.write(setup.source)
+        if not setup.compile:
             return None
-        end, *_ = run_case({"kind": "argv", "argv": setup["compile"], "stdin": "", **setup["compile_limits"]}, self)
-        return end if end["status"] or end["limit"] else None
+        end, *_ = run_case(Case(kind="argv", argv=setup.compile, **setup.compile_limits), self)
+        return end if end.status or end.limit else None
 
 
 def run_case(case, program, frames=None):
-    """Fork, wait, and say how it ended (status, signal, limit, times, errors), and what it printed and returned."""
+    """Fork, wait, and say how it ended, and what it printed and returned."""
     stdin = os.memfd_create("stdin")
-    data = memoryview(case.get("stdin", "").encode("utf-8", "surrogateescape"))
+    data = memoryview(case.stdin.encode("utf-8", "surrogateescape"))
     while data:
         data = data[os.write(stdin, data) :]
     os.lseek(stdin, 0, 0)
     pipes = [os.pipe() for _ in range(3)]
-    began = time.monotonic()
+    deadline = time.monotonic() + case.wall_s
     pid = os.fork()
     if pid == 0:
         _in_child(case, program, frames, stdin, [write for _, write in pipes])
     os.close(stdin)
     for _, write in pipes:
         os.close(write)
-    most = case.get("most_bytes", program.output_bytes)
-    bounds = [most, max(most, program.output_bytes), most]
-    end, out, value = _watch(pid, [read for read, _ in pipes], began + case["wall_s"], bounds)
-    if end["signal"] == signal.SIGKILL and end["cpu_s"] >= case["cpu_s"]:  # it had lifted its timer
-        end["limit"] = end["limit"] or "cpu_time"
-    end["wall_s"] = time.monotonic() - began
+    most = case.most_bytes or program.setup.output_bytes
+    bounds = [most, max(most, program.setup.output_bytes), most]
+    end, out, value = _watch(pid, [read for read, _ in pipes], deadline, bounds)
+    if end.signal == signal.SIGKILL and end.cpu_s >= case.cpu_s:  # it had lifted its timer
+        end = end._replace(limit=end.limit or "cpu_time")
     return end, out, value
 
 
@@ -88,8 +88,8 @@ def _watch(pid, pipes, deadline, bounds):
         taken[descriptor] = bytearray()
         poll.register(descriptor, select.POLLIN)
     poll.register(gone, select.POLLIN)
-    limit, ended = None, False
-    while not ended and limit is None:
+    limit, ended = "", False
+    while not ended and not limit:
         left = deadline - time.monotonic()
         events = poll.poll(max(0, int(left * 1000) + 1))
         for descriptor, _ in events:
@@ -109,19 +109,19 @@ def _watch(pid, pipes, deadline, bounds):
             pass
         os.close(descriptor)
     out, error, value = (taken[descriptor] for descriptor in pipes)
-    if limit is None and (len(out) > bounds[0] or len(value) > bounds[2]):
+    if not limit and (len(out) > bounds[0] or len(value) > bounds[2]):
         limit = "output"
     number = status & 0x7F
     if number in (signal.SIGPROF, signal.SIGXCPU):
         limit = limit or "cpu_time"
-    end = {
-        "status": 128 + number if number else status >> 8,
-        "signal": number,
-        "limit": limit,
-        "cpu_s": used.ru_utime + used.ru_stime,
-        "stderr": bytes(error[-_STDERR_BYTES:]).decode("utf-8", "replace"),
-    }
-    return end, bytes(out[: bounds[0]]), bytes(value) if limit is None else b""
+    end = End(
+        status=128 + number if number else status >> 8,
+        signal=number,
+        limit=limit,
+        cpu_s=used.ru_utime + used.ru_stime,
+        stderr=bytes(error[-_STDERR_BYTES:]).decode("utf-8", "replace"),
+    )
+    return end, bytes(out[: bounds[0]]), b"" if limit else bytes(value)
 
 
 def _take(descriptor, data):
@@ -150,9 +150,8 @@ def _in_child(case, program, frames, stdin, outputs):
             os.dup2(stdin, 0)
         os.dup2(outputs[0], 1)
         os.dup2(outputs[1], 2)
-        cpu_s = case["cpu_s"]
         hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-        most = int(cpu_s) + _GRACE_CPU_S
+        most = int(case.cpu_s) + _GRACE_CPU_S
         most = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(resource.RLIMIT_CPU, (most, most))
         keep = {0, 1, 2, outputs[2]} | ({frames.incoming, frames.outgoing} if frames else set())
@@ -160,7 +159,7 @@ def _in_child(case, program, frames, stdin, outputs):
         for descriptor in [*sorted(keep - {0, 1, 2}), 1 << 16]:
             os.closerange(last + 1, descriptor)
             last = descriptor
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)
+        signal.setitimer(signal.ITIMER_PROF, case.cpu_s)
         _become(case, program, frames, outputs[2])
     except BaseException as error:
         os.write(2, repr(error).encode("utf-8", "replace")[:_STDERR_BYTES])
@@ -168,16 +167,16 @@ def _in_child(case, program, frames, stdin, outputs):
 
 
 def _become(case, program, frames, values):
-    argv = case["argv"] if case["kind"] == "argv" else program.argv
+    argv = case.argv or program.argv
     if argv:
         for number in (signal.SIGPIPE, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
-        os.execvp(argv[0], [*argv, *case.get("args", ())])
-    if case["kind"] == "stdin":
+        os.execvp(argv[0], [*argv, *case.args])
+    if case.kind == "stdin":
         interpreter.run_main(program.code)
     null = os.open(os.devnull, os.O_RDWR)
     os.dup2(null, 1)
-    if case["kind"] == "serve":
+    if case.kind == "serve":
         Service(program.code, frames).run()
     message = _call(case, program.code)
     view = memoryview(pack(message)[4:])
@@ -190,12 +189,11 @@ def _call(case, code):
     """Load the code and call its function once."""
     try:
         variables = interpreter.namespace("solution")
-        as_online_judge = case.get("as_online_judge", False)
-        if as_online_judge:
+        if case.as_online_judge:
             exec(interpreter.JUDGE_IMPORTS, variables)
         exec(code, variables)
-        function = interpreter.entry_of(case["entry"], variables, as_online_judge)
-        args, kwargs = wire.decode(case["args"]), wire.decode(case["kwargs"])
+        function = interpreter.entry_of(case.entry, variables, case.as_online_judge)
+        args, kwargs = wire.decode(case.args), wire.decode(case.kwargs)
         value = finished(function(*args, **kwargs))
     except Exception as error:
         return raised(error)
@@ -212,20 +210,20 @@ def main():
     for descriptor in (0, 3):
         os.dup2(null, descriptor)
     frames = Frames(incoming, outgoing)
-    setup = frames.read() or os._exit(0)
-    program = Program(setup)
-    failure = program.prepare(setup)
-    frames.write({"failed": failure} if failure else {"ready": True})
+    program = Program(Setup(**(frames.read() or os._exit(0))))
+    failure = program.prepare()
+    frames.write({"failed": failure._asdict()} if failure else {"ready": True})
     timeouts = 0
-    while failure is None and timeouts < setup["max_timeouts"]:
-        case = frames.read()
-        if case is None:
+    while failure is None and timeouts < program.setup.max_timeouts:
+        message = frames.read()
+        if message is None:
             break
-        if case["kind"] == "serve":
-            frames.write({"over": run_case(case, program, frames)[0]})
+        case = Case(**message)
+        if case.kind == "serve":
+            frames.write({"over": run_case(case, program, frames)[0]._asdict()})
             continue
         end, out, value = run_case(case, program)
-        timeouts += end["limit"] in ("cpu_time", "wall_time")
-        frames.write({"case": end})
-        frames.write_bytes(value if case["kind"] == "call" else out)
+        timeouts += end.is_over_time
+        frames.write(end._asdict())
+        frames.write_bytes(value if case.kind == "call" else out)
     os._exit(0)

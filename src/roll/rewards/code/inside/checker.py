@@ -16,6 +16,7 @@ from types import ModuleType
 
 from .frames import Frames
 from .line import Line
+from .messages import Built, Check, CheckerSetup, End, Report, read
 from .outcomes import BrokenTestsError, GoneError, NotComparableError
 
 _TESTS = "tests.py"
@@ -42,61 +43,57 @@ class Names(dict):
 
 
 def check_case(case, setup, frames):
-    """Run one case.
-
-    Returns:
-        passed, verdict, text for people, and where it is a file of tests, how many passed of how many.
-    """
+    """Run one case; returns its report."""
     line = Line(frames)
     try:
         loaded = line.start(case)
     except GoneError:
-        return {"passed": False, "verdict": "gone", "over": line.over}
-    if "raised" in loaded:
-        return {"passed": False, "verdict": "raised", "text": str(loaded)[:500], "over": line.end()}
-    result = _judge(case, setup, line)
+        return Report(over=line.over)
+    if loaded.raised is not None:
+        return Report(verdict="raised", text=str((loaded.raised, loaded.text))[:500], over=line.end())
+    report = _judge(case, setup, line)
     gone = line.over is not None
     over = line.end()
     if line.mistake is not None:  # pytest takes such an error for a failed test
-        result = {"passed": False, "verdict": "broken", "text": line.mistake}
-    elif gone and result["passed"]:  # a test caught what the end of the candidate's process raised
-        result = {"passed": False, "verdict": "gone"}
-    return {**result, "over": over}
+        report = Report(verdict="broken", text=line.mistake)
+    elif gone and report.passed:  # a test caught what the end of the candidate's process raised
+        report = Report()
+    return report._replace(over=over)
 
 
 def _judge(case, setup, line):
-    run = _run_pytest if case["kind"] == "pytest" else _run_tests
+    run = _run_pytest if case.kind == "pytest" else _run_tests
     try:
-        return {"passed": True, "verdict": "passed", **run(case, setup, line)}
+        return run(case, setup, line)
     except GoneError:
-        return {"passed": False, "verdict": "gone"}
+        return Report()
     except BrokenTestsError as error:
-        return {"passed": False, "verdict": "broken", "text": str(error)}
+        return Report(verdict="broken", text=str(error))
     except NotComparableError as error:
-        return {"passed": False, "verdict": "not_plain", "text": str(error)}
+        return Report(verdict="not_plain", text=str(error))
     except AssertionError as error:
-        return {"passed": False, "verdict": "wrong", "text": str(error)[:500]}
+        return Report(verdict="wrong", text=str(error)[:500])
     except BaseException as error:
-        return {"passed": False, "verdict": "raised", "text": f"{type(error).__name__}: {error}"[:500]}
+        return Report(verdict="raised", text=f"{type(error).__name__}: {error}"[:500])
 
 
 def _run_tests(case, setup, line):
-    entry = setup["entry"]
+    entry = setup.entry
     variables: dict = {"__name__": "tests"}
     function = None
     try:
-        exec(compile(setup["source"], "setup.py", "exec", dont_inherit=True), variables)
+        exec(compile(setup.source, "setup.py", "exec", dont_inherit=True), variables)
     except Exception as error:
         raise BrokenTestsError(f"the setup failed: {type(error).__name__}: {error}") from None
-    variables["__builtins__"] = Names(line, entry)
+    variables.update(__builtins__=Names(line, entry))
     if entry is not None:  # a stub in the setup does not stand in for the candidate's
         function = _candidate(line, entry)
         if entry.isidentifier():
             variables[entry] = function
-    exec(compile(case["source"], _TESTS, "exec", dont_inherit=True), variables)
-    if case["kind"] == "check":
-        variables["check"](function)
-    return {}
+    exec(compile(case.source, _TESTS, "exec", dont_inherit=True), variables)
+    if case.kind == "check":
+        eval("check", variables)(function)
+    return Report(passed=True, verdict="passed")
 
 
 def _candidate(line, entry):
@@ -118,8 +115,7 @@ class _Module(ModuleType):
 
     def __init__(self, name, line, entry):
         super().__init__(name)
-        self.__dict__["_line"] = line
-        self.__dict__["_entry"] = entry
+        self._line, self._entry = line, entry
 
     @property
     def __all__(self):
@@ -131,7 +127,7 @@ class _Module(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         try:
-            return self.__dict__["_line"].name(name)
+            return self._line.name(name)
         except KeyError:
             raise AttributeError(name) from None
 
@@ -160,16 +156,16 @@ class _Tally:
 def _run_pytest(case, setup, line):
     import pytest
 
-    for name in case["modules"]:
-        sys.modules[name] = _Module(name, line, setup["entry"])
+    for name in case.modules:
+        sys.modules[name] = _Module(name, line, setup.entry)
     with open("test_case.py", "w", encoding="utf-8") as file:
-        file.write(setup["source"] + "\n" + case["source"])
+        file.write(setup.source + "\n" + case.source)
     tally = _Tally()
     options = ["-q", "-p", "no:cacheprovider", "-p", "no:faulthandler", "--rootdir=.", "-c", os.devnull, "test_case.py"]
     code = pytest.main(options, plugins=[tally])
     passed = code == 0 and tally.num_passed == tally.num_tests > 0
-    counts = {"num_tests": tally.num_tests, "num_passed": tally.num_passed}
-    return {"passed": passed, "verdict": "passed" if passed else "wrong", "text": tally.text, **counts}
+    verdict = "passed" if passed else "wrong"
+    return Report(passed, verdict, tally.text, num_tests=tally.num_tests, num_passed=max(0, tally.num_passed))
 
 
 def main():
@@ -180,21 +176,20 @@ def main():
         os.dup2(null, descriptor)
     sys.path.insert(0, os.getcwd())
     frames = Frames(incoming, outgoing)
-    setup = frames.read() or os._exit(0)
-    ready = frames.read()
-    if not isinstance(ready, dict) or "ready" not in ready:
-        failure = ready.get("failed") if isinstance(ready, dict) else None
-        frames.write({"failed": failure if isinstance(failure, dict) else {}}, b"h")
+    setup = CheckerSetup(**(frames.read() or os._exit(0)))
+    built = read(Built, frames.read())
+    if not built.ready:
+        frames.write({"failed": read(End, built.failed)._asdict()}, b"h")
         os._exit(0)
     timeouts = 0
-    for case in setup["cases"]:
+    for case in setup.cases:
         try:
-            verdict = check_case(case, setup, frames)
+            report = check_case(Check(**case), setup, frames)
         except Exception as error:  # the candidate's process sent nonsense
-            verdict = {"passed": False, "verdict": "gone", "text": repr(error)[:500]}
-        over = verdict.get("over")
-        timeouts += isinstance(over, dict) and over.get("limit") in ("cpu_time", "wall_time")
-        frames.write({"verdict": verdict}, b"h")
-        if timeouts >= setup["max_timeouts"]:
+            report = Report(text=repr(error)[:500])
+        over = report.over or End()
+        timeouts += over.is_over_time
+        frames.write(report._replace(over=over._asdict())._asdict(), b"h")
+        if timeouts >= setup.max_timeouts:
             break
     os._exit(0)

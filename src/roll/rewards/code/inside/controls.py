@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 
-from . import operations
+from . import wire
 from .outcomes import Kept
 
 _VARIANTS = 4
@@ -33,9 +33,9 @@ def equal(one, other):
             return bool(values[0] == values[1])
     if not _is_remote(other):
         raise one._refused("a comparison")
-    if one._member is not None and other._member is not None and one._state == other._state == "member":
+    if one._member is not None and other._member is not None:
         return one._member == other._member
-    return _believed(one, other, _claims_equal, "a comparison")
+    return _believed(one, other)
 
 
 def _content(value):
@@ -43,18 +43,16 @@ def _content(value):
     return value._line.value(value._line.do("content", value)) if _is_remote(value) else value
 
 
-def _claims_equal(one, other):
-    if one._member is not None and other._member is not None:
-        return one._member == other._member
-    answer = one._line.value(one._line.do("eq", one, other))
+def _claims(op, one, other):
+    answer = one._line.value(one._line.do(op, one, other))
     if type(answer) is not bool:
-        raise one._refused("a comparison")
+        raise one._refused(f"'{op}'")
     return answer
 
 
-def _believed(one, other, claims, what):
+def _believed(one, other):
     """A yes, once others got a no."""
-    if not claims(one, other):
+    if not _claims("eq", one, other):
         return False
     swap = one._made is not None and other._made is None
     made, fixed = (one, other) if swap else (other, one)
@@ -67,11 +65,10 @@ def _believed(one, other, claims, what):
     _order.shuffle(questions)
     answers = {}
     for left, right, index in questions:
-        answers.setdefault(index, []).append(claims(left, right))
-    told_apart = sum(not any(found) for index, found in answers.items() if index is not None)
-    steady = all(len(set(found)) == 1 for found in answers.values())
-    if not variants or not steady or not all(answers[None]) or 2 * told_apart < len(variants):
-        raise one._refused(what, " that is not told from others")
+        answers.setdefault(index, set()).add(_claims("eq", left, right))
+    told_apart = sum(found == {False} for found in answers.values())
+    if any(len(found) > 1 for found in answers.values()) or not variants or 2 * told_apart < len(variants):
+        raise one._refused("a comparison", " that is not told from others")
     return True
 
 
@@ -88,9 +85,9 @@ def _variants(made):
             continue
         changed = [new if place == index else item for index, item in enumerate(args)]
         answer = kind._line.do("call", kind, *changed, **(kwargs | {place: new} if isinstance(place, str) else kwargs))
-        if "raised" not in answer:
-            found.append(kind._line.value(answer))
-    return [variant for variant in found if _is_remote(variant)]
+        if answer.raised is None and _is_remote(variant := kind._line.value(answer)):
+            found.append(variant)
+    return found
 
 
 def varied(value, turn):
@@ -119,59 +116,32 @@ def varied(value, turn):
 
 
 def contains(container, value):
-    """`value in container`: a yes is believed where others are not in it."""
-
-    def claims(item):
-        return container._ask("contains", item) is True
-
-    if container._holds:
-        return value in _content(container)
-    if not claims(value):
-        return False
-    if _is_remote(value):
-        others = _variants(value) if value._made is not None else []
-    else:
-        others = [other for turn in range(1, _VARIANTS + 1) if (other := varied(value, turn * turn * 101)) is not None]
-        others += [other for turn in range(1, _VARIANTS + 1) if (other := varied(value, turn)) is not None]
-    questions = [(value, True)] * 2 + [(other, False) for other in others]
-    _order.shuffle(questions)
-    answers = [(claims(item), asked) for item, asked in questions]
-    if not all(said for said, asked in answers if asked) or all(said for said, asked in answers if not asked):
-        raise container._refused("'in'", " that is not told from others")
-    return True
+    """`value in container`: one that no test made is looked through, since its `in` would be told the value."""
+    if container._holds or not container._is_subject:
+        return value in (_content(container) if container._holds else list(container))
+    return _claims("contains", container, value)
 
 
 def ordered(op, one, other):
     """`<` and its like between two objects: a yes is believed where the reverse gets a no, or they are equal."""
     if not _is_remote(other):
         raise one._refused("an order")
-
-    def claims(left, right):
-        answer = left._line.value(left._line.do(op, left, right))
-        if type(answer) is not bool:
-            raise left._refused("an order")
-        return answer
-
-    if not claims(one, other):
+    if not _claims(op, one, other):
         return False
-    if claims(other, one) and (op in ("lt", "gt") or not equal(one, other)):
+    if _claims(op, other, one) and (op in ("lt", "gt") or not equal(one, other)):
         raise one._refused("an order", " that is not told from others")
     return True
 
 
 def reckon(op, operands):
-    """Arithmetic of objects. What comes of a value that was expected to be plain tells a test nothing."""
+    """Arithmetic, of objects that a test made; an object has to come of it where a plain value takes part."""
     remotes = [item for item in operands if _is_remote(item)]
+    are_subjects = all(item._is_subject for item in remotes)
+    if len(operands) > 1 and not are_subjects:
+        raise remotes[0]._refused(f"'{op}'", ", which no test made")
     line = remotes[0]._line
-    subjects = all(item._state == "subject" for item in remotes)
-    state = "subject" if subjects else "told"
-    unary = op in operations.UNARY
-    if unary and not subjects:
-        state = remotes[0]._state
-        if state == "told":
-            raise remotes[0]._refused(f"'{op}'", " that was reckoned with a value of the test's")
-    value = line.value(line.do(op, *operands), state)
-    if not _is_remote(value) and not unary and not (subjects and len(remotes) == len(operands)):
+    value = line.value(line.do(op, *operands), are_subjects)
+    if len(remotes) < len(operands) and not _is_remote(value):
         raise remotes[0]._refused(f"'{op}'", " and a value of the test's")
     return value
 
@@ -180,9 +150,7 @@ def member(found):
     """A member of an enumeration: one object for each, so that `is` holds."""
     names = found._member
     if not isinstance(names, list) or len(names) != 2 or not all(isinstance(name, str) for name in names):
-        found._member = None
-        return found
-    found._state = "member" if found._state != "told" else "told"
+        raise wire.WireError("no member of an enumeration")
     return found._line.members.setdefault(tuple(names), found)
 
 
@@ -197,6 +165,6 @@ def made_member(kind, args, found):
     """A member that a test asked for by its value: with another value it has to be another one, or none."""
     for turn in range(1, _VARIANTS + 1):
         answer = kind._line.do("call", kind, *(varied(item, turn) for item in args))
-        if "raised" in answer or getattr(kind._line.value(answer), "_member", None) != found._member:
+        if answer.raised is not None or getattr(kind._line.value(answer), "_member", None) != found._member:
             return
     raise found._refused("a member", " that is not told from others")

@@ -82,9 +82,8 @@ def is_a(tree, name):
     return any(name == own for own, kind in found if kind is None)
 
 
-def rebuilt(answer, own=()):
+def rebuilt(tree, text, own=()):
     """An exception of the nearest class that is known here, with its text. `own`: classes by number."""
-    tree, text = answer["raised"], answer.get("text")
     if tree[0] == "x" and isinstance(tree[1], int) and own:
         return own[tree[1]](text)
     kinds = (kind for _, kind in classes(tree) if kind is not None and issubclass(kind, Exception))

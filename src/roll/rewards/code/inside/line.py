@@ -4,22 +4,12 @@ from __future__ import annotations
 
 import builtins
 import sys
+import types
 
 from . import exceptions, wire
+from .messages import Answer, End, read
 from .outcomes import BrokenTestsError, GoneError, NotComparableError
 from .proxies import Remote, made_of, of_tree
-
-
-def ended(answer):
-    """How a process ended, by a message that may be made up: of it, what is looked at, and nothing that is nested."""
-    over = answer.get("over") if isinstance(answer, dict) else None
-    over = over if isinstance(over, dict) else {"status": 255}
-    limit, cpu_s = over.get("limit"), over.get("cpu_s")
-    return {
-        "status": over.get("status") if isinstance(over.get("status"), int) else 255,
-        "limit": limit if isinstance(limit, str) else None,
-        "cpu_s": cpu_s if isinstance(cpu_s, (int, float)) else None,
-    }
 
 
 class Line:
@@ -36,8 +26,6 @@ class Line:
         self.functions = [builtins_input, read_line, read_rest]
         self.classes = {}
         self.members = {}
-        self.coroutines = {}
-        """Those that stand for the candidate's, with its numbers, so that one can be handed back."""
         self.made = []
         """What the tests made by calling classes, with the arguments."""
 
@@ -48,10 +36,9 @@ class Line:
 
     def start(self, case):
         """Start the candidate's process for a case; its first answer."""
-        self.frames.write({"kind": "serve", "cpu_s": case["cpu_s"], "wall_s": case["wall_s"]}, b"s")
+        self.frames.write({"kind": "serve", "cpu_s": case.cpu_s, "wall_s": case.wall_s}, b"s")
         loaded = self._answer()
-        if "loaded" in loaded:
-            self.names = [name for name in loaded["loaded"] if isinstance(name, str)]
+        self.names = [name for name in loaded.loaded if isinstance(name, str)]
         return loaded
 
     def ask(self, message):
@@ -63,18 +50,19 @@ class Line:
         if self.over is not None:
             raise GoneError()
         self.frames.write(message, b"c")
-        while "ask" in (answer := self._answer()):
-            self.frames.write({"answer": self._called_back(answer)}, b"c")
+        while (answer := self._answer()).ask is not None:
+            self.frames.write({"op": "answer", **self._called_back(answer)}, b"c")
         return answer
 
     def _answer(self):
-        answer = self.frames.read()
-        if not isinstance(answer, dict) or "over" in answer:
-            self.over = ended(answer)
+        message = self.frames.read()
+        answer = read(Answer, message)
+        if not isinstance(message, dict) or answer.over is not None:
+            self.over = read(End, answer.over)
             raise GoneError()
-        for stream, key in ((sys.stdout, "printed"), (sys.stderr, "complained")):
-            if isinstance(answer.get(key), str):
-                stream.write(answer[key])
+        for stream, text in ((sys.stdout, answer.printed), (sys.stderr, answer.complained)):
+            if text:
+                stream.write(text)
         return answer
 
     def do(self, op, *args, **kwargs):
@@ -108,8 +96,8 @@ class Line:
             return ["r", number]
         if base is not None:
             return None
-        if id(value) in self.coroutines:
-            return ["r", self.coroutines[id(value)][1]]
+        if isinstance(value, types.CoroutineType):
+            raise NotComparableError("a coroutine does not cross")
         if hasattr(type(value), "__next__"):
             self.functions.append(value.__next__)
             return ["k", len(self.functions) - 1, "iterator"]
@@ -123,31 +111,35 @@ class Line:
     def _called_back(self, answer):
         """Call a function of the tests' for the candidate."""
         try:
-            number = {"input": 0, "readline": 1, "read": 2}.get(answer["ask"], answer["ask"])
-            args, kwargs = self.decode(answer["args"]), self.decode(answer["kwargs"])
-            return {"value": self.tree(self.functions[number](*args, **kwargs))}
+            args, kwargs = self.decode(answer.args), self.decode(answer.kwargs)
+            return {"value": self.tree(self.functions[answer.ask](*args, **kwargs))}
         except Exception as error:
             return exceptions.raised(error, made_of)
 
-    def decode(self, tree, state="answer"):
+    def decode(self, tree, is_subject=False):
         """A value from the candidate."""
-        return wire.decode(tree, lambda tree: of_tree(self, tree, state))
+        return wire.decode(tree, lambda tree: of_tree(self, tree, is_subject))
 
-    def value(self, answer, state="answer"):
-        """What an answer means.
+    def value(self, answer, is_subject=False):
+        """What an answer means; a coroutine that gives it where the candidate's has been awaited there.
 
         Raises:
             Exception: of the kind that the candidate raised.
             WireError: it is of no known form: the candidate made it up.
         """
-        if "raised" in answer:
+        if answer.awaited:
+            return self._later(answer._replace(awaited=False), is_subject)
+        if answer.raised is not None:
             raise self.exception(answer)
-        return self.decode(answer.get("value"), state)
+        return self.decode(answer.value, is_subject)
+
+    async def _later(self, answer, is_subject):
+        return self.value(answer, is_subject)
 
     def name(self, name):
         """A variable of the candidate's code; KeyError where it has none."""
         answer = self.ask({"op": "name", "name": name})
-        if "missing" in answer:
+        if answer.missing:
             raise KeyError(name)
         value = self.value(answer)
         if isinstance(value, Remote):
@@ -156,15 +148,13 @@ class Line:
 
     def exception(self, answer):
         """What the candidate raised: an instance of a class that stands for the candidate's."""
-        exceptions.classes(answer["raised"])
-        kind = self.exception_class(answer["raised"])
-        error = exceptions.instance(kind, answer.get("text"))
-        if isinstance(answer.get("error"), int) and hasattr(error, "__dict__"):
-            error._roll_remote = of_tree(self, ["r", answer["error"], kind.__name__, [], {}], "answer")
+        error = exceptions.instance(self.exception_class(answer.raised), answer.text)
+        if answer.error >= 0 and hasattr(error, "__dict__"):
+            error._roll_remote = of_tree(self, ["r", answer.error, type(error).__name__, [], {}])
         return error
 
     def exception_class(self, tree):
-        """A class for a tree that `exceptions.classes` has accepted."""
+        """The class that stands for the one of a tree."""
         exceptions.classes(tree)
         if tree[0] == "T":
             kind = getattr(builtins, tree[1])
@@ -190,16 +180,17 @@ class Line:
         """End the candidate's process; how it ended."""
         if self.over is None:
             self.frames.write({"op": "end"}, b"c")
-            while isinstance(answer := self.frames.read(), dict) and "over" not in answer:
-                pass
-            self.over = ended(answer)
+            over = None
+            while over is None and isinstance(message := self.frames.read(), dict):
+                over = read(Answer, message).over
+            self.over = read(End, over)
         return self.over
 
 
 def _of_remote(error, name):
-    if name.startswith("_") or "_roll_remote" not in error.__dict__:
+    if name.startswith("_"):
         raise AttributeError(name)
-    return getattr(error.__dict__["_roll_remote"], name)
+    return getattr(error._roll_remote, name)
 
 
 def builtins_input(prompt=""):

@@ -6,91 +6,47 @@ has (`METHODS`: the name of the method, that of the operation).
 
 from __future__ import annotations
 
+import builtins
 import copy
 import math
 import operator
 
 BINARY = ("add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift", "and", "or", "xor")
+BINARY += ("divmod",)
 UNARY = ("neg", "pos", "abs", "invert")
-CONVERSIONS = {
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "index": operator.index,
-    "round": round,
-    "trunc": math.trunc,
-    "floor": math.floor,
-    "ceil": math.ceil,
-    "bool": bool,
-    "len": len,
-}
 ORDER = ("lt", "le", "gt", "ge")
+_IN_PLACE = tuple(f"i{name}" for name in BINARY[:-1])
+_CONVERSIONS = ("int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool", "len")
+_OTHERS = ("getitem", "setitem", "delitem", "contains", "iter", "reversed", "next")
+_OF_CLASSES = ("enter", "exit", "aiter", "anext", "aenter", "aexit")
+"""No function of Python's calls these methods alone."""
+_OF_ALL = ("getattr", "setattr", "delattr", "eq", "hash", "str", "repr", "format", "dir", "isinstance", "issubclass")
 
 
-def _operator(name):
-    return getattr(operator, name + "_" if name in ("and", "or") else name)
+def _function(name):
+    return next(
+        found
+        for module in (operator, builtins, math)
+        for spelled in (f"__{name}__", name)
+        if (found := vars(module).get(spelled)) is not None
+    )
 
 
-def _enter(target):
-    return type(target).__enter__(target)
-
-
-def _exit(target, *error):
-    return type(target).__exit__(target, *error)
+def _of_class(name):
+    return lambda target, *args: getattr(type(target), f"__{name}__")(target, *args)
 
 
 CARRIED_OUT = {
     "call": lambda target, *args, **kwargs: target(*args, **kwargs),
-    "attr": getattr,
-    "set_attr": setattr,
-    "del_attr": delattr,
-    "item": operator.getitem,
-    "set_item": operator.setitem,
-    "del_item": operator.delitem,
-    "contains": operator.contains,
-    "eq": operator.eq,
-    "ne": operator.ne,
-    "hash": hash,
-    "str": str,
-    "repr": repr,
-    "format": format,
-    "iter": iter,
-    "reversed": reversed,
-    "next": next,
-    "dir": dir,
-    "isinstance": isinstance,
-    "issubclass": issubclass,
     "copy": copy.copy,
     "deepcopy": copy.deepcopy,
-    "enter": _enter,
-    "exit": _exit,
-    **CONVERSIONS,
-    **{name: _operator(name) for name in (*BINARY, *UNARY, *ORDER)},
-    **{"i" + name: getattr(operator, "i" + name) for name in BINARY},
-    "divmod": divmod,
+    **{name: _of_class(name) for name in _OF_CLASSES},
+    **{name: _function(name) for name in (*_OF_ALL, *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS)},
 }
 METHODS = {
-    "__call__": "call",
-    "__getitem__": "item",
-    "__setitem__": "set_item",
-    "__delitem__": "del_item",
-    "__contains__": "contains",
-    "__iter__": "iter",
-    "__next__": "next",
-    "__reversed__": "reversed",
-    "__enter__": "enter",
-    "__exit__": "exit",
-    "__await__": "await",
-    "__aiter__": "aiter",
-    "__anext__": "anext",
-    "__aenter__": "aenter",
-    "__aexit__": "aexit",
-    "__divmod__": "divmod",
-    "__rdivmod__": "divmod",
-    **{f"__{name}__": name for name in (*BINARY, *UNARY, *ORDER, *CONVERSIONS)},
-    **{f"__r{name}__": name for name in BINARY},
-    **{f"__i{name}__": "i" + name for name in BINARY},
+    f"__{name}__": name for name in ("call", *BINARY, *UNARY, *ORDER, *_IN_PLACE, *_CONVERSIONS, *_OTHERS, *_OF_CLASSES)
 }
+METHODS.update((f"__r{name}__", name) for name in BINARY)
 
 
 def methods_of(kind):

@@ -5,9 +5,8 @@ class has, out of a closed list, so `callable`, `with` and iteration do what the
 
     object == plain value         an error, unless the object derives from a class of plain data: then what it holds
     object == object, a < b       the candidate is asked, and has to tell the object from others (`controls`)
-    x in object                   the same
-    object - 1, object % object   of objects that a test made by calling a class; where one was given to a test, the
-                                  outcome may only be compared: `f(x) - 42` would tell a candidate what to be equal to
+    x in object                   of objects that a test made by calling a class; others are looked through
+    object - 1, object % object   of objects that a test made: `f(x) - 42` would tell a candidate what to be equal to
 """
 
 from __future__ import annotations
@@ -15,39 +14,37 @@ from __future__ import annotations
 import builtins
 import functools
 
-from . import controls, derived, operations, wire
+from . import controls, operations, wire
 from .outcomes import Kept, NotComparableError
 
 
 class Remote(Kept):
     """An object that stays with the candidate."""
 
-    __slots__ = ("_holds", "_is_class", "_kind", "_line", "_made", "_member", "_number", "_state")
+    __slots__ = ("_holds", "_is_class", "_is_subject", "_kind", "_line", "_made", "_member", "_number")
 
-    def __init__(self, line, number, kind, state, more):
+    def __init__(self, line, number, kind, is_subject, holds=False, is_class=False, member=None):
         for name, value in (
             ("_line", line),
             ("_number", number),
             ("_kind", kind),
-            ("_state", state),
-            ("_holds", bool(more.get("holds"))),
-            ("_is_class", bool(more.get("class"))),
-            ("_member", more.get("member")),
+            ("_is_subject", is_subject),  # whether a test made it, by calling a class
+            ("_holds", bool(holds)),
+            ("_is_class", bool(is_class)),
+            ("_member", member),
             ("_made", None),
             ("_name", ""),
         ):
             object.__setattr__(self, name, value)
 
-    def _ask(self, op, *args, state="answer", **kwargs):
-        if self._state == "told":
-            raise self._refused(f"'{op}'", " that was reckoned with a value of the test's")
-        return self._line.value(self._line.do(op, self, *args, **kwargs), state)
+    def _ask(self, op, *args, is_subject=False):
+        return self._line.value(self._line.do(op, self, *args), is_subject)
 
     def _refused(self, what, why=""):
         return NotComparableError(f"{what} of an object of type {self._kind}{why}: not plain data")
 
     def __repr__(self):
-        if self._state == "told" or self._line.over is not None:
+        if self._line.over is not None:
             return f"<the candidate's {self._kind}>"
         return str(self._ask("repr"))
 
@@ -60,7 +57,7 @@ class Remote(Kept):
     def __getattr__(self, name):
         if name.startswith("__") and name not in ("__name__", "__qualname__", "__annotations__", "__members__"):
             raise AttributeError(name)
-        value = self._ask("attr", name)
+        value = self._ask("getattr", name)
         if isinstance(value, Remote) and value._member is not None:
             return controls.named_member(self, name, value)
         if isinstance(value, Remote) and self._name:
@@ -71,10 +68,10 @@ class Remote(Kept):
         if name == "_name" or name in Remote.__slots__:
             object.__setattr__(self, name, value)
         else:
-            self._ask("set_attr", name, value)
+            self._ask("setattr", name, value)
 
     def __delattr__(self, name):
-        self._ask("del_attr", name)
+        self._ask("delattr", name)
 
     def __dir__(self):
         return self._ask("dir")
@@ -92,10 +89,10 @@ class Remote(Kept):
         return not controls.equal(self, other)
 
     def __copy__(self):
-        return self._ask("copy", state=self._state)
+        return self._ask("copy", is_subject=self._is_subject)
 
     def __deepcopy__(self, memo):
-        return self._ask("deepcopy", state=self._state)
+        return self._ask("deepcopy", is_subject=self._is_subject)
 
     def __reduce_ex__(self, protocol):
         raise self._refused("a pickle")
@@ -107,13 +104,11 @@ class Remote(Kept):
         return isinstance(kind, Remote) and self._line.value(self._line.do("issubclass", kind, self)) is True
 
     def __mro_entries__(self, bases):
-        return (derived.stand_in(self),)
+        raise self._line.broken(f"the tests derive a class from the answer's {self._name}, which is elsewhere")
 
 
 def _call(self, *args, **kwargs):
     line = self._line
-    if self._state == "told":
-        raise self._refused("a call")
     answer = line.do("call", self, *args, **kwargs)
     value = line.value(answer)
     if self._is_class and isinstance(value, Remote) and value._member is not None:
@@ -122,9 +117,9 @@ def _call(self, *args, **kwargs):
         value._made = (self, args, kwargs)
         line.made.append(value)
         if self._name[:1].isupper():
-            value._state, value._name = "subject", "."
-    if "args" in answer:
-        _change(args, line.decode(answer["args"]), line.tree)
+            value._is_subject, value._name = True, "."
+    if answer.args is not None:
+        _change(args, line.decode(answer.args), line.tree)
     return value
 
 
@@ -146,7 +141,7 @@ def _change(args, after, tree):
 
 
 def _item(self, key):
-    value = self._ask("item", key)
+    value = self._ask("getitem", key)
     return controls.named_member(self, key, value) if isinstance(value, Remote) and value._member else value
 
 
@@ -167,14 +162,10 @@ def _each(self):
     return items()
 
 
-def _contains(self, value):
-    return controls.contains(self, value)
-
-
 def _exit(self, kind, error, trace):
     if kind is None:
         return self._ask("exit", None, None, None)
-    own = vars(error).get("_roll_remote")
+    own = getattr(error, "_roll_remote", None)
     return self._ask("leave", own, _nearest(kind), str(error)) is True
 
 
@@ -183,49 +174,21 @@ def _nearest(kind):
     return next(each.__name__ for each in kind.__mro__ if getattr(builtins, each.__name__, None) is each)
 
 
-def _later(op):
-    async def method(self, *args):
-        return self._ask(op, *args)
-
-    return method
+def _arithmetic(op, reflected):
+    return lambda self, *other: controls.reckon(op, (*other, self) if reflected else (self, *other))
 
 
-def _awaited(self):
-    return _later("await")(self).__await__()
-
-
-def _number(op, reflected):
-    def method(self, *other):
-        operands = (*other, self) if reflected else (self, *other)
-        return controls.reckon(op, operands)
-
-    return method
-
-
-def _conversion(op):
-    def method(self, *args):
-        return self._ask(op, *args)
-
-    return method
-
-
-def _ordered(op):
-    def method(self, other):
-        return controls.ordered(op, self, other)
-
-    return method
+def _passed_on(op):
+    return lambda self, *args: self._ask(op, *args)
 
 
 _BY_HAND = {
     "__call__": _call,
     "__getitem__": _item,
     "__iter__": _each,
-    "__contains__": _contains,
+    "__contains__": controls.contains,
     "__exit__": _exit,
-    "__await__": _awaited,
-    "__anext__": _later("anext"),
-    "__aenter__": _later("aenter"),
-    "__aexit__": lambda self, *error: _later("aexit")(self, None, None, None),
+    "__aexit__": lambda self, *error: self._ask("aexit", None, None, None),
 }
 
 
@@ -234,11 +197,11 @@ def _method(name):
     if name in _BY_HAND:
         return _BY_HAND[name]
     if op in operations.ORDER:
-        return _ordered(op)
+        return lambda self, other: controls.ordered(op, self, other)
     plain = op.removeprefix("i") if name.startswith("__i") else op
-    if plain in (*operations.BINARY, *operations.UNARY, "divmod"):
-        return _number(op, name == f"__r{op}__")
-    return _conversion(op)
+    if plain in (*operations.BINARY, *operations.UNARY):
+        return _arithmetic(plain, name == f"__r{op}__")
+    return _passed_on(op)
 
 
 @functools.lru_cache(maxsize=256)
@@ -246,27 +209,21 @@ def _shape(names):
     return type("Remote", (Remote,), {"__slots__": (), **{name: _method(name) for name in names}})
 
 
-def of_tree(line, tree, state):
+def of_tree(line, tree, is_subject=False):
     """What a tree of the candidate's own tags stands for."""
     if tree[0] in ("x", "X"):
         return line.exception_class(tree)
     tag, number, kind, names, more = tree
-    if tag != "r" or type(number) is not int or not isinstance(more, dict) or not isinstance(names, list):
+    if tag != "r" or type(number) is not int or not isinstance(names, list):
         raise wire.WireError("no object")
     shape = _shape(frozenset(name for name in names if isinstance(name, str) and name in operations.METHODS))
-    found = shape(line, number, str(kind), state, more)
+    found = shape(line, number, str(kind), is_subject, **more)
     if isinstance(more.get("holds"), list):
-        return _simple(line, found, wire.decode(more["holds"], lambda tree: of_tree(line, tree, state)))
-    if more.get("coroutine"):
-        coroutine = _later("await")(found)
-        line.coroutines[id(coroutine)] = (coroutine, number)
-        return coroutine
-    if found._member is not None:
-        return controls.member(found)
-    return found
+        return _simple(found, line.decode(more.get("holds"), is_subject))
+    return controls.member(found) if found._member is not None else found
 
 
-def _simple(line, remote, plain):
+def _simple(remote, plain):
     """A number, text or tuple with the further attributes of the candidate's object."""
 
     def attribute(self, name):
@@ -283,8 +240,7 @@ def _simple(line, remote, plain):
 def made_of(value):
     """The number of the candidate's object that a value of ours stands for; None where it stands for none."""
     if isinstance(value, Exception):
-        remote = vars(value).get("_roll_remote")
+        remote = getattr(value, "_roll_remote", None)
         return None if remote is None else remote._number
-    owner = value if isinstance(value, type) else type(value)
-    found = vars(owner).get("_roll_number")
+    found = getattr(value if isinstance(value, type) else type(value), "_roll_number", None)
     return found if type(found) is int else None

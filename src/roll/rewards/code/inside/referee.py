@@ -9,18 +9,19 @@ import os
 
 from . import compare, wire
 from .frames import pack, split, unpack
+from .messages import Answer, Comparison, read
 
 
 def same(how, expected, found):
     """Whether they are the same: two texts, or two trees as JSON."""
-    if how["what"] == "text":
+    if how.what == "text":
         printed, wanted = (body.decode("utf-8", "surrogateescape") for body in (found, expected))
-        return compare.same_output(printed, wanted, how["compare"], how["tolerance"])
+        return compare.same_output(printed, wanted, how.how, how.tolerance)
     answer = unpack(found)
     if not isinstance(answer, dict) or "value" not in answer:
         return False
     value = wire.decode(unpack(expected))
-    return compare.same_value(answer["value"], value, tolerance=how["tolerance"], match=how["match"])
+    return compare.same_value(read(Answer, answer).value, value, tolerance=how.tolerance, match=how.how)
 
 
 def main():
@@ -30,7 +31,7 @@ def main():
         data += more
     how, expected, found = split(data)
     try:
-        result = same(unpack(how), expected, found)
+        result = same(Comparison(**unpack(how)), expected, found)
     except (wire.WireError, MemoryError):  # no value that `encode` writes
         result = False
     os.write(3, pack({"same": result}))

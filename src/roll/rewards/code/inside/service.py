@@ -3,11 +3,11 @@
     {"op": name, "args": tree, "kwargs": tree}      {"value": tree}            what came of it
     {"op": "name", "name": text}                ──► {"raised": …, "text"}      an exception
     {"op": "end"}                                   {"missing": name}          no such variable
-    {"answer": {"value" | "raised": …}}         ◄── {"ask": number, "args": …} a function of the checker's is called
+    {"op": "answer", "value" | "raised": …}     ◄── {"ask": number, "args": …} a function of the checker's is called
 
 Operations are those of `operations`. An object that stays here crosses as ["r", number, class, methods, more]. A call's
 answer also brings `args` where the function changed lists, dicts or sets that it was given, for a caller would see that
-too; every message brings what was printed since the last one.
+too; every message brings what was printed since the last one. What is awaitable is awaited here at once.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import io
 import os
 import sys
 import time
-import types
 
 from . import exceptions, interpreter, operations, wire
+from .messages import Question
 from .outcomes import NotPlainErrors
 
 _MUTABLE = (list, dict, set, bytearray, collections.deque, collections.OrderedDict, collections.Counter)
@@ -30,6 +30,8 @@ _MUTABLE += (collections.defaultdict,)
 _SIMPLE = (int, float, complex, str, bytes, tuple, frozenset)
 _SLICE_S = 0.001
 _PRINTED_BYTES = 1 << 20
+_INPUT, _LINE, _REST = range(3)
+"""Numbers of the checker's functions that read."""
 
 
 class Service:
@@ -47,17 +49,13 @@ class Service:
             "some": self.some,
             "content": self.content,
             "leave": leave,
-            "derive": derive,
-            "super": lambda base, name, *args, **kwargs: getattr(base, name)(*args, **kwargs),
-            **{name: self.later(name) for name in ("await", "anext", "aenter", "aexit")},
-            "aiter": lambda target: type(target).__aiter__(target),
         }
 
     def run(self):
         """Load, then answer until the end; never returns."""
         os.dup2(self.printed, 1)
         sys.stdin, sys.stderr = Input(self), io.StringIO()
-        vars(builtins)["input"] = lambda prompt="": self.ask("input", (prompt,), {})
+        vars(builtins).update(input=lambda prompt="": self.ask(_INPUT, (prompt,), {}))
         try:
             exec(self.code, self.variables)
         except Exception as error:
@@ -66,14 +64,21 @@ class Service:
         names = [name for name in list(self.variables) if isinstance(name, str) and not name.startswith("_")]
         self.say({"loaded": names})
         while True:
-            self.serve(self.frames.read())
+            self.serve(self.question())
 
-    def serve(self, message):
+    def question(self):
+        """The next message of the checker's; ends with the last one."""
+        message = self.frames.read()
+        if message is None:
+            os._exit(0)
+        return Question(**message)
+
+    def serve(self, question):
         """Answer one message."""
-        if message is None or message["op"] == "end":
+        if question.op == "end":
             os._exit(0)
         try:
-            answer = self.answer(message)
+            answer = self.answer(question)
         except Exception as error:
             answer = self.raised(error)
         self.say(answer)
@@ -86,9 +91,9 @@ class Service:
         if size > self.position:
             text = os.pread(self.printed, min(size - self.position, _PRINTED_BYTES), self.position)
             self.position = size
-            message["printed"] = text.decode("utf-8", "replace")
+            message = {**message, "printed": text.decode("utf-8", "replace")}
         if isinstance(sys.stderr, io.StringIO) and sys.stderr.tell():
-            message["complained"] = sys.stderr.getvalue()[:_PRINTED_BYTES]
+            message = {**message, "complained": sys.stderr.getvalue()[:_PRINTED_BYTES]}
             sys.stderr.seek(0)
             sys.stderr.truncate()
         self.frames.write(message)
@@ -97,38 +102,45 @@ class Service:
         """An exception as a message; the exception itself stays here."""
         return {**exceptions.raised(error, self.number), "error": self.number(error)}
 
-    def answer(self, message):
+    def answer(self, question):
         """One operation."""
-        if message["op"] == "name":
-            if message["name"] not in self.variables:
-                return {"missing": message["name"]}
-            return {"value": self.encode(self.variables[message["name"]])}
-        args, kwargs = self.decode(message["args"]), self.decode(message.get("kwargs", ["d"]))
-        value = self.carried_out[message["op"]](*args, **kwargs)
-        if message["op"] != "call":
-            return {"value": self.encode(value)}
-        answer = {"value": self.encode(value, made=isinstance(args[0], type))}
-        if any(isinstance(item, _MUTABLE) for item in args):
-            try:
+        if question.op == "name":
+            if question.name not in self.variables:
+                return {"missing": True}
+            return {"value": self.encode(self.variables.get(question.name))}
+        args, kwargs = self.decode(question.args), self.decode(question.kwargs)
+        value = self.carried_out[question.op](*args, **kwargs)
+        if hasattr(type(value), "__await__"):
+            return {**self.awaited(value), "awaited": True}
+        answer = {"value": self.encode(value, made=question.op == "call" and isinstance(args[0], type))}
+        if question.op == "call" and any(isinstance(item, _MUTABLE) for item in args):
+            with contextlib.suppress(*NotPlainErrors):
                 changed = wire.encode(args[1:], self.tree)
-            except NotPlainErrors:
-                return answer
-            if changed[1:] != message["args"][2:]:
-                answer["args"] = changed
+                if changed[1:] != question.args[2:]:
+                    return {**answer, "args": changed}
         return answer
+
+    def awaited(self, value):
+        """The answer that comes of an awaitable object."""
+        import asyncio  # it takes as long as a short case
+
+        async def wait():
+            return await value
+
+        self.loop = self.loop or asyncio.new_event_loop()
+        try:
+            return {"value": self.encode(self.loop.run_until_complete(wait()))}
+        except Exception as error:
+            return self.raised(error)
 
     def ask(self, number, args, kwargs):
         """Call a function of the checker's."""
         self.say({"ask": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
-        while True:
-            message = self.frames.read()
-            if message is None or "answer" not in message:
-                self.serve(message)
-                continue
-            answer = message["answer"]
-            if "raised" in answer:
-                raise exceptions.rebuilt(answer, self.objects)
-            return self.decode(answer["value"])
+        while (question := self.question()).op != "answer":
+            self.serve(question)
+        if question.raised is not None:
+            raise exceptions.rebuilt(question.raised, question.text, self.objects)
+        return self.decode(question.value)
 
     def decode(self, tree):
         """A value from the checker; it may name objects that are here, or functions that are there."""
@@ -157,24 +169,18 @@ class Service:
 
     def remote(self, value, base, whole=False):
         """The tree of an object that stays here; `whole`: what it holds goes with it, for that will not change."""
-        more = {}
-        if base is not None:
-            more["holds"] = wire.ENCODERS[base](value, self.tree, 0) if whole else True
-        if isinstance(value, enum.Enum):
-            more["member"] = [type(value).__name__, value.name]
-        if isinstance(value, type):
-            more["class"] = True
-        if isinstance(value, types.CoroutineType):
-            more["coroutine"] = True
         kind = type(value)
+        holds = base is not None and (not whole or wire.ENCODERS[base](value, self.tree, 0))
+        member = [kind.__name__, value.name] if isinstance(value, enum.Enum) else None
+        more = {"holds": holds, "is_class": isinstance(value, type), "member": member}
         return ["r", self.number(value), kind.__name__, operations.methods_of(kind), more]
 
     def number(self, value):
         """Of an object that stays here."""
-        if id(value) not in self.numbers:
-            self.numbers[id(value)] = len(self.objects)
+        number = self.numbers.setdefault(id(value), len(self.objects))
+        if number == len(self.objects):
             self.objects.append(value)
-        return self.numbers[id(value)]
+        return number
 
     def content(self, value):
         """What an object holds that derives from a list, a dict or the like: not what its methods say."""
@@ -197,30 +203,6 @@ class Service:
                 self.waiting[id(iterator)] = error
                 break
         return (items, True)
-
-    def later(self, name):
-        """An asynchronous operation, run to its end."""
-
-        def run(target, *args):
-            import asyncio  # it takes as long as a short case
-
-            self.loop = self.loop or asyncio.new_event_loop()
-            method = target if name == "await" else getattr(type(target), f"__{name}__")(target, *args)
-
-            async def wait():
-                return await method
-
-            return self.loop.run_until_complete(wait())
-
-        return run
-
-
-def derive(base, name, functions, properties, static, values):
-    """A class that derives from one of the candidate's, with methods of the tests'."""
-    members = {**values, **functions, "__module__": "tests"}
-    members.update((key, property(value)) for key, value in properties.items())
-    members.update((key, staticmethod(value)) for key, value in static.items())
-    return types.new_class(name, (base,), {}, lambda variables: variables.update(members))
 
 
 def leave(target, own, name, text):
@@ -269,11 +251,11 @@ class Input(io.TextIOBase):
 
     def readline(self, size=-1):
         """A line."""
-        return self.service.ask("readline", (), {})
+        return self.service.ask(_LINE, (), {})
 
     def read(self, size=-1):
         """The rest."""
-        return self.service.ask("read", (), {})
+        return self.service.ask(_REST, (), {})
 
     def __next__(self):
         line = self.readline()

@@ -1,0 +1,136 @@
+"""Records of what crosses between host, candidate's side and checker's side; each travels as a JSON object."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Setup(NamedTuple):
+    """The first message to the candidate's side: how its program is made and run."""
+
+    source: str
+    file: str
+    argv: list
+    compile: list
+    compile_limits: dict
+    output_bytes: int
+    max_timeouts: int
+
+
+class Case(NamedTuple):
+    """A case of kind `stdin`, `call` or `serve`, or the compiler's own run (`argv`), for the candidate's side."""
+
+    kind: str
+    cpu_s: float
+    wall_s: float
+    most_bytes: int = 0
+    """The longest output or value that is kept; 0 for the longest of all."""
+    stdin: str = ""
+    args: Any = ()
+    kwargs: Any = None
+    entry: str = ""
+    as_online_judge: bool = False
+    argv: Any = ()
+
+
+class CheckerSetup(NamedTuple):
+    """The first message to the checker's side."""
+
+    cases: list
+    entry: str | None
+    source: str
+    max_timeouts: int
+
+
+class Check(NamedTuple):
+    """A case that is a program itself, of kind `assert`, `check` or `pytest`."""
+
+    kind: str
+    source: str
+    modules: list
+    cpu_s: float
+    wall_s: float
+
+
+class End(NamedTuple):
+    """How a process ended."""
+
+    status: int = 255
+    signal: int = 0
+    limit: str = ""
+    cpu_s: float = 0.0
+    stderr: str = ""
+
+    @property
+    def is_over_time(self):
+        """Whether the process was ended for its time."""
+        return self.limit in ("cpu_time", "wall_time")
+
+
+class Built(NamedTuple):
+    """The answer to the setup: ready, or how compiling ended."""
+
+    ready: bool = False
+    failed: Any = None
+
+
+class Answer(NamedTuple):
+    """A message of the candidate's side to the checker's: an answer, or a question before it (`ask`)."""
+
+    value: Any = None
+    raised: Any = None
+    not_plain: str = ""
+    text: str = ""
+    error: int = -1
+    awaited: bool = False
+    """Whether this came of an awaitable object, which the candidate's side has run to its end."""
+    missing: bool = False
+    args: Any = None
+    kwargs: Any = None
+    ask: Any = None
+    loaded: list = []  # noqa: RUF012
+    over: Any = None
+    printed: str = ""
+    complained: str = ""
+
+
+class Comparison(NamedTuple):
+    """What a referee compares: texts or values (`what`), and how (see `compare`)."""
+
+    what: str
+    how: str
+    tolerance: float
+
+
+class Question(NamedTuple):
+    """A message of the checker's side to the candidate's: an operation, or an answer to a question."""
+
+    op: str = ""
+    name: str = ""
+    args: Any = ("t",)
+    kwargs: Any = ("d",)
+    value: Any = None
+    raised: Any = None
+    text: str = ""
+
+
+class Report(NamedTuple):
+    """The checker's verdict on a case."""
+
+    passed: bool = False
+    verdict: str = "gone"
+    text: str = ""
+    num_tests: int = 0
+    num_passed: int = 0
+    over: Any = None
+
+
+def read(record, message):
+    """Return the record of a message that anybody may have written; a field of another type keeps its default."""
+    found = message if isinstance(message, dict) else {}
+    values = {}
+    for name, default in record._field_defaults.items():
+        kind = (int, float) if type(default) is float else object if default is None else type(default)
+        if name in found and isinstance(found[name], kind):
+            values[name] = found[name]
+    return record(**values)
