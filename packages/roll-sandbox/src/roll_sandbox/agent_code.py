@@ -20,6 +20,7 @@ _AGENT = (
     "agent.locks",
     "agent.terminal",
     "agent.programs",
+    "agent.requests",
     "agent.spare",
     "agent.run",
     "agent.shell",

@@ -19,38 +19,38 @@ _SPACE, _ROOT, _LAYERS = "/.space", "/.image", "/.layers"
 
 def prepare(settings):
     """In the agent: go on in a system that it shares with programs that are not fresh."""
-    settings["beginning"] = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+    settings.beginning = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     kernel.unshare(kernel.CLONE_NEWNS)
     make(settings)
 
 
 def go_back(settings):
     """In a fresh program, before its own namespaces are made."""
-    kernel.setns(settings["beginning"], kernel.CLONE_NEWNS)
+    kernel.setns(settings.beginning, kernel.CLONE_NEWNS)
 
 
 def make(settings):
     """In new mount and PID namespaces."""
     kernel.mount("none", "/", None, kernel.PRIVATE)
-    _mount_space(settings["limits"])
-    image = settings["image"]
-    if image["layers"] == 1:
+    _mount_space(settings.limits)
+    image = settings.image
+    if image.layers == 1:
         kernel.bind(_LAYERS + "/0", _ROOT)
     else:
         os.chdir(_LAYERS)  # names are short then: all options of a mount have a page
-        lower = ":".join(map(str, range(image["layers"])))
+        lower = ":".join(map(str, range(image.layers)))
         options = "userxattr,lowerdir=" + lower + ",upperdir=" + _SPACE + "/upper,workdir=" + _SPACE + "/work"
         kernel.mount("overlay", _ROOT, "overlay", kernel.NOSUID_NODEV, options)
-    for place in image["binds"]:
+    for place in image.binds:
         kernel.bind(place, _ROOT + place)
-    for name, place in (("home", settings["home"]), ("tmp", "/tmp"), ("shm", "/dev/shm")):
+    for name, place in (("home", settings.home), ("tmp", "/tmp"), ("shm", "/dev/shm")):
         kernel.bind(_SPACE + "/" + name, _ROOT + place)
     kernel.mount_proc(_ROOT + "/proc")
     kernel.enter_root(_ROOT)
 
 
 def _mount_space(limits):
-    options = "size=%d,nr_inodes=%d,mode=755" % (limits["disk_bytes"], limits["max_files"])  # noqa: UP031
+    options = "size=%d,nr_inodes=%d,mode=755" % (limits.disk_bytes, limits.max_files)  # noqa: UP031
     kernel.mount("tmpfs", _SPACE, "tmpfs", kernel.NOSUID_NODEV, options)
     for name, mode in (("upper", 0o755), ("work", 0o755), ("home", 0o755), ("tmp", 0o1777), ("shm", 0o1777)):
         os.mkdir(_SPACE + "/" + name)

@@ -99,9 +99,9 @@ def fork(function, request, settings, namespace):
         settings: as for `start`.
         namespace: as for `start`.
     """
-    own_namespace = settings["mount_space"]
-    pair = request.get("pair")
-    outputs = [pair] if pair else [os.pipe() for _ in range(3 if request["result"] else 2)]
+    own_namespace = settings.mount_space
+    pair = request.pair
+    outputs = [pair] if pair else [os.pipe() for _ in range(3 if request.result else 2)]
     status = os.pipe() if own_namespace else ()
     pid = -1
     try:
@@ -141,7 +141,7 @@ def _guarded(function, *arguments):
 def _child(function, request, settings, outputs, status):
     _signal.set_wakeup_fd(-1)
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
-    if settings["image"] and request["fresh"]:
+    if settings.image and request.fresh:
         layers.go_back(settings)
     _place_descriptors(request, outputs, status)
     if status:
@@ -149,14 +149,14 @@ def _child(function, request, settings, outputs, status):
         try:
             pid = os.fork()
         except BlockingIOError:
-            if not request["fresh"]:  # a fresh program is alone: that it cannot start is not a program's doing
+            if not request.fresh:  # a fresh program is alone: that it cannot start is not a program's doing
                 os.write(_STATUS, _NO_PROCESS)
             raise
         if pid:
             _serve_as_init(pid, settings)
         os.close(_STATUS)
     os.setsid()
-    if request.get("pair"):
+    if request.pair:
         terminal.control(0)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter keeps it so
     _restrict(settings)
@@ -165,10 +165,10 @@ def _child(function, request, settings, outputs, status):
 
 def _place_descriptors(request, outputs, status):
     """Give the descriptors of a program and of its init their numbers, and close all others."""
-    wanted = dict(enumerate((request["stdin"], *outputs)))
+    wanted = dict(enumerate((request.stdin, *outputs)))
     for number, descriptor in (
-        (_REPORT, request.get("report")),
-        (LINE, request.get("line")),
+        (_REPORT, request.report),
+        (LINE, request.line),
         (_STATUS, status[1] if status else None),
     ):
         if descriptor is not None:
@@ -182,18 +182,18 @@ def _place_descriptors(request, outputs, status):
 
 def _make_namespaces(request, settings):
     """In the first process of a new PID namespace: the other namespaces of its program."""
-    if not request["fresh"]:
+    if not request.fresh:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.private_proc()
         return
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
     kernel.raise_loopback()  # of its own: closed connections and counters would tell the next program of this one
-    if settings["image"]:
+    if settings.image:
         layers.make(settings)
     else:
         kernel.private_proc()
-        limits = settings["limits"]
-        kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
+        limits = settings.limits
+        kernel.writable_space(settings.home, limits.disk_bytes, limits.max_files)
 
 
 def _above_the_standard_ones(descriptor):
@@ -216,7 +216,7 @@ def _serve_as_init(program, settings):
 
 def disk_full(settings):
     """Whether less than a page, or no further file, fits into the writable space, or one of those (`docker`)."""
-    for place in (settings["home"], "/tmp", "/dev/shm") if settings["own_group"] else (settings["home"],):
+    for place in (settings.home, "/tmp", "/dev/shm") if settings.own_group else (settings.home,):
         try:
             space = os.statvfs(place)
         except OSError:
@@ -228,36 +228,36 @@ def disk_full(settings):
 
 def _run(request, settings):
     """Become the program."""
-    if request["cpu_s"] is not None:
-        _bound({resource.RLIMIT_CPU: int(request["cpu_s"]) + 2})  # in case that counting the whole tree fails
+    if request.cpu_s is not None:
+        _bound({resource.RLIMIT_CPU: int(request.cpu_s) + 2})  # in case that counting the whole tree fails
     os.umask(0o022)
-    os.chdir(settings["home"])
-    for path, data in request["files"].items():
+    os.chdir(settings.home)
+    for path, data in request.files.items():
         _write(path, data)
-    if request["cwd"]:
-        os.chdir(request["cwd"])
-    elif settings["image"] and request["source"] is None:
-        _go_where_the_image_says(settings["image"]["cwd"])
-    environment = dict(settings["env"])
-    environment.update(request["env"])
+    if request.cwd:
+        os.chdir(request.cwd)
+    elif settings.image and request.source is None:
+        _go_where_the_image_says(settings.image.cwd)
+    environment = dict(settings.env)
+    environment.update(request.env)
     for name in ("SIGINT", "SIGPIPE"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
-    if request["source"] is not None:
+    if request.source is not None:
         _signal.signal(_signal.SIGPIPE, _signal.SIG_IGN)
         _signal.signal(_signal.SIGINT, _signal.default_int_handler)
         os.environ.clear()
         os.environ.update(environment)
-        raise Become(run_python, request["source"], request["argv"])
+        raise Become(run_python, request.source, request.argv)
     try:
         try:
-            os.execvpe(request["argv"][0], request["argv"], environment)
+            os.execvpe(request.argv[0], request.argv, environment)
         except FileNotFoundError:
-            if not (settings["image"] and "report" in request):
+            if not (settings.image and request.report is not None):
                 raise
-            bash = settings["image"]["bash"]  # of a session whose image has none
-            os.execve(bash[0], bash + request["argv"][1:], environment)
+            bash = settings.image.bash  # of a session whose image has none
+            os.execve(bash[0], bash + request.argv[1:], environment)
     except OSError as error:
-        os.write(2, ("sandbox: %s: %s\n" % (request["argv"][0], error.strerror)).encode())  # noqa: UP031
+        os.write(2, ("sandbox: %s: %s\n" % (request.argv[0], error.strerror)).encode())  # noqa: UP031
         os._exit(126 if error.errno == 13 else 127)
 
 
@@ -276,23 +276,23 @@ def _restrict(settings):
         kernel.write("/proc/self/oom_score_adj", b"1000")  # when memory runs out, the program goes, not the agent
     except OSError:
         pass
-    limits = settings["limits"]
+    limits = settings.limits
     bounds = {
         resource.RLIMIT_CORE: 1,  # with 0, a host's handler of core files would be run, as root: core(5)
-        resource.RLIMIT_NOFILE: limits["max_open_files"],
-        resource.RLIMIT_FSIZE: limits["file_size_bytes"],
+        resource.RLIMIT_NOFILE: limits.max_open_files,
+        resource.RLIMIT_FSIZE: limits.file_size_bytes,
         resource.RLIMIT_MEMLOCK: 1 << 16,
         resource.RLIMIT_MSGQUEUE: 1 << 16,
         resource.RLIMIT_SIGPENDING: 1 << 10,
     }
-    if settings["own_group"]:
+    if settings.own_group:
         os.nice(10)  # whatever it starts, the agent beside it gets to act when its time is over
-    if settings["bound_processes"]:
-        bounds[resource.RLIMIT_NPROC] = limits["max_processes"] + 8  # see `host/spawner.py`
-    if settings["bound_address_space"]:
-        bounds[resource.RLIMIT_AS] = limits["memory_bytes"] + (1 << 30)
+    if settings.bound_processes:
+        bounds[resource.RLIMIT_NPROC] = limits.max_processes + 8  # see `host/spawner.py`
+    if settings.bound_address_space:
+        bounds[resource.RLIMIT_AS] = limits.memory_bytes + (1 << 30)
     _bound(bounds)
-    kernel.give_up_privileges(settings["filter"])
+    kernel.give_up_privileges(settings.filter)
 
 
 def _bound(bounds):

@@ -28,14 +28,14 @@ class Run:
 
     def __init__(self, agent, channel, request):
         self.agent, self.channel = agent, channel
-        self.wall_s, self.cpu_s, self.output_left = request["wall_s"], request["cpu_s"], request["output_bytes"]
+        self.wall_s, self.cpu_s, self.output_left = request.wall_s, request.cpu_s, request.output_bytes
         self.limits = []
-        self.reaped_before = usage.reaped_s() if request["alone"] and not request["fresh"] else None
+        self.reaped_before = usage.reaped_s() if request.alone and not request.fresh else None
         """CPU seconds of processes reaped before; None where others share the sandbox or it has a PID namespace."""
-        self.counted_before = agent.counted_s() if request["alone"] else None
+        self.counted_before = agent.counted_s() if request.alone else None
         """CPU seconds that the control group had counted; None where it counts nothing, or other programs as well."""
         self.tally = usage.Tally()
-        self.counts = usage.kernel_counts() if agent.settings["own_group"] else {}
+        self.counts = usage.kernel_counts() if agent.settings.own_group else {}
         self.cpu_used = 0.0
         self.code = None
         self.full = False
@@ -44,12 +44,12 @@ class Run:
         self.pending, self.input, self.input_over = bytearray(), -1, False
         self.unread = None
         """Bytes of a terminal's output that the host has not shown; None without a terminal."""
-        if request["terminal"]:
-            pair = terminal.open_pair(agent.settings["mount_space"], request["terminal"])
-            request["pair"], request["stdin"], self.input = pair, os.dup(pair[1]), os.dup(pair[0])
+        if request.terminal:
+            pair = terminal.open_pair(agent.settings.mount_space, request.terminal)
+            request.pair, request.stdin, self.input = pair, os.dup(pair[1]), os.dup(pair[0])
             self.unread = 0
-        elif request["interactive"]:
-            request["stdin"], self.input = os.pipe()
+        elif request.interactive:
+            request.stdin, self.input = os.pipe()
             os.set_blocking(self.input, False)
         try:
             self.started = agent.start(request)
@@ -58,7 +58,7 @@ class Run:
             raise
         finally:
             if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.Become):
-                os.close(request["stdin"])  # the program's own end is closed with it
+                os.close(request.stdin)  # the program's own end is closed with it
         self.open = set(self.started.streams)
         self.next_check = self.began + self._check_after(0.0)
 
@@ -67,7 +67,7 @@ class Run:
         return min(self.began + self.wall_s, self.next_check)
 
     def _check_after(self, used):
-        if self.agent.settings["watch_memory"]:
+        if self.agent.settings.watch_memory:
             return _CHECK_S
         if self.cpu_s is None:
             return 1e9
@@ -83,12 +83,12 @@ class Run:
         elif now >= self.next_check:
             cpu, memory, threads = self._totals()
             self.cpu_used = max(cpu, self.cpu_used)
-            limits = self.agent.settings["limits"]
+            limits = self.agent.settings.limits
             # `memory` counts shared pages once per process; the exact sum takes longer.
-            over = self.agent.settings["watch_memory"] and memory > limits["memory_bytes"]
-            if over and usage.memory_of(self.started.pid) > limits["memory_bytes"]:
+            over = self.agent.settings.watch_memory and memory > limits.memory_bytes
+            if over and usage.memory_of(self.started.pid) > limits.memory_bytes:
                 self.end("memory")
-            if self.agent.settings["watch_memory"] and threads >= limits["max_processes"]:
+            if self.agent.settings.watch_memory and threads >= limits.max_processes:
                 self.note("processes")
             if self.cpu_s is not None and cpu >= self.cpu_s:
                 self.end("cpu_time")
@@ -96,7 +96,7 @@ class Run:
 
     def _totals(self):
         """Return seconds of CPU, resident bytes and threads; the last two are 0 where they are not watched."""
-        if self.counted_before is not None and not self.agent.settings["watch_memory"]:
+        if self.counted_before is not None and not self.agent.settings.watch_memory:
             return self.agent.counted_s() - self.counted_before, 0, 0
         before = self.reaped_before
         alone = before is not None

@@ -30,6 +30,7 @@ import select
 
 from roll_sandbox.agent import kernel, layers, locks, programs, spare, usage
 from roll_sandbox.agent.ending import END_S, NEVER, Ending
+from roll_sandbox.agent.requests import Request, Settings
 from roll_sandbox.agent.run import Run, clock
 from roll_sandbox.agent.shell import Shell
 
@@ -58,8 +59,7 @@ class Agent:
         self.ran: bool | None = None
         """Whether the last program was `fresh`; None: there was none yet."""
         self.num_cpus = len(os.sched_getaffinity(0))
-        self.settings = {}
-        self.namespace = self.counter = -1
+        self.settings, self.namespace, self.counter = Settings({"limits": {}, "image": None}), -1, -1
         self.next_look = NEVER
         """When to look at the locks that programs hold."""
         self.childless = True
@@ -67,17 +67,18 @@ class Agent:
 
     def configure(self, settings):
         """What the host sent first: prepare the sandbox."""
-        self.settings, self.spares = settings, spare.useful(settings)
-        self.counter = usage.COUNTER if settings["counts_cpu"] else -1
-        if settings["own_group"]:
+        self.settings = settings = Settings(settings)
+        self.spares = spare.useful(settings)
+        self.counter = usage.COUNTER if settings.counts_cpu else -1
+        if settings.own_group:
             self.counter = usage.open_counter()
-        if settings["mount_space"]:
+        if settings.mount_space:
             self.namespace = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
-            if settings["image"]:
+            if settings.image:
                 layers.prepare(settings)
             else:
-                limits = settings["limits"]
-                kernel.writable_space(settings["home"], limits["disk_bytes"], limits["max_files"])
+                limits = settings.limits
+                kernel.writable_space(settings.home, limits.disk_bytes, limits.max_files)
         kernel.hide_memory(True)
         # Programs are forks of this process: what earlier ones were given, and printed, must not be left in it. With
         # PYTHONMALLOC=malloc (see `host/slots.py`) that covers Python's small objects, too.
@@ -86,8 +87,8 @@ class Agent:
             kernel.adopt_orphans()
         import sys
 
-        sys.path[:0] = settings["python_path"]
-        for name in settings["preload"]:
+        sys.path[:0] = settings.python_path
+        for name in settings.preload:
             __import__(name)
         import gc
 
@@ -95,7 +96,7 @@ class Agent:
 
     def start(self, request):
         """Start a program: in the spare child, if there is one of this kind, else in a new one."""
-        self.ran = request["fresh"]
+        self.ran = request.fresh
         if self.spare is not None and self.spare.suits(request):
             try:
                 started = self.spare.launch(request)
@@ -152,8 +153,8 @@ class Agent:
 
     def plan_look(self, now, busy):
         """Plan a look while a program runs, and while it may have left processes: without a PID namespace."""
-        left = self.ran is False and not self.childless and not self.settings["mount_space"]
-        if not (self.settings["isolated"] and (busy or left)):
+        left = self.ran is False and not self.childless and not self.settings.mount_space
+        if not (self.settings.isolated and (busy or left)):
             self.next_look = NEVER
         elif self.next_look == NEVER:
             self.next_look = now + locks.LOOK_S
@@ -211,7 +212,7 @@ class Agent:
             stdin = os.open("/dev/null", os.O_RDONLY)
         else:
             os.lseek(stdin, 0, 0)
-        request["stdin"] = stdin
+        request = Request({**request, "stdin": stdin})
         try:
             run = Run(self, channel, request)
         except BlockingIOError:  # what else runs here has taken all processes
@@ -228,7 +229,7 @@ class Agent:
         self.ran = False
         self.drop_spare()
         try:
-            self.shells[channel] = shell = Shell(self, channel, request)
+            self.shells[channel] = shell = Shell(self, channel, Request(request))
         except BlockingIOError:  # what else runs here has taken all processes
             self.send_end(channel, programs.FAILED_TO_START, 0, ["processes"], 0.0, 0.0, 0, closed=True)
         except OSError as error:
@@ -242,7 +243,7 @@ class Agent:
         if shell is None:
             self.fail(channel, OSError("the session has ended"))
         else:
-            shell.run(request)
+            shell.run(Request(request))
 
     def on_input(self, channel, data):
         """Standard input of a running program."""

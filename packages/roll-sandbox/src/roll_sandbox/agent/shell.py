@@ -19,6 +19,7 @@ import os
 import time
 
 from roll_sandbox.agent import programs, usage
+from roll_sandbox.agent.requests import Request
 
 _PREPARE = (
     "set +o history +H; set -m; export -n PS1 PS2; "
@@ -39,13 +40,13 @@ class Shell:
         self.status, status_write = os.pipe()
         os.set_blocking(self.status, False)
         lines_read, self.lines = os.pipe()
-        environment = {"PS1": "", "PS2": "", "HISTFILE": "", **request["env"]}
+        environment = {"PS1": "", "PS2": "", "HISTFILE": "", **request.env}
         program = {
             "fresh": False,
             "result": False,
             "stdin": lines_read,
             "files": {},
-            "cwd": request["cwd"],
+            "cwd": request.cwd,
             "env": environment,
             "cpu_s": None,
             "source": None,
@@ -53,7 +54,7 @@ class Shell:
             "report": status_write,
         }
         try:
-            self.started = programs.start(program, agent.settings, agent.namespace)
+            self.started = programs.start(Request(program), agent.settings, agent.namespace)
         except OSError:
             for descriptor in (self.status, self.lines, lines_read, status_write):
                 os.close(descriptor)
@@ -66,7 +67,7 @@ class Shell:
         self.reaped = False
         self.limits = []
         self.began = 0.0
-        self._begin({"wall_s": 10.0, "output_bytes": 0})
+        self._begin(Request({"wall_s": 10.0, "output_bytes": 0}))
         self._write((_PREPARE + "\n__roll_end\n").encode())
 
     def deadline(self):
@@ -75,9 +76,9 @@ class Shell:
 
     def _begin(self, request):
         self.began = time.monotonic()
-        self.stop_at = self.began + request["wall_s"]
+        self.stop_at = self.began + request.wall_s
         self.kill_at = None
-        self.output_left = request["output_bytes"]
+        self.output_left = request.output_bytes
         self.limits = []
         self.before = {(pid, entry[5]) for pid, entry in usage.processes().items()}
         """Every process that was there, with the time of its start, for numbers are used again."""
@@ -86,7 +87,7 @@ class Shell:
     def run(self, request):
         """Start a command."""
         self._begin(request)
-        quoted = request["command"].replace("'", "'\\''")
+        quoted = request.command.replace("'", "'\\''")
         self._write(("builtin eval '" + quoted + "' </dev/null\n__roll_end\n").encode("utf-8", "surrogateescape"))
 
     def _write(self, data):

@@ -16,6 +16,7 @@ import marshal
 import os
 
 from roll_sandbox.agent import programs
+from roll_sandbox.agent.requests import Request
 
 _MAX_BYTES = 1 << 20
 """Of a request. For larger ones a new fork, which shares the agent's memory, is cheaper than a copy."""
@@ -25,7 +26,7 @@ _MIN_OPEN_FILES = 16
 
 def useful(settings):
     """Whether sandboxes of this kind can have spares."""
-    return settings["mount_space"] and settings["limits"]["max_open_files"] >= _MIN_OPEN_FILES
+    return settings.mount_space and settings.limits.max_open_files >= _MIN_OPEN_FILES
 
 
 class Spare:
@@ -36,7 +37,7 @@ class Spare:
         self.request = os.memfd_create("request")
         self.line, theirs = [end.detach() for end in _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)]
         stdin = os.open("/dev/null", os.O_RDONLY)
-        request = {"fresh": fresh, "result": True, "stdin": stdin, "line": theirs}
+        request = Request({"fresh": fresh, "result": True, "stdin": stdin, "line": theirs})
         try:
             self.started = programs.fork(_leave_the_loop, request, settings, namespace)
         except OSError:
@@ -48,10 +49,10 @@ class Spare:
 
     def suits(self, request):
         """Whether it may become the program of this request."""
-        if request["terminal"]:
+        if request.terminal:
             return False
-        size = len(request["source"] or "") + sum(map(len, request["files"].values()))
-        return self.fresh == request["fresh"] and size + sum(map(len, request["argv"])) < _MAX_BYTES
+        size = len(request.source or "") + sum(map(len, request.files.values()))
+        return self.fresh == request.fresh and size + sum(map(len, request.argv)) < _MAX_BYTES
 
     def launch(self, request):
         """Have it become this program.
@@ -59,8 +60,8 @@ class Spare:
         Raises:
             OSError: it has ended; it is still to be discarded.
         """
-        os.pwrite(self.request, marshal.dumps(request), 0)
-        passed = array.array("i", [request["stdin"], self.request])
+        os.pwrite(self.request, marshal.dumps(vars(request)), 0)
+        passed = array.array("i", [request.stdin, self.request])
         line = _socket.socket(fileno=self.line)
         try:
             line.sendmsg([b"go"], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, passed)])
@@ -68,7 +69,7 @@ class Spare:
             line.detach()
         os.close(self.line)
         os.close(self.request)
-        if not request["result"]:
+        if not request.result:
             self._forget("r")
         return self.started
 
@@ -116,11 +117,11 @@ def _receive():
     for _, _, content in ancillary:
         descriptors.frombytes(content)
     stdin, body = descriptors
-    request = marshal.loads(os.pread(body, os.fstat(body).st_size, 0))
+    request = Request(marshal.loads(os.pread(body, os.fstat(body).st_size, 0)))
     line.close()
     os.close(body)
     os.dup2(stdin, 0)
     os.close(stdin)
-    if not request["result"]:
+    if not request.result:
         os.close(3)
     return request

@@ -1,0 +1,79 @@
+"""What the host sends, by names: the sandbox's settings, and what is to be started in it."""
+
+from __future__ import annotations
+
+__all__ = ["Request", "Settings"]
+
+
+class _Fields:
+    def __init__(self, given):
+        self.__dict__.update(given)
+
+
+class Limits(_Fields):
+    """Bounds of the sandbox and its programs."""
+
+    disk_bytes: int
+    max_files: int
+    max_open_files: int
+    max_processes: int
+    memory_bytes: int
+    file_size_bytes: int
+
+
+class Image(_Fields):
+    """What a sandbox with an image begins in."""
+
+    layers: int
+    binds: list[str]
+    cwd: str
+    bash: list[str]
+
+
+class Settings(_Fields):
+    """What the host sent of the sandbox."""
+
+    home: str
+    mount_space: bool
+    """Whether the sandbox makes namespaces."""
+    isolated: bool
+    own_group: bool
+    """Whether the control group is the sandbox's alone (`docker`)."""
+    counts_cpu: bool
+    watch_memory: bool
+    """Whether the agent must look at what programs use, since no control group bounds it; the two below likewise."""
+    bound_processes: bool
+    bound_address_space: bool
+    filter: bytes
+    env: dict[str, str]
+    python_path: list[str]
+    preload: list[str]
+    beginning = -1
+    """File descriptor of the mount namespace that the agent of a sandbox with an image began in."""
+
+    def __init__(self, given):
+        super().__init__(given)
+        self.limits = Limits(given["limits"])
+        self.image = Image(given["image"]) if given["image"] else None
+
+
+class Request(_Fields):
+    """A program, a session, or a command in one (see `serve.py`)."""
+
+    fresh: bool
+    result: bool
+    alone: bool
+    stdin: int
+    files: dict[str, bytes]
+    cwd: str
+    env: dict[str, str]
+    cpu_s: float | None
+    wall_s: float
+    output_bytes: int
+    source: str | None
+    argv: list[str]
+    command: str
+    interactive: bool
+    terminal: object
+    pair = report = line = None
+    """File descriptors: of a terminal, of a session's exit codes, of a child that waits for its program."""
