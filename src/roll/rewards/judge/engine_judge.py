@@ -17,6 +17,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
@@ -36,6 +37,7 @@ LEAST_SHARE = 1e-3
 """Verdicts that begin with tokens of less probability than this are not told apart any further."""
 
 
+_TEXT = re.compile(r'(?:[^"\\]|\\.?)*+', re.DOTALL)
 _numbers = itertools.count()
 """Of requests: all rewards of a process ask the same engines."""
 
@@ -265,9 +267,4 @@ def _leaves(node: Verdicts) -> list[int]:
 
 def _up_to_quote(text: str) -> str:
     """Everything before the first quotation mark that no backslash precedes."""
-    escaped = False
-    for position, character in enumerate(text):
-        if character == '"' and not escaped:
-            return text[:position]
-        escaped = character == "\\" and not escaped
-    return text
+    return _TEXT.findall(text)[0]

@@ -12,7 +12,7 @@ from fractions import Fraction
 
 from roll.rewards.mathematics.notation import cleaned
 from roll.rewards.mathematics.plain_number import number_of, same_number
-from roll.rewards.mathematics.shape import Group, Matrix, Relation, Shape, Union, is_name, shape_of
+from roll.rewards.mathematics.shape import Group, Relation, Shape, Union, is_name, shape_of
 from roll.rewards.mathematics.symbolic import rounds, same_relation, same_value
 from roll.rewards.mathematics.units import same_unit_factor, split_percent, split_unit
 
@@ -49,8 +49,6 @@ def _same(given: Shape, right: Shape) -> bool:
         return _same_relations(given, right)
     if isinstance(given, Union) or isinstance(right, Union):
         return _unordered(_union_parts(given), _union_parts(right))
-    if isinstance(given, Matrix) or isinstance(right, Matrix):
-        return _same_matrices(given, right)
     if isinstance(given, Group) or isinstance(right, Group):
         return _same_groups(given, right)
     return _same_values(given, right)
@@ -189,27 +187,6 @@ def _turned(bracket: str) -> str:
 def _union_parts(shape: Shape) -> list[Shape]:
     parts = shape.parts if isinstance(shape, Union) else (shape,)
     return [(_interval(part) or part) if isinstance(part, Relation) else part for part in parts]
-
-
-def _same_matrices(given: Shape, right: Shape) -> bool:
-    if isinstance(given, Matrix) and isinstance(right, Matrix):
-        same_form = [len(row) for row in given.rows] == [len(row) for row in right.rows]
-        cells = zip(_cells(given), _cells(right), strict=False)
-        return same_form and all(_same(_part(ours), _part(theirs)) for ours, theirs in cells)
-    matrix, other = (given, right) if isinstance(given, Matrix) else (right, given)
-    assert isinstance(matrix, Matrix)
-    if isinstance(other, Group) and other.ordered and 1 in (len(matrix.rows), len(matrix.rows[0])):
-        point = Group("(", ")", tuple(map(_part, _cells(matrix))))  # a vector
-        return _same(point, other) if matrix is given else _same(other, point)
-    if isinstance(other, str) and "\\begin" in other:  # a sum of matrices
-        body = r"\\".join("&".join(row) for row in matrix.rows)
-        text = rf"\begin{{pmatrix}}{body}\end{{pmatrix}}"
-        return same_value(text, other) if matrix is given else same_value(other, text)
-    return False
-
-
-def _cells(matrix: Matrix) -> list[str]:
-    return [cell for row in matrix.rows for cell in row]
 
 
 def _same_groups(given: Shape, right: Shape) -> bool:

@@ -11,50 +11,25 @@ from roll.rewards.mathematics.plain_number import VULGAR_FRACTIONS
 
 __all__ = ["cleaned", "exact_decimals", "matching", "with_trigonometric_degrees"]
 
-_FOREIGN = {
-    sign: latex
-    for latex, signs in {
-        "-": "−–",
-        "\\cdot ": "\u2217⋅·•",
-        "\\times ": "×",
-        "/": "÷",
-        "\\pi ": "π",
-        "\\infty ": "∞",
-        "\\sqrt ": "√",
-        "\\le ": "≤⩽",
-        "\\ge ": "≥⩾",
-        "\\ne ": "≠",
-        "\\approx ": "≈",
-        "\\equiv ": "≡",
-        "\\cup ": "\u222a",
-        "\\cap ": "∩",
-        "\\in ": "∈",
-        "\\lor ": "\u2228",
-        "\\pm ": "±",
-        "\\mp ": "∓",
-        "^\\circ ": "°",
-        "\\emptyset ": "∅",
-        "\\mathbb{R}": "\u211d",
-        "\\theta ": "θ",
-        "\\alpha ": "α",
-        "\\beta ": "β",
-        "\\gamma ": "γ",
-        "\\lambda ": "λ",
-        "\\mu ": "μ",
-        "\\phi ": "φ",
-        "\\omega ": "ω",
-        "i": "\u0131",
-        "(": "⟨",
-        ")": "⟩",
-        "|": "\u2223",
-        " ": "\u00a0\u2009\u202f\n\t",
-    }.items()
-    for sign in signs
-}
-_FOREIGN |= {
-    sign: f"\\frac{{{top}}}{{{bottom}}}"
-    for sign, (top, bottom) in ((sign, fraction.split("/")) for sign, fraction in VULGAR_FRACTIONS.items())
-}
+
+def _spellings(text: str) -> dict[str, str]:
+    r"""Return what each sign or command is written as: `− – as -; ÷ as /; ≤ ⩽ as \le`. A blank follows a command."""
+    found: dict[str, str] = {}
+    for entry in text.split("; "):
+        others, _, one = entry.rpartition(" as ")
+        found |= dict.fromkeys(others.split(), one + (" " if re.search(r"\\[a-zA-Z]+$", one) else ""))
+    return found
+
+
+_FOREIGN = _spellings(
+    "− – as -; \u2217 ⋅ · • as \\cdot; × as \\times; ÷ as /; π as \\pi; ∞ as \\infty; √ as \\sqrt; ≤ ⩽ as \\le; "
+    "≥ ⩾ as \\ge; ≠ as \\ne; ≈ as \\approx; ≡ as \\equiv; \u222a as \\cup; ∩ as \\cap; ∈ as \\in; \u2228 as \\lor; "
+    "± as \\pm; ∓ as \\mp; ° as ^\\circ; ∅ as \\emptyset; \u211d as \\mathbb{R}; θ as \\theta; α as \\alpha; "
+    "β as \\beta; γ as \\gamma; λ as \\lambda; "
+    "μ as \\mu; φ as \\phi; ω as \\omega; \u0131 as i; ⟨ as (; ⟩ as ); \u2223 as |"
+)
+_FOREIGN |= dict.fromkeys("\u00a0\u2009\u202f\n\t", " ")
+_FOREIGN |= {sign: "\\frac{" + value.replace("/", "}{") + "}" for sign, value in VULGAR_FRACTIONS.items()}
 _SIGN = re.compile("|".join(map(re.escape, _FOREIGN)))
 _SUPERSCRIPT = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁻]+")
 _SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻", "0123456789-")
@@ -65,38 +40,14 @@ _DOUBLED = re.compile(
 _LAYOUT = {"\\left", "\\right", "\\mleft", "\\mright", "\\displaystyle", "\\textstyle", "\\quad", "\\qquad", "\\limits"}
 _LAYOUT |= {"\\,", "\\;", "\\:", "\\!", "\\ ", "\\(", "\\)", "\\[", "\\]", "\\$", "\\boldsymbol", "\\rm", "\\bf"}
 _LAYOUT |= {f"\\{size}{side}" for size in ("big", "Big", "bigg", "Bigg") for side in ("", "l", "r")}
-_SAME = {
-    command: one
-    for one, commands in {
-        "\\frac": "\\dfrac \\tfrac \\cfrac",
-        "\\binom": "\\dbinom \\tbinom",
-        "\\le ": "\\leq \\leqslant",
-        "\\ge ": "\\geq \\geqslant",
-        "\\ne ": "\\neq",
-        "<": "\\lt",
-        ">": "\\gt",
-        "\\approx ": "\\simeq",
-        "/": "\\div",
-        "\\cdot ": "\\ast \\bullet",
-        "\\{": "\\lbrace",
-        "\\}": "\\rbrace",
-        "[": "\\lbrack",
-        "]": "\\rbrack",
-        "(": "\\langle",
-        ")": "\\rangle",
-        "|": "\\lvert \\rvert \\vert",
-        "\\emptyset ": "\\varnothing",
-        "i": "\\imath",
-        "^\\circ ": "\\degree \\textdegree",
-        "\\lor ": "\\vee",
-        "\\land ": "\\wedge",
-        "%": "\\%",
-        " ": "\\thinspace",
-        "\\infty ": "\\infin",
-        ":": "\\colon",
-    }.items()
-    for command in commands.split()
-}
+_SAME = _spellings(
+    r"\leq \leqslant as \le; \geq \geqslant as \ge; \neq as \ne; \lt as <; \gt as >; \simeq as \approx; \div as /; "
+    r"\ast \bullet as \cdot; \lbrace as \{; \rbrace as \}; \lbrack as [; \rbrack as ]; \langle as (; \rangle as ); "
+    r"\lvert \rvert \vert as |; \varnothing as \emptyset; \imath as i; \degree \textdegree as ^\circ; \vee as \lor; "
+    r"\wedge as \land; \% as %; \infin as \infty; \colon as :"
+)
+_SAME |= {"\\thinspace": " ", "\\dbinom": "\\binom", "\\tbinom": "\\binom"}
+_SAME |= dict.fromkeys(("\\dfrac", "\\tfrac", "\\cfrac"), "\\frac")
 _WORD = re.compile(r"(?<![a-zA-Z\\])[a-zA-Z]{2,}(?![a-zA-Z])")
 _NAMES = {
     **{name: f"\\{name}" for name in ("sin", "cos", "tan", "cot", "sec", "csc", "ln", "log", "exp", "sqrt", "pi")},

@@ -1,4 +1,4 @@
-r"""What an answer is as a whole: a value, a list, a set, a point, an interval, a union, a matrix, a relation.
+r"""What an answer is as a whole: a value, a list, a set, a point, an interval, a union, a relation.
 
     cleaned text ─► \cup? ─► commas, `or`? ─► = < \le? ─► one pair of brackets? ─► a value, as text
 
@@ -13,7 +13,6 @@ from typing import TypeAlias
 
 __all__ = [
     "Group",
-    "Matrix",
     "Relation",
     "Shape",
     "TooDeepError",
@@ -31,8 +30,6 @@ _CLOSING = {")", "]", "}", "\\}", "\\end"}
 _LIST = {",", ";", "or", "and", "\\lor", "\\land", "\\\\"}
 _SIGNS = {"=", "<", ">", "\\le", "\\ge", "\\ne", "\\approx", "\\equiv", "\\mid", "\\nmid", "\\not", "\\sim", "\\propto"}
 _IMPLIES = {"\\Rightarrow", "\\implies", "\\rightarrow", "\\to", "\\Longrightarrow", "\\therefore"}
-_MATRIX = re.compile(r"\\begin\s*\{(?:[pbBvV]?matrix|smallmatrix|array)\}")
-_COLUMNS = re.compile(r"\s*\{[lcr|\s]*\}")
 _NAME = re.compile(
     r"_\{[^{}]*\}|_\w|\\(?:text|mathbf|mathrm|vec|overline|overrightarrow|angle|triangle|frac)(?![a-zA-Z])"
 )
@@ -65,13 +62,6 @@ class Union:
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
-    """Rows of values."""
-
-    rows: tuple[tuple[str, ...], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Relation:
     r"""An equation, an inequality, or a chain of them: `1 < x \le 3`."""
 
@@ -91,7 +81,7 @@ class Relation:
         return self.sides[0] + "".join(f" {sign} {side}" for sign, side in rest)
 
 
-Shape: TypeAlias = "str | Group | Union | Matrix | Relation"
+Shape: TypeAlias = "str | Group | Union | Relation"
 
 
 def shape_of(text: str) -> Shape:
@@ -163,16 +153,13 @@ def _bracketed(text: str, deepest: int) -> Shape:
     inner, opening, closing = _inside(text)
     if opening == "{":
         return _shape(inner, deepest - 1)
-    if opening and (matrix := _matrix(inner)) is not None:
-        return matrix
     if opening:
         parts = [part for part in split_outside(inner, {",", ";"})[0] if part.strip()]
         if opening == "\\{" or len(parts) > 1:
             return Group(opening, closing, tuple(_shape(part, deepest - 1) for part in parts))
         if opening == "(" and closing == ")" and parts:
             return _shape(inner, deepest - 1)
-    matrix = _matrix(text)
-    return text if matrix is None else matrix
+    return text
 
 
 def _inside(text: str) -> tuple[str, str, str]:
@@ -186,22 +173,6 @@ def _inside(text: str) -> tuple[str, str, str]:
         if depth == 0:
             return text, "", ""
     return text[tokens[0].end() : tokens[-1].start()], tokens[0].group(), tokens[-1].group()
-
-
-def _matrix(text: str) -> Matrix | None:
-    text = text.strip()
-    begin = _MATRIX.match(text)
-    end = re.search(r"\\end\s*\{[a-zA-Z]*\}$", text[-30:])
-    if begin is None or end is None:
-        return None
-    body = text[begin.end() : len(text) - len(end.group())]
-    if columns := _COLUMNS.match(body):
-        body = body[columns.end() :]
-    if "\\begin" in body:
-        return None
-    rows = [row for row in body.split("\\\\") if row.strip()]
-    cells = tuple(tuple(cell.strip() for cell in row.split("&")) for row in rows)
-    return Matrix(cells) if cells and len({len(row) for row in cells}) == 1 else None
 
 
 def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
