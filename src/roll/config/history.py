@@ -15,12 +15,13 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 from roll.config.document import dump, parse, read
 from roll.errors import ConfigError, RunDirectoryError
+from roll.types.reading import read_record
 
 __all__ = [
     "CONFIG",
@@ -45,8 +46,23 @@ CONFIG = "config.yaml"
 HISTORY = "config_history.yaml"
 ORIGIN = ".origin.yaml"
 
-Entry: TypeAlias = dict[str, Any]
-"""`from_step`, `overrides` (as the user wrote them) and `changed` (dotted keys to `from` and `to`)."""
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A change of the settings."""
+
+    from_step: int
+    overrides: Sequence[str] | None = None
+    """As the user wrote them; `None` where the entry only undoes another one."""
+    changed: Mapping[str, Mapping[str, Any]]
+    """Dotted keys to values `from` and `to`; one that is missing was no key."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The entry as the file has it."""
+        overrides = {} if self.overrides is None else {"overrides": self.overrides}
+        return {"from_step": self.from_step, **overrides, "changed": self.changed}
+
 
 _MISSING: Any = object()
 
@@ -64,15 +80,17 @@ def read_history(run: Path) -> list[Entry]:
         entries, _ = parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise RunDirectoryError(f"'{path}' cannot be read: {error}") from None
-    whole = isinstance(entries, list) and all(
-        isinstance(entry, dict) and isinstance(entry.get("from_step"), int) and isinstance(entry.get("changed"), dict)
-        for entry in entries
-    )
-    if not whole:
-        raise RunDirectoryError(
-            f"'{path}' is not a history of settings: restore it, or remove it, and '{CONFIG}' counts for all steps."
-        )
-    return entries
+    found: list[Entry] = []
+    for entry in entries if isinstance(entries, list) else [entries]:
+        match entry:
+            case {"from_step": int(step), "changed": dict(changed), **rest}:
+                found.append(read_record(Entry, {**rest, "from_step": step, "changed": changed}))
+            case _:
+                raise RunDirectoryError(
+                    f"'{path}' is not a history of settings: restore it, or remove it, and '{CONFIG}' counts for all "
+                    "steps."
+                )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,10 +114,11 @@ def read_origin(run: Path) -> Origin | None:
         return None
     try:
         tree, _ = parse(path.read_text(encoding="utf-8"), str(path))
-        if isinstance(tree["directory"], str) and isinstance(tree["config"], dict):
-            return Origin(directory=tree["directory"], config=tree["config"])
+        match tree:
+            case {"directory": str(directory), "config": dict(config)}:
+                return Origin(directory=directory, config=config)
         problem = "it has no directory and configuration"
-    except (OSError, UnicodeDecodeError, ConfigError, LookupError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, ConfigError) as error:
         problem = str(error)
     raise RunDirectoryError(f"'{path}' cannot be read ({problem}): restore it, or remove it.")
 
@@ -124,15 +143,15 @@ def as_override(key: str, value: Any) -> str:
 
 def dump_entries(history: Sequence[Entry]) -> str:
     """The text of a history file."""
-    return "".join("- " + dump(entry).replace("\n", "\n  ").rstrip(" ") for entry in history) or "[]\n"
+    return "".join("- " + dump(entry.fields).replace("\n", "\n  ").rstrip(" ") for entry in history) or "[]\n"
 
 
 def config_at(current: Mapping[str, Any], history: Sequence[Entry], step: int) -> dict[str, Any]:
     """The resolved configuration that step `step` was trained with."""
     tree = copy.deepcopy(dict(current))
     for entry in reversed(history):
-        if entry["from_step"] > step:
-            for key, values in entry["changed"].items():
+        if entry.from_step > step:
+            for key, values in entry.changed.items():
                 _put(tree, key, values.get("from", _MISSING))
     return tree
 
@@ -152,8 +171,8 @@ def continued(
     What held only for steps after the checkpoint, which are trained again, is no part of it; settings made for them
     hold from the next step on.
     """
-    kept = [entry for entry in history if entry["from_step"] <= step]
-    dropped = [text for entry in history if entry["from_step"] > step for text in entry.get("overrides", ())]
+    kept = [entry for entry in history if entry.from_step <= step]
+    dropped = [text for entry in history if entry.from_step > step for text in entry.overrides or ()]
     before = config_at(current, history, step)
     changed = {
         key: {name: value for name, value in (("from", old), ("to", new)) if value is not _MISSING}
@@ -161,23 +180,22 @@ def continued(
     }
     if not changed:
         return kept
-    return [*kept, {"from_step": step + 1, "overrides": [*dropped, *overrides], "changed": changed}]
+    return [*kept, Entry(from_step=step + 1, overrides=[*dropped, *overrides], changed=changed)]
 
 
 def either_way(before: Sequence[Entry], after: Sequence[Entry], step: int) -> list[Entry]:
     """A history that is true of both configurations while the one takes the other's place: beside the history `before`
     and beside the one `after` a run goes on after step `step`. So a crash in between leaves nothing untrue.
     """
-    dropped = [entry for entry in before if entry["from_step"] > step]
-    return [*after, *({"from_step": e["from_step"], "changed": e["changed"]} for e in dropped)]
+    return [*after, *(replace(entry, overrides=None) for entry in before if entry.from_step > step)]
 
 
 def first_recorded(run: Path) -> dict[str, Any]:
     """The configuration with which a run began to record its rollouts; its present one where it never did."""
     current, history = read(run / CONFIG).tree, read_history(run)
-    for step in (0, *(entry["from_step"] for entry in history)):
+    for step in (0, *(entry.from_step for entry in history)):
         tree = config_at(current, history, step)
-        if isinstance(tracking := tree.get("tracking"), dict) and tracking.get("record_rollouts"):
+        if value_at(tree, "tracking.record_rollouts"):
             return tree
     return current
 

@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 import statistics
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.document import dump
@@ -36,6 +37,7 @@ from roll.tracking.reading.files import Inside
 from roll.tracking.reading.rollout_files import as_written, compute, opened, place_of
 from roll.tracking.rollout_trace import ENGINE_STEPS
 from roll.types import EngineStretch
+from roll.types.reading import read_record
 
 __all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "stretches_of_trace"]
 
@@ -70,6 +72,27 @@ class _Step:
     sync_s: float
     num_tokens: int
     mean_length: float
+
+
+class _Event(NamedTuple):
+    """An event of a trace."""
+
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    args: Mapping[str, Any] = MappingProxyType({})
+
+
+class _Rollout(NamedTuple):
+    """A rollout, with lengths in place of tokens."""
+
+    num_prompt: int
+    num_answer: int
+    step: int = -1
+    draw_id: int = -1
+    reward: float = 0.0
+    reward_duration_s: float = 0.0
+    status: str = ""
 
 
 def measured_device(base: Device, made_of: Model, tensor_parallel: int, fit: EngineFit) -> Device:
@@ -111,7 +134,7 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
     found, error = _with_trainer(found, made_of, steps)
     target.mkdir(exist_ok=True)
     paths = _write(target, config, made_of, found, rollouts, steps)
-    latencies = [row["reward_duration_s"] or 0.0 for row in rollouts]
+    latencies = [rollout.reward_duration_s for rollout in rollouts]
     return Calibration(
         fit=fit,
         device=found,
@@ -137,21 +160,17 @@ def stretches_of_trace(path: Path) -> list[EngineStretch]:
         events = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"trace '{path}' cannot be read: {error}.") from None
-    names = {field.name for field in fields(EngineStretch)} - {"began_s", "duration_s"}
+    found = (read_record(_Event, event) for event in events)
     return [
-        EngineStretch(
-            began_s=event["ts"] / 1e6,
-            duration_s=event["dur"] / 1e6,
-            **{name: event["args"][name] for name in names},
-        )
-        for event in events
-        if event.get("cat") == ENGINE_STEPS
+        read_record(EngineStretch, {**event.args, "began_s": event.ts / 1e6, "duration_s": event.dur / 1e6})
+        for event in found
+        if event.cat == ENGINE_STEPS
     ]
 
 
-def _rollouts(run: RunDirectory) -> list[dict[str, Any]]:
-    """Those of training steps, with lengths in place of tokens."""
-    found: list[dict[str, Any]] = []
+def _rollouts(run: RunDirectory) -> list[_Rollout]:
+    """Those of training steps that were completed."""
+    found: list[_Rollout] = []
     numbers = ("step", "draw_id", "reward", "reward_duration_s", "status")
     lists = {"prompt_token_ids": "num_prompt", "token_ids": "num_answer"}
     inside = Inside(run.path)
@@ -163,18 +182,19 @@ def _rollouts(run: RunDirectory) -> list[dict[str, Any]]:
                 rows = as_written(portion.select(numbers)).to_pylist()
                 lengths = [compute().list_value_length(portion.column(column)).to_pylist() for column in lists]
                 for row, *of_row in zip(rows, *lengths, strict=True):
-                    if row["status"] == "completed":
-                        found.append(row | dict(zip(lists.values(), of_row, strict=True)))
+                    rollout = read_record(_Rollout, row | dict(zip(lists.values(), of_row, strict=True)))
+                    if rollout.status == "completed":
+                        found.append(rollout)
     if not found:
         raise DataError(f"'{run.rollouts_dir}' holds no rollouts: calibrate on a run with `tracking.rollouts` on.")
     return found
 
 
-def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[dict[str, Any]]) -> list[_Step]:
+def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> list[_Step]:
     """Without the first, unless it is the only one."""
     lengths: dict[int, list[int]] = defaultdict(list)
-    for row in rollouts:
-        lengths[row["step"]].append(row["num_prompt"] + row["num_answer"])
+    for rollout in rollouts:
+        lengths[rollout.step].append(rollout.num_prompt + rollout.num_answer)
     found = []
     for row in metrics:
         of_step = lengths.get(row["step"], [])
@@ -229,51 +249,52 @@ def _write(
     config: RunConfig,
     made_of: Model,
     found: Device,
-    rollouts: Sequence[dict[str, Any]],
+    rollouts: Sequence[_Rollout],
     steps: Sequence[_Step],
 ) -> tuple[Path, ...]:
     lines = {
-        "prompt-tokens.txt": [row["num_prompt"] for row in rollouts],
-        "answer-tokens.txt": [row["num_answer"] for row in rollouts],
-        "reward-seconds.txt": [f"{row['reward_duration_s'] or 0.0:.6f}" for row in rollouts],
+        "prompt-tokens.txt": [rollout.num_prompt for rollout in rollouts],
+        "answer-tokens.txt": [rollout.num_answer for rollout in rollouts],
+        "reward-seconds.txt": [f"{rollout.reward_duration_s:.6f}" for rollout in rollouts],
     }
-    paths = {name: target / name for name in ("device.yaml", "model.yaml", "workload.yaml", *lines)}
     for name, values in lines.items():
-        paths[name].write_text("\n".join(map(str, values)) + "\n", encoding="utf-8")
-    paths["model.yaml"] = target / f"{made_of.name}.yaml"
-    paths["model.yaml"].write_text(dump(made_of.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
-    paths["device.yaml"].write_text(dump(found.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
-    workload = _workload(config, paths, rollouts, len(steps))
-    paths["workload.yaml"].write_text(dump(workload), encoding="utf-8")
-    return tuple(paths.values())
+        (target / name).write_text("\n".join(map(str, values)) + "\n", encoding="utf-8")
+    device, model, workload = (target / f"{name}.yaml" for name in ("device", made_of.name, "workload"))
+    model.write_text(dump(made_of.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
+    device.write_text(dump(found.model_dump(mode="json", exclude={"name"})), encoding="utf-8")
+    workload.write_text(dump(_workload(config, device, model, rollouts, len(steps))), encoding="utf-8")
+    return (device, model, workload, *(target / name for name in lines))
 
 
 def _workload(
-    config: RunConfig, paths: dict[str, Path], rollouts: Sequence[dict[str, Any]], num_steps: int
+    config: RunConfig, device: Path, model: Path, rollouts: Sequence[_Rollout], num_steps: int
 ) -> dict[str, Any]:
     """The run as `roll simulate` takes it."""
 
     def recorded(name: str) -> dict[str, str]:
-        return {"type": "empirical", "file": str(paths[name])}
+        return {"type": "empirical", "file": str(device.parent / name)}
 
     solved: dict[int, list[float]] = defaultdict(list)
-    for row in rollouts:
-        solved[row["draw_id"]].append(float((row["reward"] or 0.0) > 0))
+    for each in rollouts:
+        solved[each.draw_id].append(float(each.reward > 0))
     rollout, inference = config.section("rollout", RolloutConfig), config.section("inference", InferenceConfig)
     overlaps = rollout.scheduling.async_ratio > 0
     width = inference.tensor_parallel
     capacity = inference.kv_cache_bytes
-    engine: dict[str, Any] = {"tensor_parallel": width, "max_num_seqs": inference.max_num_seqs}
-    engine["prefix_block"] = inference.options.get("block_size", engine_capabilities(inference.engine).kv_block_tokens)
-    engine["max_batched_tokens"] = max(4096, inference.max_num_seqs + 1)
+    engine = {
+        "tensor_parallel": width,
+        "max_num_seqs": inference.max_num_seqs,
+        "prefix_block": inference.options.get("block_size", engine_capabilities(inference.engine).kv_block_tokens),
+        "max_batched_tokens": max(4096, inference.max_num_seqs + 1),
+    }
     if capacity is not None:
         num_bytes = 2 if config.model.dtype == "bfloat16" else 4
         per_token = describe_model(config.model.path).kv_bytes_per_token(num_bytes)
-        engine["kv_capacity"] = max(1, capacity // per_token)
+        engine |= {"kv_capacity": max(1, capacity // per_token)}
     return {
         "name": f"{config.name}-calibrated",
-        "model": str(paths["model.yaml"]),
-        "device": str(paths["device.yaml"]),
+        "model": str(model),
+        "device": str(device),
         "num_steps": max(1, num_steps),
         "placement": {"generation": config.roles["actor_infer"].count * width, "training": 1 if overlaps else 0},
         "engine": engine,

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -37,6 +37,7 @@ from roll.training.spec import TrainerSpec
 __all__ = [
     "EXPERT_DIMS",
     "MESH_DIMS",
+    "MeshSizes",
     "Ranks",
     "combine",
     "default_num_threads",
@@ -93,7 +94,17 @@ def combine(found: dict[str, T], new: Mapping[str, T], both: Callable[[T, T], T]
         found[name] = both(found[name], value) if name in found else value
 
 
-def mesh_sizes(world_size: int, parallel: ParallelConfig) -> dict[str, int]:
+class MeshSizes(NamedTuple):
+    """How many ranks there are along each dimension, in the order of dimensions."""
+
+    pp: int
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+
+
+def mesh_sizes(world_size: int, parallel: ParallelConfig) -> MeshSizes:
     """The size of every dimension, in their order; their product is the number of ranks.
 
     Raises:
@@ -102,8 +113,7 @@ def mesh_sizes(world_size: int, parallel: ParallelConfig) -> dict[str, int]:
     if misfit := parallel.misfit(world_size):
         raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
     dp_shard = world_size // (parallel.pp * parallel.dp_replicate * parallel.row_ranks)
-    by_samples = {"dp_replicate": parallel.dp_replicate, "dp_shard": dp_shard}
-    return {"pp": parallel.pp, **by_samples, "cp": parallel.cp, "tp": parallel.tp}
+    return MeshSizes(parallel.pp, parallel.dp_replicate, dp_shard, parallel.cp, parallel.tp)
 
 
 class Ranks:
@@ -136,21 +146,20 @@ class Ranks:
                 world_size=spec.world_size,
                 timeout=_TIMEOUT,
             )
-        if sizes["pp"] > 1:
-            self.stage = self._own_stage(sizes["pp"], spec.training.parallel.vpp)
-        if self.size == sizes["pp"]:
+        if sizes.pp > 1:
+            self.stage = self._own_stage(sizes.pp, spec.training.parallel.vpp)
+        if self.size == sizes.pp:
             return
-        by_samples = init_device_mesh(device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        by_samples = init_device_mesh(device.type, sizes, mesh_dim_names=MeshSizes._fields)
         self._data = by_samples["dp_replicate", "dp_shard"]._flatten("data")
         self.data_rank, self.data_size = self._data.get_local_rank(), self._data.size()
-        by_weights = (sizes["pp"], sizes["dp_replicate"], sizes["dp_shard"] * sizes["cp"], sizes["tp"])
+        by_weights = (sizes.pp, sizes.dp_replicate, sizes.dp_shard * sizes.cp, sizes.tp)
         self.mesh = init_device_mesh(device.type, by_weights, mesh_dim_names=("pp", *MESH_DIMS))[MESH_DIMS]
         if (ep := spec.training.parallel.ep) > 1:
-            copies = sizes["pp"] * sizes["dp_replicate"]
-            by_experts = (sizes["pp"], sizes["dp_replicate"], self.size // (copies * ep), ep)
+            by_experts = (sizes.pp, sizes.dp_replicate, sizes.dp_shard * sizes.cp * sizes.tp // ep, ep)
             dims = ("pp", *EXPERT_DIMS)
             self.experts_mesh = init_device_mesh(device.type, by_experts, mesh_dim_names=dims)[EXPERT_DIMS]
-        groups = {name: by_samples.get_group(name) for name in ("tp", "cp") if sizes[name] > 1}
+        groups = {name: by_samples.get_group(name) for name, size in (("tp", sizes.tp), ("cp", sizes.cp)) if size > 1}
         self.share = TokenShare(**groups)
 
     def _own_stage(self, count: int, num_chunks: int) -> Stage:
@@ -257,11 +266,12 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     frozen = getattr(network, "frozen", ())  # they stay in the compute dtype
     experts = _divided_experts(network, frozen, ranks)
     if ranks.share.tp is not None:
-        divide(network.root, network.decoder, network.projection, ranks.mesh["tp"])
+        by_matrix = ranks.mesh["tp"]
+        divide(network.root, network.decoder, network.projection, by_matrix)
         for model in frozen:
-            divide(model, decoder_of(model), model.get_output_embeddings(), ranks.mesh["tp"])
+            divide(model, decoder_of(model), model.get_output_embeddings(), by_matrix)
         if getattr(network, "value_head", None) is not None:
-            replicate(network.value_head, ranks.mesh["tp"])
+            replicate(network.value_head, by_matrix)
     for decoder in (network.decoder, *(decoder_of(model) for model in frozen)):
         for layer in (layer for layer in _layers(decoder) if any(True for _ in layer.parameters())):
             for module in layer.modules():
@@ -276,16 +286,16 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
 
 def _divided_experts(network: Any, frozen: Iterable[Any], ranks: Ranks) -> set[nn.Module]:
     """The experts of a network and of the models that it holds, each rank with its own."""
-    mesh = ranks.experts_mesh
-    if mesh is None:
+    if ranks.experts_mesh is None:
         return set()
-    own = set(divide_experts(network.root, mesh["ep"]).values())
+    mesh = ranks.experts_mesh["ep"]
+    own = set(divide_experts(network.root, mesh).values())
     if not any(ranks.by_stage(bool(own))):
         raise ModelError(
-            f"training.parallel.ep is {mesh['ep'].size()}, but {type(network.decoder).__name__} has no experts that "
+            f"training.parallel.ep is {mesh.size()}, but {type(network.decoder).__name__} has no experts that "
             "could be divided: set ep to 1"
         )
-    return own.union(*(divide_experts(model, mesh["ep"]).values() for model in frozen))
+    return own.union(*(divide_experts(model, mesh).values() for model in frozen))
 
 
 def _shard_experts(module: nn.Module, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> None:

@@ -77,12 +77,9 @@ class MediaPart:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part as chat templates take it, with its digest beside its type."""
-        fields: dict[str, Any] = {"type": self.kind, "digest": self.digest}
-        if self.source:
-            fields["source"] = self.source
-        if self.grid is not None:
-            fields["grid"] = list(self.grid)
-        return fields
+        grid = None if self.grid is None else list(self.grid)
+        fields = {"type": self.kind, "digest": self.digest, "source": self.source or None, "grid": grid}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
@@ -140,19 +137,20 @@ def content_of(value: Any) -> Content:
 def _part(value: Any) -> Part:
     if not isinstance(value, Mapping):
         raise ValueError(f"a part of a content must be an object with a type, got {type(value).__name__}")
-    kind = value.get("type")
-    if kind == "text" and isinstance(value.get("text"), str):
-        return TextPart(text=value["text"])
-    if not isinstance(kind, str) or kind not in _PARTS or not isinstance(value.get("digest"), str):
-        raise ValueError(
-            f"a part of a content must be a text, or one of {', '.join(_PARTS)} with a digest, got type {kind!r}"
-        )
-    grid = value.get("grid")
-    return _PARTS[kind](
-        digest=value["digest"],
-        source=str(value.get("source", "")),
-        grid=None if grid is None else (int(grid[0]), int(grid[1]), int(grid[2])),
+    match value:
+        case {"type": "text", "text": str(text)}:
+            return TextPart(text=text)
+        case {"type": str(kind), "digest": str(digest), **rest} if kind in _PARTS:
+            return _media_part(kind, digest, **rest)
+    raise ValueError(
+        f"a part of a content must be a text, or one of {', '.join(_PARTS)} with a digest, got type "
+        f"{value.get('type')!r}"
     )
+
+
+def _media_part(kind: str, digest: str, *, source: Any = "", grid: Any = None, **_: Any) -> Part:
+    place = None if grid is None else (int(grid[0]), int(grid[1]), int(grid[2]))
+    return _PARTS[kind](digest=digest, source=str(source), grid=place)
 
 
 def text_of(content: Content) -> str:
@@ -262,16 +260,15 @@ class Message:
     def to_dict(self) -> dict[str, Any]:
         """Return the message as chat templates and JSON have it: fields that it lacks are left out."""
         content = self.content if isinstance(self.content, str) else [part.to_dict() for part in self.content]
-        fields: dict[str, Any] = {"role": self.role, "content": content}
-        if self.reasoning is not None:
-            fields["reasoning_content"] = self.reasoning
-        if self.tool_calls:
-            fields["tool_calls"] = list(self.tool_calls)
-        if self.tool_call_id is not None:
-            fields["tool_call_id"] = self.tool_call_id
-        if self.name is not None:
-            fields["name"] = self.name
-        return fields
+        fields = {
+            "role": self.role,
+            "content": content,
+            "reasoning_content": self.reasoning,
+            "tool_calls": list(self.tool_calls) or None,
+            "tool_call_id": self.tool_call_id,
+            "name": self.name,
+        }
+        return {name: value for name, value in fields.items() if value is not None}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Message:
@@ -280,11 +277,23 @@ class Message:
         Raises:
             ValueError: its content is neither text nor parts.
         """
-        return cls(
-            role=fields["role"],
-            content=content_of(fields["content"]),
-            reasoning=fields.get("reasoning_content"),
-            tool_calls=tuple(fields.get("tool_calls") or ()),
-            tool_call_id=fields.get("tool_call_id"),
-            name=fields.get("name"),
-        )
+        return _message(**fields)
+
+
+def _message(
+    role: Speaker,
+    content: Any,
+    reasoning_content: str | None = None,
+    tool_calls: Sequence[Mapping[str, Any]] | None = None,
+    tool_call_id: str | None = None,
+    name: str | None = None,
+    **_: Any,
+) -> Message:
+    return Message(
+        role=role,
+        content=content_of(content),
+        reasoning=reasoning_content,
+        tool_calls=tuple(tool_calls or ()),
+        tool_call_id=tool_call_id,
+        name=name,
+    )

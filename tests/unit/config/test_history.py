@@ -51,7 +51,7 @@ def test_overrides_of_a_resume_are_kept_with_the_step_from_which_they_hold(run):
     resume(run, 400, "training.num_steps=1000")
     assert resume(run, 700).training.num_steps == 1000, "a plain resume keeps them"
     assert load_config(run.path / CONFIG).training.num_steps == 1000
-    assert read_history(run.path) == [
+    assert [entry.fields for entry in read_history(run.path)] == [
         {
             "from_step": 401,
             "overrides": ["training.num_steps=1000"],
@@ -72,7 +72,7 @@ def test_every_step_has_the_settings_it_was_trained_with(run):
 def test_a_resume_from_an_earlier_checkpoint_dates_the_settings_anew(run):
     resume(run, 50, "training.learning_rate=2e-5")
     resume(run, 30, "training.num_steps=500")  # the checkpoint of step 50 was removed: 31 to 50 are trained again
-    assert read_history(run.path) == [
+    assert [entry.fields for entry in read_history(run.path)] == [
         {
             "from_step": 31,
             "overrides": ["training.learning_rate=2e-5", "training.num_steps=500"],
@@ -102,8 +102,8 @@ def test_two_resumes_before_the_next_step_make_one_entry_with_what_both_said(run
     resume(run, 5, "training.learning_rate=2e-5")
     resume(run, 5, "training.num_steps=9")
     (entry,) = read_history(run.path)
-    assert (entry["from_step"], entry["overrides"]) == (6, ["training.learning_rate=2e-5", "training.num_steps=9"])
-    assert sorted(entry["changed"]) == ["training.learning_rate", "training.num_steps"]
+    assert (entry.from_step, entry.overrides) == (6, ["training.learning_rate=2e-5", "training.num_steps=9"])
+    assert sorted(entry.changed) == ["training.learning_rate", "training.num_steps"]
 
 
 def test_a_run_that_recorded_from_its_first_step_on_is_replayed_from_there(run):
@@ -156,7 +156,7 @@ def test_undoing_changes_gives_what_was_trained(resumes):
         if end == "whole":
             trained |= dict.fromkeys(range(step + 1, step + 3), tree)
         assert [config_at(current, history, s) for s in trained] == list(trained.values())
-    assert parse(dump_entries(history), HISTORY)[0] == history
+    assert parse(dump_entries(history), HISTORY)[0] == [entry.fields for entry in history]
 
 
 @pytest.mark.parametrize("written", [0, 1, 2, 3])

@@ -167,13 +167,13 @@ def test_resume_applies_a_hand_edited_configuration_and_dates_it(project: Path) 
     roll.resume("runs/run")
     assert steps_of(Path("runs/run")) == [1, 2, 3]
     (entry,) = read_history(Path("runs/run"))
-    assert entry == {
+    assert entry.fields == {
         "from_step": 3,
         "overrides": ["training.num_steps=3"],
         "changed": {"training.num_steps": {"from": 2, "to": 3}},
     }
     roll.resume("runs/run", ["training.num_steps=4"])
-    assert [entry["overrides"] for entry in read_history(Path("runs/run"))][1:] == [["training.num_steps=4"]]
+    assert [entry.overrides for entry in read_history(Path("runs/run"))][1:] == [["training.num_steps=4"]]
 
 
 @pytest.mark.parametrize(("before", "after"), [("seed: 0", "seed: 1"), ("path: model", "path: other")])
@@ -192,7 +192,7 @@ def test_resume_takes_a_reformatted_configuration_for_the_same(project: Path, ca
     path.write_text("# mine\n" + json.dumps(yaml.safe_load(path.read_text()), indent=1))
     roll.resume("runs/run", ["training.num_steps=3"])
     (entry,) = read_history(Path("runs/run"))
-    assert list(entry["changed"]) == ["training.num_steps"]
+    assert list(entry.changed) == ["training.num_steps"]
 
 
 def test_resume_compares_the_code_of_rewards_and_of_what_they_import(

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from roll.pipelines.learning.state import LearningState
 from roll.types import Branch, IntArray, MediaSpan, Trajectory, Turn
+from roll.types.reading import read_record
 
 __all__ = ["AgenticState", "KeptEpisode"]
 
@@ -52,28 +53,48 @@ class KeptEpisode:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Read what `to_json` wrote."""
-        own = [tuple(map(MediaSpan.from_dict, spans)) for spans in value.get("media", ())]
-        prompt_media, media, *of_branches = own or [()] * (2 + len(value["branches"]))
-        trajectory = Trajectory(
-            uid=value["uid"],
-            prompt_token_ids=_unpacked(value["prompt"]),
-            token_ids=_unpacked(value["tokens"]),
-            turns=tuple(Turn(start=s, end=e, reward=r, state=state) for s, e, r, state in value["turns"]),
+        written = read_record(_Written, value)
+        return cls(
+            domain=written.domain,
+            position=written.position,
+            trajectory=written.trajectory(),
+            shown=written.shown,
+            recent={anchor: tuple(map(bool, found)) for anchor, *found in written.recent},
+            passed=frozenset(written.passed),
+        )
+
+
+class _Written(NamedTuple):
+    """An episode as `KeptEpisode.to_json` writes it."""
+
+    domain: str
+    position: int
+    shown: bool
+    recent: Sequence[Sequence[int]]
+    passed: Sequence[int]
+    uid: str
+    prompt: str
+    tokens: str
+    turns: Sequence[tuple[int, int, float, str]]
+    branches: Sequence[tuple[int, str]]
+    reward: float
+    media: Sequence[Sequence[Mapping[str, Any]]] = ()
+
+    def trajectory(self) -> Trajectory:
+        own = [tuple(map(MediaSpan.from_dict, spans)) for spans in self.media]
+        prompt_media, media, *of_branches = own or [()] * (2 + len(self.branches))
+        return Trajectory(
+            uid=self.uid,
+            prompt_token_ids=_unpacked(self.prompt),
+            token_ids=_unpacked(self.tokens),
+            turns=tuple(Turn(start=s, end=e, reward=r, state=state) for s, e, r, state in self.turns),
             branches=tuple(
                 Branch(start=start, context=_unpacked(context), media=spans)
-                for (start, context), spans in zip(value["branches"], of_branches, strict=True)
+                for (start, context), spans in zip(self.branches, of_branches, strict=True)
             ),
             prompt_media=prompt_media,
             media=media,
-            reward=value["reward"],
-        )
-        return cls(
-            domain=value["domain"],
-            position=value["position"],
-            trajectory=trajectory,
-            shown=value["shown"],
-            recent={anchor: tuple(map(bool, found)) for anchor, *found in value["recent"]},
-            passed=frozenset(value["passed"]),
+            reward=self.reward,
         )
 
 

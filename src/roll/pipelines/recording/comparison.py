@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from roll.pipelines.recording.recorded_work import WAITS, RecordedWork
 from roll.tracking import atomic
@@ -16,38 +16,67 @@ if TYPE_CHECKING:
 __all__ = ["Comparison"]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Work:
+    """Seconds of waiting and of whole steps, as recorded and now, and the tokens that were generated now."""
+
+    recorded_wait_s: float
+    wait_s: float
+    recorded_step_s: float
+    step_s: float
+    num_tokens: float
+
+    @property
+    def speed_up(self) -> float:
+        """How many times faster the wait for batches was."""
+        return self.recorded_wait_s / self.wait_s if self.wait_s else 0.0
+
+    def cells(self) -> tuple[str, str, str]:
+        """The waits and the tokens, for a table."""
+        return f"{self.recorded_wait_s:.3g}", f"{self.wait_s:.3g}", f"{self.num_tokens:,.0f}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Generated(_Work):
+    """A step that was generated again."""
+
+    step: float
+
+
 @dataclass(slots=True)
 class Comparison:
     """Collects steps."""
 
     work: RecordedWork
     """What was recorded."""
-    steps: list[dict[str, float]] = field(default_factory=list)
+    steps: list[_Generated] = field(default_factory=list)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step was generated again; `metrics` are those of its line in `metrics.jsonl`."""
         wait = sum(metrics.get(f"time/{name}_s", 0.0) for name in WAITS)
         self.steps.append(
-            {
-                "step": float(step),
-                "recorded_wait_s": self.work.wait_s[step],
-                "wait_s": wait,
-                "recorded_step_s": self.work.step_s[step],
-                "step_s": metrics.get("time/step_s", 0.0),
-                "num_tokens": metrics["rollout/num_tokens"],
-            }
+            _Generated(
+                step=float(step),
+                recorded_wait_s=self.work.wait_s[step],
+                wait_s=wait,
+                recorded_step_s=self.work.step_s[step],
+                step_s=metrics.get("time/step_s", 0.0),
+                num_tokens=metrics["rollout/num_tokens"],
+            )
         )
 
     def totals(self) -> dict[str, float]:
         """Sums over all steps, and how many times faster the wait for batches was."""
-        names = ("recorded_wait_s", "wait_s", "recorded_step_s", "step_s", "num_tokens")
-        sums = {name: sum(step[name] for step in self.steps) for name in names}
-        return sums | {"speed_up": sums["recorded_wait_s"] / sums["wait_s"] if sums["wait_s"] else 0.0}
+        sums = self._sums()
+        return {**asdict(sums), "speed_up": sums.speed_up}
+
+    def _sums(self) -> _Work:
+        return _Work(**{each.name: sum(getattr(step, each.name) for step in self.steps) for each in fields(_Work)})
 
     def write(self, path: Path) -> None:
         """Write `replay.json`, atomically."""
-        document: dict[str, Any] = {"steps": self.steps, "total": self.totals()}
-        atomic.write_json(path, document)
+        steps = [{"step": each.step, **asdict(each)} for each in self.steps]
+        atomic.write_json(path, {"steps": steps, "total": self.totals()})
 
     def table(self) -> Table:
         """For the terminal."""
@@ -58,14 +87,8 @@ class Comparison:
         for name in ("step", "recorded", "replayed", "tokens"):
             table.add_column(name, justify="right")
         for step in self.steps:
-            table.add_row(
-                f"{step['step']:.0f}", f"{step['recorded_wait_s']:.3g}", f"{step['wait_s']:.3g}",
-                f"{step['num_tokens']:,.0f}",
-            )  # fmt: skip
-        total = self.totals()
+            table.add_row(f"{step.step:.0f}", *step.cells())
+        total = self._sums()
         table.add_section()
-        table.add_row(
-            f"x {total['speed_up']:.2f}", f"{total['recorded_wait_s']:.3g}", f"{total['wait_s']:.3g}",
-            f"{total['num_tokens']:,.0f}",
-        )  # fmt: skip
+        table.add_row(f"x {total.speed_up:.2f}", *total.cells())
         return table
