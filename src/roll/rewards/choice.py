@@ -14,7 +14,7 @@ from roll.rewards.choice_mentions import Mention, find_mentions, plain_letters
 from roll.rewards.final_answer import last_boxes, last_tagged
 from roll.types import Prompt, Rollout
 
-__all__ = ["choice_verifier", "chosen_letter", "named_letter", "options_of", "score_choice"]
+__all__ = ["choice_verifier", "chosen_letter", "options_of", "question_of", "score_choice"]
 
 LONGEST_ALONE = 40
 """Characters of a line, or of an answer, that is a letter with marks around it."""
@@ -196,9 +196,9 @@ def _words(text: str) -> list[str]:
 # ---- the verifier
 
 
-def named_letter(reference: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
-    """Return the letter that a reference names (`C`, `(c)`, `C. Paris`, an option's text); `None` for anything else."""
-    return chosen_letter(reference, letters, options)
+def question_of(prompt: Prompt) -> str:
+    """Return the end of a prompt's last message, which may list options."""
+    return prompt.messages[-1].text[-LONGEST_TEXT:] if prompt.messages else ""
 
 
 def score_choice(text: str, answer: str, letters: str, question: str = "") -> bool | str | None:
@@ -214,7 +214,7 @@ def score_choice(text: str, answer: str, letters: str, question: str = "") -> bo
         `None` where the answer settles on no letter, and `NO_LETTER` where the reference names none.
     """
     options = options_of(question, letters)
-    right = named_letter(answer, letters, options)
+    right = chosen_letter(answer, letters, options)
     if right is None:
         return NO_LETTER
     letter = chosen_letter(text, letters, options)
@@ -226,7 +226,7 @@ def choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
 
     async def judge(rollout: Rollout) -> Judgement:
         prompt = rollout.prompt
-        arguments = (rollout.text[-LONGEST_TEXT:], prompt.answer, config.letters, _question(prompt))
+        arguments = (rollout.text[-LONGEST_TEXT:], prompt.answer, config.letters, question_of(prompt))
         right = await in_pool(pool, score_choice, *arguments, time_limit_s=config.time_limit_s)
         if right == NO_LETTER:
             raise MalformedPromptError(
@@ -239,7 +239,3 @@ def choice_verifier(config: ChoiceReward, pool: WorkerPool) -> Verifier:
         return Judgement(value=float(right), verdict="correct" if right else "wrong", correct=bool(right))
 
     return Verifier(judge=judge, decides=True)
-
-
-def _question(prompt: Prompt) -> str:
-    return prompt.messages[-1].text[-LONGEST_TEXT:] if prompt.messages else ""

@@ -11,7 +11,7 @@ from roll.errors import MalformedPromptError, short
 from roll.protocols import WorkerPool
 from roll.rewards import math
 from roll.rewards.base import LONGEST_TEXT, in_pool
-from roll.rewards.choice import named_letter, options_of
+from roll.rewards.choice import chosen_letter, options_of, question_of
 from roll.rewards.final_answer import reference_answer
 from roll.rewards.mathematics.plain_number import number_of
 from roll.rewards.short_answer import references_for
@@ -59,7 +59,7 @@ def problem_of(config: RewardConfig, reference: str, question: str = "") -> str:
         return _problem_of_math(config, reference)
     if isinstance(config, ChoiceReward):
         options = options_of(question, config.letters)
-        if named_letter(reference, config.letters, options) is None:
+        if chosen_letter(reference, config.letters, options) is None:
             return f"{short(reference)} names none of the letters {config.letters}, nor an option of the prompt"
     return ""
 
@@ -106,8 +106,7 @@ async def bad_references(
                 except MalformedPromptError as error:
                     found.append(BadReference(uid=prompt.uid, problem=error.problem))
             elif not _is_plain(config, prompt.answer):
-                question = prompt.messages[-1].text[-LONGEST_TEXT:] if prompt.messages else ""
-                rows.append((prompt.uid, (config, prompt.answer, question)))
+                rows.append((prompt.uid, (config, prompt.answer, question_of(prompt))))
     for begin in range(0, len(rows), ROWS_PER_CALL):
         part = rows[begin : begin + ROWS_PER_CALL]
         try:

@@ -11,7 +11,7 @@ import re
 
 from roll.rewards.mathematics.notation import cleaned
 from roll.rewards.mathematics.plain_number import number_of
-from roll.rewards.mathematics.shape import split_outside
+from roll.rewards.mathematics.shape import split_outside, strip_brackets
 from roll.rewards.mathematics.symbolic import rounds
 from roll.rewards.mathematics.units import split_percent, split_unit
 
@@ -59,18 +59,9 @@ def _bare(text: str) -> str:
     """Without modulus, unit, percent sign, and brackets around all of it."""
     text = _MODULUS.sub("", text.replace("\\times", "\\cdot")).strip().rstrip(".").strip()
     text = split_percent(split_unit(text)[0])[0].strip()
-    while len(text) > 1 and (text[0], text[-1]) in (("(", ")"), ("{", "}")) and _wraps(text):
-        text = text[1:-1].strip()
+    while (found := strip_brackets(text))[1:] in (("(", ")"), ("{", "}")):
+        text = found[0].strip()
     return text
-
-
-def _wraps(text: str) -> bool:
-    depth = 0
-    for position, character in enumerate(text):
-        depth += (character in "({") - (character in ")}")
-        if depth == 0:
-            return position == len(text) - 1
-    return False
 
 
 def _is_calculation(tokens: list[str]) -> bool:

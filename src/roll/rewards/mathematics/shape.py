@@ -21,6 +21,7 @@ __all__ = [
     "is_name",
     "shape_of",
     "split_outside",
+    "strip_brackets",
 ]
 
 DEEPEST = 30
@@ -150,7 +151,7 @@ def _value(text: str, deepest: int) -> Shape:
 
 
 def _bracketed(text: str, deepest: int) -> Shape:
-    inner, opening, closing = _inside(text)
+    inner, opening, closing = strip_brackets(text)
     if opening == "{":
         return _shape(inner, deepest - 1)
     if opening:
@@ -162,8 +163,8 @@ def _bracketed(text: str, deepest: int) -> Shape:
     return text
 
 
-def _inside(text: str) -> tuple[str, str, str]:
-    """What the one pair of brackets around all of the text holds, and the brackets; empty ones where there is none."""
+def strip_brackets(text: str) -> tuple[str, str, str]:
+    """Return what the brackets around all of the text hold, and both of them; empty ones where there are none."""
     tokens = list(_TOKEN.finditer(text))
     if len(tokens) < 2 or tokens[0].group() not in ("(", "[", "{", "\\{") or tokens[-1].group() not in _CLOSING:
         return text, "", ""
@@ -206,4 +207,4 @@ def is_list(text: str) -> bool:
     r"""Whether a cleaned text is several values side by side (`1,2`, `(2,2),(6,2)`, `1 \pm 2`, a set)."""
     if "\\pm" in text or len([part for part in split_outside(text, _LIST)[0] if part.strip()]) > 1:
         return "\\cup" not in text
-    return _inside(text)[1] == "\\{"
+    return strip_brackets(text)[1] == "\\{"

@@ -256,9 +256,3 @@ class Input(io.TextIOBase):
     def read(self, size=-1):
         """The rest."""
         return self.service.ask(_REST, (), {})
-
-    def __next__(self):
-        line = self.readline()
-        if not line:
-            raise StopIteration
-        return line
