@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from worlds.forked import ForkedCommand
 from worlds.timing import is_timing
 
 __all__ = ["Run", "tiny_config"]
@@ -40,9 +41,19 @@ def tiny_config(model: Path, *, engine: str = "hf", num_steps: int = 6) -> dict[
 
 
 class Run:
-    """One run directory, driven from outside."""
+    """One run directory, driven from outside.
 
-    def __init__(self, directory: Path, config: dict[str, Any]) -> None:
+    Its commands run in processes that are forked from one which has imported what they need, save those that start
+    vLLM or a Ray cluster, and save where a test asks for processes of a new interpreter.
+    """
+
+    _forks = False
+
+    def __init__(self, directory: Path, config: dict[str, Any], *, forks: bool = True) -> None:
+        starts_programs = (
+            config.get("cluster", {}).get("type") == "ray" or config.get("inference", {}).get("engine") == "vllm"
+        )
+        self._forks = forks and not starts_programs
         directory.mkdir(parents=True)
         self._file = directory / "config.yaml"
         self._file.write_text(yaml.safe_dump({**config, "output_dir": str(directory)}))
@@ -55,9 +66,11 @@ class Run:
         run.path = path
         return run
 
-    def start(self, *command: str) -> subprocess.Popen[bytes]:
+    def start(self, *command: str) -> subprocess.Popen[bytes] | ForkedCommand:
         """Start a command of `roll` in a process group of its own."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        if self._forks:
+            return ForkedCommand(*command, environment=environment)
         return subprocess.Popen(
             [sys.executable, "-c", "from roll.cli import main; main()", *command],
             env=environment,
@@ -66,7 +79,7 @@ class Run:
             start_new_session=True,
         )
 
-    def begin(self) -> subprocess.Popen[bytes]:
+    def begin(self) -> subprocess.Popen[bytes] | ForkedCommand:
         """`roll train`, or `roll resume` where the run exists."""
         if (self.path / "config.yaml").is_file():
             return self.start("resume", str(self.path))

@@ -6,11 +6,12 @@ start some fifty ranks.
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
 import torch.multiprocessing as mp
+
+from worlds.forked import prepare_server
 
 __all__ = ["run_ranks"]
 
@@ -21,6 +22,5 @@ def run_ranks(function: Callable[..., None], arguments: tuple[Any, ...], num_ran
     Raises:
         ProcessRaisedException: a rank failed; the others are ended.
     """
-    # Has no effect once the server runs.
-    multiprocessing.set_forkserver_preload(["roll.training.backend", "transformers.models.llama.modeling_llama"])
+    prepare_server()
     mp.start_processes(function, arguments, nprocs=num_ranks, start_method="forkserver")  # type: ignore[no-untyped-call]
