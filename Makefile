@@ -4,6 +4,8 @@
 PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
 FAST := not slow and not gpu and not chaos and not extras
+# Files in order: those with long runs come first, so that no process of tests is left alone with one at the end.
+TWO := -n 2 --dist loadfile --no-loadscope-reorder
 CODE := src packages tests tools benchmarks
 # Tests fetch nothing and report nothing; their OpenMP threads wait as those of a run do (roll.process_environment).
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=10000
@@ -28,10 +30,13 @@ example-reasoning: setup ## train on a reasoning-gym task (up to 30 minutes)
 	@.venv/bin/roll train examples/reasoning.yaml $(ARGS)
 
 test: setup ## the tests, without the slow, GPU and chaos ones
-	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "$(FAST)" $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest $(TWO) -m "$(FAST)" $(ARGS)
+
+test-matrices: setup ## the cases of large matrices of which `make test` runs a few: every preset trained end to end, …
+	@$(OFFLINE) $(PY) -m pytest $(TWO) -m matrix $(ARGS)
 
 test-sandbox: setup ## the tests of the distribution roll-sandbox, without the slow and chaos ones
-	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "not slow and not chaos" packages/roll-sandbox/tests $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest $(TWO) -m "not slow and not chaos" packages/roll-sandbox/tests $(ARGS)
 
 test-all: setup ## every test this machine can run
 	@$(OFFLINE) $(PY) -m pytest -m "not wheel" $(ARGS)
@@ -49,7 +54,8 @@ test-extras: setup ## read what ROLL writes with other versions of libraries, in
 	@$(OFFLINE) $(PY) -m pytest -m extras tests/extras $(ARGS)
 
 explore: setup ## the property tests with new random examples, which `make test` keeps fixed
-	@$(OFFLINE) $(PY) -m pytest -n 2 --dist loadfile -m "hypothesis and $(FAST)" --hypothesis-profile=explore $(ARGS)
+	@$(OFFLINE) ROLL_SCHEDULES=600 $(PY) -m pytest $(TWO) tests/unit/rollout/test_schedules.py
+	@$(OFFLINE) $(PY) -m pytest $(TWO) -m "hypothesis and $(FAST)" --hypothesis-profile=explore $(ARGS)
 	@$(OFFLINE) $(PY) -m pytest -n 2 -m "hypothesis and not slow and not chaos" --hypothesis-profile=explore packages/roll-sandbox/tests $(ARGS)
 
 chaos: setup ## kill a run at many moments, resume it, compare with an uninterrupted one

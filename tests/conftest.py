@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 from pathlib import Path
 
@@ -24,6 +25,13 @@ def pytest_configure() -> None:
     start_spin_control()  # two processes of tests share the cores
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """What was imported and collected stays: a million objects that each collection of garbage would look through."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -103,15 +103,21 @@ class Run:
         process.communicate()
         return process.returncode == -signal.SIGKILL
 
-    def kill_after_a_checkpoint(self, seconds: float) -> None:
-        """Begin, and kill -9 so many seconds after the first checkpoint is there."""
+    def kill_after_a_checkpoint(self, seconds: float) -> bool:
+        """Begin, and kill -9 so many seconds after the first new checkpoint is there."""
+
+        def checkpoints() -> set[Path]:
+            return set((self.path / "checkpoints").glob("step-*/ledger.jsonl"))
+
+        before = checkpoints()
         process = self.begin()
-        while process.poll() is None and not list((self.path / "checkpoints").glob("step-*/ledger.jsonl")):
+        while process.poll() is None and not checkpoints() - before:
             time.sleep(0.01)
         time.sleep(seconds)
         if process.poll() is None:
             os.kill(process.pid, signal.SIGKILL)
         process.communicate()
+        return process.returncode == -signal.SIGKILL
 
     def metrics(self) -> list[dict[str, Any]]:
         """What was recorded, without durations and memory."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,15 @@ import roll
 from roll.config.presets import PRESET_NAMES
 
 MULTI_TURN = ("star_po", "gi_gpo", "rebn", "ipa")
+TRAINED_HERE = ("attention_credit", "asy_ppo", "dapo", "gspo", "remax", "gi_gpo")
+"""The presets that differ most in what a run does; `make test-matrices` trains with the others."""
 GAME = [{"source": "guess_number", "max_number": 3, "num_turns": 2}]
+
+
+def presets(names: Iterable[str]) -> list[Any]:
+    """Those that are not trained in `make test` are marked."""
+    marks = (pytest.mark.matrix, pytest.mark.slow)
+    return [name if name in TRAINED_HERE else pytest.param(name, marks=marks) for name in names]
 
 
 def config(directory: Path, source: Path, algorithm: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -27,7 +36,7 @@ def steps(directory: Path) -> list[dict[str, Any]]:
     return [row for row in rows if row["kind"] == "train"]
 
 
-@pytest.mark.parametrize("preset", [name for name in PRESET_NAMES if name not in MULTI_TURN])
+@pytest.mark.parametrize("preset", presets(name for name in PRESET_NAMES if name not in MULTI_TURN))
 def test_a_preset_trains(tmp_path: Path, tiny_model: Path, preset: str) -> None:
     roll.train(config(tmp_path, tiny_model, {"type": preset}, checkpoint={"at_end": False}))
     rows = steps(tmp_path)
@@ -37,7 +46,7 @@ def test_a_preset_trains(tmp_path: Path, tiny_model: Path, preset: str) -> None:
     assert any(row["training/grad_norm"] > 0 for row in stepped)  # all rewards of a batch may be equal
 
 
-@pytest.mark.parametrize("preset", MULTI_TURN)
+@pytest.mark.parametrize("preset", presets(MULTI_TURN))
 def test_a_method_with_turns_trains_on_the_game(tmp_path: Path, tiny_model: Path, preset: str) -> None:
     from pyarrow import parquet
 

@@ -25,9 +25,12 @@ def prepare_server() -> None:
     multiprocessing.set_forkserver_preload(
         [
             "transformers.models.llama.modeling_llama",
+            "matplotlib.backends.backend_agg",
+            "pandas",
             "pyarrow.parquet",
+            "roll.cli.main",
             "roll.inference.hf",
-            "roll.pipelines.rlvr",
+            "roll.pipelines.rlvr.pipeline",
             "roll.pipelines.online.loop",
             "roll.training.backend",
         ]

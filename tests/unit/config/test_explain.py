@@ -24,13 +24,13 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 KEYS = list(all_keys(RLVRConfig))
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key.dotted}-{'-'.join(key.variants)}")
-def test_every_key_is_documented(key):
-    assert key.meaning.endswith("."), "a meaning is a sentence"
-    assert key.type_words
-    assert "\n" not in key.meaning
-    if key.path[-1].endswith(("_tokens", "_s", "_bytes")) or key.path[-1] == "max_context":
-        assert key.unit, "a quantity has a unit"
+def test_every_key_is_documented():
+    for key in KEYS:
+        assert key.meaning.endswith("."), f"the meaning of {key.dotted} is no sentence"
+        assert key.type_words, key
+        assert "\n" not in key.meaning, key
+        if key.path[-1].endswith(("_tokens", "_s", "_bytes")) or key.path[-1] == "max_context":
+            assert key.unit, f"{key.dotted} is a quantity without a unit"
 
 
 def test_every_section_is_documented():
@@ -99,11 +99,11 @@ def test_without_a_key_the_sections_are_listed():
     assert all(name in text for name in RLVRConfig.model_fields)
 
 
-@pytest.mark.parametrize("key", KEYS, ids=lambda key: f"{key.dotted}-{'-'.join(key.variants)}")
-def test_every_key_can_be_explained(key):
-    text = explain(key.dotted)
-    assert key.dotted in text
-    assert "Undefined" not in text
+def test_every_key_can_be_explained():
+    for dotted in {key.dotted for key in KEYS}:
+        text = explain(dotted)
+        assert dotted in text
+        assert "Undefined" not in text, dotted
 
 
 @pytest.mark.parametrize(
