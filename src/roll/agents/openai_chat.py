@@ -242,12 +242,14 @@ def _message(message: ChatMessage, notes: Notes) -> Message:
 
 def _said(answer: Answer, texts: Collection[str]) -> dict[str, Any]:
     content = answer.text or (None if answer.tool_calls else "")
-    message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
-    if answer.reasoning:
-        message["reasoning_content"] = answer.reasoning
-    if answer.tool_calls:
-        message["tool_calls"] = [_call(call, texts) for call in answer.tool_calls]
-    return message
+    calls = [_call(call, texts) for call in answer.tool_calls]
+    return {
+        "role": "assistant",
+        "content": content,
+        "refusal": None,
+        **({"reasoning_content": answer.reasoning} if answer.reasoning else {}),
+        **({"tool_calls": calls} if calls else {}),
+    }
 
 
 def _call(call: ToolCall, texts: Collection[str], *, begun: bool = False) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 from roll.data.reasoning import CHANNELS, answer_of
@@ -95,10 +95,9 @@ def read_calls(
 
 
 def _offered(tool: Mapping[str, Any]) -> _Offered:
-    function = tool["function"]
-    schema = function["parameters"]  # an agent may send anything for it
-    sound = isinstance(schema.get("properties", {}), dict)
-    return _Offered(function["name"], function["description"], schema if sound else {})
+    offered = _Offered(**tool["function"])
+    sound = isinstance(offered.parameters.get("properties", {}), dict)  # an agent may send anything for it
+    return offered if sound else replace(offered, parameters={})
 
 
 def _beside(text: str, tool_format: ToolFormat) -> str:

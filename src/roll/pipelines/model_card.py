@@ -92,13 +92,15 @@ def _config(checkpoint: Path, step: int) -> dict[str, Any]:
 
 
 def _header(name: str, config: Mapping[str, Any], *, adapter: bool) -> dict[str, Any]:
-    header: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
-    if value_at(config, "pipeline") == "reward_model":
-        header["pipeline_tag"] = "text-classification"
-    if name.count("/") == 1 and not Path(name).exists() and not name.startswith((".", "/", "~")):
-        header["base_model"] = name  # an id on the hub
+    scores = value_at(config, "pipeline") == "reward_model"
+    on_hub = name.count("/") == 1 and not Path(name).exists() and not name.startswith((".", "/", "~"))
     algorithm = value_at(config, "algorithm.type")
-    return header | {"tags": [_learnt_by(config).replace(" ", "-"), "roll", *([str(algorithm)] if algorithm else [])]}
+    return {
+        "library_name": "peft" if adapter else "transformers",
+        "pipeline_tag": "text-classification" if scores else "text-generation",
+        **({"base_model": name} if on_hub else {}),
+        "tags": [_learnt_by(config).replace(" ", "-"), "roll", *([str(algorithm)] if algorithm else [])],
+    }
 
 
 def _learnt_by(config: Mapping[str, Any]) -> str:

@@ -122,9 +122,12 @@ class Optimizer:
             grads = [p.grad for p in self._locals.values() if p.grad is not None]
             torch._foreach_mul_(grads, longest / grad_norm)
         for group in self._adamw.param_groups:
-            group["lr"] = learning_rate * group["factor"]
-            group["betas"], group["eps"] = (constants.beta1, constants.beta2), constants.epsilon
-            group["weight_decay"] = constants.weight_decay if group["decays"] else 0.0
+            group.update(
+                lr=learning_rate * group["factor"],
+                betas=(constants.beta1, constants.beta2),
+                eps=constants.epsilon,
+                weight_decay=constants.weight_decay if group["decays"] else 0.0,
+            )
         self._adamw.step()
         for name in self._small:
             self._step_small(name, constants)

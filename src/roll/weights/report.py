@@ -50,11 +50,14 @@ class SyncReport:
             "sync/checksums_read_back": float(self.num_read_back),
         }
         if self.probe:
-            values["sync/probe_mean_abs"] = max(result.mean_abs for result in self.probe.values())
-            values["sync/probe_max_abs"] = max(result.max_abs for result in self.probe.values())
-            values["sync/probe_change"] = max(result.change for result in self.probe.values())
-            values["sync/probe_change_missed"] = max(result.change_missed for result in self.probe.values())
-            values["sync/probe_s"] = self.probe_s
+            results = self.probe.values()
+            values |= {
+                "sync/probe_mean_abs": max(result.mean_abs for result in results),
+                "sync/probe_max_abs": max(result.max_abs for result in results),
+                "sync/probe_change": max(result.change for result in results),
+                "sync/probe_change_missed": max(result.change_missed for result in results),
+                "sync/probe_s": self.probe_s,
+            }
         return values
 
 

@@ -13,8 +13,9 @@ import re
 import shlex
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import starmap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 
@@ -43,10 +44,6 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 _CONDITION = re.compile(r"([a-z_]+)(<=|>=|!=|<|>|=)(.*)", re.DOTALL)
 _TEXTS = ("prompt", "text")
-_READ = (
-    "step", "rollout_id", "draw_id", "index", "domain", "finish_reason", "status", "reward", "verdict", "correct",
-    "advantage", "engine_id",
-)  # fmt: skip
 _IN_FULL = [
     "step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause", "components",
     "messages", "text", "answer",
@@ -59,6 +56,26 @@ _CLOSED = {
     "finish": get_args(FinishReason),
 }
 """Columns that have no other values."""
+
+
+class _Read(NamedTuple):
+    """What a list needs of a rollout's row; `None` where it has none."""
+
+    step: int | None
+    rollout_id: str | None
+    draw_id: int | None
+    index: int | None
+    domain: str | None
+    finish_reason: str | None
+    status: str | None
+    reward: float | None
+    verdict: str | None
+    correct: float | None
+    advantage: float | None
+    engine_id: str | None
+
+
+_READ = _Read._fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,28 +133,28 @@ class RolloutFile:
                 hits = _hits(portion, wanted.words)
                 made = _lengths(portion, lengths)
                 columns = (_column(portion, name) for name in _READ)
-                for place, row in enumerate(zip(*columns, strict=True)):
-                    values = self._values(dict(zip(_READ, row, strict=True)), made[place])
+                for place, row in enumerate(starmap(_Read, zip(*columns, strict=True))):
+                    values = self._values(row, made[place])
                     if hits[place] and wanted.may_take(values):
                         yield Row(self, start + place, values)
                 start += portion.num_rows
 
-    def _values(self, row: dict[str, Any], tokens: int | None) -> dict[str, Any]:
+    def _values(self, row: _Read, tokens: int | None) -> dict[str, Any]:
         return {
-            "step": self.step if row["step"] is None else row["step"],
-            "draw": row["draw_id"],
-            "index": row["index"],
-            "reward": row["reward"],
-            "advantage": row["advantage"],
+            "step": self.step if row.step is None else row.step,
+            "draw": row.draw_id,
+            "index": row.index,
+            "reward": row.reward,
+            "advantage": row.advantage,
             "tokens": tokens,
             "kind": self.kind,
-            "domain": row["domain"],
-            "verdict": row["verdict"],
-            "status": row["status"],
-            "finish": row["finish_reason"],
-            "correct": None if row["correct"] is None else "yes" if row["correct"] else "no",
-            "engine": row["engine_id"],
-            "id": row["rollout_id"],
+            "domain": row.domain,
+            "verdict": row.verdict,
+            "status": row.status,
+            "finish": row.finish_reason,
+            "correct": None if row.correct is None else "yes" if row.correct else "no",
+            "engine": row.engine_id,
+            "id": row.rollout_id,
         }
 
     def rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:

@@ -73,26 +73,27 @@ def settings(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
     nothing is divided by their number.
     """
     own = training.deepspeed
-    zero: dict[str, Any] = {"stage": own.zero_stage, "overlap_comm": False}
-    if own.zero_stage == 3:
-        zero["stage3_param_persistence_threshold"] = PERSISTENT_NUMEL
-    if own.offload_optimizer:
-        zero["offload_optimizer"] = {"device": "cpu"}
-    if own.offload_parameters:
-        zero["offload_param"] = {"device": "cpu"}
-    result: dict[str, Any] = {
+    zero = {
+        "stage": own.zero_stage,
+        "overlap_comm": False,
+        **({"stage3_param_persistence_threshold": PERSISTENT_NUMEL} if own.zero_stage == 3 else {}),
+        **({"offload_optimizer": {"device": "cpu"}} if own.offload_optimizer else {}),
+        **({"offload_param": {"device": "cpu"}} if own.offload_parameters else {}),
+    }
+    float32_sums = {  # gradients are added up, and reduced, in float32
+        "bf16": {"enabled": True, "check_grad_overflow": True},
+        "data_types": {"grad_accum_dtype": "fp32"},
+        "communication_data_type": "fp32",
+    }
+    return {
         "train_micro_batch_size_per_gpu": 1,
         "gradient_accumulation_steps": 1,
         "gradient_clipping": training.max_grad_norm,
         "steps_per_print": 2**31,
         "zero_optimization": zero,
         "zero_force_ds_cpu_optimizer": False,
+        **(float32_sums if dtype == torch.bfloat16 else {}),
     }
-    if dtype == torch.bfloat16:  # gradients are added up, and reduced, in float32
-        result["bf16"] = {"enabled": True, "check_grad_overflow": True}
-        result["data_types"] = {"grad_accum_dtype": "fp32"}
-        result["communication_data_type"] = "fp32"
-    return result
 
 
 def start(

@@ -56,8 +56,9 @@ def call_of(value: Any) -> ToolCall:
     Raises:
         MalformedJsonError: it describes none.
     """
-    if isinstance(value, dict) and isinstance(value.get("function"), dict):
-        value = {**value["function"], "id": value.get("id", "")}
+    match value:
+        case {"function": dict(function)}:
+            value = {**function, "id": value.get("id", "")}
     if not isinstance(value, dict):
         raise MalformedJsonError("a call is an object with 'name' and 'arguments'")
     name = value.get("name")
