@@ -11,7 +11,7 @@ CLASS_LINES = 300
 FUNCTION_LINES = 60
 LOOP_LINES = 150
 """For a pipeline's `loop.py`: it reads like its paper, and construction lives beside it."""
-STRING_KEYS = 11.3
+STRING_KEYS = 11.0
 """Accesses by a literal key in 1,000 lines of all roots together. Data that is parsed once into a record needs none."""
 
 

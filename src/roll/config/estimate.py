@@ -254,9 +254,8 @@ def trained_bytes(
     parts["weights"] = round(whole * (4 if is_shared else element) * share)
     if offloaded:
         return parts | _offloaded_bytes(training, sizes, whole, 0 if model.lora is None else trained, ranks, element)
-    parts["gradients"] = round(4 * trained * share)
-    parts["AdamW"] = round(moment_bytes(model, training) * trained * share)
-    return parts
+    moments = round(moment_bytes(model, training) * trained * share)
+    return parts | {"gradients": round(4 * trained * share), "AdamW": moments}
 
 
 def _rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:

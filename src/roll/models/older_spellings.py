@@ -12,9 +12,10 @@ import json
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from roll.models.directory import read_json
+from roll.types.reading import read_record
 
 __all__ = ["add_older_config_keys", "add_older_tokenizer_keys", "write_older_spellings"]
 
@@ -89,28 +90,38 @@ def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> d
     return older
 
 
+class _Rope(NamedTuple):
+    """Rotary parameters of one kind of layer."""
+
+    rope_type: str = "default"
+    rope_theta: Any = None
+    partial_rotary_factor: Any = None
+
+
 def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
     """Return the top-level keys for rotary parameters; none where version 4 has no way to say them."""
     if any(isinstance(part, Mapping) for part in rope.values()):  # by kind of layer
-        full, sliding = rope.get("full_attention"), rope.get("sliding_attention")
-        if not isinstance(full, Mapping) or not isinstance(sliding, Mapping):
-            return {}
-        if sliding.get("rope_type", "default") != "default":
+        match rope:
+            case {"full_attention": Mapping() as full, "sliding_attention": Mapping() as inner}:
+                sliding = read_record(_Rope, inner)
+            case _:
+                return {}
+        if sliding.rope_type != "default":
             return {}
         keys = _older_rope(full, model_type)
         if str(model_type).startswith("gemma3"):
-            return keys | {"rope_local_base_freq": sliding.get("rope_theta")}
-        return keys if sliding.get("rope_theta") == full.get("rope_theta") else {}
-    rest = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")}
-    share = rope.get("partial_rotary_factor")
+            return keys | {"rope_local_base_freq": sliding.rope_theta}
+        return keys if sliding.rope_theta == read_record(_Rope, full).rope_theta else {}
+    own = read_record(_Rope, rope)
     if model_type == "gpt_neox":
-        keys = {"rotary_emb_base": rope.get("rope_theta"), "rotary_pct": share}
+        keys = {"rotary_emb_base": own.rope_theta, "rotary_pct": own.partial_rotary_factor}
     else:
-        keys = {"rope_theta": rope.get("rope_theta"), "partial_rotary_factor": share}
-    if rest.get("rope_type", "default") != "default":
+        keys = {"rope_theta": own.rope_theta, "partial_rotary_factor": own.partial_rotary_factor}
+    if own.rope_type != "default":
+        rest = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")}
         if str(model_type).startswith("phi3"):  # version 4 insists on these three
-            rest = {"type": rest["rope_type"], **{k: rest.get(k) for k in ("short_factor", "long_factor")}}
-        keys["rope_scaling"] = rest
+            rest = {"type": own.rope_type, **{k: rope.get(k) for k in ("short_factor", "long_factor")}}
+        keys |= {"rope_scaling": rest}
     return {key: value for key, value in keys.items() if value is not None}
 
 

@@ -175,12 +175,11 @@ class Tracker:
         """
         flat = {name: float(value) for name, value in metrics.items()}
         generating = generation_time(flat)
-        rates = {
-            "throughput/generated_tokens_per_s": _ratio(flat, "rollout/num_tokens", generating),
-            "throughput/trained_tokens_per_s": _ratio(flat, "training/num_tokens", "time/train_s"),
-        }
+        generated = _ratio(flat, "rollout/num_tokens", generating)
+        trained = _ratio(flat, "training/num_tokens", "time/train_s")
+        rates = {"throughput/generated_tokens_per_s": generated, "throughput/trained_tokens_per_s": trained}
         flat |= {name: value for name, value in rates.items() if value is not None}
-        flat["memory/peak_rss_bytes"] = float(self._memory.peak_bytes)
+        flat |= {"memory/peak_rss_bytes": float(self._memory.peak_bytes)}
         self._record(step, "train", flat)
         reward = flat.get("reward/mean", None if self._rollouts_per_step is None else math.nan)
         if reward is not None and math.isfinite(reward):
@@ -191,8 +190,8 @@ class Tracker:
                 reward=reward,
                 duration_s=flat.get("time/step_s", 0.0),
                 phases={name: flat.get(f"time/{name}_s", 0.0) for name in self.spans.phases()},
-                generated_per_s=rates["throughput/generated_tokens_per_s"],
-                trained_per_s=rates["throughput/trained_tokens_per_s"],
+                generated_per_s=generated,
+                trained_per_s=trained,
                 loss=flat.get("training/loss"),
                 trouble=trouble(flat.get("rollout/infra_errors", 0), flat.get("reward/timeouts", 0)),
                 cut_off=flat.get("rollout/unfinished_share"),
@@ -203,7 +202,7 @@ class Tracker:
     def log_evaluation(self, step: int, metrics: Mapping[str, float], groups: Sequence[Group] = ()) -> None:
         """Record the evaluation after `step` (0: before training) under `eval/…`, and its rollouts."""
         flat = {name if name.startswith("eval/") else f"eval/{name}": float(value) for name, value in metrics.items()}
-        flat["time/evaluate_s"] = self.spans.elapsed("evaluate")
+        flat |= {"time/evaluate_s": self.spans.elapsed("evaluate")}
         self._record(step, "evaluation", flat)
         if groups:
             self._write_rollouts(self.run.evaluation_path(step), step, groups)

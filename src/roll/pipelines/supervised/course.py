@@ -120,8 +120,10 @@ class Course:
         run.mid_update = False
         metrics = training_metrics([result] if result else [])
         metrics |= {f"data/{fate}": float(count) for fate, count in run.ledger.counts().items()}
-        metrics["data/examples_trained"] = float(len(drawn.draws) - len(drawn.left_out))
-        metrics["data/epoch"] = state.num_draws / self.examples.train.num_items
+        metrics |= {
+            "data/examples_trained": float(len(drawn.draws) - len(drawn.left_out)),
+            "data/epoch": state.num_draws / self.examples.train.num_items,
+        }
         state.alarms, alarms = check_alarms(self.config.alarms, metrics, state.alarms)
         for alarm in alarms:
             logger.warning("%s", alarm.message)
