@@ -140,7 +140,7 @@ _NEWS = [
 ]
 
 
-@pytest.mark.parametrize("news", _NEWS, ids=[str(each["op"]) for each in _NEWS])
+@pytest.mark.parametrize("news", _NEWS, ids=[str(each.op) for each in _NEWS])
 def test_a_worker_is_heard_where_all_it_says_is_of_its_kind(news: dict[str, object]) -> None:
     assert heard({**news, "more": 1}) == news
     for name in news:
@@ -219,14 +219,14 @@ def test_rows_that_a_hand_or_another_version_wrote_stop_no_server(tmp_path: Path
         assert not service.board.entries
         assert service.quotas.of("ann") == Quota(cpu_s=3) and service.quotas.of("ben") == Quota()
         assert service.tokens.identify(token) is not None and service.tokens.identify(other) is None
-        ends = [service.board.records.execution("ann", "s" * 8, name)["end"] for name in ("bad", "odd", "good")]
+        ends = [service.board.records.execution("ann", "s" * 8, name).end for name in ("bad", "odd", "good")]
         assert ends == [None, None, {"end": {"code": 3}}]
         await service.close()
 
     asyncio.run(opened())
     ended = store.read(select(tables.sandboxes.c.why))
     store.close()
-    assert [each["why"] for each in ended] == ["lost"] * 4
+    assert [each.why for each in ended] == ["lost"] * 4
 
 
 def test_one_follower_that_fails_takes_no_others_along(caplog: pytest.LogCaptureFixture) -> None:
@@ -310,7 +310,7 @@ def test_what_waits_for_a_command_is_bounded_in_bytes() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(flooded())
-    assert [(each["op"], each["error"]) for each in told] == [("error", "request")]
+    assert [(each.op, each.error) for each in told] == [("error", "request")]
 
 
 def test_an_outbox_says_that_nobody_keeps_up() -> None:

@@ -67,7 +67,7 @@ async def test_what_is_written_is_found_and_a_name_is_taken_once(database: str) 
         assert await said(records.started, "ann", "s7", "p") is None
         assert records.programs() == {("ann", "s7"): {"p": "running"}}
         assert await said(records.ended, "ann", "s7", "p", END) is None
-        assert records.execution("ann", "s7", "p")["end"] == {"end": {"code": 0}, "pieces": 2}
+        assert records.execution("ann", "s7", "p").end == {"end": {"code": 0}, "pieces": 2}
         assert await said(records.gone, "ann", "s7", "ended", "") is None
         assert len(records.alive()) == 699
     async with opened(database) as store:
@@ -112,7 +112,7 @@ async def test_rows_of_every_older_version_are_there_in_this_one(database: str, 
             store.change(table.insert().values(rows[table.name]))
     store.migrate()
     for name, row in rows.items():
-        (found,) = store.read(sqlalchemy.select(METADATA.tables[name]))
+        (found,) = (dict(each._mapping) for each in store.read(sqlalchemy.select(METADATA.tables[name])))
         kept = {column: value for column, value in row.items() if column in found}
         assert kept == {column: found[column] for column in kept}
     assert Records(store).alive() == []
@@ -206,7 +206,7 @@ async def test_a_sqlite_that_takes_no_writes_refuses_what_would_start_and_keeps_
             assert isinstance(await open_one(records, "third"), SandboxDatabaseError)
             assert not ended.done()
         assert await ended is None
-        assert (records.execution("ann", "first", "p")["state"], store.away) == ("ended", "")
+        assert (records.execution("ann", "first", "p").state, store.away) == ("ended", "")
         assert await open_one(records, "second") is None
 
 
@@ -279,10 +279,10 @@ async def _kill_under_load(server: Postgres, store: Store) -> None:
     await asyncio.gather(*clients)
     await until(lambda: not store.waiting)
     found = await asyncio.to_thread(store.read, sqlalchemy.select(executions))
-    states = {(row["sandbox"], row["name"]): row["state"] for row in found}
+    states = {(row.sandbox, row.name): row.state for row in found}
     assert all(states[each] == "ended" for each in ended)
     assert len(found) == num_opened == len(ended)
-    assert not [row for row in found if row["state"] == "running"]
+    assert not [row for row in found if row.state == "running"]
 
 
 async def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_s(database: str, monkeypatch) -> None:

@@ -124,7 +124,7 @@ async def test_sandboxes_of_the_servers_own_machine_are_lost_with_it_others_may_
     server = await service()
     assert list(server.board.entries) == ["ann/sandbox-2"]
     link = server.board.entries["ann/sandbox-2"].worker
-    await until(lambda: server.board.records.sandbox("ann", "sandbox-1")["why"] == "lost")  # type: ignore[index]
+    await until(lambda: server.board.records.sandbox("ann", "sandbox-1").why == "lost")  # type: ignore[union-attr]
     taken = server.board.quotas.taken("ann")
     await server.close()
     assert (taken["sandboxes"], taken["programs"], link.held) == (1, 1, 1)
@@ -138,7 +138,7 @@ async def test_a_sandbox_that_goes_takes_its_programs_out_of_the_count_and_calls
     server.board.hear({"op": "gone", "sandbox": "ann/sandbox-1", "error": "lost", "message": ""}, link)
     await until(lambda: heard)
     assert set(server.board.quotas.taken("ann").values()) == {0} and (link.held, link.held_memory_bytes) == (0, 0)
-    assert server.board.records.execution("ann", "sandbox-1", "program-1")["state"] == "lost"  # type: ignore[index]
+    assert server.board.records.execution("ann", "sandbox-1", "program-1").state == "lost"  # type: ignore[union-attr]
     await server.close()
 
 
@@ -296,7 +296,7 @@ async def test_an_end_that_comes_after_a_program_was_called_lost_changes_nothing
     records.gone(*of, "ended", "lost", written.append)
     records.ended(*of, "program-1", {"op": "end", "end": {"code": 0}}, written.append)
     await until(lambda: len(written) == 2)
-    assert records.execution(*of, "program-1")["state"] == "lost"  # type: ignore[index]
+    assert records.execution(*of, "program-1").state == "lost"  # type: ignore[union-attr]
     await server.close()
 
 

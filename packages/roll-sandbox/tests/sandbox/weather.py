@@ -590,7 +590,7 @@ class World:
         for link in service.board.workers.values():
             if link.held or link.held_memory_bytes:
                 self.found.wrong.append(f"{link.name} is said to hold {link.held}")
-        rows = service.store.read(sqlalchemy.text("SELECT name, state FROM sandboxes WHERE ended IS NULL"))
+        rows = [*service.store.read(sqlalchemy.text("SELECT name, state FROM sandboxes WHERE ended IS NULL"))]
         rows += service.store.read(sqlalchemy.text("SELECT name, state FROM executions WHERE state = 'running'"))
         if rows:
             self.found.wrong.append(f"still written down: {rows}")

@@ -40,11 +40,9 @@ def list_tokens(database: str | None) -> None:
     """Show all tokens, without their secrets."""
     now = time.time()
     for row in _tokens(database).list():
-        state = "revoked" if row["revoked"] else "expired" if row["expires"] and row["expires"] <= now else "good"
-        until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(row["expires"])) if row["expires"] else ""
-        click.echo(
-            f"{row['id']}  {row['owner']:20} {state:8} {row['scopes']:20} {until:22} {shown(row['note'])}".rstrip()
-        )
+        state = "revoked" if row.revoked else "expired" if row.expires and row.expires <= now else "good"
+        until = time.strftime("until %Y-%m-%d %H:%M", time.localtime(row.expires)) if row.expires else ""
+        click.echo(f"{row.id}  {row.owner:20} {state:8} {row.scopes:20} {until:22} {shown(row.note)}".rstrip())
 
 
 @token.command("rotate")

@@ -91,7 +91,7 @@ class Owned:
             return self.board.find(self.owner, name)
         except UnknownSandboxError:
             row = await asyncio.to_thread(self.board.records.sandbox, self.owner, name)
-            why = "" if row is None else row["why"]
+            why = "" if row is None else row.why
             if why == "lost":
                 raise SandboxLostError(f"the sandbox '{name}' was lost: its worker or the server died.") from None
             if why == "expired":

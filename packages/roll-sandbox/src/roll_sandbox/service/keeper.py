@@ -9,9 +9,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from sqlalchemy import Row
+
 from roll_sandbox.errors import SandboxDatabaseError, SandboxLostError, SandboxRequestError
 from roll_sandbox.service.entries import Entry, Program
 from roll_sandbox.service.links import WorkerLink
+from roll_sandbox.service.records import readable
 from roll_sandbox.service.switchboard import AWAY_S, ORPHAN_S, Switchboard
 from roll_sandbox.wire import beat_s, failure_said, spec_of
 
@@ -53,12 +56,12 @@ class Keeper:
         programs = await asyncio.to_thread(self._board.records.programs)
         for row in rows:
             try:
-                if row["worker"] != local:
-                    restore(self._board, row, programs.get((row["owner"], row["name"]), {}))
+                if row.worker != local:
+                    restore(self._board, row, programs.get((row.owner, row.name), {}))
                     continue
             except (SandboxRequestError, TypeError) as error:
-                _log.warning("what is written of sandbox '%s' cannot be read, so it is lost: %s", row["name"], error)
-            self._board.records.gone(row["owner"], row["name"], "ended", "lost", None)
+                _log.warning("what is written of sandbox '%s' cannot be read, so it is lost: %s", row.name, error)
+            self._board.records.gone(row.owner, row.name, "ended", "lost", None)
 
     async def watch(self) -> None:
         """Until it is cancelled."""
@@ -102,19 +105,19 @@ class Keeper:
                 give_up(board, worker)
 
 
-def restore(board: Switchboard, row: dict[str, Any], programs: dict[str, str]) -> None:
+def restore(board: Switchboard, row: Row[Any], programs: dict[str, str]) -> None:
     """A sandbox that an earlier server wrote down, and the states of its programs; its worker may come back.
 
     Raises:
         SandboxRequestError, TypeError: a hand has spoilt the row.
     """
-    spec, created = spec_of(row["spec"]), row["created"] + 0.0
-    left = min(row["expires"] - time.time(), row["expires"] - created)  # a clock that was set back gives no more
+    spec, created = spec_of(readable(row.spec)), row.created + 0.0
+    left = min(row.expires - time.time(), row.expires - created)  # a clock that was set back gives no more
     ends = time.monotonic() + left
-    away = WorkerLink(row["worker"], None, away_since=time.monotonic())
-    worker = board.workers.setdefault(row["worker"], away)
-    state, leased = row["state"], bool(row["leased"])
-    entry = Entry(row["owner"], row["name"], spec, worker, created, ends, state=state, leased=leased)
+    away = WorkerLink(row.worker, None, away_since=time.monotonic())
+    worker = board.workers.setdefault(row.worker, away)
+    state, leased = row.state, bool(row.leased)
+    entry = Entry(row.owner, row.name, spec, worker, created, ends, state=state, leased=leased)
     entry.alone_since = time.monotonic()
     for program, state in programs.items():
         entry.programs[program] = Program(None, True, over=state != "running")

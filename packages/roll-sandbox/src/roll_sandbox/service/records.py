@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, TypeAlias
 
-from sqlalchemy import bindparam, delete, insert, select, update
+from sqlalchemy import Row, bindparam, delete, insert, select, update
 
 from roll_sandbox.results import is_end
 from roll_sandbox.service.store import Store
 from roll_sandbox.service.store.tables import executions, owners, sandboxes, workers
 from roll_sandbox.wire import Message
 
-__all__ = ["ALIVE", "Records"]
+__all__ = ["ALIVE", "ProgramRecord", "Records", "WorkerRecord", "readable"]
 
 ALIVE = ("starting", "running")
 _Then: TypeAlias = Callable[[Exception | None], None]
@@ -44,6 +45,27 @@ _NOT_OPENED = delete(sandboxes).where(*_ONE, sandboxes.c.created == bindparam("b
 _NOT_STARTED = delete(executions).where(
     *_OF, executions.c.name == bindparam("b_name"), executions.c.started == bindparam("b_started")
 )
+
+
+@dataclass(frozen=True)
+class ProgramRecord:
+    """One program, also one that has ended."""
+
+    state: str
+    started: float
+    end: Message | None
+    """Its end as its worker said it, where there is one that can be read."""
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """A name of a worker, and whose it is."""
+
+    name: str
+    owner: str
+    seen: float
+    """Seconds since 1970."""
+    draining: int
 
 
 class Records:
@@ -99,10 +121,9 @@ class Records:
         values = {"b_owner": owner, "b_sandbox": sandbox, "b_name": name, "b_state": state, "b_end": json.dumps(end)}
         self._store.write(_ENDED, {**values, "b_pieces": said.get("pieces", 0)}, then)
 
-    def alive(self) -> list[dict[str, Any]]:
+    def alive(self) -> Sequence[Row[Any]]:
         """Sandboxes that have not ended, as an earlier server left them."""
-        rows = self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
-        return [{**row, "spec": _read(row["spec"])} for row in rows]
+        return self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
 
     def programs(self) -> dict[tuple[str, str], dict[str, str]]:
         """Names and states of all programs of sandboxes that have not ended, by owner and sandbox."""
@@ -110,15 +131,15 @@ class Records:
         one = (sandboxes.c.owner == executions.c.owner) & (sandboxes.c.name == executions.c.sandbox)
         rows = select(executions.c.owner, executions.c.sandbox, executions.c.name, executions.c.state)
         for row in self._store.read(rows.join(sandboxes, one).where(sandboxes.c.state.in_(ALIVE))):
-            found.setdefault((row["owner"], row["sandbox"]), {})[row["name"]] = row["state"]
+            found.setdefault((row.owner, row.sandbox), {})[row.name] = row.state
         return found
 
-    def sandbox(self, owner: str, name: str) -> dict[str, Any] | None:
+    def sandbox(self, owner: str, name: str) -> Row[Any] | None:
         """One sandbox, also one that has ended."""
         rows = self._store.read(select(sandboxes).where(sandboxes.c.owner == owner, sandboxes.c.name == name))
         return rows[0] if rows else None
 
-    def execution(self, owner: str, sandbox: str, name: str) -> dict[str, Any] | None:
+    def execution(self, owner: str, sandbox: str, name: str) -> ProgramRecord | None:
         """One program: its state, and its end where there is one that can be read."""
         rows = self._store.read(
             select(executions).where(
@@ -127,8 +148,9 @@ class Records:
         )
         if not rows:
             return None
-        end = _read(rows[0]["end"])
-        return {**rows[0], "end": end if isinstance(end, dict) and is_end(end.get("end", {})) else None}
+        end = readable(rows[0].end)
+        good = isinstance(end, dict) and is_end(end.get("end", {}))
+        return ProgramRecord(rows[0].state, rows[0].started, end if good else None)
 
     @property
     def away(self) -> str:
@@ -142,16 +164,19 @@ class Records:
 
     def quotas(self) -> dict[str, dict[str, Any]]:
         """What owners may have, where it is not what all may."""
-        found = {row["owner"]: _read(row["quota"]) for row in self._store.read(select(owners))}
+        found = {row.owner: readable(row.quota) for row in self._store.read(select(owners))}
         return {owner: fields for owner, fields in found.items() if isinstance(fields, dict)}
 
-    def workers(self) -> list[dict[str, Any]]:
+    def workers(self) -> list[WorkerRecord]:
         """Names that workers have or had, by whom, and which of them are to get no new sandboxes."""
-        return self._store.read(select(workers))
+        rows = self._store.read(select(workers))
+        return [WorkerRecord(row.name, row.owner, row.seen, row.draining) for row in rows]
 
-    def worker(self, row: dict[str, Any], *, known: bool) -> None:
+    def worker(self, row: WorkerRecord, *, known: bool) -> None:
         """One of them was heard; `known`: it is among `workers`."""
-        self._store.write(_WORKER_AGAIN if known else _WORKER, {f"b_{name}": value for name, value in row.items()})
+        self._store.write(
+            _WORKER_AGAIN if known else _WORKER, {f"b_{name}": value for name, value in vars(row).items()}
+        )
 
     def set_quota(self, owner: str, fields: dict[str, Any]) -> None:
         """In place of what was set; none: it may have what all may."""
@@ -165,12 +190,12 @@ class Records:
         before = time.time() - _KEPT_S
         old = select(sandboxes.c.owner, sandboxes.c.name).where(sandboxes.c.ended < before)
         for row in self._store.read(old):
-            values = {"b_owner": row["owner"], "b_sandbox": row["name"]}
+            values = {"b_owner": row.owner, "b_sandbox": row.name}
             self._store.write(_FORGET_PROGRAMS, values)
-            self._store.write(_FORGET, {"b_owner": row["owner"], "b_name": row["name"]})
+            self._store.write(_FORGET, {"b_owner": row.owner, "b_name": row.name})
 
 
-def _read(text: object) -> Any:
+def readable(text: object) -> Any:
     """What a row has in JSON; nothing where a hand has spoilt it."""
     try:
         return json.loads(str(text))
@@ -178,7 +203,7 @@ def _read(text: object) -> Any:
         return None
 
 
-_ROW = {name: bindparam(f"b_{name}") for name in ("name", "owner", "seen", "draining")}
+_ROW = {field.name: bindparam(f"b_{field.name}") for field in fields(WorkerRecord)}
 _WORKER = insert(workers).values(_ROW)
 _WORKER_AGAIN = update(workers).where(workers.c.name == _ROW["name"]).values({**_ROW})
 _FORGET_WORKERS = delete(workers).where(workers.c.seen < bindparam("b_seen"), workers.c.draining == 0)

@@ -163,7 +163,7 @@ class _Rock:
         """`get_status` of one that ended within the last hour."""
         row = await asyncio.to_thread(self.owned.board.records.sandbox, self.owned.owner, name)
         said = {"sandbox_id": name, "status": {}, "state": "stopped", "is_alive": False, "port_mapping": {}}
-        return row and {**said, "host_name": row["worker"], "user_id": self.owned.owner}
+        return None if row is None else {**said, "host_name": row.worker, "user_id": self.owned.owner}
 
     async def execute(self, request: ExecuteRequest) -> dict[str, Any]:
         """Run a command to its end."""

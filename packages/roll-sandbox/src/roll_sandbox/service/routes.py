@@ -207,8 +207,8 @@ async def _recorded(owned: Owned, name: str, program: str) -> ProgramBody | None
     row = await asyncio.to_thread(owned.board.records.execution, owned.owner, name, program)
     if row is None:
         return None
-    end = row["end"] or {}
-    body = ProgramBody(program=program, state=row["state"], started=row["started"])
+    end = row.end or {}
+    body = ProgramBody(program=program, state=row.state, started=row.started)
     if "end" in end:
         counted = [Limit(each) for each in end["end"].get("counted", ())]
         body.result = result_body(result_of(end["end"], counted), output_kept=False)

@@ -10,11 +10,11 @@ import hmac
 import re
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import Row, insert, select, update
 
 from roll_sandbox.errors import ConfigError
 from roll_sandbox.service.store import Store
@@ -91,11 +91,11 @@ class Tokens:
         """
         row = self._row(name)
         now = time.time()
-        if row is None or row["revoked"] is not None or (row["expires"] is not None and row["expires"] <= now):
+        if row is None or row.revoked is not None or (row.expires is not None and row.expires <= now):
             raise ConfigError(f"there is no token '{name[:40]}' that is good: `roll-sandbox token list` shows them.")
-        lifetime_s = None if row["expires"] is None else row["expires"] - row["created"]
-        token = self.create(row["owner"], row["scopes"].split(), lifetime_s=lifetime_s, note=row["note"])
-        ends = now + grace_s if row["expires"] is None else min(row["expires"], now + grace_s)
+        lifetime_s = None if row.expires is None else row.expires - row.created
+        token = self.create(row.owner, row.scopes.split(), lifetime_s=lifetime_s, note=row.note)
+        ends = now + grace_s if row.expires is None else min(row.expires, now + grace_s)
         self._store.change(update(tokens).where(tokens.c.id == name).values(expires=ends))
         return token
 
@@ -109,38 +109,34 @@ class Tokens:
             raise ConfigError(f"there is no token '{name[:40]}': `roll-sandbox token list` shows them.")
         self._store.change(update(tokens).where(tokens.c.id == name).values(revoked=time.time()))
 
-    def list(self) -> list[dict[str, Any]]:
+    def list(self) -> Sequence[Row[Any]]:
         """All, oldest first, without what they are checked with."""
-        rows = self._store.read(select(tokens).order_by(tokens.c.created))
-        return [{name: value for name, value in row.items() if name != "digest"} for row in rows]
+        columns = (column for column in tokens.c if column is not tokens.c.digest)
+        return self._store.read(select(*columns).order_by(tokens.c.created))
 
     def identify(self, token: str) -> Identity | None:
         """Who has this token; `None` where it is wrong, expired or revoked."""
         form = _FORM.fullmatch(token)
         row = self._row(form[1]) if form is not None else None
-        if (
-            form is None
-            or row is None
-            or not hmac.compare_digest(str(row["digest"]).encode(), _digest(form[2]).encode())
-        ):
+        if form is None or row is None or not hmac.compare_digest(str(row.digest).encode(), _digest(form[2]).encode()):
             return None
-        if row["revoked"] is not None or _expired(row) or not _OWNER.fullmatch(str(row["owner"])):
+        if row.revoked is not None or _expired(row) or not _OWNER.fullmatch(str(row.owner)):
             return None
-        return Identity(row["id"], row["owner"], frozenset(str(row["scopes"]).split()), row["expires"])
+        return Identity(row.id, row.owner, frozenset(str(row.scopes).split()), row.expires)
 
     def good(self, identity: Identity) -> bool:
         """Whether it still is."""
         row = self._row(identity.token)
-        return row is not None and row["revoked"] is None and not _expired(row)
+        return row is not None and row.revoked is None and not _expired(row)
 
-    def _row(self, name: str) -> Any:
+    def _row(self, name: str) -> Row[Any] | None:
         rows = self._store.read(select(tokens).where(tokens.c.id == name))
         return rows[0] if rows else None
 
 
-def _expired(row: Any) -> bool:
+def _expired(row: Row[Any]) -> bool:
     """Also where a hand has written what is no time."""
-    expires = row["expires"]
+    expires = row.expires
     return expires is not None and not (isinstance(expires, int | float) and expires > time.time())
 
 

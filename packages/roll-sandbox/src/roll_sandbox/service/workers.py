@@ -9,12 +9,11 @@ draining, outlives the server: the table `workers` has it.
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from roll_sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
 from roll_sandbox.service.keeper import Keeper, give_up, held, lose
 from roll_sandbox.service.links import WorkerLink
-from roll_sandbox.service.records import Records
+from roll_sandbox.service.records import Records, WorkerRecord
 from roll_sandbox.service.sockets import Channel
 from roll_sandbox.service.switchboard import Switchboard
 from roll_sandbox.service.tokens import Identity
@@ -37,15 +36,15 @@ class Workers:
         self._board = board
         self._keeper = keeper
         self._records = records
-        self._known: dict[str, dict[str, Any]] = {}
+        self._known: dict[str, WorkerRecord] = {}
 
     def recover(self) -> None:
         """What earlier servers knew."""
-        self._known = {row["name"]: row for row in self._records.workers()}
+        self._known = {row.name: row for row in self._records.workers()}
 
     def add(self, link: WorkerLink) -> None:
         """One that is in this process, or joins."""
-        link.drained = bool(self._known.get(link.name, {}).get("draining", False))
+        link.drained = (row := self._known.get(link.name)) is not None and bool(row.draining)
         self._board.workers[link.name] = link
 
     def join(self, identity: Identity, message: Message, channel: Channel) -> WorkerLink:
@@ -62,7 +61,7 @@ class Workers:
         memory_bytes, process, report = message.get("memory_bytes"), message["process"], report_of(message["report"])
         if name == LOCAL:
             raise SandboxRequestError("a worker needs a name of its own (`--name`).")
-        if (row := self._known.get(name)) is not None and row["owner"] != identity.owner:
+        if (row := self._known.get(name)) is not None and row.owner != identity.owner:
             raise SandboxAccessError(f"the name '{name}' is that of another owner's worker: choose another (`--name`).")
         board = self._board
         link = board.workers.get(name)
@@ -128,10 +127,10 @@ class Workers:
         if link is None:
             raise UnknownSandboxError(f"there is no worker '{name}': `roll-sandbox workers` lists them.")
         link.drained = draining
-        self._write(name, self._known[name]["owner"] if name in self._known else LOCAL)
+        self._write(name, self._known[name].owner if name in self._known else LOCAL)
         return link
 
     def _write(self, name: str, owner: str) -> None:
-        row = {"name": name, "owner": owner, "seen": time.time(), "draining": int(self._board.workers[name].drained)}
+        row = WorkerRecord(name, owner, time.time(), int(self._board.workers[name].drained))
         self._records.worker(row, known=name in self._known)
         self._known[name] = row

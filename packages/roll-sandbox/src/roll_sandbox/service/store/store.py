@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import Delete, Executable
+from sqlalchemy import Delete, Executable, Row
 from sqlalchemy.exc import SQLAlchemyError
 
 from roll_sandbox.errors import ConfigError, SandboxDatabaseError
@@ -117,16 +117,14 @@ class Store:
             except (*AWAY, SQLAlchemyError) as error:
                 raise ConfigError(f"the database '{self._shown}' does not answer: {reason(error)}.") from None
 
-    def read(self, statement: Executable) -> list[dict[str, Any]]:
-        """All rows.
+    def read(self, statement: Executable) -> Sequence[Row[Any]]:
+        """All rows; their columns are attributes.
 
         Raises:
             SandboxDatabaseError: the database does not answer.
         """
         with _typed(), self.engine.connect() as connection:
-            return [
-                {str(name): value for name, value in row.items()} for row in connection.execute(statement).mappings()
-            ]
+            return connection.execute(statement).all()
 
     def change(self, *statements: Executable) -> None:
         """Write at once, in one transaction.
