@@ -15,132 +15,36 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from roll_sandbox.agent_sandbox import Job, Sandbox, Session
-    from roll_sandbox.errors import (
-        BadImageError,
-        ConfigError,
-        OversizedUploadError,
-        RollSandboxError,
-        SandboxAccessError,
-        SandboxDatabaseError,
-        SandboxError,
-        SandboxExpiredError,
-        SandboxLostError,
-        SandboxPathError,
-        SandboxQuotaError,
-        SandboxRequestError,
-        SandboxSessionError,
-        SandboxUnavailableError,
-        UnknownImageError,
-        UnknownSandboxError,
-        UntrustedCodeError,
-        UserError,
-    )
-    from roll_sandbox.manager import SandboxManager
-    from roll_sandbox.remote import connect
-    from roll_sandbox.runtime import Runtime
-    from roll_sandbox.sync import SyncSandboxes, connect_sync
-    from roll_sandbox.types import (
-        Chunk,
-        Command,
-        ExecutionResult,
-        Limit,
-        Limits,
-        Mount,
-        Outcome,
-        Program,
-        PythonCode,
-        SandboxSpec,
-        Snapshot,
-    )
-    from roll_sandbox.version import __version__
+    from roll_sandbox.agent_sandbox import Job as Job
+    from roll_sandbox.agent_sandbox import Sandbox as Sandbox
+    from roll_sandbox.agent_sandbox import Session as Session
+    from roll_sandbox.errors import *  # noqa: F403
+    from roll_sandbox.manager import SandboxManager as SandboxManager
+    from roll_sandbox.remote import connect as connect
+    from roll_sandbox.runtime import Runtime as Runtime
+    from roll_sandbox.sync import SyncSandboxes as SyncSandboxes
+    from roll_sandbox.sync import connect_sync as connect_sync
+    from roll_sandbox.types import *  # noqa: F403
+    from roll_sandbox.version import __version__ as __version__
 
-__all__ = [
-    "BadImageError",
-    "Chunk",
-    "Command",
-    "ConfigError",
-    "ExecutionResult",
-    "Job",
-    "Limit",
-    "Limits",
-    "Mount",
-    "Outcome",
-    "OversizedUploadError",
-    "Program",
-    "PythonCode",
-    "RollSandboxError",
-    "Runtime",
-    "Sandbox",
-    "SandboxAccessError",
-    "SandboxDatabaseError",
-    "SandboxError",
-    "SandboxExpiredError",
-    "SandboxLostError",
-    "SandboxManager",
-    "SandboxPathError",
-    "SandboxQuotaError",
-    "SandboxRequestError",
-    "SandboxSessionError",
-    "SandboxSpec",
-    "SandboxUnavailableError",
-    "Session",
-    "Snapshot",
-    "SyncSandboxes",
-    "UnknownImageError",
-    "UnknownSandboxError",
-    "UntrustedCodeError",
-    "UserError",
-    "__version__",
-    "connect",
-    "connect_sync",
-]
-
-_HOMES = {
-    name: f"roll_sandbox.{module}"
-    for module, names in {
-        "agent_sandbox": ["Job", "Sandbox", "Session"],
-        "errors": [
-            "BadImageError",
-            "ConfigError",
-            "OversizedUploadError",
-            "RollSandboxError",
-            "SandboxAccessError",
-            "SandboxDatabaseError",
-            "SandboxError",
-            "SandboxExpiredError",
-            "SandboxLostError",
-            "SandboxPathError",
-            "SandboxQuotaError",
-            "SandboxRequestError",
-            "SandboxSessionError",
-            "SandboxUnavailableError",
-            "UnknownImageError",
-            "UnknownSandboxError",
-            "UntrustedCodeError",
-            "UserError",
-        ],
-        "manager": ["SandboxManager"],
-        "remote": ["connect"],
-        "runtime": ["Runtime"],
-        "sync": ["SyncSandboxes", "connect_sync"],
-        "types": [
-            "Chunk",
-            "Command",
-            "ExecutionResult",
-            "Limit",
-            "Limits",
-            "Mount",
-            "Outcome",
-            "Program",
-            "PythonCode",
-            "SandboxSpec",
-            "Snapshot",
-        ],
-        "version": ["__version__"],
-    }.items()
-    for name in names
+_NAMES = {
+    "agent_sandbox": "Job Sandbox Session",
+    "errors": (
+        "BadImageError ConfigError OversizedUploadError RollSandboxError SandboxAccessError SandboxDatabaseError "
+        "SandboxError SandboxExpiredError SandboxLostError SandboxPathError SandboxQuotaError SandboxRequestError "
+        "SandboxSessionError SandboxUnavailableError UnknownImageError UnknownSandboxError UntrustedCodeError "
+        "UserError"
+    ),
+    "manager": "SandboxManager",
+    "remote": "connect",
+    "runtime": "Runtime",
+    "sync": "SyncSandboxes connect_sync",
+    "types": ("Chunk Command ExecutionResult Limit Limits Mount Outcome Program PythonCode SandboxSpec Snapshot"),
+    "version": "__version__",
 }
+"""By module: what it has for callers."""
+_HOMES = {name: f"roll_sandbox.{module}" for module, names in _NAMES.items() for name in names.split()}
+__all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

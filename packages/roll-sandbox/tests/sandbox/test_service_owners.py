@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -72,9 +73,10 @@ def test_what_is_taken_is_what_is_alive_however_sandboxes_and_programs_end(steps
         elif step == 6:
             board.hear({"op": "created", "sandbox": place, "traits": {}})
         elif step == 7:
-            row = {"owner": "ann", "name": sandbox, "worker": "w", "state": "running", "spec": spec_said(SPEC)}
+            row: Any = SimpleNamespace(owner="ann", name=sandbox, worker="w", state="running", leased=1)
+            row.spec, row.created, row.expires = json.dumps(spec_said(SPEC)), 0.0, 9e9
             if place not in board.entries:
-                restore(board, {**row, "created": 0.0, "expires": 9e9, "leased": 1}, {"program-9": "running"})
+                restore(board, row, {"program-9": "running"})
         alive = len(board.entries)
         running = sum(entry.running for entry in board.entries.values())
         assert board.quotas.taken("ann") == {

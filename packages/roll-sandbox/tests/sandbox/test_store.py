@@ -306,7 +306,7 @@ async def test_a_commit_whose_answer_was_lost_is_not_taken_for_another_s(databas
         assert isinstance(refused, SandboxDatabaseError)
         while store.away or store.waiting:
             await asyncio.sleep(0.01)
-        assert {row["name"] for row in Records(store).alive()} == {"once"}
+        assert {row.name for row in Records(store).alive()} == {"once"}
         assert await open_one(Records(store), "twice") is None
 
 
@@ -343,4 +343,4 @@ async def test_a_backup_that_is_taken_from_a_running_service_is_one_to_start_fro
     else:
         server.run("pg_restore", "--clean", "--if-exists", f"--dbname={plain}", copy)
     async with opened(database) as store:
-        assert [row["name"] for row in Records(store).alive()] == ["kept"]
+        assert [row.name for row in Records(store).alive()] == ["kept"]
