@@ -140,7 +140,7 @@ _NEWS = [
 ]
 
 
-@pytest.mark.parametrize("news", _NEWS, ids=[str(each.op) for each in _NEWS])
+@pytest.mark.parametrize("news", _NEWS, ids=[str(each["op"]) for each in _NEWS])
 def test_a_worker_is_heard_where_all_it_says_is_of_its_kind(news: dict[str, object]) -> None:
     assert heard({**news, "more": 1}) == news
     for name in news:
@@ -310,7 +310,7 @@ def test_what_waits_for_a_command_is_bounded_in_bytes() -> None:
         await asyncio.sleep(0)
 
     asyncio.run(flooded())
-    assert [(each.op, each.error) for each in told] == [("error", "request")]
+    assert [(each["op"], each["error"]) for each in told] == [("error", "request")]
 
 
 def test_an_outbox_says_that_nobody_keeps_up() -> None:
