@@ -11,6 +11,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import click
+from pydantic import BaseModel, ConfigDict
 
 from roll_sandbox.errors import ConfigError
 from roll_sandbox.version import DISTRIBUTION
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Bytes",
     "Place",
+    "SandboxRow",
     "age",
     "database_option",
     "missing_packages",
@@ -59,6 +61,19 @@ class Bytes(click.ParamType):
         return bytes_
 
 
+class SandboxRow(BaseModel):
+    """A sandbox as a service lists it; a newer one may say more."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    sandbox: str
+    state: str
+    created: float
+    expires: float
+    worker: str
+    programs: int
+
+
 @dataclass(frozen=True, kw_only=True)
 class Place:
     """A service, and who asks it."""
@@ -93,15 +108,16 @@ class Place:
         finally:
             await runtime.close()
 
-    async def sandboxes(self) -> list[dict[str, Any]]:
+    async def sandboxes(self) -> list[SandboxRow]:
         """Those of the owner, the oldest first."""
-        found: list[dict[str, Any]] = []
-        page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}")
-        found += page
-        while len(page) == _PAGE:
-            page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}&after={page[-1]['sandbox']}")
-            found += page
-        return sorted(found, key=lambda each: (each["created"], each["sandbox"]))
+        found: list[SandboxRow] = []
+        after, full = "", True
+        while full:
+            page = await self.call("GET", f"/v1/sandboxes?limit={_PAGE}{after}")
+            found += map(SandboxRow.model_validate, page)
+            full = len(page) == _PAGE
+            after = f"&after={found[-1].sandbox}" if found else ""
+        return sorted(found, key=lambda each: (each.created, each.sandbox))
 
     async def name_of(self, beginning: str) -> str:
         """The sandbox that this is the name of, or the beginning of one's.
@@ -109,7 +125,7 @@ class Place:
         Raises:
             ConfigError: it begins several names, or none.
         """
-        names = [each["sandbox"] for each in await self.sandboxes()]
+        names = [each.sandbox for each in await self.sandboxes()]
         found = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
         if len(found) == 1:
             return found[0]

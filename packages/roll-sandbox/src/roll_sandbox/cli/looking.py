@@ -7,11 +7,12 @@ import json
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from roll_sandbox.cli.common import Place, age, service_options, shown, size
+from roll_sandbox.cli.common import Place, SandboxRow, age, service_options, shown, size
 from roll_sandbox.errors import ConfigError, RollSandboxError
 from roll_sandbox.visible import printable
 
@@ -31,17 +32,17 @@ def ls(place: Place, as_json: bool) -> None:
     """List your sandboxes, the oldest first."""
     found = asyncio.run(place.sandboxes())
     if as_json:
-        click.echo(json.dumps(found, indent=2))
+        click.echo(json.dumps([each.model_dump() for each in found], indent=2))
         return
     now = time.time()
     rows = [
         (
-            each["sandbox"],
-            each["state"],
-            age(each["created"]),
-            _left(each["expires"] - now),
-            each["programs"],
-            each["worker"],
+            each.sandbox,
+            each.state,
+            age(each.created),
+            _left(each.expires - now),
+            each.programs,
+            each.worker,
         )
         for each in found
     ]
@@ -78,7 +79,7 @@ def stop(place: Place, names: tuple[str, ...], everything: bool) -> None:
         raise ConfigError("name the sandboxes to stop, or say --all.")
 
     async def end() -> list[str]:
-        chosen = [each["sandbox"] for each in await place.sandboxes()] if everything else []
+        chosen = [each.sandbox for each in await place.sandboxes()] if everything else []
         chosen += [await place.name_of(name) for name in names]
         places = asyncio.Semaphore(_AT_ONCE)
 
@@ -130,50 +131,61 @@ async def _watch(place: Place, every_s: float) -> None:
                 live.console.size = ConsoleDimensions(columns, rows)
                 table = _busiest(found, before, now - then, most=max(_SMALLEST_ROWS, rows - 3))
                 live.update(Text(table, no_wrap=True), refresh=True)
-                before, then = {each["sandbox"]: each["cpu_s"] for each in found}, now
+                before, then = {each.row.sandbox: each.cpu_s for each in found}, now
                 await asyncio.sleep(every_s)
 
 
-async def _usage(place: Place, runtime: RemoteRuntime) -> list[dict[str, Any]]:
+@dataclass(frozen=True)
+class _Used:
+    """A sandbox with what it uses; `running` has the words of its programs."""
+
+    row: SandboxRow
+    state: str
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    running: tuple[str, ...] = ()
+
+
+async def _usage(place: Place, runtime: RemoteRuntime) -> list[_Used]:
     """Every sandbox with what it uses; one that has just ended, or whose worker is away, with nothing."""
     places = asyncio.Semaphore(_AT_ONCE)
 
-    async def one(each: dict[str, Any]) -> dict[str, Any]:
-        looked: dict[str, Any] = {"cpu_s": 0.0, "memory_bytes": 0, "programs": []}
-        if each["state"] == "running":
-            async with places:
-                try:
-                    looked = await runtime.look(each["sandbox"])
-                except RollSandboxError:
-                    each = {**each, "state": "unknown"}
-        running = [program["words"] for program in looked["programs"] if program["end"] is None]
-        return {**each, "cpu_s": looked["cpu_s"], "memory_bytes": looked["memory_bytes"], "running": running}
+    async def one(row: SandboxRow) -> _Used:
+        if row.state != "running":
+            return _Used(row, row.state)
+        async with places:
+            try:
+                looked = await runtime.look(row.sandbox)
+            except RollSandboxError:
+                return _Used(row, "unknown")
+        running = tuple(program["words"] for program in looked["programs"] if program["end"] is None)
+        return _Used(row, row.state, looked["cpu_s"], looked["memory_bytes"], running)
 
-    return await asyncio.gather(*(one(each) for each in await place.sandboxes()))
+    return await asyncio.gather(*(one(row) for row in await place.sandboxes()))
 
 
-def _busiest(found: Sequence[dict[str, Any]], before: dict[str, float], passed_s: float, most: int | None) -> str:
+def _busiest(found: Sequence[_Used], before: dict[str, float], passed_s: float, most: int | None) -> str:
     """The table of `top`, with the share of a core since the last one."""
 
-    def share(each: dict[str, Any]) -> float:
-        return (each["cpu_s"] - before[each["sandbox"]]) / passed_s if each["sandbox"] in before else 0.0
+    def share(each: _Used) -> float:
+        return (each.cpu_s - before[each.row.sandbox]) / passed_s if each.row.sandbox in before else 0.0
 
-    order = sorted(found, key=lambda each: (-share(each), -each["cpu_s"], each["sandbox"]))
+    order = sorted(found, key=lambda each: (-share(each), -each.cpu_s, each.row.sandbox))
     rows = [
         (
-            each["sandbox"],
-            each["state"],
-            f"{100 * share(each):.0f}" if each["sandbox"] in before else "–",
-            f"{each['cpu_s']:.1f}",
-            size(each["memory_bytes"]),
-            len(each["running"]),
-            age(each["created"]),
-            each["running"][-1][:60] if each["running"] else "",
+            each.row.sandbox,
+            each.state,
+            f"{100 * share(each):.0f}" if each.row.sandbox in before else "–",
+            f"{each.cpu_s:.1f}",
+            size(each.memory_bytes),
+            len(each.running),
+            age(each.row.created),
+            each.running[-1][:60] if each.running else "",
         )
         for each in order[:most]
     ]
-    all_memory = size(sum(each["memory_bytes"] for each in found))
-    title = f"{len(found)} sandboxes · {sum(len(each['running']) for each in found)} programs · {all_memory} of memory"
+    all_memory = size(sum(each.memory_bytes for each in found))
+    title = f"{len(found)} sandboxes · {sum(len(each.running) for each in found)} programs · {all_memory} of memory"
     columns = ("SANDBOX", "STATE", "CPU %", "CPU s", "MEMORY", "PROGRAMS", "AGE", "LATEST")
     return f"{title}\n{_table(columns, rows)}"
 
