@@ -5,6 +5,8 @@
 
 An environment may have both files. It is built once, and again when a file changes. One that cannot be built is named
 with the reason, and its tests are skipped. A line `# python: 3.12` in NAME.txt asks for another Python than ROLL's own.
+With a line `# on top of .venv`, NAME.txt is installed without dependencies, and what it lacks is taken from ROLL's own
+environment: ROLL's tests can be run there.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import uv_settings
@@ -23,6 +26,8 @@ import uv_settings
 ROOT = Path(__file__).resolve().parents[1]
 STAMP = "extras.stamp"
 """In an environment that is complete: the hash of its files."""
+ON_TOP = "# on top of .venv"
+WRITE = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
 
 
 def names(root: Path = ROOT) -> list[str]:
@@ -80,10 +85,17 @@ def _commands(files: list[Path], target: Path) -> list[list[str]]:
             shutil.copy(file, target / "package.json")
             commands.append(["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"])
             continue
+        text = file.read_text(encoding="utf-8")
         uv = shutil.which("uv") or str(Path(sys.prefix) / "bin" / "uv")
         install = [uv, "--no-progress", "pip", "install", "--python", str(target / "bin" / "python")]
         commands.append([uv, "venv", "--quiet", "--allow-existing", "--python", _python(file), str(target)])
-        if any(line.startswith("torch==") for line in file.read_text(encoding="utf-8").splitlines()):
+        if ON_TOP in text:
+            (packages,) = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+            below = f"import site; site.addsitedir({packages!r})"
+            folder = f"lib/python{sys.version_info.major}.{sys.version_info.minor}/site-packages"
+            commands.append([sys.executable, "-c", WRITE, str(target / folder / "below.pth"), below])
+            install.append("--no-deps")
+        if any(line.startswith("torch==") for line in text.splitlines()):
             commands.append([*install, *_torch()])
         commands.append([*install, "-r", str(file)])
     return commands

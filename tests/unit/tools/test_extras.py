@@ -75,3 +75,10 @@ def test_extras_unknown_to_the_command_are_refused():
     )
     assert done.returncode == 2
     assert "'nothing' has no file in requirements/extras" in done.stderr
+
+
+def test_extras_on_top_of_rolls_own_environment_install_nothing_else(tmp_path: Path):
+    (file := tmp_path / "some.txt").write_text("# on top of .venv\nsafetensors==0.8.0\n")
+    _, below, rest = extras._commands([file], tmp_path / "target")
+    assert below[-1].startswith("import site; site.addsitedir(") and below[-2].endswith("site-packages/below.pth")
+    assert "--no-deps" in rest

@@ -8,6 +8,7 @@ import shutil
 import struct
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -71,8 +72,7 @@ def of_wandb(run: RunDirectory) -> Received:
 
     received, ids = Received(), set()
     for path in sorted(run.path.glob("wandb/offline-run-*/*.wandb")):
-        for data in _journal(path.read_bytes(), header=7):
-            record = Record.FromString(data)
+        for record in _ended(path, Record):
             kind = record.WhichOneof("record_type")
             if kind == "run":
                 ids.add(record.run.run_id)
@@ -94,6 +94,17 @@ def of_wandb(run: RunDirectory) -> Received:
     return received
 
 
+def _ended(path: Path, record_type: Any) -> list[Any]:
+    """Records of W&B's file, once it has that of the run's end: its process still writes when `finish` returns."""
+    deadline = time.monotonic() + 60
+    while True:
+        records = [record_type.FromString(data) for data in _journal(path.read_bytes(), header=7)]
+        if any(record.WhichOneof("record_type") == "exit" for record in records):
+            return records
+        assert time.monotonic() < deadline, f"{path} has no end"
+        time.sleep(0.05)
+
+
 def _journal(data: bytes, header: int) -> Iterator[bytes]:
     """Records of a LevelDB log: blocks of 32 KiB, and in them chunks of checksum, length and kind."""
     position, parts = header, b""
@@ -106,6 +117,8 @@ def _journal(data: bytes, header: int) -> Iterator[bytes]:
         if kind == 0:  # what pads a block
             position += left
             continue
+        if position + 7 + length > len(data):  # still being written
+            return
         parts += data[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # whole, or the last part
