@@ -21,7 +21,7 @@ from typing import Any
 
 from roll.config.document import dump, parse, read
 from roll.errors import ConfigError, RunDirectoryError
-from roll.types.reading import read_record
+from roll.records import read_record
 
 __all__ = [
     "CONFIG",

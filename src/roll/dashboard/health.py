@@ -14,9 +14,9 @@ import numpy as np
 from roll.dashboard.metrics import Metrics, nulls
 from roll.dashboard.rollouts import KINDS, Rollouts, file_of, step_of
 from roll.errors import RunDirectoryError
+from roll.records import read_record
 from roll.tracking.reading.files import Inside, from_json
 from roll.tracking.reading.rollout_files import opened
-from roll.types.reading import read_record
 
 __all__ = ["Alarm", "LedgerEntry", "alarms", "failures", "health", "log_of", "newest_ledger"]
 

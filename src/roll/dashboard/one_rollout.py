@@ -11,7 +11,7 @@ import numpy as np
 from roll.dashboard.metrics import nulls
 from roll.dashboard.settings import usual_number
 from roll.dashboard.vocabulary import Vocabulary
-from roll.types.reading import read_record
+from roll.records import read_record
 
 __all__ = ["DETAIL_COLUMNS", "TOKEN_COLUMNS", "details", "tokens"]
 

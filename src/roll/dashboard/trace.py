@@ -20,9 +20,9 @@ import numpy as np
 
 from roll.dashboard.columns import Blocks, Columns
 from roll.errors import RunDirectoryError
+from roll.records import read_record
 from roll.tracking.reading.files import Inside, Tail, from_json
 from roll.tracking.rollout_trace import ENGINES, JUDGE, ROLLOUTS
-from roll.types.reading import read_record
 
 __all__ = ["Trace", "TracedStep"]
 

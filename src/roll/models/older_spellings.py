@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from roll.models.directory import read_json
-from roll.types.reading import read_record
+from roll.records import read_record
 
 __all__ = ["add_older_config_keys", "add_older_tokenizer_keys", "write_older_spellings"]
 

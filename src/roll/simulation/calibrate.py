@@ -29,6 +29,7 @@ from roll.config.run import RunConfig
 from roll.errors import DataError
 from roll.inference import engine_capabilities
 from roll.models import describe_model
+from roll.records import read_record
 from roll.simulation.costs import train_s
 from roll.simulation.fit import EngineFit, fit_engine
 from roll.simulation.hardware import Device, Measured, Model, device
@@ -37,7 +38,6 @@ from roll.tracking.reading.files import Inside
 from roll.tracking.reading.rollout_files import as_written, compute, opened, place_of
 from roll.tracking.rollout_trace import ENGINE_STEPS
 from roll.types import EngineStretch
-from roll.types.reading import read_record
 
 __all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "stretches_of_trace"]
 

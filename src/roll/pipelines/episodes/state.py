@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from roll.pipelines.learning.state import LearningState
+from roll.records import read_record
 from roll.types import Branch, IntArray, MediaSpan, Trajectory, Turn
-from roll.types.reading import read_record
 
 __all__ = ["AgenticState", "KeptEpisode"]
 
