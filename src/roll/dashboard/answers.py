@@ -143,7 +143,7 @@ def _once(known: Known) -> Answer:
         return Answer(id="once", question=question, text=text, links=links)
     whole = ids == list(range(len(ids)))
     fates = Counter(entry.fate for entry in known.ledger)
-    prompts = Counter(entry.uid for entry in known.ledger)
+    prompts = Counter(str(entry.uid) for entry in known.ledger)
     most, least = max(prompts.values()), min(prompts.values())
     if not whole:
         text = "The ledger of the newest checkpoint has gaps or repeats: it is not one that ROLL wrote."

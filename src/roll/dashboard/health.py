@@ -54,14 +54,15 @@ class LedgerEntry:
     """A draw of the newest checkpoint's ledger."""
 
     fate: str
-    why: str = ""
-    draw_id: int | None = None
-    uid: str | None = None
+    why: Any = ""
+    draw_id: Any = None
+    uid: Any = None
+    """What anybody may have written: any value of JSON."""
 
     @property
     def reason(self) -> str:
         """Why it has this fate."""
-        return self.why or "no reason given"
+        return str(self.why) if self.why else "no reason given"
 
 
 def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:

@@ -89,6 +89,15 @@ def test_time_goes_into_the_longest_phase(make_run: MakeRun) -> None:
     assert found["figures"][0] == {"name": "generate, s a step", "value": 6.0}
 
 
+def test_answers_take_a_ledger_whose_entries_have_values_of_any_kind(make_run: MakeRun) -> None:
+    run = make_run()
+    ledger = next(run.glob("checkpoints/*/ledger.jsonl"))
+    odd = {"fate": "filtered", "why": ["a", {"b": 1}], "uid": {"c": [2]}, "draw_id": [0]}
+    ledger.write_text(json.dumps(odd) + "\n")
+    assert "gaps or repeats" in asked(run)["once"]["answer"]
+    assert asked(run)["filtered"]["answer"]
+
+
 def test_answers_about_time_count_a_step_once_and_whole(make_run: MakeRun) -> None:
     run = make_run()
     rewrite(run, time__step_s=7.0)  # without what each step spends on its checkpoint

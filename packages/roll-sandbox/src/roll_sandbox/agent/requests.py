@@ -1,4 +1,4 @@
-"""What the host sends, by names: the sandbox's settings, and what is to be started in it."""
+"""Records of what the host sends: the settings of the sandbox, and requests to start programs in it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Limits(_Fields):
 
 
 class Image(_Fields):
-    """What a sandbox with an image begins in."""
+    """The image of a sandbox: its layers, and where its programs start."""
 
     layers: int
     binds: list[str]
@@ -31,7 +31,7 @@ class Image(_Fields):
 
 
 class Settings(_Fields):
-    """What the host sent of the sandbox."""
+    """Settings of the sandbox, as the host sent them."""
 
     home: str
     mount_space: bool
