@@ -25,6 +25,9 @@ __all__ = ["LivePolicy"]
 
 logger = logging.getLogger(__name__)
 
+LOOK_S = 1.0
+"""Between two looks at the engines of an evaluation that a weight sync waits for."""
+
 
 @dataclass(kw_only=True, slots=True)
 class LivePolicy:
@@ -88,10 +91,14 @@ class LivePolicy:
         """Bring the weights to every engine, which stand still meanwhile; one that died is replaced and gets them too.
 
         An evaluation is of one policy, so this waits for one that is under way; if that failed, the run ends at the
-        boundary.
+        boundary. Without an engine that still has its weights it is given up, since nobody can end it.
         """
-        if self.evaluation is not None:
-            await asyncio.wait({self.evaluation})
+        while self.evaluation is not None and not self.evaluation.done():
+            if not self.generation.proxy.num_serving:  # fresh ones get weights with this sync alone
+                logger.warning("an evaluation is given up, since all engines died that had the weights it is of")
+                await self._end_evaluation()
+            else:
+                await asyncio.wait({self.evaluation}, timeout=LOOK_S)
         if self.devices is not None and self.devices.phase == "training":
             with self.run.spans.phase("hand_over"):
                 await self.devices.to_generation()
@@ -133,7 +140,14 @@ class LivePolicy:
 
     async def close(self) -> None:
         """End what runs beside the steps; may be called twice."""
-        if self.evaluation is not None:
-            self.evaluation.cancel()
+        await self._end_evaluation()
         if self.controller is not None:
             await self.controller.close()
+
+    async def _end_evaluation(self) -> None:
+        evaluation, self.evaluation = self.evaluation, None
+        if evaluation is not None:
+            evaluation.cancel()  # once: cancelled again, it could not see its rollouts end
+            await asyncio.wait({evaluation})
+            if not evaluation.cancelled():
+                evaluation.exception()  # another error ends the run

@@ -58,7 +58,8 @@ class EngineGroup(ABC):
         Raises:
             UnsupportedError: the engine cannot do it here; it stays awake.
         """
-        self._asleep.append(engine)
+        awake = self.awake()  # of those that were replaced nothing is remembered
+        self._asleep[:] = [each for each in self.engines if each is engine or all(each is not other for other in awake)]
         try:
             await engine.sleep()
         except UnsupportedError:

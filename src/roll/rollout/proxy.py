@@ -113,6 +113,11 @@ class LLMProxy:
         """Requests at engines, of those that somebody waits for."""
         return len(self._at_engines)
 
+    @property
+    def num_serving(self) -> int:
+        """Engines that may get requests."""
+        return len(self._router.serving)
+
     # ---- requests
 
     def counts(self) -> dict[str, int]:

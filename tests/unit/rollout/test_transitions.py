@@ -161,6 +161,8 @@ def test_engine_group_replaces_one_that_died_asleep_when_it_is_woken() -> None:
         await world.proxy.settle()
         assert len(world.group.all) == 3
         assert [engine.engine_id for engine in world.group.awake()] == ["a", "b"]
+        await world.move.sleep("b")
+        assert world.group._asleep == [world.group.engines[1]]  # nothing is kept of the one that died
         assert not world.violations
 
     within(main)

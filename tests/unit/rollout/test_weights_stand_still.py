@@ -16,6 +16,7 @@ from worlds.training import World, random_settings
 from roll.config.scheduling import SchedulingConfig
 from roll.errors import WeightSyncError
 from roll.pipelines.live_policy import LivePolicy
+from roll.rollout import SamplingPlan
 from roll.simulation import clock
 from roll.types import GenerationRequest, SamplingParams, WeightReceipt, WeightUpdate
 
@@ -76,6 +77,15 @@ def test_a_fresh_engine_waits_for_an_update_and_after_a_broken_one_for_the_next_
     ]
 
 
+def live_policy(world: World) -> LivePolicy:
+    run: Any = SimpleNamespace(
+        spans=SimpleNamespace(phase=lambda name: nullcontext()), state=SimpleNamespace(policy_version=0)
+    )
+    generation: Any = SimpleNamespace(proxy=world.proxy, scheduler=world.scheduler)
+    plan = SamplingPlan(purpose="eval", group_size=2, sampling=SamplingParams(max_new_tokens=12))
+    return LivePolicy(run=run, generation=generation, controller=world.controller, weights=world.weights, plan=plan)
+
+
 class LateEngine(TickingEngine):
     """Can take weights for longer than anybody waits; then it has neither the old nor the new ones."""
 
@@ -115,17 +125,7 @@ def test_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go
         world = LateWorld(replace(random_settings(0), scheduling=scheduling, **quiet))
         world.weights._timeout_s = 5.0
         late, _ = world.engines.engines
-        run: Any = SimpleNamespace(
-            spans=SimpleNamespace(phase=lambda name: nullcontext()), state=SimpleNamespace(policy_version=0)
-        )
-        generation: Any = SimpleNamespace(proxy=world.proxy)
-        live = LivePolicy(
-            run=run,
-            generation=generation,
-            controller=world.controller,
-            weights=world.weights,
-            plan=None,  # type: ignore[arg-type]
-        )
+        live = live_policy(world)
         await live.sync()
         late.is_late = True  # type: ignore[attr-defined]
         sampling = SamplingParams(max_new_tokens=12)
@@ -133,7 +133,7 @@ def test_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go
         requests = [GenerationRequest(request_id=f"r{n}", token_ids=tokens, sampling=sampling) for n in range(4)]
         answers = [asyncio.create_task(world.proxy.generate(request)) for request in requests]
         await asyncio.sleep(0.1)
-        run.state.policy_version = 1
+        live.run.state.policy_version = 1
         report = await live.sync()
         found.append((list(report.dead), report.engines, {a.engine_id for a in await asyncio.gather(*answers)}))
         found.append(late.asked)  # type: ignore[attr-defined]
@@ -144,3 +144,50 @@ def test_weight_sync_an_engine_that_is_late_is_not_used_again_when_the_others_go
 
     clock.run(main(), seed=0)
     assert found == [(["e0"], ("e1",), {"e1"}), [], [1, 1]]
+
+
+def quiet_world() -> tuple[World, LivePolicy]:
+    """One engine, in an asynchronous run, where nothing goes wrong by itself."""
+    chosen = {"deaths": 0, "frailty": 0.0, "hands_over": False, "num_engines": 1, "reward_hangs": 0.0, "lags": (0.0,)}
+    world = World(replace(random_settings(0), scheduling=SchedulingConfig(async_ratio=1.0), **chosen))
+    return world, live_policy(world)
+
+
+def evaluating(world: World, live: LivePolicy) -> asyncio.Task[Any]:
+    live.evaluation = asyncio.create_task(world.scheduler.collect(world._draw(4, "a"), live.plan))  # type: ignore[assignment]
+    return live.evaluation  # type: ignore[return-value]
+
+
+def test_weight_sync_gives_up_an_evaluation_whose_engines_all_died_while_the_weights_changed() -> None:
+    async def main() -> None:
+        world, live = quiet_world()
+        await live.sync()
+        evaluation = evaluating(world, live)
+        await asyncio.sleep(0.1)
+        async with live.learning():
+            world.engines.engines[0].die()  # a fresh one must wait for weights that stand still
+            await asyncio.sleep(20.0)
+            live.run.state.policy_version = 1
+            await live.push()
+        assert evaluation.cancelled() and live.evaluation is None
+        await world.proxy.settle()
+        groups = await world.scheduler.collect(world._draw(1, "a"), live.plan)
+        assert [int(rollout.policy_versions[0]) for rollout in groups[0].rollouts] == [1, 1]
+        await world.engines.close()
+
+    clock.run(main(), seed=0, limit_s=10_000.0)
+
+
+def test_live_policy_that_is_closed_twice_lets_its_evaluation_end() -> None:
+    async def main() -> None:
+        world, live = quiet_world()
+        await live.sync()
+        evaluating(world, live)
+        await asyncio.sleep(6.0)
+        assert len(world.scheduler.life) > 0
+        await live.close()
+        await live.close()
+        assert len(world.scheduler.life) == 0 and not world.engines.engines[0].live
+        await world.engines.close()
+
+    clock.run(main(), seed=0, limit_s=10_000.0)
