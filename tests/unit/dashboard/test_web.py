@@ -87,7 +87,7 @@ def test_a_long_log_is_read_in_time_that_grows_with_it() -> None:
     line = "2026-01-01 10:00:01,000 WARNING roll.x: " + "alarms.x" * 10_000
     began = time.process_time()
     assert _ALARM.match(line) is None
-    assert time.process_time() - began < 1.0  # with two greedy gaps before the name it takes minutes
+    assert time.process_time() - began < 10  # with two greedy gaps before the name it takes minutes
 
 
 def test_what_json_has_no_place_for_is_null_or_a_question_mark(make_run: MakeRun) -> None:

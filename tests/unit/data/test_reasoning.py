@@ -191,4 +191,4 @@ def test_reasoning_of_hostile_texts_takes_linear_time(piece: str) -> None:
     started = time.process_time()
     split_reasoning(piece * (2_000_000 // len(piece)), begun=True)
     begun_thought(piece * (2_000_000 // len(piece)))
-    assert time.process_time() - started < 2  # about 20 ms
+    assert time.process_time() - started < 10  # about 20 ms

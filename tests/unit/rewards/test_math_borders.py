@@ -59,7 +59,7 @@ def test_math_of_a_reference_of_20000_characters_takes_no_time(piece: str) -> No
     begin = time.process_time()
     for text in ("5", r"\boxed{5}", "The answer is $x+1$.", reference[:900]):
         assert score_math(text, reference, "auto") in ((False, "wrong"), (False, "no answer"))
-    assert time.process_time() - begin < 1
+    assert time.process_time() - begin < 5
 
 
 def test_math_of_a_long_reference_is_right_as_the_same_text() -> None:

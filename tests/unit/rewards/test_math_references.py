@@ -152,7 +152,7 @@ def test_math_identical_text_is_right_in_every_form(reference: str) -> None:
     for form in FORMS:
         if "$" in reference and "${}$" in form:
             continue
-        right, _ = score_math(form.format(reference), reference, "auto")
+        right, _ = score_math(form.format(reference), reference, "auto", 60)
         wrong += [] if right else [form]
     assert not wrong
 
@@ -162,7 +162,7 @@ def test_math_identical_text_is_right_whatever_it_is(text: str, form: str) -> No
     """Braces that do not match open no box, and marks of tags and boxes are read as such."""
     if re.search(r"[{}<>\\#\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]", text) or not normalized_text(text):
         return
-    assert score_math(form.format(text), text, "auto")[0] is True
+    assert score_math(form.format(text), text, "auto", 60)[0] is True
 
 
 @pytest.mark.parametrize("reference", ["", " ", "$", "\\boxed{}", "\\text{ }", ".", "**"])

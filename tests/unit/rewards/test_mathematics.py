@@ -478,7 +478,7 @@ def test_hostile_answers_cost_little(kind: str) -> None:
     for reference in ("7", "x^2+1", r"\{1,2\}"):
         started = time.process_time()
         assert score_math(HOSTILE[kind], reference, "auto", 1.0)[0] is False
-        assert time.process_time() - started < 1.5
+        assert time.process_time() - started < 5
 
 
 @pytest.mark.parametrize(

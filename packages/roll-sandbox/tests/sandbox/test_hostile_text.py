@@ -109,7 +109,7 @@ def test_headers_that_would_hold_the_service_up_are_refused(archive: bytes) -> N
     began = time.process_time()
     with pytest.raises(SandboxRequestError, match=r"header|sparse|kind|plain"):
         check_archive(archive + _FILE + b"\0" * 1024, 2**20, 100)
-    assert time.process_time() - began < 1.0
+    assert time.process_time() - began < 5
 
 
 def test_archives_with_long_names_and_times_are_plain() -> None:

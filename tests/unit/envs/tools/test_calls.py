@@ -305,7 +305,7 @@ def test_long_text_costs_time_in_proportion(form: str) -> None:
         text = fragment * (400_000 // len(fragment))
         begun = time.process_time()
         FORMS[form].parse(text, TOOLS)
-        assert time.process_time() - begun < 1.0, f"{fragment!r}: a quadratic parser takes minutes"
+        assert time.process_time() - begun < 10, f"{fragment!r}: a quadratic parser takes minutes"
 
 
 def test_deep_json_is_refused_before_anything_walks_it() -> None:

@@ -97,7 +97,7 @@ for name in os.listdir(f"/proc/{{os.getppid()}}/fd"):
     await verifier.judge(rollout(_answer(forge), FORMS["stdin"]))
     assert all(verifier.limits.cpu_s("d/0", case) in (20.0, 2.0) for case in range(2)), verifier.limits.state()
     anchors = dict(verifier.limits.state().get("d/0", []))
-    assert all(0 <= seconds < 1.0 for seconds in anchors.values()), anchors
+    assert all(0 <= seconds < 10 for seconds in anchors.values()), anchors
 
 
 async def test_each_case_is_charged_with_what_it_used(boxes: CodeSandboxes) -> None:
