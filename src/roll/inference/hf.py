@@ -30,7 +30,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -147,7 +146,6 @@ class HFEngine:
         executor.shutdown(wait=True)
         self._device.release()
         self._decoder = None
-        gc.collect()
         self._close_log()
 
     def load(self) -> EngineLoad:

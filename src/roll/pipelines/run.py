@@ -175,7 +175,8 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
     """Take the remaining steps: the one loop of every pipeline that trains.
 
     What was there before stays, so that the collector need not look for garbage in it: to go through all that torch
-    imports takes a quarter of a second, in which nobody is answered.
+    imports takes a quarter of a second, in which nobody is answered. Where the caller has frozen objects of its own,
+    that is left as it is.
 
     Args:
         run: at a step's boundary.
@@ -184,7 +185,9 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
     Raises:
         AlarmError: an alarm stops the run; everything up to this boundary is saved.
     """
-    gc.freeze()
+    freezes = gc.get_freeze_count() == 0
+    if freezes:
+        gc.freeze()
     try:
         while run.state.step < run.num_steps:
             with run.spans.step(run.state.step + 1):
@@ -197,7 +200,8 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
                 if alarms:
                     raise AlarmError("; ".join(alarms))
     finally:
-        gc.unfreeze()
+        if freezes:
+            gc.unfreeze()
 
 
 async def _nothing_to_close() -> None:
