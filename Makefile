@@ -4,6 +4,7 @@
 PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
 FAST := not slow and not gpu and not chaos and not extras
+LIGHT := $(FAST) and not ray and not vllm
 # Files in order: those with long runs come first, so that no process of tests is left alone with one at the end.
 TWO := -n 2 --dist loadfile --no-loadscope-reorder
 CODE := src packages tests tools benchmarks
@@ -29,8 +30,11 @@ example-code: setup ## train on writing small functions, scored in sandboxes (ab
 example-reasoning: setup ## train on a reasoning-gym task (up to 30 minutes)
 	@.venv/bin/roll train examples/reasoning.yaml $(ARGS)
 
-test: setup ## the tests, without the slow, GPU and chaos ones
-	@$(OFFLINE) $(PY) -m pytest $(TWO) -m "$(FAST)" $(ARGS)
+test: setup ## the tests, without the slow, GPU and chaos ones and those of vLLM and Ray
+	@$(OFFLINE) $(PY) -m pytest $(TWO) --ignore=tests/extras -m "$(LIGHT)" $(ARGS)
+
+test-engines: setup ## the tests that start vLLM or Ray, without the slow, GPU and chaos ones
+	@$(OFFLINE) $(PY) -m pytest $(TWO) --ignore=tests/extras -m "(ray or vllm) and $(FAST)" $(ARGS)
 
 test-matrices: setup ## the cases of large matrices of which `make test` runs a few: every preset trained end to end, …
 	@$(OFFLINE) $(PY) -m pytest $(TWO) -m matrix $(ARGS)

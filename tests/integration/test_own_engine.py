@@ -43,6 +43,7 @@ def test_own_engine_of_a_users_folder_trains(folder: Path, tiny_model: Path) -> 
     assert all(row["sync/probe_max_abs"] < 1e-4 and row["sync/probe_change"] > 0 for row in trained[1:])
 
 
+@pytest.mark.ray
 def test_own_engine_trains_in_the_workers_of_ray(folder: Path, tiny_model: Path) -> None:
     apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": [1]}, "devices_per_node": 2}
     roll.train(config(tiny_model, cluster=apart, training={"num_steps": 2, "learning_rate": 1e-3}))

@@ -66,6 +66,7 @@ def test_own_gate_takes_its_options(folder: Path, tiny_model: Path) -> None:
     assert [row["step"] for row in steps(folder) if row.get("training/stepped")]
 
 
+@pytest.mark.ray
 def test_own_gate_trains_on_the_ranks_of_ray(folder: Path, tiny_model: Path) -> None:
     apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": [0]}, "devices_per_node": 1}
     roll.train(config(tiny_model, {"gate": {"type": "python", "gate": "my_gate.py:Cubic"}}, cluster=apart))

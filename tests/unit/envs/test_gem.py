@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from random import Random
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from roll.envs import ENVS, SyncVectorEnv, make, make_vec
 from roll.envs.wrappers import EpisodeTracking, ObservationHistory
 
-pytest.importorskip("gem")
+pytestmark = pytest.mark.skipif(find_spec("gem") is None, reason="gem is not installed")
 
 GEMS = {
     "guess_the_number:GuessTheNumberEnv": {"min_number": 1, "max_number": 10, "max_turns": 4},
