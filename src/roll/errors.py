@@ -24,6 +24,7 @@ so code outside ROLL may catch either. A message says what failed, the value see
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
     │   └── CheckpointVersionError (UserError)  another version of ROLL wrote it, and this one cannot read it
     ├── HalfUpdatedError (RuntimeError) an optimiser step failed while it moved the weights
+    ├── EngineError (RuntimeError)      an inference engine of the user's own failed; names it
     ├── LossError (RuntimeError)        a loss of the user's own failed; names it
     ├── CallbackError (RuntimeError)    a function that the user gave to be called during a run failed; names it
     ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
@@ -42,6 +43,7 @@ __all__ = [
     "ConfigError",
     "DataError",
     "EngineDiedError",
+    "EngineError",
     "HalfUpdatedError",
     "HubError",
     "InfraError",
@@ -164,6 +166,10 @@ class CheckpointVersionError(CheckpointError, UserError):
 
 class HalfUpdatedError(RollError, RuntimeError):
     """An optimiser step failed while it moved the weights: they are neither the old nor the new ones."""
+
+
+class EngineError(RollError, RuntimeError):
+    """An inference engine of the user's own failed."""
 
 
 class LossError(RollError, RuntimeError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from roll.config.engines import ENGINES, LazyEngine, resolve_engine_kind
 from roll.errors import ConfigError, UnsupportedError
+from roll.inference.own_engine import OwnEngine
 from roll.protocols import InferenceEngine
 from roll.types import MediaSpan
 
@@ -100,6 +102,9 @@ def build_engine(spec: EngineSpec) -> InferenceEngine:
     """Build the engine that `spec` describes; `await engine.start()` then loads the model.
 
     Raises:
-        ConfigError: there is no engine of this kind, or it is not installed.
+        ConfigError: there is no engine of this kind, it is not installed, or one of the user's own cannot be built.
     """
-    return ENGINES.get(resolve_engine_kind(spec.kind))(spec)
+    factory = ENGINES.get(resolve_engine_kind(spec.kind))
+    if isinstance(factory, LazyEngine):
+        return factory(spec)
+    return OwnEngine(spec.kind, spec.engine_id, partial(factory, spec))

@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from roll.callbacks import Callbacks
-from roll.errors import CallbackError, EngineDiedError, LossError, NoEngineError, RollError, UserError
+from roll.errors import CallbackError, EngineDiedError, EngineError, LossError, NoEngineError, RollError, UserError
 from roll.tracking import atomic, logs
 from roll.tracking.console import open_console
 from roll.tracking.console_views import Console, EvaluationView, RunHeader, StepView, best_and_worst, trouble
@@ -371,7 +371,7 @@ def _logs_say_more(error: Exception) -> bool:
     """Whether the cause may lie in what libraries and child processes wrote, not with the user."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
-    if isinstance(error, EngineDiedError | NoEngineError | LossError | CallbackError):  # names its cause
+    if isinstance(error, EngineDiedError | EngineError | NoEngineError | LossError | CallbackError):  # names its cause
         return False
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
 

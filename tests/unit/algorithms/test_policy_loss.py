@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -241,7 +242,7 @@ def test_the_critics_loss_by_hand() -> None:
         ValueLoss()(replace(inputs, returns=None))
 
 
-def test_a_loss_of_the_users_runs_by_its_path(tmp_path: Any) -> None:
+def test_a_loss_of_the_users_runs_by_its_path(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
         "from roll.algorithms.inputs import LossOutputs\n"
@@ -254,3 +255,21 @@ def test_a_loss_of_the_users_runs_by_its_path(tmp_path: Any) -> None:
     assert UserLoss(path=f"{file}:loss")(inputs).loss.item() == pytest.approx(5 * math.log(2) / 2)
     with pytest.raises(LossError, match="returned float, not a LossOutputs"):
         UserLoss(path=f"{file}:number")(inputs)
+
+
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [
+        ("loss=0.5", "a loss that is float, not a tensor with one number"),
+        ("loss=inputs.logprobs", r"a loss that is a tensor of shape \(2,\), not a tensor with one number"),
+        ("loss=inputs.logprobs.detach().sum()", "a loss without a gradient: compute it from inputs.logprobs"),
+        ("loss=inputs.logprobs.sum(), metrics={'own/x': 'high'}", "the metric 'own/x' as str, not a number"),
+    ],
+)
+def test_a_loss_of_the_users_that_returns_what_no_trainer_can_use_is_named(
+    tmp_path: Path, returned: str, words: str
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(f"from roll.types import LossOutputs\ndef loss(inputs):\n    return LossOutputs({returned})\n")
+    with pytest.raises(LossError, match=rf"loss '{file}:loss' returned {words}"):
+        UserLoss(path=f"{file}:loss")(inputs_of({"new": [0.5, 0.25]}))

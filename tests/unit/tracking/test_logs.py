@@ -116,7 +116,7 @@ def test_a_broken_run_points_to_its_log(tmp_path: Path) -> None:
     assert "  RuntimeError: fell over" in done.stdout
 
 
-@pytest.mark.parametrize("kind", ["DataError", "LossError", "CallbackError", "NoEngineError"])
+@pytest.mark.parametrize("kind", ["DataError", "LossError", "EngineError", "CallbackError", "NoEngineError"])
 def test_an_error_that_names_its_cause_is_not_answered_with_logs(tmp_path: Path, kind: str) -> None:
     failing = f"    from roll.errors import {kind}\n    raise {kind}('file missing')\n"
     done = run_script(RUN + failing, str(tmp_path), "plain")

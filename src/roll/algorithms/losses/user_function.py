@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from roll.errors import ConfigError, LossError, raised_at
 from roll.types import LossInputs, LossOutputs, Needs
@@ -46,6 +50,27 @@ class UserLoss:
         except Exception as error:
             what = f"{type(error).__name__}: {error}"
             raise LossError(f"loss '{self.path}' failed at {raised_at(error)}: {what}") from error
-        if not isinstance(outputs, LossOutputs):
-            raise LossError(f"loss '{self.path}' returned {type(outputs).__name__}, not a LossOutputs.")
-        return outputs
+        if (problem := _problem(outputs, inputs)) is not None:
+            raise LossError(f"loss '{self.path}' returned {problem}.")
+        return replace(outputs, metrics=_tensors(outputs.metrics), maxima=_tensors(outputs.maxima))
+
+
+def _problem(outputs: object, inputs: LossInputs) -> str | None:
+    """Return why a trainer cannot use what a loss returned; `None` where it can."""
+    if not isinstance(outputs, LossOutputs):
+        return f"{type(outputs).__name__}, not a LossOutputs"
+    if not isinstance(outputs.loss, Tensor) or outputs.loss.ndim:
+        shape = getattr(outputs.loss, "shape", None)
+        what = type(outputs.loss).__name__ if shape is None else f"a tensor of shape {tuple(shape)}"
+        return f"a loss that is {what}, not a tensor with one number"
+    if inputs.logprobs is not None and inputs.logprobs.requires_grad and not outputs.loss.requires_grad:
+        return "a loss without a gradient: compute it from inputs.logprobs, without `detach` or `item`"
+    for name, value in {**outputs.metrics, **outputs.maxima}.items():
+        if not isinstance(value, float | int | Tensor) or (isinstance(value, Tensor) and value.ndim):
+            return f"the metric '{name}' as {type(value).__name__}, not a number"
+    return None
+
+
+def _tensors(metrics: Mapping[str, Tensor | float]) -> dict[str, Tensor]:
+    """Return metrics as tensors, which add up over micro-batches."""
+    return {name: torch.as_tensor(value) for name, value in metrics.items()}
