@@ -175,11 +175,21 @@ class Attempts:
                     self._malformed[draw.prompt.domain, draw.prompt.uid] = cause
                 if isinstance(error, (UnscorableError, ReplayError)):
                     break
+            except asyncio.CancelledError:
+                if _is_stopped():
+                    raise
+                cause = "CancelledError: what it waited for was cancelled"
             else:
                 life.move(rollout_id, RolloutState.ACCEPTED)
                 return scored
         life.move(rollout_id, RolloutState.INFRA_ERROR, cause)
         return replace(rollout or _nothing(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
+
+
+def _is_stopped() -> bool:
+    """Whether somebody stops this task, and not what it waits for."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
 
 
 def _nothing(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:

@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from roll.errors import EngineDiedError
+from roll.errors import EngineDiedError, InfraError
 from roll.protocols import InferenceEngine, PauseMode
 from roll.rollout.engine_pace import LOOK_S, Pace
 from roll.types import Generation, GenerationRequest
@@ -177,8 +177,8 @@ class EngineLink:
             return
         if not call.answer.done():
             if task.cancelled():
-                call.answer.cancel()
-            elif error is not None:
+                error = InfraError(f"engine {self.engine.engine_id} cancelled a call that nobody gave up")
+            if error is not None:
                 call.answer.set_exception(error)
                 call.answer.exception()
             else:

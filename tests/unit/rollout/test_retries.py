@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from worlds.training import World, random_settings
 
 from roll.errors import RewardInfraError
 from roll.rollout.attempts import LONGEST_WAIT_S, Attempts, SamplingPlan
@@ -106,3 +108,28 @@ def test_engine_log_probs_that_are_not_finite_are_retried_and_then_no_answer_of_
     else:
         assert rollout.reward is None and rollout.status is RolloutStatus.INFRA_ERROR
         assert rollout.cause.startswith("InfraError: engine 'engine-0' returned 1 of 2 log-probs that are not finite")
+
+
+@pytest.mark.parametrize("who", ["reward", "engine"])
+def test_a_rollout_is_tried_again_where_what_it_waits_for_was_cancelled(who: str) -> None:
+    async def main() -> list[Rollout]:
+        world = World(replace(random_settings(0), num_engines=1, deaths=0, frailty=0.0, reward_hangs=0.0, lags=(0.0,)))
+        first, engine = True, world.engines.engines[0]
+        before: Any = engine.generate if who == "engine" else world._reward
+
+        async def cancelled_once(asked: Any) -> Any:
+            nonlocal first
+            if first:
+                first = False
+                raise asyncio.CancelledError
+            return await before(asked)
+
+        if who == "engine":
+            engine.generate = cancelled_once  # type: ignore[method-assign]
+        else:
+            world.scheduler.rewards = {"a": cancelled_once}
+        groups = await world.scheduler.collect(world._draw(1, "a"), PLAN)
+        await world.engines.close()
+        return list(groups[0].rollouts)
+
+    assert [rollout.status for rollout in run(main(), limit_s=10_000.0)] == [RolloutStatus.COMPLETED]
