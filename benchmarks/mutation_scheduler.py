@@ -329,8 +329,8 @@ BUGS = (
     Bug(
         "an engine that was woken serves before it has the current weights",
         "transitions.py",
-        "            await self._prepare(link.engine)\n",
-        "",
+        "                await self._prepare(link.engine)\n",
+        "                pass\n",
     ),
     Bug(
         "an engine is retired with its requests",
@@ -347,8 +347,8 @@ BUGS = (
     Bug(
         "an engine that is about to leave is not suspended with the others",
         "fleet.py",
-        "if link.lost is None and name not in self.standing]",
-        "if link.lost is None and name not in self._away]",
+        "return self.links(without=self.standing)",
+        "return self.links(without=self._away)",
     ),
     Bug(
         "a fresh engine is started in the place of one that sleeps",

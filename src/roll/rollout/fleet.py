@@ -18,10 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Literal, TypeAlias
 
-from roll.errors import EngineDiedError, InfraError, NoEngineError
+from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError
 from roll.protocols import InferenceEngine
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.engine_link import EngineLink
@@ -91,7 +91,13 @@ class EngineFleet:
         return [self._links[engine.engine_id] for engine in self._router.serving]
 
     def link(self, engine_id: str) -> EngineLink:
-        """The link to an engine; while that is being replaced, the link to the lost one."""
+        """The link to an engine; while that is being replaced, the link to the lost one.
+
+        Raises:
+            ConfigError: there is no such engine.
+        """
+        if engine_id not in self._links:
+            raise ConfigError(f"there is no engine '{engine_id}': the group has {', '.join(self._links) or 'none'}.")
         return self._links[engine_id]
 
     def replace(self, engine: InferenceEngine, cause: str) -> None:
@@ -144,10 +150,10 @@ class EngineFleet:
 
     async def keep_away(self, engine_id: str) -> None:
         """Let nothing be routed to an engine, nor started in its place; returns once nothing is being started."""
+        self._router.remove(self.link(engine_id).engine.engine_id)
         self._away.add(engine_id)
         if engine_id in self._starting:
             await self._starting[engine_id].wait()
-        self._router.remove(self._links[engine_id].engine.engine_id)
 
     def let_back(self, engine_id: str) -> None:
         """Let an engine that was kept away serve, or be replaced, as any other."""
@@ -178,12 +184,17 @@ class EngineFleet:
     @property
     def working(self) -> list[EngineLink]:
         """Links to engines that may decode, those that are to leave among them, in their order."""
-        return [link for name, link in self._links.items() if link.lost is None and name not in self.standing]
+        return self.links(without=self.standing)
 
-    @property
-    def present(self) -> list[EngineLink]:
-        """Links to engines that were neither lost nor kept away, in their order."""
-        return [link for link in self._links.values() if self.serves(link)]
+    def links(self, *, without: Collection[str]) -> list[EngineLink]:
+        """Return the links to engines that were not lost, but for some, in their order."""
+        return [link for name, link in self._links.items() if link.lost is None and name not in without]
+
+    async def may_change(self) -> None:
+        """Wait until engines are not held."""
+        while self._held:
+            self._may_start.clear()
+            await self._may_start.wait()
 
     async def close(self) -> None:
         """Replace nothing any more, and let go of what is being started."""
@@ -200,11 +211,13 @@ class EngineFleet:
     def _serve(self, engine: InferenceEngine) -> None:
         self._links[engine.engine_id] = EngineLink(engine, self._on_lost)
         self._router.add(engine)
+        if engine.engine_id in self._away:
+            self._router.remove(engine.engine_id)
 
     def _on_lost(self, link: EngineLink) -> None:
         engine_id = link.engine.engine_id
         assert link.lost is not None, "it was lost"
-        if engine_id not in self._links:  # a last call to one that was retired
+        if self._links.get(engine_id) is not link:  # a last call to one that was retired
             return
         self._router.remove(engine_id)
         if self._closed:

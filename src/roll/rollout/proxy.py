@@ -315,7 +315,8 @@ class LLMProxy:
         await self._fleet.settle()
 
     async def close(self) -> None:
-        """The run ends: nothing is replaced any more."""
+        """The run ends: nothing is replaced any more, and no engine comes or goes."""
+        await self.transitions.close()
         await self._fleet.close()
 
     def _on_change(self, change: Change) -> None:

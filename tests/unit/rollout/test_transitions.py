@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from worlds.engines import Fault, TickingEngine, TickingEngines
 
-from roll.errors import EngineDiedError, NoEngineError, UnsupportedError
+from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError, UnsupportedError
 from roll.rollout import LLMProxy
 from roll.simulation.clock import run
 from roll.types import Generation, GenerationRequest, SamplingParams
@@ -238,6 +238,94 @@ def test_engine_group_of_engines_that_were_all_given_up_says_so_after_another_le
         world.group._fault = lambda engine_id: None
         await world.move.add("c", lambda: world.engine("c"))
         assert (await world.ask(1)[0]).engine_id == "c"
+
+    within(main)
+
+
+async def given_up(step: Coroutine[Any, Any, None], after_s: float) -> None:
+    """Cancel the caller of a step in its midst."""
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(after_s):
+            await step
+
+
+def test_engine_group_suspends_an_engine_that_is_being_replaced_also_where_the_caller_is_gone() -> None:
+    async def main() -> None:
+        world = World("a")
+        world.group.engines[0].die()
+        world.proxy.replace(world.group.engines[0])
+        await asyncio.sleep(0)
+        await given_up(world.move.suspend("a", "keep"), 0.01)
+        await asyncio.sleep(10)
+        assert world.proxy.num_serving == 0  # else requests go to it and back for ever, without a pause
+        asked = world.ask(1)
+        await world.move.resume("a")
+        assert (await asked[0]).engine_id == "a"
+
+    within(main)
+
+
+def test_engine_group_steps_of_one_engine_follow_each_other_also_where_a_caller_is_gone() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        asked = world.ask(2)
+        await asyncio.sleep(0.5)
+        await given_up(world.move.sleep("a", "drain"), 1.0)
+        await world.move.wake("a")  # after it fell asleep
+        assert world.heard == ["a", "b", "a gets weights"] and world.group.engines[0].unsynced is False
+        await asyncio.gather(*asked)
+        await given_up(world.move.retire("a", "drain"), 0)
+        with pytest.raises(ConfigError, match="there is no engine 'a'"):
+            await world.move.wake("a")
+        assert [engine.engine_id for engine in world.group.engines] == ["b"]
+
+    within(main)
+
+
+def test_engine_group_moves_no_single_engine_while_trainers_have_the_memory() -> None:
+    async def main() -> None:
+        world = World("a", "b", "c")
+        await world.move.sleep("a")
+        await world.move.suspend("b", "keep")
+        await world.proxy.sleep()
+        assert [engine.asleep for engine in world.group.engines] == [True] * 3
+        steps = [asyncio.create_task(step) for step in (world.move.wake("a"), world.move.resume("b"))]
+        await asyncio.sleep(100)
+        assert [engine.asleep for engine in world.group.engines] == [True] * 3
+        await world.proxy.wake()
+        await asyncio.gather(*steps)
+        assert [engine.asleep for engine in world.group.engines] == [False] * 3
+        assert sorted(world.heard) == [
+            "a gets weights",
+            "b gets weights",
+        ]  # `c` gets them from the weight sync that follows
+
+    within(main)
+
+
+def test_engine_group_that_is_closed_ends_the_steps_under_way() -> None:
+    async def main() -> None:
+        world = World("a")
+        await world.proxy.sleep()
+        added = asyncio.create_task(world.move.add("b", lambda: world.engine("b")))
+        await asyncio.sleep(1)
+        await world.proxy.close()
+        with pytest.raises(InfraError, match="the engines were closed"):
+            await added
+        assert len(world.group.all) == 1
+
+    within(main)
+
+
+def test_engine_group_keeps_an_engine_that_has_the_name_of_one_that_was_retired() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        old = world.proxy._fleet.link("a")
+        await world.move.retire("a")
+        await world.move.add("a", lambda: world.engine("a"))
+        old.lose(EngineDiedError("a", "a last call to it"))
+        await asyncio.sleep(100)
+        assert len(world.group.all) == 3 and world.proxy.num_serving == 2
 
     within(main)
 
