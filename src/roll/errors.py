@@ -62,6 +62,7 @@ __all__ = [
     "UserError",
     "WeightSyncError",
     "WorkerDiedError",
+    "in_one_line",
     "leaves",
     "raised_at",
     "short",
@@ -189,7 +190,9 @@ class AlarmError(RollError):
 
 
 def raised_at(error: BaseException) -> str:
-    """File and line where it was raised; empty for one that was not."""
+    """File and line where it was raised, or of the text that is no Python; empty for one that was not."""
+    if isinstance(error, SyntaxError) and error.filename and error.lineno:
+        return f"{error.filename}:{error.lineno}"
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -212,3 +215,12 @@ def short(value: object) -> str:
     except Exception:  # it nests too deeply, holds too long a number, or is of a class of the user's own
         return f"an object of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def in_one_line(error: BaseException) -> str:
+    """An error's type and the beginning of its message as a message of ours shows them; it may be the user's own."""
+    try:
+        text = " ".join(str(error).split())
+    except Exception:  # of a class of the user's own
+        text = "its message cannot be made"
+    return f"{type(error).__name__}: {text if len(text) <= 500 else f'{text[:497]}...'}"

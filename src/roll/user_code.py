@@ -10,20 +10,24 @@ module it gets.
 from __future__ import annotations
 
 import ast
+import contextlib
 import functools
 import hashlib
 import importlib.util
+import inspect
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from roll.errors import ConfigError, raised_at
+from roll.errors import ConfigError, in_one_line, raised_at
 from roll.registry import import_object, looked_from, nearest
 
-__all__ = ["BEGUN_IN", "code_fingerprint", "load_function", "source_files"]
+__all__ = ["BEGUN_IN", "check_call", "code_fingerprint", "load_function", "names_own_code", "source_files"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +51,29 @@ def load_function(path: str, kind: str) -> Callable[..., Any]:
     return _load(path, kind, os.getcwd())
 
 
+def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None:
+    """Check that a user's function can be called with so many arguments, by position.
+
+    Args:
+        function: the function, or a class that is built so.
+        what: what it is, for messages: `loss 'mine.py:loss'`.
+        arguments: their names, for messages.
+
+    Raises:
+        ConfigError: it cannot; nothing is said of one that has no signature, as functions written in C.
+    """
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError as error:
+        raise ConfigError(
+            f"{what} is called with ({', '.join(arguments)}), which {signature} does not take: {error}."
+        ) from None
+
+
 @functools.cache
 def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     place, _, name = path.rpartition(":")
@@ -54,6 +81,8 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     begun_in = os.environ.get(BEGUN_IN, directory)
     if file is not None and not file.is_file() and (there := Path(begun_in) / file).is_file():
         file = there
+    if file is not None and not file.is_file():
+        raise ConfigError(f"{kind}: there is no file '{file}'{looked_from(file)}.")
     for each in (*([] if file is None else [str(file.resolve().parent)]), directory, begun_in):
         if each not in sys.path:
             sys.path.append(each)
@@ -62,20 +91,31 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     except ConfigError as error:
         _say_what_is_imported(path, directory)
         raise error from error.__cause__
-    except (Exception, SystemExit) as error:  # the user's module may fail with anything while it is imported
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's module may fail with anything while it is imported
         _say_what_is_imported(path, directory)
-        place, what = raised_at(error), f"{type(error).__name__}: {error}"
-        raise ConfigError(f"{kind} '{path}' cannot be imported ({place}): {what}") from error
+        raise ConfigError(f"{kind} '{path}' cannot be imported ({raised_at(error)}): {in_one_line(error)}") from error
+    finally:
+        _return_to(directory, path)
     _say_what_is_imported(path, directory)
     if not callable(function):
         raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function.")
     return function
 
 
+def _return_to(directory: str, path: str) -> None:
+    """Change back to the directory that relative paths of the configuration mean, where the user's module left it."""
+    with contextlib.suppress(OSError):  # the one that was left for is gone
+        if os.getcwd() == directory:
+            return
+    os.chdir(directory)
+    logger.warning("'%s' changes the current directory while it is imported: it was changed back.", path)
+
+
 def _from_file(file: Path, name: str, kind: str) -> object:
-    if not file.is_file():
-        raise ConfigError(f"{kind}: there is no file '{file}'{looked_from(file)}.")
-    spec = importlib.util.spec_from_file_location(f"roll_user_{file.stem}", file)
+    place = hashlib.blake2b(os.fsencode(file.resolve()), digest_size=4).hexdigest()  # two files may have one name
+    spec = importlib.util.spec_from_file_location(f"roll_user_{file.stem}_{place}", file)
     assert spec is not None and spec.loader is not None, "a .py file has a loader"
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # dataclasses and pickles in it look their module up
@@ -119,7 +159,7 @@ def source_files(path: str, directory: str | None = None) -> list[Path]:
     place = path.rpartition(":")[0]
     if place.endswith(".py"):
         first = Path(place).expanduser()
-        waiting = [(top / first).resolve()]
+        waiting = [Path(os.path.realpath(top / first))]  # also of links in a circle
     else:
         waiting = list(_local_modules(place, top, top))
     found: dict[Path, None] = {}
@@ -133,6 +173,29 @@ def source_files(path: str, directory: str | None = None) -> list[Path]:
                 continue
             waiting += _local_modules(name, file.parent, top)
     return list(found)
+
+
+def names_own_code(value: object) -> bool:
+    """Return whether any text in nested values may name a function of the user's, or an implementation of a package.
+
+    Args:
+        value: texts, also in mappings, lists and tuples; whatever else is in them names nothing.
+    """
+    if isinstance(value, Mapping):
+        return any(map(names_own_code, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(names_own_code, value))
+    return isinstance(value, str) and (_NAMES_CODE.fullmatch(value) is not None or value in _installed())
+
+
+_NAMES_CODE = re.compile(r"(?:[\w.]+|[^:]+\.py):\w+")
+
+
+@functools.cache
+def _installed() -> frozenset[str]:
+    """Names that installed packages add to registries (`roll.extensions`)."""
+    points = (point for installed in metadata.distributions() for point in installed.entry_points)
+    return frozenset(point.name for point in points if point.group.startswith("roll."))
 
 
 def code_fingerprint(paths: Iterable[str]) -> dict[str, str]:

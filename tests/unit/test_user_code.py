@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import ConfigError
-from roll.user_code import BEGUN_IN, code_fingerprint, load_function, source_files
+from roll.user_code import BEGUN_IN, check_call, code_fingerprint, load_function, names_own_code, source_files
 
 
 @pytest.fixture(autouse=True)
@@ -90,6 +90,60 @@ def test_user_code_that_fails_names_its_line(tmp_path: Path) -> None:
     write(tmp_path, rewards_f="import words_f\n", words_f="1 / 0\n")
     with pytest.raises(ConfigError, match=r"words_f\.py:1\): ZeroDivisionError"):
         load_function(f"{tmp_path}/rewards_f.py:score", "reward function")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("class Own(BaseException): pass\nraise Own('a b')", r"\.py:2\): Own: a b$"),
+        ("raise ValueError('two\\nlines' + 'x' * 9999)", r"\.py:1\): ValueError: two linesx{480,500}\.\.\.$"),
+        ("class Own(Exception):\n    __str__ = None\nraise Own", r"\.py:3\): Own: its message cannot be made$"),
+        ("\n\ndef (:", r"rewards_h\.py:3\): SyntaxError: invalid syntax"),
+    ],
+)
+def test_user_code_that_cannot_be_imported_is_named_in_one_line(tmp_path: Path, text: str, words: str) -> None:
+    write(tmp_path, rewards_h=text)
+    with pytest.raises(ConfigError, match=words):
+        load_function(f"{tmp_path}/rewards_h.py:score", "loss")
+
+
+def test_user_code_behind_links_in_a_circle_is_a_missing_file(tmp_path: Path) -> None:
+    (tmp_path / "circle.py").symlink_to("circle.py")
+    with pytest.raises(ConfigError, match=r"loss: there is no file '.*circle\.py'"):
+        load_function(f"{tmp_path}/circle.py:loss", "loss")
+    assert code_fingerprint([f"{tmp_path}/circle.py:loss"]) == {}
+
+
+def test_user_code_that_leaves_the_current_directory_is_brought_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(write(tmp_path, leaves_i="import os\nos.chdir('/')\ndef score(): return 1\n"))
+    assert load_function("leaves_i.py:score", "loss")() == 1
+    assert Path.cwd() == tmp_path and "'leaves_i.py:score' changes the current directory" in caplog.text
+
+
+def test_user_code_of_two_files_of_one_name_is_told_apart(tmp_path: Path) -> None:
+    made = [
+        load_function(f"{write(tmp_path / side, twin_j='class Kept: pass')}/twin_j.py:Kept", "engine")()
+        for side in ("one", "two")
+    ]
+    assert all(sys.modules[type(each).__module__].Kept is type(each) for each in made)  # as pickles look it up
+
+
+def test_user_code_that_takes_other_arguments_is_refused() -> None:
+    check_call(lambda inputs, scale=1.0: None, "loss 'mine.py:loss'", "inputs")
+    with pytest.raises(ConfigError) as caught:
+        check_call(lambda: None, "loss 'mine.py:loss'", "inputs")
+    assert str(caught.value) == (
+        "loss 'mine.py:loss' is called with (inputs), which () does not take: too many positional arguments."
+    )
+
+
+def test_user_code_is_seen_wherever_a_configuration_names_it() -> None:
+    """It may need PyTorch, which `roll check` otherwise does not load."""
+    assert names_own_code({"inference": {"engine": "engines/mine.py:Engine"}})
+    assert names_own_code({"data": [{"options": {"tools": ("python", "package.tools:Search")}}]})
+    assert not names_own_code({"model": "smollm2", "data": [{"prompt_template": "{prompt} Answer: a number."}, 3]})
 
 
 def test_code_fingerprint_follows_local_imports_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

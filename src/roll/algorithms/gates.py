@@ -13,8 +13,8 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from roll.errors import ConfigError, raised_at
-from roll.user_code import load_function
+from roll.errors import ConfigError, in_one_line, raised_at
+from roll.user_code import check_call, load_function
 
 __all__ = [
     "DualClip",
@@ -206,18 +206,19 @@ class UserGate:
         """Build it.
 
         Raises:
-            ConfigError: it cannot be imported, does not take its options, or cannot be called.
+            ConfigError: it cannot be imported, does not take its options, or cannot be called as a gate is.
         """
-        if not callable(self._built()):
+        gate = self._built()
+        if not callable(gate):
             raise ConfigError(f"gate '{self.path}' cannot be called: give its class `__call__`, as `Gate` has it.")
+        check_call(gate, f"gate '{self.path}'", "log_ratio", "logprobs", "advantages")
 
     def _built(self) -> Gate:
         factory = load_function(self.path, "gate")
         try:
             return cast(Gate, factory(**self.options))
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
             raise ConfigError(
                 f"gate '{self.path}' cannot be built with algorithm.gate.options {dict(self.options)} "
-                f"({raised_at(error)}): {what}"
+                f"({raised_at(error)}): {in_one_line(error)}"
             ) from error

@@ -20,7 +20,7 @@ from roll.algorithms.returns import chunk_returns, per_token, turn_returns
 from roll.algorithms.rewards import is_whole, outcomes_of
 from roll.algorithms.selection import Selection
 from roll.config.algorithm import AlgorithmConfig
-from roll.errors import ConfigError
+from roll.errors import ConfigError, in_one_line, raised_at
 from roll.types import BoolArray, FloatArray, TrainingBatch, TrainingSample
 from roll.user_code import load_function
 
@@ -181,12 +181,15 @@ def _estimate(everyone: list[Episode], selection: Selection, algorithm: Algorith
 
 def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episode]) -> Estimate:
     """The user's estimator: `def advantages(episodes: list[Episode]) -> list` of one number, or [T], for each."""
-    given = function(episodes)
+    try:
+        given = [np.asarray(value, dtype=np.float32) for value in function(episodes)]
+    except Exception as error:
+        place = raised_at(error)
+        raise ConfigError(f"advantage function '{path}' failed at {place}: {in_one_line(error)}") from error
     if len(given) != len(episodes):
         raise ConfigError(f"advantage function '{path}' returned {len(given)} values for {len(episodes)} episodes.")
     advantages = []
-    for episode, value in zip(episodes, given, strict=True):
-        array = np.asarray(value, dtype=np.float32)
+    for episode, array in zip(episodes, given, strict=True):
         if array.shape not in ((), (episode.num_tokens,)) or not np.isfinite(array).all():
             raise ConfigError(
                 f"advantage function '{path}' returned an array of shape {array.shape} for an episode of "

@@ -148,10 +148,12 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
     from roll.errors import UserError
     from roll.pipelines.registry import CHECKS
     from roll.process_environment import prepare_environment
+    from roll.user_code import names_own_code
 
     config = load_config(file, overrides)
     prepare_environment()
-    if session.own_process and not config.model.trust_remote_code:  # it takes seconds to load torch
+    their_code = config.model.trust_remote_code or names_own_code(config.model_dump())
+    if session.own_process and not their_code:  # it takes seconds to load torch, which code of others may need
         sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
     report = CHECKS.get(config.pipeline)(config)
     if dry_run:

@@ -17,9 +17,10 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
-from roll.errors import ConfigError
+from roll.errors import ConfigError, short
 from roll.extensions import ExtensibleRegistry
 from roll.registry import import_object
+from roll.user_code import check_call
 
 if TYPE_CHECKING:
     from roll.protocols import InferenceEngine
@@ -200,6 +201,9 @@ def engine_capabilities(kind: str) -> EngineCapabilities:
             f"the capabilities of the engine '{kind}' are of type {type(found).__name__}: make them an "
             "EngineCapabilities of roll.inference."
         )
+    for name in _ABILITIES:
+        if not isinstance(said := getattr(found, name), bool):
+            raise ConfigError(f"the engine '{kind}' says {name}={short(said)}: write True or False.")
     return found
 
 
@@ -238,13 +242,29 @@ def check_engine(kind: str, needs: Iterable[EngineNeed], key: str = "inference.e
         key: of the configuration that says `kind`.
 
     Raises:
-        ConfigError: it cannot; names the capability, and the engines that have it.
+        ConfigError: it cannot, and names the capability and the engines that have it; or it is no engine.
     """
     kind = resolve_engine_kind(kind, key)
     able = engine_capabilities(kind)
+    if kind not in ENGINES.built_in:
+        _check_own(kind, key)
     for need in needs:
         if not getattr(able, need.capability):
             raise ConfigError(_lacking(kind, able, need, key))
+
+
+def _check_own(kind: str, key: str) -> None:
+    """Check that an engine of the user's is built of a spec and, where it is a class, has an engine's methods."""
+    from roll.protocols import InferenceEngine
+
+    factory = ENGINES.get(kind)
+    check_call(factory, f"{key} '{kind}'", "spec")
+    methods = [name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)]
+    lacking = [name for name in methods if not callable(getattr(factory, name, None))]
+    if isinstance(factory, type) and lacking:
+        raise ConfigError(
+            f"{key} '{kind}' lacks {', '.join(lacking)}: give it the methods of roll.protocols.InferenceEngine."
+        )
 
 
 def _lacking(kind: str, able: EngineCapabilities, need: EngineNeed, key: str) -> str:

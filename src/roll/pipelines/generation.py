@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from roll.agents.agent_loop import open_agents
 from roll.cluster.base import Cluster, start_together
@@ -30,13 +30,12 @@ from roll.rollout import LLMProxy, RolloutScheduler, Router
 from roll.rollout.engine_group import EngineGroup
 from roll.rollout.episode import EpisodePlan
 from roll.rollout.lifecycle import FINAL
-from roll.rollout.loops import RolloutLoop
+from roll.rollout.loops import RolloutLoop, own_loop
 from roll.tracking import RunDirectory, Spans, Tracker
 from roll.tracking.rollout_trace import RolloutTrace
 from roll.tracking.wait_phases import WaitPhases
-from roll.user_code import load_function
 
-__all__ = ["Generation", "Roles", "episode_plan", "open_generation", "own_loop", "start_roles"]
+__all__ = ["Generation", "Roles", "episode_plan", "open_generation", "start_roles"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -215,18 +214,8 @@ async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -
     """The configuration's way to make a rollout, where it has one; `stack` closes what it needs."""
     agent = config.rollout.agent
     if agent is None:
-        return own_loop(config)
+        return own_loop(config.rollout.loop)
     return await stack.enter_async_context(open_agents(agent, config.sandbox, max_context=roles.max_context))
-
-
-def own_loop(config: GeneratingConfig) -> RolloutLoop | None:
-    """The user's own way to make a rollout, where there is one.
-
-    Raises:
-        ConfigError: it cannot be imported.
-    """
-    loop = config.rollout.loop
-    return cast(RolloutLoop, load_function(loop, "rollout loop")) if loop else None
 
 
 def _listen(generation: Generation, tracker: Tracker, stack: AsyncExitStack, *, traced: bool) -> None:

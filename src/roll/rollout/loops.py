@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 
 from roll.data.expert_choices import experts_by_context
 from roll.types import Branch, Generation, GenerationRequest, IntArray, Message, PromptDraw, Rollout, Turn
+from roll.user_code import check_call, load_function
 
-__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "single_answer"]
+__all__ = ["Generate", "Renderer", "RolloutLoop", "joined", "next_turn", "own_loop", "single_answer"]
 
 Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
 
@@ -68,6 +69,22 @@ class RolloutLoop(Protocol):
     ) -> Rollout:
         """`first` is the request for the first turn; its sampling holds for all turns."""
         ...
+
+
+def own_loop(path: str | None) -> RolloutLoop | None:
+    """Return the user's own way to make a rollout, where there is one.
+
+    Args:
+        path: `rollout.loop` of the configuration.
+
+    Raises:
+        ConfigError: it cannot be imported, or does not take its arguments.
+    """
+    if path is None:
+        return None
+    loop = load_function(path, "rollout loop")
+    check_call(loop, f"rollout loop '{path}'", "draw", "index", "first", "generate", "renderer")
+    return cast(RolloutLoop, loop)
 
 
 async def single_answer(

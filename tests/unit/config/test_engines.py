@@ -91,6 +91,30 @@ def test_engines_whose_capabilities_are_no_capabilities_are_refused() -> None:
         engine_capabilities(f"{__name__}:WRONG")
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "class E:\n    def __init__(self, spec): pass\n    def close(self): pass",
+            r"E' lacks start, generate, .*, load:",
+        ),
+        ("class E: pass", r"is called with \(spec\), which \(\) does not take"),
+        (
+            "from roll.inference import EngineCapabilities\nclass E:\n"
+            "    capabilities = EngineCapabilities(can_sleep='no')",
+            r"says can_sleep='no': write True or False",
+        ),
+    ],
+)
+def test_engines_of_a_file_that_are_no_engines_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    (tmp_path / "no_engine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=words):
+        check_engine("no_engine.py:E", [])
+
+
 def test_engines_that_are_unknown_are_refused_at_load_with_the_nearest() -> None:
     quickstart = Path(__file__).parents[3] / "examples" / "quickstart.yaml"
     with pytest.raises(ConfigError, match=r"inference\.engine.*unknown inference engine 'vlm'\. Did you mean 'vllm'"):

@@ -142,3 +142,24 @@ def test_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
 ) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda path: Usage(2, 2, 2**15))
     roll.train(supervised(tmp_path, tiny_model, checkpoint={"at_end": False}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"algorithm": {"loss": "gone.py:loss"}}, "loss: there is no file 'gone.py'"),
+        ({"algorithm": {"loss": "own_rewards.py:nothing"}}, "loss 'own_rewards.py:nothing' is called with (inputs)"),
+        ({"algorithm": {"gate": {"type": "python", "gate": "gone.py:G"}}}, "gate: there is no file 'gone.py'"),
+        ({"algorithm": {"advantage": {"function": "gone.py:f"}}}, "advantage function: there is no file 'gone.py'"),
+        ({"rollout": {"loop": "own_rewards.py:nothing"}}, "rollout loop 'own_rewards.py:nothing' is called with"),
+    ],
+)
+def test_own_functions_that_cannot_be_used_are_named_by_a_check(
+    own: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    own.write_text(OWN + "def nothing(): pass\n")
+    monkeypatch.chdir(own.parent)
+    sections = {"rollout": {}, "training": {"num_steps": 1}, "data": [{"source": "arithmetic", "reward": "math"}]}
+    run = {"name": "run", "model": str(tiny_model), **sections, **changes}
+    (problem,) = (each for each in roll.check(run).problems if words in each)
+    assert "\n" not in problem

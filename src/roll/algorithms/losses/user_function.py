@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from roll.errors import ConfigError, LossError, raised_at
+from roll.errors import ConfigError, LossError, in_one_line, raised_at
 from roll.types import LossInputs, LossOutputs, Needs
-from roll.user_code import load_function
+from roll.user_code import check_call, load_function
 
 __all__ = ["UserLoss"]
 
@@ -32,8 +32,9 @@ class UserLoss:
         """Import it.
 
         Raises:
-            ConfigError: it cannot be imported, or its `needs` are something else.
+            ConfigError: it cannot be imported, does not take its argument, or its `needs` are something else.
         """
+        check_call(load_function(self.path, "loss"), f"loss '{self.path}'", "inputs")
         if not isinstance(self.needs, Needs):
             raise ConfigError(f"loss '{self.path}': its needs are of type {type(self.needs).__name__}, not Needs.")
 
@@ -48,8 +49,7 @@ class UserLoss:
         try:
             outputs = function(inputs)
         except Exception as error:
-            what = f"{type(error).__name__}: {error}"
-            raise LossError(f"loss '{self.path}' failed at {raised_at(error)}: {what}") from error
+            raise LossError(f"loss '{self.path}' failed at {raised_at(error)}: {in_one_line(error)}") from error
         if (problem := _problem(outputs, inputs)) is not None:
             raise LossError(f"loss '{self.path}' returned {problem}.")
         return replace(outputs, metrics=_tensors(outputs.metrics), maxima=_tensors(outputs.maxima))

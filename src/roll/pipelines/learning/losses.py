@@ -14,7 +14,7 @@ from roll.config.preference import PreferenceLossSection
 from roll.errors import ConfigError
 from roll.protocols import LossFn
 from roll.types import AttentionRange
-from roll.user_code import load_function
+from roll.user_code import check_call, load_function
 
 __all__ = ["attention_range", "check_own_functions", "policy_loss", "preference_loss", "value_loss"]
 
@@ -26,7 +26,8 @@ def check_own_functions(algorithm: AlgorithmConfig) -> None:
         ConfigError: one cannot be imported, or does not take its arguments.
     """
     if algorithm.advantage.function is not None:
-        load_function(algorithm.advantage.function, "advantage function")
+        function = load_function(algorithm.advantage.function, "advantage function")
+        check_call(function, f"advantage function '{algorithm.advantage.function}'", "episodes")
     if algorithm.loss is not None:
         UserLoss(path=LOSSES.path(algorithm.loss)).check()
     elif algorithm.gate.type == "python":

@@ -25,7 +25,7 @@ from roll.models import resolve_model
 from roll.pipelines import measures
 from roll.pipelines.checkpoint_files import find_model_directory
 from roll.pipelines.generation import Generation as Answering
-from roll.pipelines.generation import episode_plan, open_generation, own_loop, start_roles
+from roll.pipelines.generation import episode_plan, open_generation, start_roles
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.preparation import prepare, sampling_plans
 from roll.pipelines.recording.batches import bare_draw
@@ -37,7 +37,7 @@ from roll.pipelines.run import Session
 from roll.protocols import Reward
 from roll.rollout import AsyncController, DataLedger
 from roll.rollout.episode import EpisodePlan, loop_for
-from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn
+from roll.rollout.loops import Generate, Renderer, RolloutLoop, joined, next_turn, own_loop
 from roll.running import in_thread
 from roll.types import TRAIN, Branch, Generation, GenerationRequest, PromptDraw, RewardResult, Rollout, RolloutId, Turn
 
@@ -83,7 +83,9 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
             prepared.data.renderer,
             stack,
             tracker=tracker,
-            loop=SameLengths(work, own_loop(config), episode_plan(config, prepared.max_context)) if same else None,
+            loop=SameLengths(work, own_loop(config.rollout.loop), episode_plan(config, prepared.max_context))
+            if same
+            else None,
             scored_by=(lambda reward: SameRewards(reward, work)) if same else (lambda reward: reward),
         )
         plan = sampling_plans(config, prepared.stop_token_ids)[0]

@@ -27,7 +27,16 @@ def inspect(config: C, *looks: Callable[[Report, C], None]) -> Report:
         config: of the run.
         looks: of its pipeline, beside these.
     """
-    return inspect_run(config, config.algorithm.type, _look_at_critic, _look_at_truncation, *looks, further=_further)
+    looks = (_look_at_own_functions, _look_at_critic, _look_at_truncation, *looks)
+    return inspect_run(config, config.algorithm.type, *looks, further=_further)
+
+
+def _look_at_own_functions(report: Report, config: ReinforcingConfig) -> None:
+    algorithm = config.algorithm
+    if algorithm.advantage.function is not None or algorithm.loss is not None or algorithm.gate.type == "python":
+        from roll.pipelines.learning.losses import check_own_functions  # imports torch, as those of users do
+
+        check_own_functions(algorithm)
 
 
 def _look_at_critic(report: Report, config: ReinforcingConfig) -> None:

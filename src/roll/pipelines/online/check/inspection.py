@@ -76,8 +76,10 @@ def inspect_run(
 
 def _look_at_places(report: Report, config: GeneratingConfig) -> None:
     from roll.agents.programs import check_agent
+    from roll.rollout.loops import own_loop
 
     check_agent(config.rollout.agent)
+    own_loop(config.rollout.loop)
     look_at_places(report, config)
     from roll.inference import resolve_engine_kind
 
