@@ -17,7 +17,16 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
-__all__ = ["SIGNALS_AFTER_S", "in_thread", "interruptible", "left_behind", "or_leave", "result_of", "run_to_end"]
+__all__ = [
+    "SIGNALS_AFTER_S",
+    "in_thread",
+    "interruptible",
+    "is_cancelled",
+    "left_behind",
+    "or_leave",
+    "result_of",
+    "run_to_end",
+]
 
 SIGNALS_AFTER_S = 0.2
 """A signal that comes just before the main thread begins to wait for a lock, or to another thread, does not end that
@@ -32,6 +41,12 @@ atexit.register(lambda: wait(_left))  # a thread that computes while Python ends
 
 _requests: dict[int, Callable[[], object]] = {}
 """By thread: what asks the work in it to stop."""
+
+
+def is_cancelled() -> bool:
+    """Return whether somebody cancels the running task, where a `CancelledError` may come from what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:

@@ -27,6 +27,7 @@ from roll.rollout.episode import EpisodePlan, loop_for
 from roll.rollout.lifecycle import LifeCycle, RolloutState
 from roll.rollout.loops import Renderer, RolloutLoop
 from roll.rollout.proxy import LLMProxy
+from roll.running import is_cancelled
 from roll.types import Generation, GenerationRequest, PromptDraw, Rollout, RolloutId, RolloutStatus, SamplingParams
 
 __all__ = ["Attempts", "SamplingPlan", "request_seed"]
@@ -176,7 +177,7 @@ class Attempts:
                 if isinstance(error, (UnscorableError, ReplayError)):
                     break
             except asyncio.CancelledError:
-                if _is_stopped():
+                if is_cancelled():
                     raise
                 cause = "CancelledError: what it waited for was cancelled"
             else:
@@ -184,12 +185,6 @@ class Attempts:
                 return scored
         life.move(rollout_id, RolloutState.INFRA_ERROR, cause)
         return replace(rollout or _nothing(draw, rollout_id), status=RolloutStatus.INFRA_ERROR, cause=cause)
-
-
-def _is_stopped() -> bool:
-    """Whether somebody stops this task, and not what it waits for."""
-    task = asyncio.current_task()
-    return task is None or task.cancelling() > 0
 
 
 def _nothing(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:

@@ -59,9 +59,11 @@ class RolloutScheduler(Attempts):
             fate = RolloutState.MEASURED
             return [run.group for run in runs]
         finally:
-            await self.stop(runs)
-            for run in runs:
-                self.release(run, fate)
+            try:
+                await self.stop(runs)
+            finally:
+                for run in runs:
+                    self.release(run, fate)
 
     def release(self, run: GroupRun, to: RolloutState, detail: str = "") -> None:
         """End the life of every scored rollout of a group that has no fate yet."""

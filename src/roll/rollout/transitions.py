@@ -27,6 +27,7 @@ from roll.rollout.engine_group import EngineGroup
 from roll.rollout.engine_link import ABORT_AGAIN_S, EngineLink
 from roll.rollout.fleet import EngineFleet
 from roll.rollout.routing import Router
+from roll.running import is_cancelled
 
 __all__ = ["EngineTransitions", "Leaving"]
 
@@ -66,6 +67,7 @@ class EngineTransitions:
         self._prepare = prepare
         self._suspended = suspended
         self._in_step = in_step
+        self._closed = False
         self._steps: dict[str, Step] = {}
         """By engine, the last step that was asked for, until it has ended."""
         self._under_way: set[Step] = set()
@@ -135,7 +137,8 @@ class EngineTransitions:
         await asyncio.gather(*(_unless_lost(link, self._engines.wake) for link in links))
 
     async def close(self) -> None:
-        """End all steps where they are."""
+        """End all steps where they are, and begin no more."""
+        self._closed = True
         for step in (steps := set(self._steps.values()) | self._under_way):
             step.cancel()
         await asyncio.gather(*steps, return_exceptions=True)
@@ -144,6 +147,8 @@ class EngineTransitions:
 
     def _begin(self, engine_id: str, work: Callable[[], Coroutine[Any, Any, None]], *, held: bool = True) -> Step:
         """Begin a step after the one before it; one that is `held`, only while not all engines sleep."""
+        if self._closed:
+            raise InfraError(f"engine {engine_id} neither comes nor goes any more: the engines were closed")
         before = self._steps.get(engine_id)
 
         async def run() -> None:
@@ -206,6 +211,7 @@ class EngineTransitions:
         try:
             if engine_id in self._asleep:
                 await link.call(self._engines.wake(link.engine))
+                self._asleep.discard(engine_id)
             if engine_id in self._unsynced:
                 await self._prepare(link.engine)
         except EngineDiedError as error:
@@ -248,7 +254,7 @@ async def _ended(step: Step) -> None:
     try:
         await asyncio.shield(step)
     except asyncio.CancelledError:
-        if step.cancelled():
+        if step.cancelled() and not is_cancelled():
             raise InfraError(f"{step.get_name()} was not ended, since the engines were closed") from None
         step.add_done_callback(_say_failure)
         raise

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from worlds.engines import Fault, TickingEngine, TickingEngines
 
-from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError, UnsupportedError
+from roll.errors import ConfigError, EngineDiedError, InfraError, NoEngineError, UnsupportedError, WeightSyncError
 from roll.rollout import LLMProxy
 from roll.simulation.clock import run
 from roll.types import Generation, GenerationRequest, SamplingParams
@@ -29,6 +29,8 @@ class World:
 
     def __init__(self, *names: str, capacity: int = 4) -> None:
         self.heard: list[str] = []
+        self.fails = False
+        """Whether no weights can be had."""
         self.capacity = capacity
         self.group = TickingEngines([self.engine(name) for name in names], random.Random(0))
         self.proxy = LLMProxy(self.group, self.prepare)
@@ -38,6 +40,8 @@ class World:
         return TickingEngine(name, tick_s=1.0, capacity=self.capacity, length=lambda r: NUM_TOKENS, fault=fault)
 
     async def prepare(self, engine: Any) -> None:
+        if self.fails:
+            raise WeightSyncError("the trainer sends nothing")
         self.heard.append(f"{engine.engine_id} gets weights")
         engine.unsynced = False
 
@@ -303,6 +307,23 @@ def test_engine_group_moves_no_single_engine_while_trainers_have_the_memory() ->
     within(main)
 
 
+def test_engine_group_whose_woken_engine_got_no_weights_sleeps_and_wakes_it_with_the_others() -> None:
+    async def main() -> None:
+        world = World("a", "b")
+        await world.move.sleep("a")
+        world.fails = True
+        with pytest.raises(WeightSyncError):
+            await world.move.wake("a")
+        world.fails = False
+        await world.proxy.sleep()
+        assert world.group.engines[0].asleep  # it was awake, without weights
+        await world.proxy.wake()
+        await world.move.wake("a")
+        assert world.heard == ["a gets weights"] and world.proxy.num_serving == 2
+
+    within(main)
+
+
 def test_engine_group_that_is_closed_ends_the_steps_under_way() -> None:
     async def main() -> None:
         world = World("a")
@@ -312,6 +333,8 @@ def test_engine_group_that_is_closed_ends_the_steps_under_way() -> None:
         await world.proxy.close()
         with pytest.raises(InfraError, match="the engines were closed"):
             await added
+        with pytest.raises(InfraError, match="the engines were closed"):
+            await world.move.retire("a")
         assert len(world.group.all) == 1
 
     within(main)
