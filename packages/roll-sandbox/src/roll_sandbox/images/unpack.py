@@ -10,6 +10,7 @@ namespace: a character device 0/0, and the attribute `user.overlay.opaque`. OCI 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -28,6 +29,10 @@ __all__ = ["Bounds", "decompressed", "unpack"]
 MAX_HEADER_BYTES = 2**20
 """Of one long name or set of attributes: tarfile takes it into memory whole."""
 _MAX_LINKS = 40
+_MAX_DEPTH = 256
+"""Directories inside one another: whoever puts layers together, or removes them, goes down into each."""
+_IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
+"""What the kernel says of an entry's own names, and not of this machine."""
 _PIECE_BYTES = 2**20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMOVED, _OPAQUE, _PRIVATE = ".wh.", ".wh..wh..opq", ".wh..wh."
@@ -201,6 +206,18 @@ class _Layer:
         if member.size < 0 or "\0" in member.name + member.linkname:
             raise BadImageError(f"a layer has an impossible entry ({member.name[:80]!r}).")
         self._bounds.take(member.size if member.issparse() else 0, entries=1)
+        try:
+            self._add(member, archive)
+        except OSError as error:
+            if error.errno in _IMPOSSIBLE:
+                raise BadImageError(
+                    f"a layer has the entry {member.name[:80]!r}, which cannot be made ({error.strerror})."
+                ) from None
+            if error.filename is None:
+                error.filename = member.name[:200]
+            raise
+
+    def _add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         parents, name = _split(member.name)
         if not name:
             if member.isdir():
@@ -225,25 +242,28 @@ class _Layer:
                 _clear(parent, name)
                 os.symlink(member.linkname, name, dir_fd=parent)
             elif member.islnk():
-                self._link(parent, name, member.linkname)
-        except OSError as error:
-            if error.filename is None:
-                error.filename = member.name[:200]
-            raise
+                self._link(parent, name, member)
         finally:
             os.close(parent)
 
-    def _link(self, parent: int, name: str, target: str) -> None:
-        parents, last = _split(target)
-        source = self._open(parents, make=False)
+    def _link(self, parent: int, name: str, member: tarfile.TarInfo) -> None:
+        parents, last = _split(member.linkname)
+        said = f"a layer has the hard link {member.name[:80]!r} to {member.linkname[:80]!r}"
         try:
-            if stat.S_ISDIR(os.stat(last, dir_fd=source, follow_symlinks=False).st_mode):
-                raise BadImageError(f"a layer links to a directory ({target[:80]!r}).")
+            source = self._open(parents, make=False)
+        except FileNotFoundError:
+            raise BadImageError(f"{said}, which it does not have.") from None
+        try:
+            mode = os.stat(last, dir_fd=source, follow_symlinks=False).st_mode
+            if stat.S_ISDIR(mode):
+                raise BadImageError(f"{said}, which is a directory.")
+            if stat.S_ISCHR(mode):
+                raise BadImageError(f"{said}, which it removes.")
             if not os.path.samestat(os.fstat(source), os.fstat(parent)) or last != name:
                 _clear(parent, name)
                 os.link(last, name, src_dir_fd=source, dst_dir_fd=parent, follow_symlinks=False)
         except FileNotFoundError:
-            raise BadImageError(f"a layer links to what it does not have ({target[:80]!r}).") from None
+            raise BadImageError(f"{said}, which it does not have.") from None
         finally:
             os.close(source)
 
@@ -252,6 +272,8 @@ class _Layer:
         waiting, opened, links = list(reversed(parts)), [os.dup(self._root)], 0
         try:
             while waiting:
+                if len(opened) > _MAX_DEPTH:
+                    raise BadImageError(f"a layer has directories more than {_MAX_DEPTH} deep in one another.")
                 part = waiting.pop()
                 if part == "..":  # only links have them
                     if len(opened) > 1:

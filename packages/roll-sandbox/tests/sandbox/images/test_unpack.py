@@ -84,6 +84,25 @@ def test_entries_that_lead_out_or_nowhere_are_refused(layer: Path, entries: list
     assert tree(layer.parent / "outside") == before
 
 
+@pytest.mark.parametrize(
+    ("entries", "words"),
+    [
+        ([hardlink("a", "no/such/file")], "the hard link 'a' to 'no/such/file', which it does not have"),
+        ([hardlink("a", "missing")], "the hard link 'a' to 'missing', which it does not have"),
+        ([file(".wh.f"), hardlink("a", "f")], "the hard link 'a' to 'f', which it removes"),
+        ([file("n" * 300)], "which cannot be made (File name too long)"),
+        ([symlink("s", "")], "the entry 's', which cannot be made"),
+        ([file("d/" * 300 + "f")], "directories more than 256 deep"),
+        ([file("d/" * 200 + "f"), symlink("s", "d/" * 200), file("s/" + "e/" * 200 + "f")], "more than 256 deep"),
+    ],
+)
+def test_entries_that_no_machine_can_make_are_the_images_fault(layer: Path, entries: list[Entry], words: str) -> None:
+    """The message of a full disk would send whoever reads it looking for room."""
+    with pytest.raises(BadImageError) as caught:
+        put(layer, *entries)
+    assert words in str(caught.value)
+
+
 @pytest.mark.parametrize("target", ["../outside", "../../../../outside", "/outside", "a/../../outside"])
 def test_a_link_among_the_parents_stays_in_the_layer(layer: Path, target: str) -> None:
     put(layer, entry("a"), symlink("way", target), file("way/new", b"x"), hardlink("way/again", "way/new"))
