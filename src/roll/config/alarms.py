@@ -98,5 +98,5 @@ class AlarmsConfig(Section):
     )
 
     def stops_on(self, name: str) -> bool:
-        """Whether the run ends where this alarm goes off."""
+        """Return whether the run stops when this alarm is raised."""
         return self.action == "stop" or name in self.stop_on

@@ -110,7 +110,9 @@ class AlgorithmConfig(Section):
         return self
 
     def _impossible(self) -> str:
-        """What cannot be computed, or would be computed twice; empty where all is well."""
+        """Return why the keys cannot be combined (a quantity cannot be computed, or would be computed twice); empty if
+        they can.
+        """
         advantage, critic, filters = self.advantage, self.critic, self.filters
         if advantage.estimator == "anchor_state" and advantage.mean != "group" and advantage.function is None:
             return (
@@ -168,7 +170,10 @@ class AlgorithmConfig(Section):
         return ""
 
     def _without_effect(self) -> str:
-        """A key that was set and would change nothing; what the preset itself sets may stay."""
+        """Return a message about a key that was set but changes nothing; empty if every key has an effect.
+
+        Keys that have the value of the preset are allowed.
+        """
         estimator = self.advantage.estimator
         off_policy = self.gate.type != "log_prob"
         pooled = off_policy and self.ratio.level != "token"

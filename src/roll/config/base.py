@@ -84,7 +84,7 @@ def path_option(default: Any, meaning: str, **limits: Any) -> Any:
 
 
 def option(default: Any, meaning: str, *, unit: str | None = None, **limits: Any) -> Any:
-    """A field with its default, its meaning (shown by `roll config explain`) and, where it has one, its unit.
+    """Create a field with its default, its meaning (shown by `roll config explain`) and optionally its unit.
 
     `default=...` makes the field required; a `list` or `dict` instance is copied for every configuration.
     """

@@ -17,7 +17,7 @@ MOST_DEVICES = 100_000
 
 
 def _parse_devices(value: Any) -> list[int]:
-    """`"0-3,6"`, `2` or `[0, 1]` as a sorted list of device numbers."""
+    """Parse `"0-3,6"`, `2` or `[0, 1]` into a sorted list of device numbers."""
     if isinstance(value, int) and not isinstance(value, bool):
         value = [value]
     if isinstance(value, str):

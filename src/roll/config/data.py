@@ -192,7 +192,7 @@ class EnvironmentData(Hosting, _Source):
         return True
 
     def settings(self, seed: int) -> EnvironmentSettings:
-        """An episode."""
+        """Return the settings of an episode with this seed."""
         pairs = [next(iter(entry.items())) if isinstance(entry, dict) else (entry, {}) for entry in self.wrappers]
         from roll.types import EnvironmentSettings
 

@@ -41,7 +41,7 @@ class FixedDistribution(Section):
     value: float = option(..., "The value.", ge=0)
 
     def quantile(self) -> Quantile:
-        """The value, for every probability."""
+        """Return the quantile function: the value, for every probability."""
         return lambda u: self.value
 
 
@@ -53,7 +53,7 @@ class UniformDistribution(Section):
     high: float = option(..., "Highest.", ge=0)
 
     def quantile(self) -> Quantile:
-        """A straight line."""
+        """Return the quantile function: a straight line from `low` to `high`."""
         return lambda u: self.low + u * (self.high - self.low)
 
 
@@ -78,7 +78,9 @@ class NormalDistribution(Section):
         return NormalDist(self.mean, self.std).cdf(0.0) if self.negative == "redraw" else 0.0
 
     def quantile(self) -> Quantile:
-        """That of the normal variable above 0, or 0."""
+        """Return the quantile function of the normal variable, limited to values above 0 or clamped at 0 (see
+        `negative`).
+        """
         if self.std == 0:
             return lambda u: max(self.mean, 0.0)
         law, below, tiny = NormalDist(self.mean, self.std), self._left_out(), 1e-15
@@ -103,7 +105,7 @@ class LognormalDistribution(Section):
         return self
 
     def quantile(self) -> Quantile:
-        """exp of that of the normal variable, cut off at `max`."""
+        """Return the quantile function: exp of the normal variable's, cut off at `max`."""
         mu, sigma = math.log(self.median), self.sigma or 0.0
         if self.p75 is not None:
             sigma = math.log(self.p75 / self.median) / _STANDARD.inv_cdf(0.75)
@@ -119,7 +121,7 @@ class ParetoDistribution(Section):
     max: float = option(..., "What is larger becomes this.", gt=0)
 
     def quantile(self) -> Quantile:
-        """The power law solved for x, cut off at `max`."""
+        """Return the quantile function: the power law solved for x, cut off at `max`."""
         exponent = -1.0 / self.alpha
         return _cut_off(lambda u: self.minimum * (1 - u) ** exponent, self.max)
 
@@ -140,10 +142,10 @@ class EmpiricalDistribution(Section):
         return self
 
     def quantile(self) -> Quantile:
-        """The value at that place in their order.
+        """Return the quantile function of the sorted values.
 
         Raises:
-            ConfigError: the file cannot be read, or has no such values.
+            ConfigError: the file cannot be read, holds no values, or holds negative ones.
         """
         ordered = sorted(self.values or self._read())
         return lambda u: ordered[int(u * len(ordered))]
@@ -185,7 +187,7 @@ class QuantilesDistribution(Section):
         return self
 
     def quantile(self) -> Quantile:
-        """The lines, cut off at `max`."""
+        """Return the quantile function: the lines between the points, cut off at `max`."""
         scores = [_STANDARD.inv_cdf(p) for p, _ in self.points]
         logs = [math.log(value) for _, value in self.points]
 
@@ -199,7 +201,7 @@ class QuantilesDistribution(Section):
 
 
 def _cut_off(quantile: Quantile, highest: float | None) -> Quantile:
-    """What is larger becomes the limit itself: an answer is cut off, a latency has its time-out."""
+    """Clamp a quantile function to `highest`: an answer is cut off at its length limit, a latency at its timeout."""
     return quantile if highest is None else lambda u: min(quantile(u), highest)
 
 

@@ -59,7 +59,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    """Unicode's other line ends are escaped: PyYAML would write them as they are and read them back as spaces."""
+    """Represent text, quoted if it has Unicode's other line ends.
+
+    PyYAML would write those unescaped and read them back as spaces.
+    """
     style = '"' if any(end in text for end in "\x85\u2028\u2029") else None
     return dumper.represent_scalar(_TAG + "str", text, style=style)
 
@@ -83,7 +86,7 @@ class Document:
     """Where a key was written: `quickstart.yaml:9`, or `override 'training.num_steps=4'`."""
 
     def origin(self, path: KeyPath) -> str:
-        """Where `path`, or the nearest part around it that was written anywhere, stands; may be empty."""
+        """Return where `path`, or its nearest parent that was written, is defined; may be empty."""
         for length in range(len(path), 0, -1):
             if path[:length] in self.origins:
                 return self.origins[path[:length]]
@@ -91,7 +94,7 @@ class Document:
 
 
 def dotted(path: KeyPath) -> str:
-    """`("data", 0, "source")` as `data.0.source`; on one line whatever a key holds."""
+    """Format `("data", 0, "source")` as `data.0.source`, always on one line."""
     parts = (str(part) for part in path)
     return ".".join((part if part.isprintable() else repr(part)[1:-1])[:80] for part in parts)
 
@@ -298,7 +301,7 @@ class _Builder:
 
 
 def dump(data: Mapping[str, Any], *, flow: bool = False) -> str:
-    """Plain data as YAML that `parse` reads back unchanged, keys in their given order."""
+    """Dump plain data as YAML that `parse` reads back unchanged, with keys in their given order."""
     return yaml.dump(
         dict(data), Dumper=_Dumper, sort_keys=False, allow_unicode=True, default_flow_style=flow, width=110
     )

@@ -127,15 +127,17 @@ def disk_use(
     rollout_bytes: int = 0,
     kept_bytes: int = 0,
 ) -> DiskUse:
-    """What the run directory will hold: model and optimiser states of each checkpoint, and what the pipeline keeps.
+    """Estimate the size of the run directory: the model and optimizer states of all checkpoints, and what the pipeline
+    keeps.
 
     Args:
         config: the run.
-        training: of it.
-        sizes: of its model.
-        num_steps: of the run.
-        num_further: weights that other trainers change.
-        rollout_bytes: see `DiskUse`, and so is `kept_bytes`.
+        training: the training section of the run.
+        sizes: the sizes of the run's model.
+        num_steps: number of optimizer steps of the run.
+        num_further: number of weights that other trainers train.
+        rollout_bytes: see `DiskUse`.
+        kept_bytes: see `DiskUse`.
     """
     checkpoint, trained = config.checkpoint, num_trained(config.model, sizes) + num_further
     saves = (num_steps // checkpoint.every_num_steps if checkpoint.every_num_steps else 0) + checkpoint.at_end
@@ -150,8 +152,10 @@ def disk_use(
 
 
 def on_host(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
-    """The roles where everything is in main memory: with the copies that are written of trainers' states while training
-    goes on, and the libraries of every process."""
+    """Return the roles of a run that has everything in host memory.
+
+    Adds the copies that asynchronous checkpoints write while training continues, and the libraries of every process.
+    """
     checkpoint = config.checkpoint
     if checkpoint.asynchronous and checkpoint.every_num_steps:
         roles = [replace(role, parts={**role.parts, **_copied_bytes(role.parts)}) for role in roles]
@@ -160,18 +164,18 @@ def on_host(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
 
 
 def _copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
-    """Of a trainer's rank: its moments, and its weights in float32, which are as large as its gradients."""
+    """Return the checkpoint copy of a trainer's rank: its moments and its float32 weights, as large as its gradients."""
     return {"copy that is written": parts["gradients"] + parts["AdamW"]} if "AdamW" in parts else {}
 
 
 def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
-    """What the C library's heap holds of main memory in pieces that are free.
+    """Estimate the host memory that the C library's heap holds in free pieces.
 
     Args:
-        parts: of a trainer's rank.
-        closed: whether they are given back (`roll.training.memory.heap`): then an eighth of what is alive stays,
-            kernels aside, which leave no holes. Otherwise it depends on the processor, whose products take temporaries
-            of their own: measured, 0.2 to 0.3 of the activations where attention is native, 0.3 to 0.9 where it is not.
+        parts: memory of a trainer's rank.
+        closed: whether free pieces are given back (`roll.training.memory.heap`). If so, an eighth of the live memory
+            remains, except for kernels, which leave no holes. Otherwise it depends on the processor, whose products
+            allocate temporaries: measured, 0.2 to 0.3 of the activations with native attention, 0.3 to 0.9 without.
     """
     tensors = sum(parts.values()) - parts.get(_KERNELS, 0)
     return {"heap": round(tensors / 8 if closed else 0.4 * parts["activations"])}
@@ -180,8 +184,10 @@ def heap_bytes(parts: Mapping[str, int], *, closed: bool) -> dict[str, int]:
 def kernel_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, micro_batches: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """What the products of so many micro-batches of a run leave on a CPU: each has another number of tokens, and every
-    expert another share of them. A matrix has three products, of the output and of both gradients; layers are alike.
+    """Estimate the kernels that the matrix products of this many micro-batches leave in memory on a CPU.
+
+    Each micro-batch has another number of tokens, and each expert another share of them. A matrix has three products:
+    one for the output and one for each of the two gradients. Layers share their kernels.
     """
     if on_accelerator or element_bytes(model.dtype) != 2:
         return {}
@@ -192,28 +198,30 @@ def kernel_bytes(
 
 
 def num_linear(sizes: ModelSizes) -> int:
-    """Weights of the linear layers of a gated decoder; experts are none."""
+    """Return the number of weights in the linear layers of a gated decoder, without experts."""
     heads = 2 * sizes.num_heads * sizes.head_dim + 2 * sizes.num_kv_heads * sizes.head_dim
     inner = 0 if sizes.experts_per_token else sizes.intermediate_size
     return sizes.num_layers * sizes.hidden_size * (heads + 3 * inner)
 
 
 def num_in_codes(section: InferenceConfig, sizes: ModelSizes) -> int:
-    """Weights that go to engines in 8 bits: those of linear layers and experts, where the section says so."""
+    """Return the number of weights sent to engines in 8 bits: linear layers and experts, if the section quantizes."""
     if section.quantization == "none":
         return 0
     return min(num_linear(sizes) + sizes.expert_parameters, sizes.num_parameters)
 
 
 def sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
-    """What a weight sync sends; scales are less than a hundredth of it."""
+    """Return the bytes that a weight sync sends, without scales, which are less than a hundredth of it."""
     in_codes = num_in_codes(section, sizes)
     return (sizes.num_parameters - in_codes) * element + in_codes
 
 
 def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
-    """Weights of adapters on all linear layers of a gated decoder, which experts are not: each adds rank x (inputs +
-    outputs)."""
+    """Return the number of adapter weights: rank x (inputs + outputs) for each linear layer of a gated decoder.
+
+    Experts have no adapters.
+    """
     hidden, inner = sizes.hidden_size, sizes.intermediate_size
     queries, keys = sizes.num_heads * sizes.head_dim, sizes.num_kv_heads * sizes.head_dim
     attention = 2 * (hidden + queries) + 2 * (hidden + keys)
@@ -222,23 +230,26 @@ def num_lora_parameters(sizes: ModelSizes, rank: int) -> int:
 
 
 def num_trained(model: ModelConfig, sizes: ModelSizes) -> int:
-    """Weights that the optimiser changes."""
+    """Return the number of weights that the optimizer updates."""
     return num_lora_parameters(sizes, model.lora.rank) if model.lora else sizes.num_parameters
 
 
 def moment_bytes(model: ModelConfig, training: TrainingConfig) -> float:
-    """Both of AdamW's moments of one weight. In 8 bits they have a scale for every 256; adapters are thin, and keep
-    theirs mostly whole."""
+    """Return the bytes of both AdamW moments of one weight.
+
+    In 8 bits, every 256 moments share a scale; adapters are thin, so most of their moments stay in float32.
+    """
     return 2 + 8 / 256 if training.optimizer == "adamw_8bit" and model.lora is None else 8
 
 
 def trained_bytes(
     model: ModelConfig, training: TrainingConfig, sizes: ModelSizes, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """The largest share, of one copy of the weights on `ranks`, of what training keeps between steps, and of gradients.
+    """Return the largest share that a rank holds of weights, optimizer states and gradients.
 
-    FSDP's shards are the master weights, of what is frozen too; otherwise the network has a copy in its own dtype.
-    Offloaded, an accelerator has weights alone, and of gradients what is on its way.
+    `ranks` ranks share one copy of the weights. With FSDP, the shards are the master weights, also of frozen weights;
+    otherwise the network has a copy in its own dtype. With offloading, an accelerator holds only weights, and the
+    gradients that are being transferred.
     """
     trained, element = num_trained(model, sizes), element_bytes(model.dtype)
     offloaded = training.offload_optimizer and on_accelerator
@@ -259,12 +270,12 @@ def trained_bytes(
 
 
 def _rank_share(sizes: ModelSizes, parallel: ParallelConfig, ranks: int) -> float:
-    """The largest share of the weights that one of `ranks` has, which divide one copy of them."""
+    """Return the largest share of the weights on one rank, where `ranks` ranks divide one copy."""
     return fullest_stage(sizes, parallel).weights * parallel.pp / ranks
 
 
 def frozen_bytes(sizes: ModelSizes, parallel: ParallelConfig, ranks: int, element: int) -> int:
-    """Weights of a model that does not learn, on the rank of a trainer's `ranks` that has most of them."""
+    """Return the bytes of a frozen model on the trainer's rank that holds most of it."""
     return round(sizes.num_parameters * element * _rank_share(sizes, parallel, ranks // parallel.dp_replicate))
 
 
@@ -278,19 +289,20 @@ def training_bytes(
     micro_batches: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """What one of a trainer's `ranks` keeps and what passes, up to the final hidden states.
+    """Estimate the memory of one of a trainer's `ranks`, up to the final hidden states.
 
-    On a host, gradients come in the backward pass as activations leave, the vocabulary's first, and go with the step: a
-    step's first micro-batch has no others beside all its activations. Not so those of weights that have a copy in
-    another dtype, as experts under `ep` do: they have memory of their own. On a device, both are counted.
+    On a host, the backward pass allocates gradients as it frees activations, the vocabulary's first, and the optimizer
+    step frees them: during a step's first micro-batch they do not add to the activations. This is not true of weights
+    that have a copy in another dtype (as experts do with `ep`): their gradients need memory of their own. On a device,
+    both are counted.
 
     Args:
-        model: of the run, as `training` and `sizes` are.
-        training: see `model`.
-        sizes: see `model`.
-        num_tokens: of a micro-batch.
-        ranks: of the trainer.
-        micro_batches: of a step.
+        model: the model section of the run.
+        training: the training section of the run.
+        sizes: the sizes of the model.
+        num_tokens: tokens of a micro-batch.
+        ranks: number of the trainer's ranks.
+        micro_batches: number of micro-batches of a step.
         on_accelerator: whether the memory is a device's.
     """
     shards = ranks // training.parallel.dp_replicate
@@ -308,8 +320,11 @@ def training_bytes(
 def _offloaded_bytes(
     training: TrainingConfig, sizes: ModelSizes, whole: int, adapters: int, ranks: int, element: int
 ) -> dict[str, int]:
-    """Weights, in float32 where FSDP shares them, and gradients: of the vocabulary's matrix until the backward pass
-    ends. Where FSDP adds them up they are of a layer at a time, and counted with what passes."""
+    """Return a rank's device memory for weights and gradients when the optimizer states are offloaded.
+
+    Weights are in float32 with FSDP. Gradients are those of the vocabulary's matrix, until the backward pass ends; FSDP
+    reduces gradients one layer at a time, which `pass_bytes` counts.
+    """
     parallel = training.parallel
     is_shared = ranks * parallel.dp_replicate > parallel.pp
     embedding = 0 if adapters else sizes.vocab_size * sizes.hidden_size
@@ -328,7 +343,10 @@ def engine_bytes(
     element: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """What an engine of a `kind` (see `ENGINES`) holds, on all devices, with `num_requests` of `max_context` tokens."""
+    """Return the memory of an engine of a `kind` (see `ENGINES`), on all its devices.
+
+    It serves `num_requests` requests of `max_context` tokens.
+    """
     able, cache = engine_capabilities(kind), section.kv_cache_bytes
     if cache is None:
         running = min(section.max_num_seqs, num_requests)

@@ -23,15 +23,15 @@ _WIDTH = 100
 
 
 def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
-    """A key's meaning, form, unit, default and place; a table for a section; the list of sections for no key.
+    """Return a key's meaning, form, unit, default and place; a table for a section; the list of sections without a key.
 
     Args:
         key: dotted, such as `training.learning_rate` or `data.0.reward`; a last part alone finds every key
             that ends in it.
-        pipeline: whose configuration.
+        pipeline: name of the pipeline whose configuration is explained.
 
     Raises:
-        ConfigError: there is no such key, or no such pipeline; names the nearest.
+        ConfigError: the key or the pipeline does not exist; the message names the nearest.
     """
     model = PIPELINES.get(pipeline)
     if not key:
@@ -40,10 +40,10 @@ def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
 
 
 def find_keys(name: str, model: type[Section]) -> list[Key]:
-    """The keys that `name` stands for: several where it is a last part that several sections have.
+    """Return the keys that `name` means: several, if it is a last part that several sections have.
 
     Raises:
-        ConfigError: there is none; names the nearest.
+        ConfigError: no key has this name; the message names the nearest.
     """
     found = _keys_named(name, model)
     if not found:
@@ -63,7 +63,7 @@ def _plain_path(key: Key) -> tuple[str, ...]:
 
 
 def merged(keys: Sequence[Key]) -> list[Key]:
-    """Keys of union members that say the same as one key with all their tags."""
+    """Merge keys of union members that have the same path, meaning, type and default into one key with all their tags."""
     kept: dict[tuple[Any, ...], Key] = {}
     for key in keys:
         same = (key.path, key.meaning, key.type_words, () if key.members else repr(key.default))
@@ -93,7 +93,7 @@ def _overview(model: type[Section]) -> str:
 
 
 def summary_of(section: type[Section]) -> str:
-    """The first paragraph of a section's own description."""
+    """Return the first paragraph of a section's docstring."""
     return " ".join(inspect.cleandoc(section.__doc__ or "").split("\n\n")[0].split())
 
 
@@ -112,13 +112,13 @@ def _block(key: Key, model: type[Section]) -> str:
 
 
 def _presets() -> list[str]:
-    """What each value of `algorithm.type` sets."""
+    """Return lines with what each value of `algorithm.type` sets."""
     rows = [(name, ", ".join(settings(preset(name))) or "nothing: it is the default") for name in PRESET_NAMES]
     return ["", "  type: the preset that the other keys start from, and what it sets", "", _indented(_table(rows))]
 
 
 def _members(key: Key) -> Iterator[str]:
-    """A table of the section's keys; of a union, what all members share and then each member's own."""
+    """Yield a table of the section's keys; of a union, the keys that all members share and then each member's own."""
     tables = {
         tag: [Key(path=(name,), field=field, owner=section) for name, field in section.model_fields.items()]
         for tag, section in key.members
@@ -163,7 +163,7 @@ def _example(key: Key) -> Any:
 
 
 def default_words(key: Key) -> str:
-    """The default as it would be written in a file."""
+    """Return the default as it would be written in a file."""
     if key.required:
         return "required"
     value = key.default
@@ -173,7 +173,7 @@ def default_words(key: Key) -> str:
 
 
 def _as_written(value: Any) -> str:
-    """As in a file. A list of rewards is written as their types, which is short for it."""
+    """Return a value as it would be written in a file; a list of rewards in its short form, as their types."""
     if isinstance(value, list) and value and all(isinstance(entry, Section) for entry in value):
         given = [entry.model_dump(exclude_unset=True) for entry in value]
         short = [entry["type"] if set(entry) == {"type"} else entry for entry in given]
@@ -186,7 +186,7 @@ def _first_sentence(text: str) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> str:
-    """Columns side by side, the last one wrapped."""
+    """Format rows as columns, the last one wrapped."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]) - 1)]
     indent = sum(widths) + 2 * len(widths)
     lines = []

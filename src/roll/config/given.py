@@ -64,10 +64,10 @@ def load_given(
 
 
 def with_given(config: RunConfig, rows: Rows | None, held_out: Rows | None, reward: Reward | None) -> RunConfig:
-    """A loaded configuration with these objects in the places that are kept for them.
+    """Return a loaded configuration with these Python objects in their places.
 
     Raises:
-        ConfigError: it has no such place, or another number of them.
+        ConfigError: the configuration has no place for them, or another number of places.
     """
     rows, held_out = _records(rows), _records(held_out)
     functions = [function for part in _parts(reward) if (function := _function(part)) is not None]
@@ -99,7 +99,7 @@ def _filled(entry: DataConfig, functions: list[Callable[..., Any]]) -> list[Any]
 
 
 def _entries(tree: dict[str, Any], rows: Rows, reward: Reward | None) -> list[Any]:
-    """The sources, one of them for the rows."""
+    """Return the prompt sources, one of which takes the rows."""
     written: Any = tree.get("data")
     places = [e for e in written if isinstance(e, dict) and e.get("source") == "python"] if _is_list(written) else []
     places = [entry for entry in places if entry.get("function") is None]
@@ -123,12 +123,12 @@ def _learns_from_examples(tree: dict[str, Any]) -> bool:
 
 
 def _records(rows: Any) -> Any:
-    """The rows; those of a data frame as dictionaries."""
+    """Return the rows, with those of a data frame as dictionaries."""
     return rows.to_dict("records") if hasattr(rows, "iloc") and hasattr(rows, "to_dict") else rows
 
 
 def _have_answers(rows: Rows) -> bool:
-    """Whether the first row has an answer; what can be read only once is taken to have one."""
+    """Return whether the first row has an answer; an iterable that can be read only once is assumed to have them."""
     if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")) or isinstance(rows, Mapping | str):
         return True
     if not len(rows):  # type: ignore[arg-type]
@@ -155,14 +155,14 @@ def _parts(reward: Reward | None) -> list[Any]:
 
 
 def _function(part: Any) -> Callable[..., Any] | None:
-    """The function itself; settings may hold it as `function`."""
+    """Return the reward function, or the one under `function` in settings; `None` if the part has no function."""
     if isinstance(part, Mapping):
         part = part.get("function")
     return part if callable(part) else None
 
 
 def _settings(part: Any) -> Any:
-    """What the configuration says of one part of the reward; a function leaves its name."""
+    """Return the settings of one part of the reward; those of a function hold its name."""
     function = _function(part)
     if function is None:
         if isinstance(part, str | Mapping):

@@ -68,7 +68,7 @@ _MISSING: Any = object()
 
 
 def read_history(run: Path) -> list[Entry]:
-    """The changes that a run directory holds, oldest first.
+    """Read the changes that a run directory holds, oldest first.
 
     Raises:
         RunDirectoryError: the file is not what `continued` makes.
@@ -142,12 +142,12 @@ def as_override(key: str, value: Any) -> str:
 
 
 def dump_entries(history: Sequence[Entry]) -> str:
-    """The text of a history file."""
+    """Return the text of a history file."""
     return "".join("- " + dump(entry.fields).replace("\n", "\n  ").rstrip(" ") for entry in history) or "[]\n"
 
 
 def config_at(current: Mapping[str, Any], history: Sequence[Entry], step: int) -> dict[str, Any]:
-    """The resolved configuration that step `step` was trained with."""
+    """Return the resolved configuration that step `step` was trained with."""
     tree = copy.deepcopy(dict(current))
     for entry in reversed(history):
         if entry.from_step > step:
@@ -159,17 +159,18 @@ def config_at(current: Mapping[str, Any], history: Sequence[Entry], step: int) -
 def continued(
     current: Mapping[str, Any], history: Sequence[Entry], step: int, after: Mapping[str, Any], overrides: Sequence[str]
 ) -> list[Entry]:
-    """The history of a run that goes on after step `step` with the configuration `after`.
+    """Return the history of a run that continues after step `step` with the configuration `after`.
+
+    Settings that were in effect only after the checkpoint are dropped, since those steps are trained again; settings
+    made
+    for those steps are in effect from the next step on.
 
     Args:
         current: the configuration that the run directory holds.
-        history: its history.
-        step: of the checkpoint that the run continues from.
-        after: the configuration it continues with.
-        overrides: what the user wrote, which made `after` of `current`.
-
-    What held only for steps after the checkpoint, which are trained again, is no part of it; settings made for them
-    hold from the next step on.
+        history: the history that the run directory holds.
+        step: the step of the checkpoint from which the run continues.
+        after: the configuration with which the run continues.
+        overrides: the user's overrides, which turned `current` into `after`.
     """
     kept = [entry for entry in history if entry.from_step <= step]
     dropped = [text for entry in history if entry.from_step > step for text in entry.overrides or ()]
@@ -184,14 +185,17 @@ def continued(
 
 
 def either_way(before: Sequence[Entry], after: Sequence[Entry], step: int) -> list[Entry]:
-    """A history that is true of both configurations while the one takes the other's place: beside the history `before`
-    and beside the one `after` a run goes on after step `step`. So a crash in between leaves nothing untrue.
+    """Return a history that is correct with the old configuration and with the new one.
+
+    The run continues after step `step`; its configuration had the history `before` and gets the history `after`.
+    Written
+    before the configuration is replaced, it keeps the run directory consistent if the process crashes in between.
     """
     return [*after, *(replace(entry, overrides=None) for entry in before if entry.from_step > step)]
 
 
 def first_recorded(run: Path) -> dict[str, Any]:
-    """The configuration with which a run began to record its rollouts; its present one where it never did."""
+    """Return the configuration with which the run first recorded its rollouts; the current one if it never did."""
     current, history = read(run / CONFIG).tree, read_history(run)
     for step in (0, *(entry.from_step for entry in history)):
         tree = config_at(current, history, step)
@@ -201,9 +205,9 @@ def first_recorded(run: Path) -> dict[str, Any]:
 
 
 def differences(before: Any, after: Any, key: str, *, missing: Any = None) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted keys below `key` whose values differ, with both; `missing` stands for a key that one of them lacks.
+    """Yield each dotted key below `key` whose values differ, with both values; `missing` is the value of an absent key.
 
-    Lists are compared as a whole, and so are mappings with keys that could not be part of a dotted one.
+    Lists are compared as a whole, and so are mappings with a key that has a dot in it.
     """
     if isinstance(before, Mapping) and isinstance(after, Mapping) and not any("." in k for k in {*before, *after}):
         for name in sorted({*before, *after}):
@@ -214,7 +218,7 @@ def differences(before: Any, after: Any, key: str, *, missing: Any = None) -> It
 
 
 def value_at(tree: Any, key: str) -> Any:
-    """The value of a dotted key; `None` where the tree does not go so far."""
+    """Return the value of a dotted key; `None` if the tree has no such key."""
     for part in key.split("."):
         tree = tree.get(part) if isinstance(tree, Mapping) else None
     return tree

@@ -122,7 +122,9 @@ def _strip(annotation: Any) -> Any:
 
 
 def tag_key(section: type[Section]) -> str:
-    """The key whose value chooses a union member: `source` of prompt sources, `tool` of tools, `type` elsewhere."""
+    """Return the key whose value selects a union member: `source` for prompt sources, `tool` for tools, otherwise
+    `type`.
+    """
     return next((key for key in ("source", "tool") if key in section.model_fields), "type")
 
 
@@ -137,9 +139,9 @@ def _tag(member: Any) -> str:
 
 
 def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldInfo | None, Any]]:
-    """The (field, annotation) pairs that `part` may mean inside `shape`.
+    """Return the (field, annotation) pairs that `part` may mean inside `shape`.
 
-    `value`, what was written at this place, chooses the member of a union where it can.
+    `value`, the data written at this place, selects the member of a union if it can.
     """
     if shape.is_list:
         is_index = isinstance(part, int) or part == "N" or part.isdigit()
@@ -149,7 +151,7 @@ def child(shape: Shape, part: str | int, value: Any = None) -> list[tuple[FieldI
 
 
 def sections_of(shape: Shape, value: Any) -> list[type[Section]]:
-    """The sections that `value` may be: of a union the member that its tag chooses, or all of them."""
+    """Return the sections that `value` may be: the union member that its tag selects, or all members."""
     sections = [shape.section] if shape.section else [section for _, section in shape.variants]
     if shape.variants and isinstance(value, dict):
         tag = str(value.get(tag_key(shape.variants[0][1]))).partition(":")[0]
@@ -158,7 +160,7 @@ def sections_of(shape: Shape, value: Any) -> list[type[Section]]:
 
 
 def all_keys(model: type[Section]) -> Iterator[Key]:
-    """Every key below `model`, in the order of declaration; a section comes before the keys inside it."""
+    """Yield every key below `model`, in declaration order; a section comes before the keys inside it."""
     yield from _keys(model, (), ())
 
 
@@ -176,7 +178,7 @@ def _keys(section: type[Section], prefix: tuple[str, ...], variants: tuple[str, 
 
 
 def template(path: tuple[str | int, ...]) -> tuple[str, ...]:
-    """A path with its list positions written as `N`."""
+    """Return a path with its list positions written as `N`."""
     return tuple("N" if isinstance(part, int) or part.isdigit() else part for part in path)
 
 
@@ -184,7 +186,7 @@ _SCALARS = {int: "a whole number", float: "a number", bool: "true or false", str
 
 
 def type_words(annotation: Any, field: FieldInfo | None = None) -> str:
-    """What may be written for an annotation and its limits, in plain words."""
+    """Describe the values that an annotation with its limits allows, in plain words."""
     shape = shape_of(annotation)
     if shape.is_list:
         words = f"a list of {_plural(shape_of(shape.item))}"
@@ -210,7 +212,7 @@ def _plural(shape: Shape) -> str:
 
 
 def limit_words(field: FieldInfo) -> str:
-    """The limits of a field: ` >= 0 and < 1`."""
+    """Describe the limits of a field, as ` >= 0 and < 1`."""
     bounds: list[str] = []
     lengths: list[str] = []
     for item in field.metadata:

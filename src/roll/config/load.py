@@ -90,16 +90,16 @@ def _document(source: ConfigSource) -> Document:
 
 
 def plain_tree(source: ConfigSource) -> dict[str, Any]:
-    """A configuration as the plain data that YAML would give, before it is validated.
+    """Return a configuration as plain data, as YAML would load it, before it is validated.
 
     Raises:
-        ConfigError: the file cannot be read, or this is no configuration.
+        ConfigError: the file cannot be read, or the source is not a configuration.
     """
     return dict(_document(source).tree)
 
 
 def _plain(value: Any, path: KeyPath = ()) -> Any:
-    """What Python offers as the plain data that YAML would give."""
+    """Convert a Python value to plain data, as YAML would load it."""
     match value:
         case Section():
             return value.model_dump(mode="json")
@@ -141,17 +141,17 @@ def _pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:
 
 
 def resolved(config: Section) -> dict[str, Any]:
-    """Every key with its value, as plain data; `load_config` makes the same configuration of it."""
+    """Return every key with its value as plain data, from which `load_config` builds the same configuration."""
     return config.model_dump(mode="json")
 
 
 def dump_yaml(config: Section) -> str:
-    """`resolved` as the text of a configuration file."""
+    """Return the resolved configuration as the text of a configuration file."""
     return dump(resolved(config))
 
 
 def as_override_list(overrides: Overrides) -> list[str]:
-    """Overrides from a dictionary as `key=value` text."""
+    """Convert overrides from a dictionary to `key=value` text."""
     if not isinstance(overrides, Mapping):
         return list(overrides)
     return [as_override(key, _plain(value)) for key, value in overrides.items()]
@@ -161,16 +161,16 @@ _KEPT_ON_RESUME = ("pipeline", "name", "output_dir", "model.path", "seed", "trai
 
 
 def _value(config: Section, key: str) -> Any:
-    """What `config` has under a dotted key, or None: a pipeline need not have every section."""
+    """Return the value of a dotted key, or `None`: not every pipeline has every section."""
     return reduce(lambda section, part: getattr(section, part, None), key.split("."), config)
 
 
 def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
-    """The configuration that a run directory holds, changed for its continuation.
+    """Load the configuration of a run directory, with overrides for its continuation.
 
     Raises:
-        RunDirectoryError: there is no run.
-        ConfigError: an override is wrong, or would make another run of it.
+        RunDirectoryError: the directory is not a run.
+        ConfigError: an override is wrong, or changes a key that must stay the same in a run.
     """
     path = Path(run) / CONFIG
     if not path.is_file():
@@ -195,7 +195,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
 
 
 def _as_written(path: Path) -> RunConfig:
-    """The configuration as ROLL wrote it last, whatever was edited since."""
+    """Load the configuration as ROLL last wrote it, without later edits by the user."""
     origin = read_origin(path.parent)
     try:
         return load_config(path if origin is None else origin.config)

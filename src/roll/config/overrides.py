@@ -27,7 +27,7 @@ _SHORTHANDS: dict[tuple[str, ...], Callable[[Any], Any]] = {
 def apply_overrides(
     document: Document, overrides: Sequence[str] | Mapping[str, Any], model: type[Section]
 ) -> tuple[Document, list[str]]:
-    """The document with the overrides in place, and a line for each one that cannot be."""
+    """Apply overrides to a document, and return it with one line for each override that cannot be applied."""
     result = replace(document, tree=copy.deepcopy(document.tree), origins=dict(document.origins))
     lines: list[str] = []
     pairs = overrides.items() if isinstance(overrides, Mapping) else [(None, text) for text in overrides]
@@ -65,7 +65,7 @@ def _apply(document: Document, model: type[Section], key: str | None, value: Any
 
 
 def _descend(document: Document, model: type[Section], path: KeyPath, origin: str) -> tuple[Any, Shape]:
-    """The container that holds the last part of `path`, made where it is not written yet, and its shape."""
+    """Return the container that holds the last part of `path`, created if it was not written, and its shape."""
     value: Any = document.tree
     shape = Shape(section=model)
     for depth, part in enumerate(path[:-1]):
@@ -92,7 +92,7 @@ def _descend(document: Document, model: type[Section], path: KeyPath, origin: st
 
 
 def replace_origin(document: Document, path: KeyPath, origin: str) -> Document:
-    """The document with `path` said to be written at `origin`."""
+    """Return the document with `origin` as the place where `path` was written."""
     return replace(document, origins={**document.origins, path: origin})
 
 
@@ -125,7 +125,7 @@ def _check_index(container: list[Any], path: KeyPath, origin: str) -> None:
 
 
 def _read(text: str, shape: Shape, origin: str) -> Any:
-    """The value as YAML; where only text is allowed, anything that is not quoted is taken as it is."""
+    """Parse the value as YAML; where only text is allowed, unquoted text is taken literally."""
     check_text(text, origin)
     try:
         value, _ = parse(text, origin)

@@ -82,11 +82,13 @@ class ParallelConfig(Section):
         return self.pp * self.row_ranks
 
     def in_flight(self, micro_batches: int) -> float:
-        """What the first stage keeps at most of the activations of a step's micro-batches; the others keep less.
+        """Return the most activations that the first stage holds during a step; other stages hold fewer.
 
-        By what one micro-batch has in all layers, if stages have as many as each other. With one part a stage, it is
-        its share of the layers for as many micro-batches as stages. With several it depends on whether the last round
-        of so many is full; if not, this is a bound.
+        The unit is the activations of one micro-batch in all layers; stages are assumed to have equally many layers.
+        With one
+        part per stage, the first stage holds its share of the layers for as many micro-batches as there are stages.
+        With
+        several, it depends on whether the last round of micro-batches is full; if it is not, this is an upper bound.
         """
         if self.vpp == 1:
             return 1.0
@@ -94,7 +96,7 @@ class ParallelConfig(Section):
         return 1 + (beyond / self.vpp if micro_batches % self.pp == 0 else beyond)
 
     def misfit(self, count: int) -> str | None:
-        """Why `count` ranks cannot be divided like this; `None` if they can."""
+        """Return why `count` ranks cannot be divided this way; `None` if they can."""
         if count % self.num_ranks == 0:
             return None
         names = ("pp", "dp_replicate", "cp", "tp", "ep")

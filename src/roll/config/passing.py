@@ -67,7 +67,7 @@ class ModelSizes(Protocol):
 
 
 def element_bytes(dtype: str) -> int:
-    """Of a number of the computation."""
+    """Return the bytes of one number in this dtype."""
     return 2 if dtype == "bfloat16" else 4
 
 
@@ -81,25 +81,30 @@ def activation_bytes_per_token(
     offloaded: bool = False,
     lora_rank: int = 0,
 ) -> tuple[int, int]:
-    """What autograd keeps of one token until its backward pass, and what is there of one layer while it passes.
+    """Return a token's activation bytes: what autograd keeps until the backward pass, and what one layer needs
+    temporarily.
 
-    Per layer: 2 hidden vectors, what norms take, queries and attention output, keys and values, 4 vectors inside the
-    gated MLP (and 2 hidden vectors for every expert), all in the computation's format, and what norms take once more,
-    in float32; norms that are not Llama's keep both in float32. Where norms are fused
-    (`roll.training.network.fused`), nothing in float32 but a number, and where gates are, 3 vectors inside an MLP. With
-    checkpointing, one hidden vector per layer is kept; one layer in full and two gradients inside its MLP pass.
-    Offloaded, nothing is kept, and what an MLP's gate needs passes. An adapter keeps what lies
-    between its matrices, also where the rest is offloaded: it is too small to travel.
+    Each layer keeps 2 hidden vectors, the inputs of norms, queries and attention output, keys and values, 4 vectors
+    inside
+    the gated MLP, and 2 hidden vectors per expert, all in the dtype of the computation, plus the inputs of norms in
+    float32; norms other than Llama's keep both in float32. Fused norms (`roll.training.network.fused`) keep only one
+    float32 number, and fused gates 3 vectors inside an MLP. With activation checkpointing, one hidden vector per layer
+    is
+    kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is kept, and the
+    inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with offloading,
+    since
+    they are too small to be worth the transfer.
 
     Args:
-        sizes: of the model.
+        sizes: the sizes of the model.
         element: bytes of a number of the computation.
         checkpointing: whether layers run again in the backward pass.
-        mlp_slice: share of a row's tokens over which MLPs run at a time, where they do so and run again in the backward
-            pass; then only one MLP's inside is there at once, of this share.
-        fused: whether norms and gates are that can be, as on a CPU in bfloat16.
-        offloaded: whether all of it is in main memory meanwhile.
-        lora_rank: of the adapters of linear layers; 0 without.
+        mlp_slice: share of a row's tokens in each slice, if MLPs run in slices and again in the backward pass; then
+            only
+            one slice of one MLP is in memory at a time.
+        fused: whether norms and gates are fused where possible, as on a CPU in bfloat16.
+        offloaded: whether activations are offloaded to host memory.
+        lora_rank: rank of the adapters of linear layers; 0 without adapters.
     """
     hidden, queries = sizes.hidden_size, sizes.num_heads * sizes.head_dim
     keys = sizes.num_kv_heads * sizes.head_dim
@@ -131,11 +136,13 @@ class FullestStage:
 
 
 def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:
-    """What is most for a rank to hold: of weights mostly what the first stage has, of layers and of embeddings, and of
-    activations, too, since it has more layers than the last, and more micro-batches in flight.
+    """Return the largest share of weights and of activations that any stage holds.
+
+    For weights it is usually the first stage, with its layers and the embeddings; for activations as well, since it has
+    more layers than the last one and more micro-batches in flight.
 
     Args:
-        sizes: of the model; where embeddings and projection are one matrix, the first stage and the last have it.
+        sizes: the sizes of the model; the first and the last stage both hold a tied embedding matrix.
         parallel: how the trainer's ranks are divided.
     """
     stages = parallel.pp
@@ -162,7 +169,9 @@ def pass_bytes(
     micro_batches: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """What passes over `micro_batches` of `num_tokens` each need of a rank besides, up to the final hidden states."""
+    """Return a rank's additional memory for passes over `micro_batches` of `num_tokens`, up to the final hidden
+    states.
+    """
     element, learns = element_bytes(model.dtype), model.lora is None
     own = num_tokens // training.parallel.row_ranks
     mlp_slice = min(training.mlp_slice_tokens / max(own, 1), 1.0) if training.mlp_slice_tokens else None
@@ -184,21 +193,25 @@ def pass_bytes(
 def gathered_bytes(
     parallel: ParallelConfig, sizes: ModelSizes, ranks: int, element: int, *, learns: bool, on_accelerator: bool
 ) -> dict[str, int]:
-    """What passes through each of several ranks of a stage of weights that it shares with others: a layer, or the
-    vocabulary's matrix, or its columns of them; of experts, those that `ep` leaves to it, unless no other rank has a
-    part of them.
+    """Return a rank's temporary memory for gathering the weights that it shares with other ranks of its stage.
 
-    A layer is gathered in a buffer and copied from there. Where it learns, it has a gradient, which is copied into a
-    buffer in float32 to be added up. On an accelerator the next layer is gathered meanwhile, and the buffer of the one
-    before is added up; on a host nothing runs beside a collective (`roll.training.parallel.gathering`).
+    The largest unit is gathered at a time: a layer, or the vocabulary's matrix, or the rank's columns of them; of
+    experts,
+    those that `ep` assigns to the rank, unless no other rank holds a part of them.
+
+    A layer is gathered into a buffer and copied from there. If it is trained, its gradient is copied into a float32
+    buffer
+    to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at the
+    same
+    time; on a host nothing overlaps with a collective (`roll.training.parallel.gathering`).
 
     Args:
         parallel: how the trainer's ranks are divided.
-        sizes: of the model.
-        ranks: of the trainer.
+        sizes: the sizes of the model.
+        ranks: number of the trainer's ranks.
         element: bytes of a number of the computation.
         learns: whether these weights have gradients.
-        on_accelerator: see above.
+        on_accelerator: whether the memory is a device's.
     """
     if ranks == parallel.pp:
         return {}
@@ -216,7 +229,7 @@ def gathered_bytes(
 
 
 def logit_bytes(sizes: ModelSizes, num_tokens: int, element: int, *, layer: int = 0) -> int:
-    """What the vocabulary projection holds at most, beyond what passes of a `layer`, which is gone by then."""
+    """Return the most that the vocabulary projection holds, beyond the memory of a `layer`, which is free by then."""
     logits = num_tokens * sizes.vocab_size * element
     kept = logits if logits <= KEPT_LOGIT_BYTES else KEPT_LOGIT_BYTES // 2
     found = min(num_tokens * sizes.vocab_size * (8 + element), LOGIT_CHUNK_BYTES + max(kept, KEPT_LOGIT_BYTES // 2))

@@ -57,7 +57,7 @@ _DOTTED = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 
 
 def message(lines: Iterable[str]) -> str:
-    """One message out of the lines: a single line alone, or a heading and a list."""
+    """Format lines as one message: a single line alone, or a heading and a list."""
     unique = list(dict.fromkeys(lines))
     if len(unique) == 1:
         return unique[0]
@@ -67,12 +67,12 @@ def message(lines: Iterable[str]) -> str:
 
 
 def describe(error: ValidationError, document: Document, model: type[Section]) -> list[str]:
-    """One line for each problem that validation found."""
+    """Return one line for each validation error."""
     return [_line(detail, document, model) for detail in error.errors(include_url=False)]
 
 
 def show(value: Any) -> str:
-    """A value as a user would have written it, shortened."""
+    """Return a value as a user would have written it, shortened."""
     if isinstance(value, str):
         text = f"'{value}'" if value.isprintable() else repr(value)
     else:
@@ -87,7 +87,7 @@ def show(value: Any) -> str:
 
 
 def at(document: Document, path: KeyPath) -> str:
-    """` (quickstart.yaml:9)`, or nothing for a dictionary from Python."""
+    """Return ` (quickstart.yaml:9)`, or an empty string for a dictionary from Python."""
     origin = document.origin(path)
     return f" ({origin})" if origin else ""
 
@@ -110,7 +110,7 @@ def _line(detail: ErrorDetails, document: Document, model: type[Section]) -> str
 
 
 def _purpose(field: FieldInfo | None, name: str) -> str:
-    """What a missing key is for, and how to write it."""
+    """Return what a missing key is for, and how to write it."""
     if field is None:
         return "write it."
     example = dump({name: field.examples[0]}, flow=True).strip()[1:-1] if field.examples else ""
@@ -119,7 +119,7 @@ def _purpose(field: FieldInfo | None, name: str) -> str:
 
 
 def _place(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, FieldInfo | None, Shape]:
-    """Pydantic's location without its union tags, with the field and the shape that stand there."""
+    """Return Pydantic's location without its union tags, with its field and its shape."""
     path: list[str | int] = []
     field: FieldInfo | None = None
     shape = Shape(section=model)
@@ -139,7 +139,7 @@ def _place(loc: tuple[str | int, ...], model: type[Section]) -> tuple[KeyPath, F
 
 
 def _is_whole(detail: ErrorDetails, field: FieldInfo) -> bool:
-    """Whether the problem is with the key's value itself rather than with one entry of a list."""
+    """Return whether the problem is with the key's whole value and not with one entry of a list."""
     return not (shape_of(field.annotation).is_list and isinstance(detail["loc"][-1], int))
 
 
@@ -167,7 +167,7 @@ def _hint(shape: Shape, value: Any) -> str:
 
 
 def _inside(path: KeyPath, shape: Shape, value: Any) -> str:
-    """Where the name of one of a section's kinds stands in place of the section: how to write it."""
+    """Return how to write a section if only the name of its kind was given; otherwise an empty string."""
     if shape.section is None or not isinstance(value, str):
         return ""
     key = tag_key(shape.section)
@@ -189,7 +189,7 @@ def _number(text: str) -> bool:
 
 
 def _value_error(text: str, path: KeyPath, document: Document) -> str:
-    """A validator's own sentence, with the key and where it was written."""
+    """Return a validator's message, with the key and where it was written."""
     if path:
         return f"'{dotted(path)}'{at(document, path)}: {text}."
     for name in _DOTTED.findall(text):
@@ -217,7 +217,7 @@ def _unknown_tag(path: KeyPath, shape: Shape, value: Any, document: Document) ->
 
 
 def unknown_key(path: KeyPath, document: Document, model: type[Section]) -> str:
-    """The line for a key that does not exist, with the one that was probably meant."""
+    """Return the line for a key that does not exist, with the key that was probably meant."""
     hint = _meant(str(path[-1]), _siblings(path, document, model), model)
     return f"unknown key '{dotted(path)}'{at(document, path)}.{hint}"
 
@@ -227,7 +227,11 @@ def _depth(key: str) -> int:
 
 
 def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
-    """In this order: almost a sibling, or its twin; this name elsewhere; another library's; the closest of all."""
+    """Return a hint at the key that was probably meant.
+
+    Candidates in order: a close sibling or its twin, this name elsewhere, another library's name, the closest name
+    anywhere.
+    """
     places: dict[str, list[str]] = {}
     for key in all_keys(model):
         places.setdefault(key.path[-1], []).append(key.dotted)
@@ -254,14 +258,14 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
 
 
 def _closest(name: str, known: list[str]) -> tuple[str, float]:
-    """The known name most like `name`, and how alike they are, 0 … 1."""
+    """Return the known name most similar to `name`, and their similarity from 0 to 1."""
     likeness = {other: SequenceMatcher(None, other.lower(), name.lower()).ratio() for other in known}
     best = max(likeness, key=lambda other: (likeness[other], -count_edits(name, other)), default="")
     return best, likeness.get(best, 0.0)
 
 
 def _siblings(path: KeyPath, document: Document, model: type[Section]) -> list[str]:
-    """The keys that exist beside `path`; the tag that was written chooses among those of a union."""
+    """Return the keys that exist next to `path`; the tag that was written selects the member of a union."""
     shape, value = Shape(section=model), document.tree
     for part in path[:-1]:
         found = child(shape, part, value)

@@ -18,7 +18,7 @@ MOST_REWARD_WORKERS = 16
 
 
 def num_processors() -> int:
-    """Those that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -116,7 +116,7 @@ class RunConfig(Section):
         return self
 
     def _layout_misfit(self, role: RoleDevices) -> str | None:
-        """Why the ranks of a role cannot be divided as `training.parallel` says, and what to do."""
+        """Return why the ranks of a role cannot be divided as `training.parallel` requires, and what to do."""
         training = getattr(self, "training", None)
         if not isinstance(training, TrainingConfig) or not (misfit := training.parallel.misfit(role.count)):
             return None
@@ -144,24 +144,24 @@ class RunConfig(Section):
         return any(role.kind == "engine" for role in self.roles.values())
 
     def trainers_beside(self, role: str) -> list[str]:
-        """Roles of trainers that have devices in common with this one; none where this run does not have it."""
+        """Return the trainer roles that share devices with this role; empty if the run does not have the role."""
         roles = self.roles
         devices = set(roles[role].devices) if role in roles else set()
         return [name for name, other in roles.items() if other.kind == "trainer" and devices & set(other.devices)]
 
     def why_without(self, role: str) -> str:
-        """Why a role that the device mapping names is none of this run's, and what to do."""
+        """Return why this run has no such role, which the device mapping names, and what to do."""
         return f"the pipeline {self.pipeline} has no such role: remove it (here are {', '.join(self.roles)})"
 
     def with_model(self, path: str) -> Self:
-        """The same run of another model: what `roll eval` measures of one that a run has trained."""
+        """Return the same run with another model, for `roll eval` of a trained model."""
         return self.model_copy(update={"model": self.model.model_copy(update={"path": path})})
 
     def section(self, name: str, kind: type[S]) -> S:
-        """A section that only some pipelines have.
+        """Return a section that only some pipelines have.
 
         Raises:
-            ConfigError: this pipeline has none, or this configuration leaves it out.
+            ConfigError: the pipeline has no such section, or the configuration omits it.
         """
         found = getattr(self, name, None)
         if isinstance(found, kind):

@@ -141,11 +141,11 @@ class SchedulingConfig(Section):
         return redundant or self.stale_policy == "drop" or (self.stop_doomed_groups and self.reward_range is not None)
 
     def num_prompts(self, wanted: int) -> int:
-        """Prompts to launch where a step trains `wanted`."""
+        """Return the number of prompts to launch for a step that trains `wanted` prompts."""
         return _times(self.prompt_redundancy, self.type, wanted)
 
     def num_rollouts(self, wanted: int) -> int:
-        """Rollouts to launch where a group needs `wanted`."""
+        """Return the number of rollouts to launch for a group of `wanted` rollouts."""
         return _times(self.rollout_redundancy, self.type, wanted)
 
 

@@ -13,10 +13,11 @@ __all__ = ["json_schema"]
 
 
 def json_schema(pipeline: str = DEFAULT_PIPELINE) -> dict[str, Any]:
-    """The schema (draft 2020-12) of a pipeline's configuration file, short forms such as `model: NAME` included.
+    """Return the JSON schema (draft 2020-12) of a pipeline's configuration file, including short forms as `model:
+    NAME`.
 
     Raises:
-        ConfigError: there is no such pipeline.
+        ConfigError: the pipeline does not exist.
     """
     schema = PIPELINES.get(pipeline).model_json_schema(mode="validation")
     properties = schema["properties"]

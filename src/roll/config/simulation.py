@@ -236,10 +236,10 @@ class SimulationConfig(Section):
         return self.rollout.prompts_per_step * self.rollout.group_size
 
     def variant(self, name: str) -> SimulationConfig:
-        """This configuration with one variant's changes.
+        """Return this configuration with one variant's changes.
 
         Raises:
-            ConfigError: a change is wrong, or there is no such variant.
+            ConfigError: a change is wrong, or the variant does not exist.
         """
         if name not in self.variants:
             raise ConfigError(f"'{self.name}' has no variant '{name}'. It has: {', '.join(self.variants) or 'none'}.")
@@ -254,11 +254,11 @@ class SimulationConfig(Section):
         return _validate(Document(name="", tree=self.model_dump(mode="json")), overrides) if overrides else self
 
     def changed(self, changes: Mapping[str, Any], name: str = "") -> SimulationConfig:
-        """This configuration, without variants, with other values.
+        """Return this configuration, without variants, with other values.
 
         Args:
-            changes: by dotted key.
-            name: what to call the change in a message.
+            changes: new values by dotted key.
+            name: name of the change in messages.
 
         Raises:
             ConfigError: a change is wrong.

@@ -66,7 +66,7 @@ class ConversationColumns(Share):
 
 
 def named_apart(entries: list[Any]) -> list[Any]:
-    """The sources, no two of one name: a validator of every pipeline's `data`."""
+    """Validate that no two sources have the same name (for every pipeline's `data`)."""
     names = [entry.domain or entry.source for entry in entries]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
@@ -137,7 +137,7 @@ class PythonTable(Section):
         return self._rows, self._held_out_rows
 
     def with_rows(self, rows: Any, held_out: Any = None) -> Self:
-        """A copy that carries these objects; they are no part of its resolved form."""
+        """Return a copy that carries these objects; the resolved configuration does not include them."""
         copy = self.model_copy()
         copy._rows, copy._held_out_rows = rows, held_out
         return copy

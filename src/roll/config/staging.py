@@ -10,13 +10,13 @@ __all__ = ["layers_by_part"]
 
 
 def layers_by_part(num_layers: int, num_stages: int, num_chunks: int, projection: float) -> list[int]:
-    """How many layers each part of a model has, in the model's order.
+    """Return how many layers each part of a model has, in the model's order.
 
     Args:
-        num_layers: at least one for each part.
-        num_stages: two or more.
-        num_chunks: parts of each stage.
-        projection: what the vocabulary projection weighs, in layers.
+        num_layers: number of layers, at least one for each part.
+        num_stages: number of stages, at least two.
+        num_chunks: number of parts of each stage.
+        projection: cost of the vocabulary projection, in layers.
     """
     count = num_stages * num_chunks
     counts = [1] * count

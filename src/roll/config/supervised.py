@@ -45,25 +45,26 @@ class SupervisedTraining(TrainingConfig):
     share_prefix: bool = option(True, "Compute what the two answers of a pair have in common once.")
 
     def most_draws(self, num_examples: int) -> int | None:
-        """Draws after which the epochs are over; `None` where steps alone end the run.
+        """Return the number of draws that complete the epochs; `None` if only the number of steps ends the run.
 
         Args:
-            num_examples: of all sources together.
+            num_examples: number of examples in all sources together.
         """
         epochs = self.num_epochs if self.num_epochs or self.num_steps else 1.0
         return None if epochs is None else max(round(min(epochs * num_examples, MOST_DRAWS)), 1)
 
     def within(self, num_examples: int, step: int = 0, num_drawn: int = 0) -> Self:
-        """The same with the number of steps that the run has.
+        """Return the same section with the run's number of steps.
 
         Args:
-            num_examples: of all sources together.
-            step: where the run stands. An epoch may have ended inside a step, and steps may have had another size, so
-                what remains is counted from here.
-            num_drawn: draws up to there.
+            num_examples: number of examples in all sources together.
+            step: current step of the run. An epoch may have ended inside a step, and earlier steps may have had another
+                size,
+                so the remaining steps are counted from here.
+            num_drawn: number of draws up to this step.
 
         Raises:
-            ConfigError: the warm-up is longer.
+            ConfigError: the warm-up is longer than the run.
         """
         draws = self.most_draws(num_examples)
         steps = [self.num_steps] if self.num_steps else []
@@ -133,7 +134,7 @@ class SupervisedConfig(RunConfig):
         return roles
 
     def answering(self) -> PromptedConfig | None:
-        """What opens the engines of `evaluation.answers`, where a run has any."""
+        """Return the configuration that opens the engines of `evaluation.answers`; `None` if it is not set."""
         answers = self.evaluation.answers
         if answers is None:
             return None

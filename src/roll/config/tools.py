@@ -129,7 +129,7 @@ ToolList: TypeAlias = list[ToolConfig]
 
 
 def as_tool_list(value: Any) -> Any:
-    """`calculator` is short for `{tool: calculator}`."""
+    """Expand `calculator`, which is short for `{tool: calculator}`."""
     return (
         [{"tool": entry} if isinstance(entry, str) else entry for entry in value] if isinstance(value, list) else value
     )
@@ -165,7 +165,7 @@ class ToolCallsConfig(Section):
 
 
 def tool_arguments(tools: Sequence[ToolConfig], calls: ToolCallsConfig) -> dict[str, Any]:
-    """Arguments of `roll.envs.tools.with_tools`; empty without tools."""
+    """Return the arguments of `roll.envs.tools.with_tools`; empty without tools."""
     if not tools:
         return {}
     return {

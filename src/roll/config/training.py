@@ -197,7 +197,7 @@ class TrainingConfig(Section):
 
 
 def closes_heap(model: ModelConfig, training: TrainingConfig, num_ranks: int) -> bool:
-    """Whether a trainer of so many ranks gives back, on a CPU, what lies free between tensors."""
+    """Return whether a trainer with `num_ranks` ranks on a CPU returns free heap memory to the system."""
     if training.close_heap is not None or training.backend != "torch":
         return bool(training.close_heap) and training.backend == "torch"
     in_4_bits = model.lora is not None and model.lora.base == "nf4"

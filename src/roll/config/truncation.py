@@ -19,7 +19,7 @@ __all__ = ["distillation_truncation_note", "distillation_truncation_problem", "t
 
 
 def _setting(rollout: RolloutConfig) -> str:
-    """The keys that leave tokens out, as written; empty where none does."""
+    """Return the keys that truncate sampling, as written; empty if none does."""
     keys = [f"rollout.top_p {rollout.top_p:g}"] if rollout.top_p < 1 else []
     return " and ".join([*keys, *([f"rollout.top_k {rollout.top_k}"] if rollout.top_k else [])])
 
@@ -29,7 +29,7 @@ def _uses_ratio(algorithm: AlgorithmConfig) -> bool:
 
 
 def truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
-    """Why the two cannot be used together; empty where they can."""
+    """Return why the algorithm cannot be used with truncated sampling; empty if it can."""
     setting, correction, ratio = _setting(rollout), algorithm.correction, algorithm.ratio
     if not setting or algorithm.loss is not None:
         return ""
@@ -52,7 +52,7 @@ def truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> st
 
 
 def truncation_note(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
-    """What a user should know who truncates; empty where nothing is divided by the engine's probabilities."""
+    """Return what a user of truncated sampling should know; empty if nothing is divided by the engine's probabilities."""
     setting, correction = _setting(rollout), algorithm.correction
     bounds = (correction.upper, correction.mask_low, correction.mask_high, correction.veto)
     corrects = correction.corrects != "staleness" and any(bound is not None for bound in bounds)

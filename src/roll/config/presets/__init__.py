@@ -62,17 +62,17 @@ _BASE: dict[str, Any] = {"gate": {"type": "min_clip"}}
 
 
 def preset(name: str) -> dict[str, Any]:
-    """The keys below `algorithm` that a named algorithm sets."""
+    """Return the keys below `algorithm` that a named algorithm sets."""
     return deepcopy(importlib.import_module(f"{__name__}.{name}").PRESET)
 
 
 def describe_preset(name: str) -> str:
-    """Its paper, formula and assumptions."""
+    """Return the preset's paper, formula and assumptions."""
     return inspect.cleandoc(importlib.import_module(f"{__name__}.{name}").__doc__ or "")
 
 
 def settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    """`key=value` of every key that a preset sets, as an override would be written."""
+    """Yield `key=value` for every key that a preset sets, as an override would be written."""
     for key, value in values.items():
         if isinstance(value, Mapping):
             yield from settings(value, f"{prefix}{key}.")
@@ -90,13 +90,13 @@ class PresetNote:
 
 
 def preset_note(name: str) -> PresetNote:
-    """When to use it, what it costs beside generation and training, how stable it is."""
+    """Return when to use a preset, its cost besides generation and training, and its stability."""
     module = importlib.import_module(f"{__name__}.{name}")
     return PresetNote(module.WHEN, module.COST, module.STABILITY)
 
 
 def expand(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The user's keys on top of those of the preset that `type` names; an unknown name adds nothing."""
+    """Merge the user's keys over those of the preset that `type` names; an unknown name adds nothing."""
     name = given.get("type", DEFAULT_PRESET)
     return _merge(_merge(_BASE, preset(name)), given) if name in PRESET_NAMES else dict(given)
 

@@ -67,7 +67,7 @@ RewardList: TypeAlias = list[RewardConfig]
 
 
 def as_reward_list(value: Any) -> Any:
-    """`math` and `{type: math}` are short for `[{type: math}]`."""
+    """Expand `math` and `{type: math}`, which are short for `[{type: math}]`."""
     if value == []:
         raise ValueError("the list is empty: name at least one reward, such as `math`")
     entries = value if isinstance(value, list) else [value]

@@ -39,7 +39,7 @@ class PythonReward(RewardSection):
         return self._object
 
     def with_object(self, function: Callable[..., Any]) -> Self:
-        """A copy that carries this function; it is no part of its resolved form."""
+        """Return a copy that carries this function; the resolved configuration does not include it."""
         copy = self.model_copy()
         copy._object = function
         return copy
