@@ -12,13 +12,13 @@ __all__ = ["generation_of", "zero_logprobs"]
 
 
 def generation_of(request_id: str, runs: Sequence[tuple[int, int]], reason: FinishReason, engine_id: str) -> Generation:
-    """An answer of zeros.
+    """Build a generation whose token ids and log-probs are zeros.
 
     Args:
-        request_id: whose it is.
-        runs: policy versions with their numbers of tokens, in order; at least one.
-        reason: why it ended.
-        engine_id: where it was made.
+        request_id: id of the request.
+        runs: (policy version, number of tokens) pairs in order; at least one.
+        reason: why the answer ended.
+        engine_id: id of the engine that generated it.
     """
     num_tokens = sum(count for _, count in runs)
     if len(runs) == 1:
@@ -36,7 +36,7 @@ def generation_of(request_id: str, runs: Sequence[tuple[int, int]], reason: Fini
 
 
 def zero_logprobs(num_tokens: int) -> FloatArray:
-    """[T] zeros."""
+    """Return zeros, shape [T]."""
     return _constant(np.float32, 0, num_tokens)
 
 

@@ -102,48 +102,51 @@ class ContinuousBatch:
         return len(self._resident)
 
     def requests(self) -> Iterator[SimulatedRequest]:
-        """All requests, resident ones first."""
+        """Yield all requests, resident ones first."""
         yield from self._resident
         yield from (request for _, _, request in sorted(self._waiting) if request.place is Place.WAITING)
 
     def kv_used(self, now: float) -> int:
-        """Tokens of resident requests at a moment."""
+        """Return the number of tokens of resident requests at time `now`."""
         return self._kv + self._num_decoding * self._done_by(now)
 
     def generated(self, request: SimulatedRequest, now: float) -> int:
-        """Tokens that a request has at a moment: those of steps that are done."""
+        """Return how many tokens a request has at time `now`, counting only completed steps."""
         if request.place is not Place.DECODING:
             return request.generated
         return request.generated + self.totals.num_steps - request.since + self._done_by(now)
 
     def num_steps(self, now: float) -> int:
-        """Steps done so far, those of the stretch under way included."""
+        """Return the number of completed steps, including those of the current stretch."""
         return self.totals.num_steps + self._done_by(now)
 
     def _done_by(self, now: float) -> int:
-        """Steps of this stretch that are done. One that prefills counts when it is completed, with what comes of it."""
+        """Return how many steps of the current stretch are done.
+
+        A step that prefills is counted, with its tokens, only when it is completed.
+        """
         stretch = self._stretch
         return 0 if stretch is None or stretch.chunks else stretch.done_by(now)
 
     def would_admit(self, request: SimulatedRequest) -> bool:
-        """Whether a boundary now might admit this waiting request: it is next, and there is a slot."""
+        """Return whether a step boundary now might admit this waiting request: it is next, and a slot is free."""
         head = self._waiting_head()
         return head is request and len(self._resident) < self.limits.max_num_seqs
 
     # ---- requests
 
     def submit(self, request: SimulatedRequest) -> None:
-        """A request comes; it must fit the cache by itself (`num_prompt + num_wanted`)."""
+        """Add a request to the queue; it must fit into the KV cache by itself (`num_prompt + num_wanted`)."""
         assert request.num_prompt + request.num_wanted <= self.limits.kv_capacity, f"{request} can never fit the cache"
         request.order = self._num_arrived
         self._num_arrived += 1
         self._enqueue(request)
 
     def leave(self, request: SimulatedRequest, now: float) -> int:
-        """A request is aborted; it keeps its slot until the step under way is done.
+        """Abort a request; it keeps its slot until the current step is done.
 
         Returns:
-            The tokens that it has.
+            The number of tokens that the request has.
         """
         generated = self.generated(request, now)
         if request.place is Place.WAITING:
@@ -156,22 +159,24 @@ class ContinuousBatch:
         return generated
 
     def preempt_all(self) -> None:
-        """Between steps: every resident request loses its cache and waits at its old place."""
+        """Preempt every resident request between two steps: each loses its KV cache and waits at its old place in the
+        queue.
+        """
         assert self._stretch is None, "a step is under way"
         for request in reversed(list(self._resident)):
             self._preempt(request)
 
     def hold(self, until: float) -> None:
-        """No step begins before this moment."""
+        """Start no step before time `until`."""
         self._held_until = max(self._held_until, until)
 
     # ---- steps
 
     def begin(self, now: float) -> float | None:
-        """Between steps: compose the next stretch.
+        """Compose the next stretch, between two steps.
 
         Returns:
-            When it ends; `None` if there is nothing to do.
+            The end of the stretch; `None` if there is nothing to do.
         """
         assert self._stretch is None, "a step is under way"
         preempted = self._make_room()
@@ -205,7 +210,7 @@ class ContinuousBatch:
         return stretch.time_of(stretch.num_steps)
 
     def complete(self) -> list[SimulatedRequest]:
-        """The stretch is over.
+        """Complete the current stretch.
 
         Returns:
             The requests that finished with it, in order of arrival.
@@ -241,11 +246,11 @@ class ContinuousBatch:
 
     @staticmethod
     def _is_due(request: SimulatedRequest, step: int) -> bool:
-        """Whether an entry of `_finish` is still true."""
+        """Return whether an entry of `_finish` is still valid."""
         return request.place is Place.DECODING and request.since + request.num_wanted - request.generated == step
 
     def _num_decode_steps(self) -> int:
-        """Decoding steps until a request finishes or the cache is full."""
+        """Return the number of decoding steps until a request finishes or the KV cache is full."""
         while not self._is_due(self._finish[0][2], self._finish[0][0]):
             heapq.heappop(self._finish)
         to_finish = self._finish[0][0] - self.totals.num_steps
@@ -253,7 +258,7 @@ class ContinuousBatch:
         return min(to_finish, to_full)
 
     def _make_room(self) -> bool:
-        """Preempt until every resident request has room for a token; whether anybody was."""
+        """Preempt requests until each resident request has room for one token; return whether any was preempted."""
         preempted = False
         while self._resident and self._kv + len(self._resident) > self.limits.kv_capacity:
             self._preempt(next(reversed(self._resident)))
@@ -262,7 +267,9 @@ class ContinuousBatch:
         return preempted
 
     def _prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
-        """Chunks of the next step, their tokens, and their (query, key) pairs; admits waiting requests."""
+        """Admit waiting requests, and return the prefill chunks of the next step, their tokens, and their (query, key)
+        pairs.
+        """
         if not self._prefilling and not (may_admit and self.num_waiting):
             return [], 0, 0.0
         chunks: list[tuple[SimulatedRequest, int]] = []
@@ -319,7 +326,7 @@ class ContinuousBatch:
         self._enqueue(request)
 
     def _release(self, request: SimulatedRequest) -> None:
-        """Between steps: take a request out, with its tokens counted."""
+        """Remove a request between two steps, with its tokens counted."""
         if request.place is Place.DECODING:
             request.generated += self.totals.num_steps - request.since
             self._context -= request.num_prompt + request.generated

@@ -96,7 +96,7 @@ class _Rollout(NamedTuple):
 
 
 def measured_device(base: Device, made_of: Model, tensor_parallel: int, fit: EngineFit) -> Device:
-    """A device whose engine steps are those of a fit."""
+    """Return the device with the engine step times of a fit."""
     measured = Measured(
         model=made_of.name,
         tensor_parallel=tensor_parallel,
@@ -151,10 +151,10 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
 
 
 def stretches_of_trace(path: Path) -> list[EngineStretch]:
-    """The engines' stretches in a trace.
+    """Read the engines' stretches from a trace.
 
     Raises:
-        DataError: it cannot be read.
+        DataError: the trace cannot be read.
     """
     try:
         events = json.loads(path.read_text(encoding="utf-8"))
@@ -169,7 +169,7 @@ def stretches_of_trace(path: Path) -> list[EngineStretch]:
 
 
 def _rollouts(run: RunDirectory) -> list[_Rollout]:
-    """Those of training steps that were completed."""
+    """Return the completed rollouts of training steps."""
     found: list[_Rollout] = []
     numbers = ("step", "draw_id", "reward", "reward_duration_s", "status")
     lists = {"prompt_token_ids": "num_prompt", "token_ids": "num_answer"}
@@ -191,7 +191,7 @@ def _rollouts(run: RunDirectory) -> list[_Rollout]:
 
 
 def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> list[_Step]:
-    """Without the first, unless it is the only one."""
+    """Return the training steps, without the first unless it is the only one."""
     lengths: dict[int, list[int]] = defaultdict(list)
     for rollout in rollouts:
         lengths[rollout.step].append(rollout.num_prompt + rollout.num_answer)
@@ -216,7 +216,7 @@ def _steps(metrics: Sequence[dict[str, Any]], rollouts: Sequence[_Rollout]) -> l
 
 
 def _model(config: RunConfig) -> Model:
-    """The sizes of the run's model, by the name under which its directory lies."""
+    """Return the sizes of the run's model, named after its directory."""
     found = describe_model(config.model.path)
     return Model(
         name=Path(config.model.path).name,
@@ -228,7 +228,10 @@ def _model(config: RunConfig) -> Model:
 
 
 def _with_trainer(found: Device, made_of: Model, steps: Sequence[_Step]) -> tuple[Device, float]:
-    """The device with the trainer's efficiency (least squares through 0) and its syncs; the trainer's mean error."""
+    """Fit the trainer's efficiency and sync overhead, and return the device and the trainer's mean relative error.
+
+    The efficiency is a least squares fit through the origin.
+    """
     if not steps or not any(step.train_s for step in steps):
         return found, 0.0
     full = found.model_copy(update={"training_efficiency": 1.0})
@@ -269,7 +272,7 @@ def _write(
 def _workload(
     config: RunConfig, device: Path, model: Path, rollouts: Sequence[_Rollout], num_steps: int
 ) -> dict[str, Any]:
-    """The run as `roll simulate` takes it."""
+    """Return the run as a workload for `roll simulate`."""
 
     def recorded(name: str) -> dict[str, str]:
         return {"type": "empirical", "file": str(device.parent / name)}
@@ -315,7 +318,7 @@ def _workload(
 
 
 def render_calibration(found: Calibration) -> str:
-    """What was found, and how well it describes the run."""
+    """Describe the calibration and how well it reproduces the run."""
     fit = found.fit
     lines = [
         f"{fit.num_steps} engine steps in {fit.measured_s:.1f} s; the model says {fit.fitted_s:.1f} s "

@@ -87,7 +87,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self._num_this_instant = 0
 
     def time(self) -> float:
-        """Virtual seconds since the loop was made."""
+        """Return the virtual seconds since the loop was created."""
         return self._now
 
     def call_at(
@@ -121,7 +121,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return future
 
     def _run_once(self) -> None:
-        """One turn: everything that is ready now; before it, time moves if nothing is."""
+        """Run every callback that is ready now; if none is ready, advance the time first."""
         ready = self._ready
         if not ready:
             if self._settled:
@@ -168,7 +168,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 self._ready.append(timer)
 
     def _timer_handle_cancelled(self, handle: _Timer) -> None:
-        """Asyncio tells of every timer that is cancelled while it waits."""
+        """Count a timer that was canceled before it was due, and drop canceled timers when they are many; asyncio
+        calls this.
+        """
         if not handle._scheduled:
             return
         self._num_cancelled += 1
@@ -180,7 +182,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             self._num_cancelled = 0
 
     def _waiting(self) -> str:
-        """Who waits, and where."""
+        """Describe which tasks are waiting, and where."""
         tasks = sorted(asyncio.all_tasks(self), key=lambda task: task.get_name())
         if not tasks:
             return "No task waits."
@@ -189,14 +191,14 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return f"{len(tasks)} task{'s wait' if len(tasks) > 1 else ' waits'}:\n" + "\n".join(named) + more
 
     def _process_events(self, event_list: Any) -> None:
-        """There is no outside world."""
+        """Do nothing: the loop has no I/O."""
 
     def _write_to_self(self) -> None:
-        """Nothing to wake: the loop never sleeps."""
+        """Do nothing: the loop never sleeps, so it needs no wake-up."""
 
 
 def _place(task: asyncio.Task[Any]) -> str:
-    """The innermost function that a task is in, with its line, and the one that called it."""
+    """Return the innermost function that a task is in, with its line, and its caller."""
     frames: list[str] = []
     inner: Any = task.get_coro()
     while inner is not None:

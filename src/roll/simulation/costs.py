@@ -69,20 +69,20 @@ class EngineCosts:
     apart from `token_s` (of prefilled tokens), `context_s` and `pair_s`, do not count."""
 
     def decode_s(self, num_requests: int) -> float:
-        """A step that decodes a token of so many requests, without reading their keys and values."""
+        """Return the duration of a step that decodes a token for each request, without reading the KV cache."""
         return self.step_s(num_requests, 0, 0, 0.0)
 
     def step_s(
         self, num_decoding: int, num_prefilled: int, context_tokens: float, pairs: float, num_prefilling: int = 0
     ) -> float:
-        """A step.
+        """Return the duration of one engine step.
 
         Args:
-            num_decoding: requests that decode a token.
-            num_prefilled: prompt tokens.
-            context_tokens: of all decoding requests.
-            pairs: of prefilled tokens.
-            num_prefilling: requests that these belong to; counts only where the engine was measured.
+            num_decoding: number of requests that decode a token.
+            num_prefilled: number of prompt tokens to prefill.
+            context_tokens: total context of all decoding requests.
+            pairs: (query, key) pairs of the prefilled tokens.
+            num_prefilling: number of requests with prefilled tokens; used only for a measured engine.
         """
         if self.curve:
             further = max(0, num_prefilled - num_prefilling) * self.token_s
@@ -97,7 +97,7 @@ class EngineCosts:
 
 
 def interpolate(curve: tuple[tuple[float, float], ...], at: float) -> float:
-    """The height of straight lines between points, at least one; the first and the last line go on for ever."""
+    """Interpolate linearly between the points of a curve (at least one), and extrapolate beyond the ends."""
     if len(curve) == 1:
         return curve[0][1]
     place = min(max(bisect_right(curve, (at, float("inf"))), 1), len(curve) - 1)
@@ -106,10 +106,10 @@ def interpolate(curve: tuple[tuple[float, float], ...], at: float) -> float:
 
 
 def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCosts:
-    """Costs of an engine whose weights, heads and cache are divided among `tensor_parallel` devices.
+    """Return the costs of an engine whose weights, heads and KV cache are sharded over `tensor_parallel` devices.
 
     Raises:
-        ConfigError: the device was measured with another model, or another width.
+        ConfigError: the device was measured with another model or another tensor-parallel size.
     """
     measured = device.measured
     if measured is not None and (measured.model, measured.tensor_parallel) != (model.name, tensor_parallel):
@@ -143,7 +143,10 @@ def engine_costs(model: Model, device: Device, tensor_parallel: int) -> EngineCo
 
 
 def _collectives(model: Model, device: Device, tensor_parallel: int) -> tuple[float, float]:
-    """Latency per step and transfer time per token of two all-reduces per layer (ring: 2 (n-1)/n of the data)."""
+    """Return the latency per step and the transfer time per token of two all-reduces per layer.
+
+    A ring all-reduce over n devices moves 2 (n-1)/n of the data.
+    """
     if tensor_parallel == 1:
         return 0.0, 0.0
     number = 2 * model.num_layers
@@ -153,13 +156,13 @@ def _collectives(model: Model, device: Device, tensor_parallel: int) -> tuple[fl
 
 
 def kv_capacity_tokens(model: Model, device: Device, tensor_parallel: int, memory_share: float) -> int:
-    """Tokens whose keys and values fit beside the weights; 0 or less where not even those fit.
+    """Return how many tokens of KV cache fit next to the weights; 0 or less if not even the weights fit.
 
     Args:
-        model: whose keys and values.
-        device: of the engine.
-        tensor_parallel: devices of the engine.
-        memory_share: of each device's memory, for weights and cache.
+        model: the model.
+        device: device of the engine.
+        tensor_parallel: number of devices of the engine.
+        memory_share: share of each device's memory for weights and KV cache.
     """
     free = device.memory_bytes * memory_share * tensor_parallel - model.weight_bytes
     return int(free // model.kv_bytes_per_token)
@@ -168,28 +171,28 @@ def kv_capacity_tokens(model: Model, device: Device, tensor_parallel: int, memor
 def train_s(
     model: Model, device: Device, num_devices: int, num_tokens: int, mean_length: float, *, passes: float
 ) -> float:
-    """An update, or a forward pass, over so many tokens.
+    """Return the duration of an update, or of a forward pass, over `num_tokens`.
 
     A forward pass takes 2 FLOPs per parameter and token and 4 x layers x width per (query, key) pair, half of the
     square; the backward pass twice as many (arXiv 2001.08361, section 2.1).
 
     Args:
-        model: that is trained.
-        device: of the trainer.
-        num_devices: that share the tokens.
-        num_tokens: prompts and answers, over all samples.
-        mean_length: of a sample in tokens, weighted by tokens: what a token sees of its sample is half of it.
-        passes: forward passes' worth of arithmetic: 1 for log-probs, 3 for an update, 4 with recomputed activations.
+        model: the trained model.
+        device: device of the trainer.
+        num_devices: number of devices that share the tokens.
+        num_tokens: tokens of prompts and answers, over all samples.
+        mean_length: mean length of a sample in tokens, weighted by tokens; a token attends to half of it on average.
+        passes: compute in forward passes: 1 for log-probs, 3 for an update, 4 with activation checkpointing.
     """
     per_token = 2 * model.active_parameters + 4 * model.num_layers * model.query_size * mean_length / 2
     return passes * num_tokens * per_token / (num_devices * device.flops * device.training_efficiency)
 
 
 def sync_s(model: Model, device: Device, *, colocated: bool, quantized: bool = False) -> float:
-    """A weight sync: every engine receives all weights at the same time (pipelined broadcast).
+    """Return the duration of a weight sync, in which every engine receives all weights at once (pipelined broadcast).
 
-    Between devices of one machine the interconnect carries it, between machines the network, `network_bandwidth`.
-    Where they are quantised, linear weights are sent in 8 bits.
+    The interconnect transfers them between the devices of one machine, the network (`network_bandwidth`) between
+    machines. With quantization, linear weights are sent in 8 bits.
     """
     bandwidth = device.link_bandwidth if colocated else device.network_bandwidth
     saved = model.linear_parameters * (model.element_bytes - 1) if quantized else 0

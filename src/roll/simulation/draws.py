@@ -18,7 +18,7 @@ _STANDARD = NormalDist()
 
 
 def mix(*key: int) -> int:
-    """64 well-mixed bits of a key (SplitMix64's finaliser, applied to each part in turn)."""
+    """Hash a key to 64 well-mixed bits (SplitMix64's finalizer, applied to each part in turn)."""
     state = 0x9E3779B97F4A7C15
     for part in key:
         state = (state + (part & _MASK) * 0xBF58476D1CE4E5B9 + 0x9E3779B97F4A7C15) & _MASK
@@ -29,7 +29,7 @@ def mix(*key: int) -> int:
 
 
 def uniform_of(*key: int) -> float:
-    """A number in (0, 1), never 0 or 1."""
+    """Return a pseudo-random number in (0, 1) for a key, never 0 or 1."""
     return ((mix(*key) >> 11) + 0.5) / (1 << 53)
 
 

@@ -72,7 +72,7 @@ def fit_engine(stretches: Sequence[EngineStretch]) -> EngineFit:
 
 
 def _fit(stretches: Sequence[EngineStretch], num_left_out: int) -> tuple[EngineFit, NDArray[np.float64]]:
-    """A fit to all of these, and what it says of each."""
+    """Fit all stretches, and return the fit and its prediction for each stretch."""
     num_steps = sum(stretch.num_steps for stretch in stretches)
     if num_steps < LEAST_STEPS:
         raise DataError(
@@ -109,7 +109,7 @@ def _fit(stretches: Sequence[EngineStretch], num_left_out: int) -> tuple[EngineF
 
 
 def _knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Those with a step at or between them and the next, and the most requests there were."""
+    """Return the used knots: those with a step between them and the next knot, and the largest number of requests."""
     most = requests.max()
     inside = [knot for knot in KNOTS if knot < most]
     used = [
@@ -121,12 +121,12 @@ def _knots(requests: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _hats(at: NDArray[np.float64], knots: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[n, k]: how much each knot's height counts."""
+    """Return how much the height of each knot counts at each point, shape [n, k]."""
     return np.column_stack([np.interp(at, knots, row) for row in np.eye(len(knots))])
 
 
 def _bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
-    """[k - 2, k]: the height of each inner knot above the line between its neighbours."""
+    """Return the height of each inner knot above the line between its neighbors, shape [k - 2, k]."""
     rows = np.zeros((max(0, len(knots) - 2), len(knots)))
     for index, row in enumerate(rows):
         left, middle, right = knots[index : index + 3]
@@ -136,7 +136,7 @@ def _bends(knots: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 def _not_negative(design: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Least squares; coefficients that would be negative are 0, the worst first."""
+    """Solve least squares with non-negative coefficients: negative ones are set to 0, the most negative first."""
     free = np.ones(design.shape[1], bool)
     while True:
         found = np.zeros(design.shape[1])

@@ -173,10 +173,10 @@ T = TypeVar("T", Device, Model)
 
 
 def device(name: str) -> Device:
-    """A device by name, or the one that a YAML file describes.
+    """Return a device by name, or the one that a YAML file describes.
 
     Raises:
-        ConfigError: there is no such name or file, or a quantity is missing or no positive number.
+        ConfigError: no device or file has this name, or a quantity is missing or is not a positive number.
     """
     return _find(Device, "device", name, "devices.yaml")
 
@@ -242,7 +242,7 @@ def _of_description(name: str, found: ModelDescription, width: int | None) -> Mo
 
 @functools.cache
 def known(file: str) -> dict[str, dict[str, Any]]:
-    """What comes with ROLL, by name: of `devices.yaml` or `models.yaml`."""
+    """Return the entries of `devices.yaml` or `models.yaml`, which are part of ROLL, by name."""
     return read(_HERE / file).tree
 
 

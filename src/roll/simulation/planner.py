@@ -175,7 +175,7 @@ class _Search:
     # ---- what is tried
 
     def synchronous(self) -> Candidate | None:
-        """All devices generate, then train; the best width of engines."""
+        """Return the best synchronous plan, over engine sizes: all devices generate, then all train."""
         found: list[Candidate | None] = []
         place = {"placement.generation": self.total, "placement.training": 0}
         for width in (*WIDTHS, *WIDER):
@@ -186,8 +186,12 @@ class _Search:
         return min((c for c in found if c is not None), key=lambda c: c.step_s, default=None)
 
     def asynchronous(self, synchronous: Candidate | None) -> list[Candidate]:
-        """Devices divided, for rising ratios until more staleness gains nothing; engines as wide as in the synchronous
-        plan, or half as wide, so that there are more ways to divide the devices."""
+        """Return asynchronous plans, which divide the devices, for rising async ratios until more staleness gains
+        nothing.
+
+        Engines have the tensor-parallel size of the synchronous plan, or half of it for more ways to divide the
+        devices.
+        """
         width = synchronous.config.engine.tensor_parallel if synchronous else 0
         found: list[Candidate] = []
         at_ratio: dict[float, float] = {}
@@ -232,7 +236,7 @@ class _Search:
         return found
 
     def _trains_too_long(self, synchronous: Candidate, training: int) -> bool:
-        """Whether an update on so many devices takes longer than the best step found so far."""
+        """Return whether an update on this many devices takes longer than the best step found so far."""
         fixed = self.config.training.overhead_s if self.config.training.duration is None else synchronous.train_s
         arithmetic = max(0.0, synchronous.train_s - fixed) * self.total / training
         best = min(candidate.step_s for candidate in self.candidates)
@@ -273,7 +277,7 @@ class _Search:
         return candidate
 
     def _part(self, config: SimulationConfig) -> int:
-        """The divisor with which this plan is compared with others."""
+        """Return the divisor by which this plan is scaled down to be compared with others."""
         place, prompts = config.placement, config.rollout.prompts_per_step
         for part in PARTS:
             whole = (place.generation // config.engine.tensor_parallel, place.training, prompts)
@@ -295,7 +299,7 @@ class _Search:
         return candidate
 
     def whole(self, candidate: Candidate) -> Candidate:
-        """The same plan on all devices, with all prompts; takes the candidate's place."""
+        """Simulate the same plan on all devices with all prompts, and replace the candidate by the result."""
         if candidate.part == 1:
             return candidate
         confirmed = self._simulated(candidate.name, candidate.config, 1)
@@ -309,7 +313,7 @@ class _Search:
     # ---- what theory says
 
     def _terms(self, reference: Candidate) -> tuple[float, float, float]:
-        """N g, K L and N t of P2, in device-seconds, from a synchronous run."""
+        """Return the terms N g, K L and N t of P2, in device-seconds, from a synchronous run."""
         long = reference.tail_share * reference.step_s
         generation = reference.busy_share * reference.step_s * self.total
         return max(generation - long, 1e-9), self.total * long, self.total * reference.train_s
@@ -319,12 +323,12 @@ class _Search:
         return training / (generation + tail / (ratio + 1) + training) if training else 0.0
 
     def gain_bound(self, reference: Candidate) -> float:
-        """The most that asynchrony can gain, with any ratio."""
+        """Return the upper bound of the gain from asynchrony, with any ratio."""
         generation, tail, training = self._terms(reference)
         return 1 + tail / (generation + training)
 
     def why_not(self, reference: Candidate, ahead: Candidate | None) -> str:
-        """Why asynchrony does not help."""
+        """Return why asynchrony does not help."""
         if ahead is None and self._too_slow:
             return min(self._too_slow)[1]
         if ahead is None:
@@ -342,7 +346,7 @@ class _Search:
         )
 
     def why_nothing_fits(self) -> str:
-        """The message where no plan is left."""
+        """Return the message for a search without a feasible plan."""
         lines = "; ".join(dict.fromkeys(self._too_big)) or "there are too few devices"
         return (
             f"no plan for {self.model.name} fits {self.total} x {self.device.name} ({lines}): use more or larger "

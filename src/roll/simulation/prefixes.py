@@ -27,10 +27,10 @@ class PrefixCache:
         self._known: set[bytes] = set()
 
     def enter(self, token_ids: IntArray) -> int:
-        """A request with this prompt comes.
+        """Add a request with this prompt.
 
         Returns:
-            How many tokens at its beginning need not be computed; never all of them.
+            The number of leading tokens that are cached and need not be computed; never all of them.
         """
         if not self._block:
             return 0
@@ -46,5 +46,5 @@ class PrefixCache:
         return num_cached
 
     def clear(self) -> None:
-        """New weights: what was computed is worth nothing."""
+        """Drop all prefixes, since new weights make them invalid."""
         self._known.clear()

@@ -34,11 +34,11 @@ _LENGTH, _REWARD, _VERDICT, _PROMPT, _TURNS = range(101, 106)
 
 
 def open_workload(config: SimulationConfig, seed: int) -> Workload:
-    """The workload that a simulation describes: a recorded one, or a random one.
+    """Open the workload that a simulation describes: a recorded or a random one.
 
     Raises:
-        ConfigError: the recording has no answer that ended.
-        DataError: it cannot be read.
+        ConfigError: the recording has no completed answer.
+        DataError: the recording cannot be read.
     """
     if config.recording is None:
         return Workload(config, seed)
@@ -85,7 +85,7 @@ class RecordedWorkload(Workload):
         return bool(self.work.between)
 
     def draw(self, draw_id: int) -> PromptDraw:
-        """The recorded prompt with this place in the order of draws."""
+        """Return the recorded prompt with this draw id."""
         recorded = draw_id + self._first_draw
         length = self.work.prompt_tokens.get(recorded)
         if length is None:
@@ -95,7 +95,7 @@ class RecordedWorkload(Workload):
         return PromptDraw(draw_id=recorded, prompt=prompt, token_ids=tokens)
 
     def answer_tokens(self, request: GenerationRequest) -> int:
-        """Tokens that are still to come; an answer that the recorded limit cut off stays as long as that."""
+        """Return the number of tokens still to be generated; an answer cut off in the recording keeps its length."""
         total = self.work.tokens.get(request.request_id)
         if total is None:
             place = int(request.token_ids[0]) - 1, key_of(request.request_id)
@@ -103,19 +103,21 @@ class RecordedWorkload(Workload):
         return still_to_come(total, request)
 
     def like(self, draw_id: int, index: int) -> int:
-        """The index of a recorded rollout of the prompt: the same, or one that stands for it where it was stopped."""
+        """Return the index of a recorded rollout of the prompt: the same one, or a random one if that was not
+        recorded.
+        """
         known = self._indices.get(draw_id, [])
         return index if index in known or not known else self._any(known, _TURNS, draw_id, index)
 
     def reward_s(self, rollout: Rollout) -> float:
-        """How long scoring the rollout took when it was recorded."""
+        """Return how long scoring the rollout took in the recording."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is not None:
             return recorded.duration_s
         return self._any(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
 
     def is_right(self, rollout: Rollout) -> bool:
-        """The verdict that was recorded; without one, that of another rollout of the prompt."""
+        """Return the recorded verdict; if there is none, that of another rollout of the prompt."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
             indices = self._indices.get(rollout.draw_id, [])
@@ -127,14 +129,17 @@ class RecordedWorkload(Workload):
         return recorded.correct if recorded.correct is not None else recorded.value > 0
 
     def training_s(self, step: int) -> float | None:
-        """The recorded update of this step, its median beyond the recorded ones; a given duration takes precedence."""
+        """Return the recorded duration of this step's update, or the median after the last recorded step.
+
+        A duration in the configuration takes precedence.
+        """
         recorded = self.work.train_s
         if self._given_training or not recorded:
             return super().training_s(step)
         return recorded.get(min(recorded) + step - 1, median(recorded.values()))
 
     def _any(self, values: list[T], *key: int) -> T:
-        """One of them, by the seed."""
+        """Choose one of the values by the seed."""
         return values[min(int(self._uniform(*key) * len(values)), len(values) - 1)]
 
 
@@ -174,5 +179,5 @@ class RecordedTurns:
 
 
 def recorded_loop(workload: Workload) -> RolloutLoop | None:
-    """The loop that a workload needs, where it needs one of its own."""
+    """Return the rollout loop of a recorded workload with turns; `None` for other workloads."""
     return RecordedTurns(workload) if isinstance(workload, RecordedWorkload) and workload.has_turns else None

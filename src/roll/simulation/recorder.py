@@ -77,7 +77,7 @@ class Recorder:
         self._rollouts = RolloutTrace(self._emit_now, FINAL)
 
     def __getstate__(self) -> dict[str, Any]:
-        """A copy in another process hears nothing more, so it has no digest to go on with."""
+        """Return the fields without the digest: a copy in another process records nothing more."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "_hash"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -112,7 +112,7 @@ class Recorder:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A part of a step."""
+        """Record the body as a phase of a step."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:

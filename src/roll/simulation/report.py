@@ -62,16 +62,16 @@ class Results:
         return interval([run.step_s for run in self.runs[variant]])
 
     def ratio(self, over: str, of: str) -> Interval:
-        """How much longer a step of `over` takes than one of `of`, seed by seed."""
+        """Return the ratio of the step times of `over` and `of`, seed by seed."""
         pairs = zip(self.runs[over], self.runs[of], strict=True)
         return interval([slow.step_s / fast.step_s for slow, fast in pairs])
 
     def mean(self, variant: str, name: str) -> float:
-        """The mean of a quantity over all steps of all seeds."""
+        """Return the mean of a quantity over all steps of all seeds."""
         return statistics.fmean(getattr(step, name) for run in self.runs[variant] for step in run.steps)
 
     def reproduces(self, figure: PaperConfig) -> bool:
-        """Whether the simulated ratio is within 15 % of the published one."""
+        """Return whether the simulated ratio is within 15 % of the published one."""
         return abs(self.ratio(figure.over, figure.of).mean / figure.ratio - 1) <= TOLERANCE
 
 
@@ -114,7 +114,7 @@ def study(
 
 
 def interval(values: Sequence[float]) -> Interval:
-    """Mean and 95 % confidence interval, by Student's t."""
+    """Return the mean and its 95 % confidence interval, by Student's t."""
     mean, freedom = statistics.fmean(values), len(values) - 1
     if freedom == 0:
         return Interval(mean=mean, half=0.0)
@@ -124,7 +124,7 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def render(results: Results) -> str:
-    """Lines for a terminal."""
+    """Format the results for a terminal."""
     config = results.config
     place = config.placement
     where = f"{place.generation} generate and train" if place.colocated else f"{place.generation} + {place.training}"
@@ -211,7 +211,7 @@ def _as_data(results: Results) -> dict[str, Any]:
 
 
 def plot(results: Results, path: Path) -> None:
-    """Times of a step by variant and, with traces, how many rollouts were being generated over time."""
+    """Plot the step times by variant and, with traces, the number of running rollouts over time."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -92,7 +92,7 @@ class SimulatedEngines(StartedEngines):
         )
 
     def totals(self) -> BatchTotals:
-        """Sums over all engines so far, those that died included."""
+        """Return the sums over all engines so far, including those that died."""
         result = BatchTotals()
         for engine in self._made:
             for name in BatchTotals.__slots__:
@@ -167,11 +167,11 @@ class SimulatedTrainer:
         self._workload = workload
 
     def duration_s(self, step: int, lengths: Sequence[int]) -> float:
-        """Of an update.
+        """Return the duration of an update.
 
         Args:
-            step: its number.
-            lengths: tokens of each sample, prompt included.
+            step: number of the step.
+            lengths: tokens of each sample, including the prompt.
         """
         given = self._workload.training_s(step)
         if given is not None:

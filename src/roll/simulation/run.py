@@ -65,10 +65,10 @@ class SimulatedRun:
 
 
 def engine_settings(config: SimulationConfig, made_of: Model, on: Device) -> EngineSettings:
-    """What one engine costs and holds.
+    """Return the costs and the limits of one engine.
 
     Raises:
-        ConfigError: the model does not fit, or leaves no room for keys and values.
+        ConfigError: the model does not fit, or leaves no room for the KV cache.
     """
     engine = config.engine
     capacity = engine.kv_capacity
@@ -131,7 +131,10 @@ def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool =
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Tens of thousands of tasks live for a whole step: looking through them again and again frees nothing."""
+    """Run the body with rare garbage collections.
+
+    Tens of thousands of tasks live for a whole step, so frequent collections would free nothing.
+    """
     thresholds = gc.get_threshold()
     gc.set_threshold(1_000_000, 50, 1000)
     try:
@@ -213,7 +216,7 @@ def _check_room(config: SimulationConfig, capacity: int) -> None:
 
 
 def _no_signal(group: Group) -> str:
-    """Dynamic sampling: a group whose rewards are all equal teaches nothing."""
+    """Return why dynamic sampling rejects a group, namely that all its rewards are equal; otherwise an empty string."""
     values = {rollout.reward.value for rollout in group.scored if rollout.reward is not None}
     return "all rewards are equal" if len(values) < 2 else ""
 
@@ -232,7 +235,7 @@ async def _main(config: SimulationConfig, seed: int, recorder: Recorder) -> int:
 
 
 async def _step(world: _World, step: int) -> None:
-    """The loop of the `rlvr` pipeline, with time in place of work."""
+    """Run one step of the `rlvr` pipeline's loop, which spends simulated time instead of computing."""
     loop, recorder = _loop(), world.recorder
     before, moments = world.engines.totals(), [loop.time()]
     with recorder.phase("wait for batch"):

@@ -22,11 +22,11 @@ class Stretch:
     """Prefilled in its only step."""
 
     def time_of(self, num_steps: int) -> float:
-        """When so many steps are done."""
+        """Return the time at which `num_steps` steps are done."""
         return self.start_s + num_steps * self.first_s + self.growth_s * (num_steps * (num_steps - 1) / 2)
 
     def done_by(self, now: float) -> int:
-        """Steps that are done at a moment."""
+        """Return the number of steps that are done at time `now`."""
         elapsed = now - self.start_s
         if elapsed <= 0:
             return 0

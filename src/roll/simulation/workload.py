@@ -42,7 +42,7 @@ class Workload:
         self._training = config.training.duration.quantile() if config.training.duration else None
 
     def draw(self, draw_id: int) -> PromptDraw:
-        """The prompt with this place in the order of draws."""
+        """Return the prompt with this draw id."""
         length = max(1, round(self._prompt(self._uniform(_PROMPT, draw_id))))
         tokens = np.full(length, draw_id + 1, np.int32)
         return PromptDraw(
@@ -50,7 +50,7 @@ class Workload:
         )
 
     def answer_tokens(self, request: GenerationRequest) -> int:
-        """Tokens that are still to come of an answer, at least 1; the request's id tells which answer it is."""
+        """Return the number of tokens still to be generated, at least 1; the request's id identifies the answer."""
         tokens = request.token_ids
         shared = self._uniform(_PROMPT, int(tokens[0]), _ANSWER)
         own = self._uniform(_ANSWER, key_of(request.request_id))
@@ -58,20 +58,20 @@ class Workload:
         return still_to_come(total, request)
 
     def reward_s(self, rollout: Rollout) -> float:
-        """How long scoring a rollout takes, in seconds."""
+        """Return how long scoring a rollout takes, in seconds."""
         return self._reward(self._uniform(_REWARD, rollout.draw_id, rollout.index))
 
     def is_right(self, rollout: Rollout) -> bool:
-        """Whether it solves its prompt, which has a solve rate of its own."""
+        """Return whether the rollout solves its prompt; each prompt has its own solve rate."""
         rate = self._solve_rate(self._uniform(_SOLVE_RATE, rollout.draw_id))
         return self._uniform(_VERDICT, rollout.draw_id, rollout.index) < rate
 
     def turn_s(self, draw_id: int, index: int, turn: int) -> float:
-        """The environment, after a turn."""
+        """Return how long the environment takes after a turn, in seconds."""
         return self._turn(self._uniform(_TURN, draw_id, index, turn))
 
     def training_s(self, step: int) -> float | None:
-        """The update of a step, where a distribution says it."""
+        """Return the duration of a step's update, if a distribution defines it."""
         return None if self._training is None else self._training(self._uniform(_TRAINING, step))
 
     def _uniform(self, *key: Key) -> float:
@@ -79,7 +79,7 @@ class Workload:
 
 
 def still_to_come(total: int, request: GenerationRequest) -> int:
-    """Of an answer's tokens, those that a request does not have already; at least 1."""
+    """Return how many of an answer's `total` tokens a request does not have yet; at least 1."""
     tokens = request.token_ids
     if tokens[-1] == 0:
         total -= len(tokens) - 1 - int(np.flatnonzero(tokens)[-1])
@@ -87,10 +87,10 @@ def still_to_come(total: int, request: GenerationRequest) -> int:
 
 
 def key_of(text: str) -> Key:
-    """A number that stands for a text among the keys of random quantities."""
+    """Hash a text to a number, for the keys of random quantities."""
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
 
 
 def observation(num_tokens: int) -> IntArray:
-    """What an environment says between two turns, as so many tokens."""
+    """Return an environment's observation between two turns, with `num_tokens` tokens."""
     return np.ones(num_tokens, np.int32)

@@ -35,7 +35,7 @@ _RENAME_EXCHANGE = 2
 
 
 def temporary_path(path: Path) -> Path:
-    """A hidden, unused name in the same directory, for content that is renamed to `path` when complete."""
+    """Return a hidden, unused path in the same directory, for a file that is renamed to `path` when complete."""
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
 
 

@@ -16,7 +16,7 @@ __all__ = ["PlainConsole", "open_console"]
 
 
 def open_console(mode: Literal["auto", "live", "plain", "quiet"], terminal: Terminal) -> Console:
-    """The console for a mode; `auto` is live where the terminal can be redrawn, otherwise plain."""
+    """Open the console for a mode; `auto` is live if the terminal can be redrawn, otherwise plain."""
     if mode == "auto":
         mode = "live" if terminal.is_interactive else "plain"
     if mode == "quiet":

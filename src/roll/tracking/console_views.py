@@ -82,7 +82,7 @@ class EvaluationView:
 
     @classmethod
     def of(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
-        """What to show of an evaluation, from its metrics by name."""
+        """Build the view of an evaluation from its metrics by name."""
         accuracy, score, loss = (metrics.get(f"eval/{name}") for name in ("accuracy", "score", "loss"))
         if accuracy is None and score is None and loss is not None:
             return cls(step=step, value=loss, measure="loss")
@@ -114,19 +114,19 @@ class Console:
         pass
 
     def note(self, text: str) -> None:
-        """What is being done now, before the first step."""
+        """Show what is being done before the first step."""
 
     def phase(self, name: str) -> None:
-        """A phase began; empty: none is going on."""
+        """Show that a phase began; an empty name means that no phase is running."""
 
     def progress(self, done: int, total: int | None, trouble: str = "") -> None:
-        """Rollouts ready in this phase, and in words what went wrong with some of them."""
+        """Show the number of finished rollouts of this phase, and a description of failures among them."""
 
     def step(self, view: StepView) -> None:
         pass
 
     def answers(self, answers: Sequence[AnswerView]) -> None:
-        """Samples of the last step, best first."""
+        """Show samples of the last step, best first."""
 
     def evaluation(self, view: EvaluationView) -> None:
         pass
@@ -166,7 +166,7 @@ def trouble(num_failed: float, num_timed_out: float) -> str:
 
 
 def clock_text(seconds: float) -> str:
-    """A duration as people write it: `0:07`, `12:34`, `1:02:03`."""
+    """Format a duration as `0:07`, `12:34` or `1:02:03`."""
     minutes, second = divmod(round(max(0.0, seconds)), 60)
     hour, minute = divmod(minutes, 60)
     return f"{hour}:{minute:02}:{second:02}" if hour else f"{minute}:{second:02}"

@@ -108,7 +108,7 @@ def logs_aside(name: str) -> Iterator[Path]:
 
 
 def tail(path: Path, num_lines: int = 12) -> list[str]:
-    """The last non-empty lines of a log, at most; none if it cannot be read."""
+    """Return at most the last `num_lines` non-empty lines of a log; none if it cannot be read."""
     try:
         with path.open("rb") as file:
             file.seek(max(0, path.stat().st_size - 64 * 1024))
@@ -152,7 +152,7 @@ def _line_buffered() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _logging_to(descriptor: int, level: int) -> Iterator[None]:
-    """Python's loggers and warnings, with times, into the log."""
+    """Run the body with Python's loggers and warnings written to the log, with timestamps."""
     stream = os.fdopen(os.dup(descriptor), "a", encoding="utf-8", errors="replace")
     handler = logging.StreamHandler(stream)
     handler.setFormatter(logging.Formatter(_FORMAT))
@@ -174,7 +174,7 @@ def _logging_to(descriptor: int, level: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _faults_to(descriptor: int) -> Iterator[None]:
-    """Python stacks of a crash in native code go to the log."""
+    """Run the body with the Python stacks of a crash in native code written to the log."""
     if faulthandler.is_enabled():
         yield
         return

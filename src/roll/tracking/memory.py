@@ -34,7 +34,7 @@ def process_tree(root: int | None = None) -> list[int]:
 
 
 def proportional_bytes(process_ids: list[int]) -> int:
-    """Summed PSS; a process that ended meanwhile counts 0, one that hides its PSS counts its RSS."""
+    """Return the summed PSS; a process that has ended counts 0, one that hides its PSS counts its RSS."""
     return sum(_proportional(pid) for pid in process_ids)
 
 

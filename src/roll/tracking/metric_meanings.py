@@ -43,7 +43,7 @@ class MetricSection:
 
 @cache
 def metric_sections() -> tuple[MetricSection, ...]:
-    """All of them, in the order in which they are documented."""
+    """Return all sections of metrics, in the order in which they are documented."""
     text = (files("roll.tracking") / "metrics.yaml").read_text(encoding="utf-8")
     return tuple(
         MetricSection(
@@ -56,7 +56,7 @@ def metric_sections() -> tuple[MetricSection, ...]:
 
 
 def meaning_of(name: str) -> MetricMeaning | None:
-    """What a metric of a run means: of families that cover it, the one that says most of its name."""
+    """Return the meaning of a metric; of several families that match, the one that matches most of its name."""
     found = [
         (len(re.sub(r"\{.*?\}", "", own)), meaning)
         for section in metric_sections()

@@ -42,15 +42,15 @@ _MOST_VALUES = 2**23
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All whole lines, in order; an empty list where there is no file."""
+    """Read all complete lines, in order; an empty list if the file does not exist."""
     return [row for row, _ in _rows(path)]
 
 
 def look_at_metrics(path: Path) -> list[dict[str, Any]]:
-    """As `read_metrics`, of a file that anybody may have written; lines of more than 4 MiB are left out, too.
+    """Read a file from an untrusted source as `read_metrics` does, without lines of more than 4 MiB.
 
     Raises:
-        RunDirectoryError: it is no regular file, a link leads to it, or it holds more than fits into the memory.
+        RunDirectoryError: the file is not a regular file, is behind a link, or does not fit into memory.
     """
     if not os.path.lexists(path):
         return []
@@ -73,7 +73,7 @@ def look_at_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes]:
-    """Lines, those that are too long left out."""
+    """Yield lines, without those that are too long."""
     while line := file.readline(_LONGEST_LINE):
         if len(line) < _LONGEST_LINE or line.endswith(b"\n"):
             yield line
@@ -143,7 +143,7 @@ class MetricsFile:
 
 
 def _rows(path: Path) -> list[tuple[dict[str, Any], bytes]]:
-    """Whole lines as data and as they stand."""
+    """Return each complete line as data and as raw bytes."""
     try:
         lines = path.read_bytes().splitlines(keepends=True)
     except FileNotFoundError:

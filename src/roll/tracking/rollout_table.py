@@ -28,12 +28,12 @@ _TOKENS_PER_GROUP = 2**17
 
 
 def utf8(text: str) -> str:
-    """The text, with `?` for halves of surrogate pairs, which UTF-8 cannot hold (a user's own code may make some)."""
+    """Return the text with `?` for lone surrogates, which UTF-8 cannot encode (user code may produce them)."""
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def rollout_schema() -> pa.Schema:
-    """Columns of the table. A row's lists of numbers, but for its prompt's, align with its `token_ids`."""
+    """Return the columns of the table; all lists of numbers except the prompt's align with the row's `token_ids`."""
     import pyarrow as pa
 
     branch = pa.struct([("start", pa.int32()), ("context", pa.list_(pa.int32()))])
@@ -81,7 +81,7 @@ def rollout_rows(
     advantages: Mapping[str, float] | None = None,
     tokens: TokenColumns | None = None,
 ) -> list[dict[str, Any]]:
-    """One row per rollout, in group order; without a reward, or an entry by its id, columns are null."""
+    """Return one row per rollout, in group order; columns of a missing reward, advantage or token entry are null."""
     advantages, tokens = advantages or {}, tokens or {}
     rollouts = (rollout for group in groups for rollout in group.rollouts)
     return [_row(step, r, advantages.get(r.sample_id), tokens.get(r.sample_id, {})) for r in rollouts]

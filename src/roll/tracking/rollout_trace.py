@@ -77,14 +77,14 @@ class RequestTrace:
         emit(name="process_name", ph="M", pid=JUDGE, tid=0, args={"name": "judge: requests"})
 
     def begin(self, request_id: str, engine_id: str) -> None:
-        """An engine got a request, perhaps after another one that died."""
+        """Record that an engine received a request, possibly after another engine that died."""
         self.end(request_id)
         self._at_engine[request_id] = engine_id
         self._event(request_id, "b", engine_id)
         self._count(engine_id, 1)
 
     def end(self, request_id: str) -> None:
-        """A request left its engine; unknown ones are ignored."""
+        """Record that a request left its engine; unknown requests are ignored."""
         engine_id = self._at_engine.pop(request_id, None)
         if engine_id is not None:
             self._event(request_id, "e", engine_id)

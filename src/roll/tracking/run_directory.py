@@ -91,10 +91,11 @@ class RunDirectory:
 
     @classmethod
     def open(cls, path: Path | str, *, lock: bool = False) -> RunDirectory:
-        """An existing run; `lock=True` to write to it (resume), otherwise for reading.
+        """Open an existing run: for writing (resume) with `lock=True`, otherwise for reading.
 
         Raises:
-            RunDirectoryError: no run is there (names the nearest one), or another process writes it.
+            RunDirectoryError: the path is not a run (the message names the nearest one), or another process writes to
+                it.
         """
         run = cls(Path(path))
         if not run.config_path.is_file():
@@ -230,7 +231,7 @@ class RunDirectory:
         return self.path.resolve().name
 
     def rollouts_path(self, step: int) -> Path:
-        """Rollouts that step `step` generated."""
+        """Return the path of the rollouts that step `step` generated."""
         return self.rollouts_dir / f"step-{step:06d}.parquet"
 
     def plot_path_of(self, measure: Literal["reward", "loss"]) -> Path:
@@ -238,11 +239,11 @@ class RunDirectory:
         return self.path / f"{measure}.png"
 
     def evaluation_path(self, step: int) -> Path:
-        """Rollouts of the evaluation after step `step`."""
+        """Return the path of the rollouts of the evaluation after step `step`."""
         return self.rollouts_dir / f"eval-step-{step:06d}.parquet"
 
     def checkpoint_path(self, step: int) -> Path:
-        """Checkpoint after step `step`."""
+        """Return the path of the checkpoint after step `step`."""
         return self.checkpoints_dir / f"step-{step:06d}"
 
     def log_path(self, role: str, rank: int | str = 0) -> Path:
@@ -295,7 +296,7 @@ def _advice(error: OSError) -> str:
 
 
 def _has_files(path: Path) -> bool:
-    """Whether anything but the remains of an interrupted `create` lies in `path`."""
+    """Return whether `path` has files other than the remains of an interrupted `create`."""
     for directory, _, files in os.walk(path):
         ours = {f for f in files if f.startswith(".") and f.endswith((".tmp", _LOCK_NAME))}
         if set(files) - (ours if Path(directory) == path else set()):
@@ -311,7 +312,7 @@ def _free_name(path: Path) -> str:
 
 
 def no_run(path: Path) -> str:
-    """That `path` is no run, and which runs there are in it or beside it."""
+    """Return the message that `path` is not a run, with the runs in it or next to it."""
     what = (
         f"'{path}' is not a run: it has no config.yaml."
         if path.is_dir()

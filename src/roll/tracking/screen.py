@@ -76,7 +76,7 @@ class Screen:
 
 
 def render(screen: Screen, now: float, columns: int, rows: int) -> Group:
-    """The whole display for a terminal of `columns` × `rows`; the samples give way where it is low."""
+    """Render the whole display for a terminal of `columns` × `rows`; if rows are few, samples are left out first."""
     width = min(columns, _MAX_WIDTH)
     parts: list[Text | Table] = [_progress(screen, now, width), _now(screen, now), Text()]
     if screen.steps:
@@ -136,7 +136,7 @@ def _figures(screen: Screen, width: int) -> Table:
 
 
 def _course(screen: Screen, width: int) -> Text:
-    """The reward of every step, or the loss where there are no rewards."""
+    """Render the reward of every step, or the loss if there are no rewards."""
     rewards = [s.reward for s in screen.steps if s.reward is not None]
     values = rewards or [math.nan if s.loss is None else s.loss for s in screen.steps]
     last = f"{values[-1]:.3f}" if math.isfinite(values[-1]) else "–"
@@ -213,9 +213,9 @@ def _label(text: str, style: str = "dim") -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """`values` as blocks; more than `width` of them are averaged in equal spans.
+    """Render `values` as blocks; more than `width` values are averaged in equal spans.
 
-    The scale is 0 … 1 where all values lie there, so that noise does not look like progress; otherwise lowest
+    The scale is 0 … 1 if all values are in that range, so that noise does not look like progress; otherwise lowest
     to highest.
     """
     if len(values) > width:
@@ -230,7 +230,7 @@ def sparkline(values: Sequence[float], width: int) -> str:
 
 
 def stacked_bar(phases: Mapping[str, float], total: float, width: int) -> Text:
-    """Shares of `total` side by side, in order; the rest is empty. Always `width` cells."""
+    """Render shares of `total` side by side, in order, always `width` cells wide; the rest is empty."""
     bar = Text()
     scale = max(total, sum(phases.values()), 1e-9)
     begun, seconds_so_far = 0, 0.0
@@ -243,7 +243,7 @@ def stacked_bar(phases: Mapping[str, float], total: float, width: int) -> Text:
 
 
 def time_left(screen: Screen, now: float) -> float | None:
-    """Seconds to the last step, from the pace of the last ten (evaluations between them included)."""
+    """Return the seconds to the last step, from the pace of the last ten (including evaluations between them)."""
     if not screen.steps or screen.ended:
         return None
     recent = screen.finished_at[-11:]
@@ -253,7 +253,7 @@ def time_left(screen: Screen, now: float) -> float | None:
 
 
 def one_line(text: str, width: int) -> str:
-    """`text` on one line of at most `width` cells, without the escape sequences that a model may write."""
+    """Return `text` on one line of at most `width` cells, without the escape sequences that a model may generate."""
     visible = _ESCAPES.sub("", text[:_MOST_SHOWN])
     collapsed = " ".join("".join(c if c.isprintable() else " " for c in visible).split())
     if cell_len(collapsed) <= width and len(text) <= _MOST_SHOWN:

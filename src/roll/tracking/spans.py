@@ -93,7 +93,7 @@ class Spans:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Everything inside belongs to this step; times start from 0."""
+        """Run the body as this step; times start from 0."""
         now = self._clock()
         self._timers = {name: timer for name, timer in self._timers.items() if timer.num_open}
         for timer in self._timers.values():
@@ -112,27 +112,27 @@ class Spans:
             yield
 
     def elapsed(self, name: str) -> float:
-        """Seconds in this phase so far, in the current step; 0 if it was not entered."""
+        """Return the seconds in this phase so far, in the current step; 0 if it was not entered."""
         timer = self._timers.get(name)
         return timer.at(self._clock()) if timer else 0.0
 
     def phases(self) -> dict[str, float]:
-        """Seconds by phase so far in this step, in order of first entry; not of phases inside others."""
+        """Return the seconds of each phase so far in this step, in order of first entry, without nested phases."""
         now = self._clock()
         return {name: timer.at(now) for name, timer in self._timers.items() if timer.is_phase}
 
     def under_way(self) -> dict[str, float]:
-        """Phases that are open now, and seconds since each began; not those inside others."""
+        """Return the phases that are open now, with the seconds since each began, without nested phases."""
         now = self._clock()
         return {span.name: now - span.start for lane in self._lanes for span in lane if span.is_phase}
 
     def bottleneck(self) -> str:
-        """The phase that took longest so far in this step; empty before the first."""
+        """Return the longest phase so far in this step; empty before the first."""
         phases = self.phases()
         return max(phases, key=phases.__getitem__, default="")
 
     def metrics(self) -> dict[str, float]:
-        """`time/<phase>_s` of every phase, nested ones too, and `time/step_s` since the step began."""
+        """Return `time/<phase>_s` of every phase, including nested ones, and `time/step_s` since the step began."""
         now = self._clock()
         times = {f"time/{name}_s": timer.at(now) for name, timer in self._timers.items()}
         return times if self._step_start is None else times | {"time/step_s": now - self._step_start}
@@ -184,7 +184,7 @@ class Spans:
 
     @contextlib.contextmanager
     def inside(self, span: _Span) -> Iterator[None]:
-        """What begins in here is a part of `span`."""
+        """Run the body with `span` as the parent of the spans that begin in it."""
         token = self._current.set(span)
         try:
             yield
@@ -204,7 +204,7 @@ class Spans:
         self._emit(name=name, ph="X", ts=self._micros(start), dur=round((end - start) * 1e6), tid=lane)
 
     def _free_lane(self, parent: _Span | None) -> int:
-        """The parent's lane if nothing overlaps there, otherwise an empty one."""
+        """Return the parent's lane if nothing overlaps there, otherwise an empty one."""
         if parent is not None and self._lanes[parent.lane][-1:] == [parent]:
             return parent.lane
         for index, lane in enumerate(self._lanes):

@@ -121,7 +121,7 @@ class Summary:
     """How the last session ended; `None` in summaries of older versions."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; numbers that are not finite become `None`."""
+        """Return plain data; numbers that are not finite become `None`."""
         values = asdict(self).items()
         return {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values}
 
@@ -145,7 +145,7 @@ class Summary:
         atomic.write_json(path, self.to_json())
 
     def table(self) -> Table:
-        """For the terminal."""
+        """Return the table for the terminal."""
         from rich import box
         from rich.table import Table
 
@@ -266,13 +266,13 @@ def generation_time(*steps: Mapping[str, Any]) -> str:
 
 
 def _rate(rows: Sequence[Mapping[str, Any]], amount: str, seconds: str) -> float | None:
-    """Total amount over total time, of the steps that have both."""
+    """Return total amount over total time, of the steps that have both."""
     both = [(row[amount], row[seconds]) for row in rows if row.get(amount) is not None and row.get(seconds)]
     return math.fsum(a for a, _ in both) / math.fsum(s for _, s in both) if both else None
 
 
 def _choice_lines(summary: Summary) -> list[tuple[str, str]]:
-    """What a schedule that chooses among rollouts trained, beside what it launched."""
+    """Return lines that compare the trained rollouts with the launched ones, for a schedule that selects rollouts."""
     if summary.reward_counted is None or summary.reward_launched is None:
         return []
     return [

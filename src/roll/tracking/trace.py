@@ -50,7 +50,7 @@ class TraceFile:
 
 
 def _end_of_events(content: bytes) -> int:
-    """Offset behind the last whole event of a torn file; 0 where there is none."""
+    """Return the offset after the last complete event of a truncated file; 0 if there is no event."""
     end = len(content)
     while end > 0:
         start = content.rfind(b"\n", 0, end) + 1

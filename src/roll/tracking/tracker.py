@@ -152,7 +152,7 @@ class Tracker:
         self.console.note(text)
 
     def on_rollout(self, rollout: Rollout) -> None:
-        """A rollout of the current phase is ready; returns at once."""
+        """Report that a rollout of the current phase is ready; returns immediately."""
         self._num_ready += 1
         self._num_failed += rollout.reward is None
         if rollout.reward is not None and rollout.reward.timed_out:
@@ -368,7 +368,7 @@ def _ratio(metrics: Mapping[str, float], amount: str, seconds: str) -> float | N
 
 
 def _logs_say_more(error: Exception) -> bool:
-    """Whether the cause may lie in what libraries and child processes wrote, not with the user."""
+    """Return whether the logs of libraries and child processes may hold the cause, since the user did not make it."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
     if isinstance(error, EngineDiedError | EngineError | NoEngineError | LossError | CallbackError):  # names its cause
@@ -377,7 +377,7 @@ def _logs_say_more(error: Exception) -> bool:
 
 
 def _process_start() -> float:
-    """When this process started; in a notebook or shell, now."""
+    """Return when this process started; in a notebook or shell, the current time."""
     if hasattr(sys, "ps1") or "ipykernel" in sys.modules:
         return time.time()
     import psutil

@@ -6,15 +6,16 @@ __all__ = ["printable", "shortened"]
 
 
 def printable(text: str) -> str:
-    """Readable in a page, a file and a terminal, whatever a model or an environment wrote.
+    """Make untrusted text readable in a page, a file and a terminal.
 
-    Lone surrogates cannot be written, and control characters not be seen: they move a terminal's cursor, set its title,
-    or turn the direction of writing.
+    Lone surrogates cannot be encoded, and control characters are invisible: they move a terminal's cursor, set its
+    title,
+    or change the direction of writing.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 
 
 def shortened(text: str, num_characters: int) -> str:
-    """`printable` text of its first characters; says how many more there are."""
+    """Return the first characters as `printable` text, with the number of omitted characters."""
     left = len(text) - num_characters
     return printable(text[:num_characters]) + (f" … and {left} characters" if left > 0 else "")

@@ -54,13 +54,13 @@ class WaitPhases:
         self._shift()
 
     def environment(self, change: int) -> None:
-        """An environment begins to act (1), or is done (-1)."""
+        """Record that an environment begins to act (1) or is done (-1)."""
         self._num_acting += change
         self._shift()
 
     @contextlib.contextmanager
     def waiting(self, first: str) -> Iterator[None]:
-        """A wait for rollouts; while the model writes it is a phase called `first`."""
+        """Measure the body as a wait for rollouts; while the model generates, it is a phase called `first`."""
         self._first = first
         self._open = self.spans.begin(self._name())
         try:

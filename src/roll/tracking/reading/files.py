@@ -37,10 +37,10 @@ class Stamp(NamedTuple):
 
 
 def from_json(text: str | bytes) -> Any:
-    """What JSON holds, with `?` for halves of surrogate pairs, which no answer can hold.
+    """Parse JSON, with `?` for lone surrogates, which a response cannot hold.
 
     Raises:
-        ValueError: it is no JSON. RecursionError: it is nested more than 100 deep.
+        ValueError: the text is not JSON. RecursionError: it is nested more than 100 levels deep.
     """
     value = json.loads(text)
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
@@ -73,10 +73,10 @@ class Inside:
         self.root = root
 
     def open(self, *parts: str) -> BinaryIO:
-        """A file for reading.
+        """Open a file for reading.
 
         Raises:
-            RunDirectoryError: it is missing, unreadable, not a regular file, or behind a link.
+            RunDirectoryError: the file is missing, unreadable, not a regular file, or behind a link.
         """
         with self._directory(parts[:-1]) as directory, _explained(parts):
             descriptor = os.open(_checked(parts[-1]), _FILE, dir_fd=directory)
@@ -86,10 +86,10 @@ class Inside:
         return os.fdopen(descriptor, "rb")
 
     def read(self, *parts: str, limit: int) -> bytes:
-        """A whole file.
+        """Read a whole file.
 
         Raises:
-            RunDirectoryError: as `open`; or it is larger than `limit` bytes.
+            RunDirectoryError: as `open`; or the file is larger than `limit` bytes.
         """
         with self.open(*parts) as file, _explained(parts):
             content = file.read(limit + 1)
@@ -98,7 +98,7 @@ class Inside:
         return content
 
     def stamp(self, *parts: str) -> Stamp | None:
-        """Of a regular file or a directory; `None` where neither is."""
+        """Return the stamp of a regular file or a directory; `None` if the path is neither."""
         with contextlib.suppress(RunDirectoryError, OSError), self._directory(parts[:-1]) as directory:
             found = os.stat(_checked(parts[-1]), dir_fd=directory, follow_symlinks=False)
             if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
@@ -106,7 +106,9 @@ class Inside:
         return None
 
     def stamps(self, *parts: str) -> dict[str, Stamp]:
-        """Regular files and directories in the directory `parts`, by name; empty where there is none."""
+        """Return the stamps of regular files and directories in the directory `parts`, by name; empty if it does not
+        exist.
+        """
         found = {}
         with (
             contextlib.suppress(RunDirectoryError, OSError),
@@ -181,13 +183,13 @@ class Tail:
         self._before = b""
 
     def grown(self) -> bool:
-        """Whether `chunks` would find or refuse anything."""
+        """Return whether `chunks` would yield or reject anything."""
         return bool(self._refused) or self._inside.stamp(*self._parts) != self._stamp
 
     def chunks(self) -> Iterator[tuple[bool, bytes]]:
-        """New whole lines in pieces of a few MiB, each with whether it is the start of a file that began anew.
+        """Yield new complete lines in pieces of a few MiB, each with whether the file began anew with it.
 
-        They end early where the file is cut back or rewritten between two pieces: the next look begins anew.
+        Stops early if the file is truncated or rewritten between two pieces; the next call begins anew.
 
         Raises:
             RunDirectoryError: the file cannot be read, or has a line of more than 16 MiB.
@@ -236,5 +238,5 @@ class Tail:
         return not self._stands(file)
 
     def _stands(self, file: BinaryIO) -> bool:
-        """Whether what was read last is still in its place."""
+        """Return whether the content that was read last is still in its place."""
         return os.pread(file.fileno(), len(self._before), self.offset - len(self._before)) == self._before

@@ -43,7 +43,7 @@ _NAME = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
 
 
 def compute() -> Any:
-    """`pyarrow.compute`, whose functions are made when it is imported, so that no type checker knows them."""
+    """Return `pyarrow.compute`, whose functions are created at import time and unknown to type checkers."""
     import pyarrow.compute
 
     return pyarrow.compute
@@ -57,10 +57,10 @@ def place_of(name: str) -> tuple[int, str] | None:
 
 @contextlib.contextmanager
 def opened(inside: Inside, name: str) -> Iterator[RolloutTable]:
-    """A file of `rollouts/`.
+    """Run the body with a file of `rollouts/` open.
 
     Raises:
-        RunDirectoryError: it cannot be read, or is not what a run writes; also while it is read.
+        RunDirectoryError: the file cannot be read, now or during the body, or was not written by a run.
     """
     import pyarrow.parquet as pq
 
@@ -90,7 +90,7 @@ class RolloutTable:
         """Of its columns."""
 
     def portions(self, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
-        """All rows, some columns of them; those that the file has not are left out.
+        """Yield all rows with the given columns; columns that the file does not have are omitted.
 
         Raises:
             RunDirectoryError: a row group is larger than any that a run writes.
@@ -98,10 +98,10 @@ class RolloutTable:
         yield from self._read(range(self._file.metadata.num_row_groups), sorted(self.names.intersection(columns)))
 
     def rows(self, places: Sequence[int], columns: Collection[str] | None = None) -> list[dict[str, Any]]:
-        """Rows in full, or some columns of them, in the order asked for; only their row groups are read.
+        """Return rows, whole or with the given columns, in the requested order; only their row groups are read.
 
         Raises:
-            RunDirectoryError: there is no such row, it has another type than a run's, or together they are too large.
+            RunDirectoryError: a row does not exist, has another type than a run's, or the rows are too large together.
         """
         names = sorted(self.names.intersection(rollout_schema().names if columns is None else columns))
         found: dict[int, dict[str, Any]] = {}
@@ -116,10 +116,10 @@ class RolloutTable:
         return [found[place] for place in places]
 
     def beginnings(self, places: Sequence[int], column: str, longest: int) -> list[str]:
-        """The first `longest` characters of a column of texts, of some rows; empty where there is none.
+        """Return the first `longest` characters of a text column for some rows; empty for rows without a text.
 
         Raises:
-            RunDirectoryError: there is no such row, or the column holds no texts.
+            RunDirectoryError: a row does not exist, or the column holds no texts.
         """
         found: dict[int, str] = {}
         if column not in self.names:
@@ -131,7 +131,7 @@ class RolloutTable:
         return [found[place] for place in places]
 
     def _taken(self, places: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-        """Rows at `places` that lie in the same portion, with where each lies; in the file's order."""
+        """Yield the rows at `places` by portion, with their indices in `places`, in the file's order."""
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
@@ -170,10 +170,10 @@ class RolloutTable:
 
 
 def distinct(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
-    """Texts and which of them each row has: [R] of their places, -1 where there is none.
+    """Return the index of each row's text, shape [R], -1 for none, and the distinct texts.
 
     Raises:
-        pa.ArrowException: it is no column of texts.
+        pa.ArrowException: the column does not hold texts.
     """
     import pyarrow as pa
 
@@ -188,10 +188,10 @@ def distinct(column: pa.Array) -> tuple[np.ndarray, pa.Array]:
 
 
 def holding(column: pa.Array, wanted: str) -> np.ndarray:
-    """[R] whether each text holds `wanted`, whatever its case.
+    """Return whether each text contains `wanted`, ignoring case, shape [R].
 
     Raises:
-        pa.ArrowException: it is no column of texts.
+        pa.ArrowException: the column does not hold texts.
     """
     pc = compute()
     codes, texts = distinct(column)
@@ -200,10 +200,10 @@ def holding(column: pa.Array, wanted: str) -> np.ndarray:
 
 
 def as_written(rows: pa.RecordBatch) -> pa.Table:
-    """Of the types that a run writes; columns that no run writes are left out.
+    """Cast rows to the types that a run writes; columns that no run writes are dropped.
 
     Raises:
-        RunDirectoryError: a list has entries without a value. pa.ArrowException: a column is of another type.
+        RunDirectoryError: a list has entries without a value. pa.ArrowException: a column has another type.
     """
     import pyarrow as pa
 
@@ -218,7 +218,7 @@ def as_written(rows: pa.RecordBatch) -> pa.Table:
 
 
 def _size(column: pa.Array) -> int:
-    """Bytes of its values, each text counted wherever it stands."""
+    """Return the bytes of a column's values, with a repeated text counted each time."""
     import pyarrow as pa
 
     pc = compute()

@@ -90,10 +90,10 @@ class Kept:
 
 
 def load_client(name: str) -> ModuleType:
-    """The package of a tracker.
+    """Import the package of a tracker.
 
     Raises:
-        ConfigError: it is not installed; says how to install it.
+        ConfigError: the package is not installed; the message tells how to install it.
     """
     try:
         return importlib.import_module(name)
@@ -105,7 +105,7 @@ def load_client(name: str) -> ModuleType:
 
 
 def run_id(run: RunDirectory) -> str:
-    """What trackers know a run by: 21 lower-case letters and digits, the same after a resume."""
+    """Return the run's id in trackers: 21 lower-case letters and digits, the same after a resume."""
     path = run.path / ".tracking-id"
     if not path.is_file():
         atomic.write_text(path, secrets.token_hex(11)[:21])
@@ -113,7 +113,7 @@ def run_id(run: RunDirectory) -> str:
 
 
 def flattened(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of a configuration by their dotted keys, such as `data.0.source`."""
+    """Return the leaves of a configuration by their dotted keys, such as `data.0.source`."""
     leaves: dict[str, Any] = {}
 
     def walk(prefix: str, value: Any) -> None:

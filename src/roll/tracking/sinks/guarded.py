@@ -140,10 +140,10 @@ class GuardedSink:
 
 
 def left_behind() -> bool:
-    """Whether this process gave a tracker up: its client's own hooks may then keep Python from ending, for ever."""
+    """Return whether this process gave up a tracker, whose client's exit hooks may then keep Python from ending."""
     return bool(_left_behind)
 
 
 def _in_a_line(error: BaseException) -> str:
-    """Its name and the beginning of what it says; some clients' say the whole statement that a database refused."""
+    """Return the error's name and the beginning of its message; some clients' messages hold a whole SQL statement."""
     return shorten(f"{type(error).__name__}: {error}", _LONGEST_REASON, placeholder=" …")

@@ -50,7 +50,7 @@ class MlflowSink:
             self._client.log_batch(self._id, metrics=values[start : start + 10 * _AT_ONCE])
 
     def table(self, step: int, table: RolloutTable) -> None:
-        """An artifact in the form of MLflow's own tables."""
+        """Write the table as an artifact in MLflow's own table format."""
         content = {"columns": list(table.columns), "data": [list(row) for row in table.rows]}
         self._client.log_dict(self._id, content, f"{table.name}/step-{step:06d}.json")
 
@@ -66,5 +66,5 @@ class MlflowSink:
 
 
 def _name(name: str) -> str:
-    """A name of MLflow's, which has letters, digits and `_-./: ` alone."""
+    """Return a name that MLflow accepts: only letters, digits and `_-./: `."""
     return re.sub(r"[^\w\-./: ]", "_", name)

@@ -70,6 +70,6 @@ def _open(name: str, opening: Opening) -> Sink:
 
 
 def _chosen(config: TrackingConfig) -> dict[str, str]:
-    """The project of every tracker that is switched on; TensorBoard has none."""
+    """Return the project of every enabled tracker; TensorBoard has none."""
     values = {name: getattr(config, name) for name in SINKS if getattr(config, name, None) not in (None, False)}
     return {name: value if isinstance(value, str) else "" for name, value in values.items()}

@@ -23,7 +23,7 @@ COLUMNS = (
 def rollout_table(
     name: str, step: int, groups: Sequence[Group], advantages: Mapping[str, float] | None, num_rows: int
 ) -> RolloutTable:
-    """At most `num_rows` rollouts, evenly spaced between the highest reward and the lowest; unscored ones are last."""
+    """Return at most `num_rows` rollouts, evenly spaced from the highest reward to the lowest; unscored ones last."""
     rollouts = sorted(
         (rollout for group in groups for rollout in group.rollouts),
         key=lambda rollout: (rollout.reward is None, -rollout.reward.value if rollout.reward else 0.0),

@@ -81,12 +81,12 @@ class TensorBoardSink:
 
 
 def _indented(text: str) -> str:
-    """As a block of code, in which Markdown and HTML mean nothing."""
+    """Format text as a code block, in which Markdown and HTML have no effect."""
     return "\n".join(f"    {line}" for line in text.splitlines())
 
 
 def _protos() -> Any:
-    """The module of event messages; its classes are made at run time, which type checkers cannot see."""
+    """Return the module of event messages, whose classes are created at run time and unknown to type checkers."""
     from tensorboard.compat.proto import event_pb2
 
     return event_pb2

@@ -31,7 +31,7 @@ class TrackioSink:
         self._run.log(dict(metrics), step=step)
 
     def table(self, step: int, table: RolloutTable) -> None:
-        """Cells are Markdown there: what could be markup is escaped."""
+        """Write the table; Trackio renders cells as Markdown, so markup is escaped."""
         self._kept.check()
         rows = [[_plain(cell) if isinstance(cell, str) else cell for cell in row] for row in table.rows]
         shown = self._client.Table(columns=list(table.columns), data=rows)
