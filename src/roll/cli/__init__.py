@@ -13,7 +13,7 @@ __all__ = ["main"]
 
 
 def main() -> NoReturn:
-    """Entry point of the console script."""
+    """Run the console script."""
     from roll.cli.main import end, run
 
     end(run(sys.argv[1:], own_process=True))

@@ -42,7 +42,7 @@ class AnswerLine:
 
 
 def words_as_tokens(text: str) -> list[int]:
-    """A number for each word, equal ones for equal words: stands in for a tokenizer, where lengths are penalised."""
+    """Return a number for each word, equal for equal words: a substitute for a tokenizer, for length penalties."""
     numbers: dict[str, int] = {}
     return [numbers.setdefault(word, len(numbers)) for word in text.split()]
 
@@ -50,16 +50,16 @@ def words_as_tokens(text: str) -> list[int]:
 def read_answers(
     path: Path, domains: list[str], tokens: Callable[[str], list[int]], limit: int | None
 ) -> Iterator[AnswerLine]:
-    """The answers of a file.
+    """Yield the answers of a file.
 
     Args:
         path: the file.
-        domains: those that can be scored; a line names one unless there is only one.
-        tokens: of a text.
-        limit: the first so many answers.
+        domains: domains that can be scored; each line must name one, unless there is only one.
+        tokens: tokenizes a text.
+        limit: maximum number of answers to read.
 
     Raises:
-        DataError: it cannot be read, holds no answer, or a line is malformed.
+        DataError: the file cannot be read, holds no answers, or has a malformed line.
     """
     count = 0
     try:

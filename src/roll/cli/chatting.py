@@ -91,7 +91,7 @@ def talk(sources: Sequence[str], manner: Manner, *, with_base: bool) -> None:
 
 
 def _base_of(source: str) -> str:
-    """The model that a run, or the run of a checkpoint, began with."""
+    """Return the model from which a run, or the run of a checkpoint, started."""
     from roll.config.document import read
 
     place = Path(source)
@@ -153,7 +153,7 @@ class _Conversation:
         self._reset()
 
     def run(self) -> None:
-        """Until the input ends."""
+        """Read and answer lines until the input ends."""
         if self._shown:
             with contextlib.suppress(ImportError):
                 import readline  # noqa: F401  # gives `input` its history and editing
@@ -293,7 +293,7 @@ class _Conversation:
 
 
 def _whole(text: str) -> str:
-    """Without the end of which a token is still to come: a character may be made of several."""
+    """Strip an incomplete character from the end: one character may consist of several tokens."""
     return text.rstrip("\ufffd")
 
 

@@ -39,7 +39,7 @@ _pipeline = click.option("--pipeline", metavar="NAME", default="rlvr", show_defa
 
 
 def _ended(summary: Summary) -> int:
-    """The exit code of a run that came to its end: 1, with a message, where it did nothing."""
+    """Return the exit code of a completed run: 1, with a message, if it did nothing."""
     if summary.problem:
         click.echo(f"Error: {summary.problem}", err=True)
     return 1 if summary.problem else 0

@@ -54,15 +54,15 @@ class _Compared:
 
 
 def compared(paths: Sequence[str], patterns: Sequence[str], *, as_json: bool) -> str:
-    """The comparison of two runs or more, as text.
+    """Compare two or more runs, as text.
 
     Args:
-        paths: run directories; the first is the one that others are compared with.
-        patterns: of metrics; by default `USUAL`.
-        as_json: one JSON object in place of tables.
+        paths: run directories; the others are compared with the first.
+        patterns: patterns of metric names; by default `USUAL`.
+        as_json: whether to return one JSON object instead of tables.
 
     Raises:
-        UserError: there are not two runs, one cannot be read, or no metric is called so.
+        UserError: there are fewer than two runs, a run cannot be read, or no metric matches.
     """
     if len(paths) < 2:
         raise UserError(f"'{paths[0]}' is one run: give two or more to compare, such as `roll compare runs/a runs/b`.")
@@ -113,20 +113,20 @@ def _opened(path: str) -> _Compared:
 
 
 def _numbers(row: dict[str, Any]) -> tuple[str, dict[str, float]]:
-    """Its kind, and what of it is a number."""
+    """Return a row's kind and its numeric values by name."""
     values = {name: value for name in row if (value := _number(row, name)) is not None}
     return row["kind"], values
 
 
 def _number(row: dict[str, Any], name: str) -> Any:
-    """A value where it is a number that a float can be."""
+    """Return the value if it is a number that fits a float."""
     value = row.get(name)
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and not abs(value) > sys.float_info.max else None
 
 
 def _relabelled(run: _Compared, runs: Sequence[_Compared], path: str) -> _Compared:
-    """Runs of the same name are told apart by their paths."""
+    """Return the run, labeled by its path if another run has the same name."""
     if sum(other.label == run.label for other in runs) < 2:
         return run
     return _Compared(
@@ -139,14 +139,14 @@ def _relabelled(run: _Compared, runs: Sequence[_Compared], path: str) -> _Compar
 
 
 def _differences(runs: Sequence[_Compared]) -> dict[str, list[Any]]:
-    """By key, what each run has; `None` where it has no such key."""
+    """Return each run's value of every key that differs; `None` if a run does not have the key."""
     keys = dict.fromkeys(key for run in runs for key in run.settings)
     columns = {key: [run.settings.get(key) for run in runs] for key in keys}
     return {key: values for key, values in columns.items() if any(value != values[0] for value in values)}
 
 
 def _outcome(runs: Sequence[_Compared]) -> dict[str, list[float | str | None]]:
-    """What came of each run, what of it was held out, and what it took."""
+    """Return each run's figures: steps, held-out scores, rewards, durations, throughput, memory and failures."""
     figures: dict[str, Callable[[Summary], float | str | None]] = {
         "steps": lambda s: s.num_steps,
         "held out: measure": lambda s: s.measure,
@@ -170,7 +170,7 @@ def _outcome(runs: Sequence[_Compared]) -> dict[str, list[float | str | None]]:
 
 
 def _metrics(runs: Sequence[_Compared], patterns: Sequence[str]) -> dict[str, list[float | None]]:
-    """Means of the last steps, and values of the last evaluation, that all runs have."""
+    """Return the metrics that all runs have: means of the last steps, and values of the last evaluation."""
     names = dict.fromkeys(name for run in runs for row in (*run.steps, *run.evaluations) for name in row)
     chosen = [
         name
@@ -236,7 +236,7 @@ def _cell(value: Any) -> str:
 
 
 def _change(first: Any, second: Any) -> str:
-    """By how much the second differs; by what share, where a share says something."""
+    """Format the difference of two numbers, with the relative change unless the first is almost 0."""
     if not all(isinstance(value, int | float) for value in (first, second)) or first == second:
         return ""
     share = f" ({(second - first) / abs(first):+.0%})" if abs(first) > 1e-9 else ""

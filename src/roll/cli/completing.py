@@ -9,10 +9,10 @@ __all__ = ["directories", "files"]
 
 
 def files(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The shell's own completion of files."""
+    """Complete file names with the shell's own completion."""
     return [CompletionItem(incomplete, type="file")]
 
 
 def directories(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The shell's own completion of directories, such as runs."""
+    """Complete directories, such as runs, with the shell's own completion."""
     return [CompletionItem(incomplete, type="dir")]

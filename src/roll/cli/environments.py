@@ -231,7 +231,7 @@ def serve(ids: tuple[str, ...], host: str, port: int) -> None:
 
 
 def _environments_in(file: str) -> list[str]:
-    """The classes of a file that look like environments: those with `reset` or `step` that it defines."""
+    """Return the classes of a file that look like environments: it defines them with `reset` or `step`."""
     import ast
 
     from roll.errors import ConfigError
@@ -252,7 +252,7 @@ def _environments_in(file: str) -> list[str]:
 
 
 def _settings(options: Sequence[str]) -> dict[str, Any]:
-    """Arguments as they are written: `size=5`, values as in YAML."""
+    """Parse arguments of the form `size=5`, with YAML values."""
     settings = {}
     for option in options:
         key, equals, value = option.partition("=")
@@ -263,7 +263,7 @@ def _settings(options: Sequence[str]) -> dict[str, Any]:
 
 
 def _tool(text: str) -> Any:
-    """A tool as a configuration has it: a user's own has its arguments in `options`."""
+    """Parse a tool as in a configuration; the arguments of a user's own tool are in `options`."""
     entry = _value(text)
     if isinstance(entry, dict) and ":" in str(entry.get("tool")) and isinstance(entry.get("options"), dict):
         return {**entry["options"], "tool": entry["tool"]}
@@ -271,7 +271,7 @@ def _tool(text: str) -> Any:
 
 
 def _value(text: str, where: str = "") -> Any:
-    """What is written in YAML."""
+    """Parse a YAML value."""
     import yaml
 
     try:

@@ -45,7 +45,7 @@ def init(directory: str) -> None:
 
 
 def shipped_examples() -> Path:
-    """The directory of examples: in the installed package, or in the source tree."""
+    """Return the directory of examples: in the installed package, or in the source tree."""
     package = Path(__file__).parents[1]
     places = (package / "_examples", package.parents[1] / "examples")
     found = next((place for place in places if (place / "quickstart.yaml").is_file()), None)

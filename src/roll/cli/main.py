@@ -69,7 +69,7 @@ def end(code: int) -> NoReturn:
 
 
 def _left_behind() -> Iterator[bool]:
-    """Of what this process has imported, whether it left anything."""
+    """Yield whether each imported module that can leave threads or processes behind did so."""
     if sinks := sys.modules.get("roll.tracking.sinks"):
         yield sinks.left_behind()
     if running := sys.modules.get("roll.running"):
@@ -148,7 +148,7 @@ def _failed(error: Exception, session: Session) -> int:
 
 
 def _say(text: str) -> None:
-    """On stderr, if anybody is left to read it; words of others are made harmless."""
+    """Print to stderr if it is still open, with control characters made harmless."""
     with contextlib.suppress(OSError):
         click.echo(printable(text), err=True)
 

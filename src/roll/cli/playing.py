@@ -49,21 +49,21 @@ async def rollouts(
     tools: Sequence[Any] = (),
     form: str = "auto",
 ) -> list[Transcript]:
-    """One episode for each seed, one after the other.
+    """Play one episode for each seed, one after another.
 
     Args:
-        id: of the environment.
-        options: its arguments.
-        policy: who plays.
-        sampling: how a model answers.
-        seeds: of the episodes.
-        most_turns: of each.
-        tools: that the player has, as entries of `roll.envs.tools.build_tools`.
-        form: how they are called.
+        id: id of the environment.
+        options: arguments of the environment.
+        policy: the player.
+        sampling: how a model generates.
+        seeds: seeds of the episodes.
+        most_turns: maximum number of turns of an episode.
+        tools: tools of the player, as entries of `roll.envs.tools.build_tools`.
+        form: format of tool calls.
 
     Raises:
         UserError: the environment cannot be built, cannot sample actions, or the model cannot be used.
-        InfraError: environment or server failed.
+        InfraError: the environment or the server failed.
     """
 
     def choose(environment: Any, answer: Policy | None) -> Policy:
@@ -112,7 +112,7 @@ async def one_episode(
 
 
 def person(environment: Any) -> Policy:
-    """Reads actions from the terminal, and shows what came of the one before."""
+    """Return a policy that reads actions from the terminal, and shows the result of the previous one."""
 
     def ask(so_far: Transcript) -> str | None:
         click.echo(printable(described(so_far.turns[-1].observation if so_far.turns else so_far.first)))
@@ -131,7 +131,7 @@ def person(environment: Any) -> Policy:
 
 
 def conversation(so_far: Transcript) -> list[Message]:
-    """The episode as messages: observations are the user's, actions the assistant's."""
+    """Convert an episode to messages: observations are the user's, actions the assistant's."""
     messages: list[Message] = [Message(role="user", content=so_far.first)]
     for turn in so_far.turns:
         messages.append(Message(role="assistant", content=turn.action))
@@ -141,7 +141,7 @@ def conversation(so_far: Transcript) -> list[Message]:
 
 @contextlib.asynccontextmanager
 async def _opened(policy: Literal["random", "model", "openai"], sampling: Sampling) -> AsyncIterator[Policy | None]:
-    """A model's policy; None for chance."""
+    """Run the body with a model's policy; `None` for random actions."""
     if policy == "random":
         yield None
     elif policy == "model":

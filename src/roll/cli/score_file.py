@@ -37,10 +37,10 @@ class _Named(Section):
 
 
 def rewards_named(texts: Sequence[str]) -> list[RewardConfig]:
-    """Rewards as they are written in YAML: `math`, or `{type: math, extract: boxed}`.
+    """Parse rewards as they are written in YAML: `math`, or `{type: math, extract: boxed}`.
 
     Raises:
-        ConfigError: one is malformed.
+        ConfigError: a reward is malformed.
     """
     import yaml
     from pydantic import ValidationError
@@ -117,7 +117,7 @@ def score_file(
 def _rewards(
     config: str | None, overrides: Sequence[str], named: Sequence[str]
 ) -> tuple[dict[str, list[RewardConfig]], RunConfig | None]:
-    """Rewards by domain, and the configuration where there is one."""
+    """Return the rewards by domain, and the configuration if there is one."""
     if config is None:
         return {"": rewards_named(named)}, None
     from roll.config.load import load_config
@@ -128,7 +128,7 @@ def _rewards(
 
 
 def _tokens(model: str | None) -> Callable[[str], list[int]]:
-    """The model's tokens, where there is a model: penalties count them."""
+    """Return the model's tokenization, which length penalties count with; without a model, words are tokens."""
     if model is None:
         return words_as_tokens
     prepare_environment()

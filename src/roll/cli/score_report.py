@@ -48,12 +48,12 @@ class Scored:
 
 
 def as_json_lines(found: Sequence[Scored]) -> str:
-    """One JSON object per line."""
+    """Return one JSON object per line."""
     return "\n".join(json.dumps(_plain(scored), ensure_ascii=False) for scored in found)
 
 
 def _plain(scored: Scored) -> dict[str, Any]:
-    """A line's outcome as plain data."""
+    """Return a line's outcome as plain data."""
     result = scored.result
     outcome: dict[str, Any] = {"line": scored.line.number}
     if scored.line.domain:
@@ -68,11 +68,11 @@ def _plain(scored: Scored) -> dict[str, Any]:
 
 
 def render(found: Sequence[Scored], wall_s: float, note: str = "") -> str:
-    """The table and the summary, as plain text.
+    """Format the table and the summary as plain text.
 
     Args:
         found: outcomes in the order of their lines.
-        wall_s: how long scoring took, the start of workers included.
+        wall_s: duration of scoring, including the start of workers.
         note: printed at the end.
     """
     screen = Console(file=io.StringIO(), width=WIDEST, force_terminal=False, color_system=None)
@@ -84,7 +84,7 @@ def render(found: Sequence[Scored], wall_s: float, note: str = "") -> str:
 
 
 def _components(found: Sequence[Scored]) -> list[str]:
-    """Names of all components, without the parts of components."""
+    """Return the names of all components, without parts of components."""
     names = dict.fromkeys(name for scored in found if scored.result for name in scored.result.components)
     return [name for name in names if "/" not in name]
 
@@ -154,7 +154,7 @@ def _summary(found: Sequence[Scored], wall_s: float, note: str) -> list[str]:
 
 
 def _verdicts(found: Sequence[Scored]) -> Counter[str]:
-    """How often each verdict was given."""
+    """Count how often each verdict was given."""
     return Counter(scored.result.verdict if scored.result else "not scored" for scored in found)
 
 

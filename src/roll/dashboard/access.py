@@ -34,12 +34,12 @@ _HEADERS = {
 
 
 def cookie_name(token: str) -> str:
-    """Of its own for each token: browsers keep one set of cookies for all ports of a machine."""
+    """Return a cookie name for this token: browsers share cookies between all ports of a machine."""
     return f"roll-dashboard-{hashlib.sha256(token.encode()).hexdigest()[:8]}"
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches `host`."""
+    """Return whether only this machine can reach `host`."""
     if host == "localhost":
         return True
     try:
@@ -107,7 +107,7 @@ class Access:
         return hmac.compare_digest(given.encode("utf-8", "replace"), (self._token or "").encode())
 
     def _is_ours(self, host: str) -> bool:
-        """Whether a request's `Host` names this server; with a token, on all addresses, it may be any name."""
+        """Return whether a request's `Host` names this server; with a token, on all addresses, it may be any name."""
         match = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", host)
         if match is None:
             return False
@@ -119,7 +119,7 @@ class Access:
 
 
 def _cookie(headers: Headers, name: str) -> str:
-    """As browsers write them: Python's own parser drops all of them where another server's is malformed."""
+    """Return a cookie, parsed as browsers write them; Python's own parser drops all cookies if one is malformed."""
     return cookie_parser(headers.get("cookie", "")).get(name, "")
 
 

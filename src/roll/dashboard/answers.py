@@ -23,7 +23,7 @@ _MOST_STEPS = 60
 
 
 def answers(known: Known) -> list[dict[str, Any]]:
-    """All of them, in the order in which they are asked."""
+    """Return the answers to all questions, in order."""
     asked = (
         explain_learning,
         _filtered,

@@ -35,7 +35,7 @@ class Pace:
         self._owed, self._at, self._before = 0.0, self._clock(), self._spent()
 
     def owes(self) -> bool:
-        """Whether the time taken so far is more than its share. Time in which nobody asked counts as little."""
+        """Return whether more time was spent than allowed; time without requests counts only a little."""
         at, spent = self._clock(), self._spent()
         earned = self._rate * min(at - self._at, 2 * _POLL_S)
         owed = self._owed + spent - self._before - earned
@@ -44,7 +44,7 @@ class Pace:
 
 
 async def changes(run: Run, pace: Pace, is_ending: Callable[[], bool] = lambda: False) -> AsyncIterator[str]:
-    """Server-Sent Events: what grew since the last one; it ends when the server does, which waits for it."""
+    """Yield Server-Sent Events with what has grown since the last one, until the server, which waits for them, ends."""
     before = await asyncio.to_thread(run.stamps)
     yield "retry: 2000\n\n"
     quiet, told_at = 0, time.monotonic()

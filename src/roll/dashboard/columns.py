@@ -27,10 +27,10 @@ class Columns:
         return self._size
 
     def __getitem__(self, name: str) -> np.ndarray:
-        """A view, good until the next change.
+        """Return a view that is valid until the next change.
 
         Raises:
-            KeyError: there is none of that name.
+            KeyError: the column does not exist.
         """
         return self._arrays[name][: self._size]
 

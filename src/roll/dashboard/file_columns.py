@@ -48,15 +48,15 @@ class FileColumns:
 
 
 def read_columns(inside: Inside, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:
-    """The columns that an index needs.
+    """Read the columns that an index needs.
 
     Args:
         inside: the run's directory.
-        name: of the file.
-        keep: takes the beginnings of prompt and text of the next rows.
+        name: name of the file.
+        keep: receives the beginnings of prompt and text of the next rows.
 
     Raises:
-        RunDirectoryError: the file cannot be read, or is not what a run writes.
+        RunDirectoryError: the file cannot be read, or was not written by a run.
     """
     with opened(inside, name) as file:
         wanted = {*NUMBERS, *LABELS, "prompt", "text"} - {"policy_version"}
@@ -80,7 +80,7 @@ def read_columns(inside: Inside, name: str, keep: Callable[[list[tuple[str, str]
 
 
 def _source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
-    """The numbers of `column`, worked out of lists where the file is of an earlier version."""
+    """Return the numbers of `column`, computed from lists if the file is of an older version."""
     import pyarrow as pa
 
     pc = compute()
@@ -97,7 +97,7 @@ def _source(column: str, columns: dict[str, pa.Array]) -> pa.Array | None:
 
 
 def _oldest(versions: pa.ListArray) -> np.ndarray:
-    """[R] the oldest version that made a token of each row; NaN where none did."""
+    """Return the oldest policy version that generated a token of each row, shape [R]; NaN if none did."""
     values = versions.values.to_numpy(zero_copy_only=False).astype(np.float64)
     values = np.append(np.where(values < 0, np.inf, values), np.inf)
     offsets = versions.offsets.to_numpy()
@@ -106,7 +106,7 @@ def _oldest(versions: pa.ListArray) -> np.ndarray:
 
 
 def _turns(versions: pa.ListArray) -> np.ndarray:
-    """[R] stretches of tokens that the engine made."""
+    """Return the number of stretches of generated tokens in each row, shape [R]."""
     made = versions.values.to_numpy(zero_copy_only=False) >= 0
     offsets = versions.offsets.to_numpy()
     begins = made.copy()
@@ -134,7 +134,7 @@ def _numbers(source: pa.Array | None, dtype: Any, num_rows: int) -> np.ndarray:
 
 
 def _labels(source: pa.Array | None, num_rows: int, known: dict[str, int]) -> np.ndarray:
-    """[R] codes of the labels, new ones added to `known`."""
+    """Return the codes of the labels, shape [R], and add new labels to `known`."""
     codes, texts = _cut(source, num_rows)
     for text in texts:
         if len(known) < MOST_LABELS:
@@ -149,7 +149,7 @@ def _beginnings(source: pa.Array | None, num_rows: int) -> list[str]:
 
 
 def _cut(source: pa.Array | None, num_rows: int) -> tuple[np.ndarray, list[str]]:
-    """[R] which of the texts, -1 for none; and the first characters of each."""
+    """Return the index of each row's text, shape [R], -1 for none, and the first characters of each text."""
     import pyarrow as pa
 
     try:

@@ -66,12 +66,12 @@ class LedgerEntry:
 
 
 def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) -> dict[str, Any]:
-    """All of it; what is not there is left empty.
+    """Return alarms, ledger, weight syncs, memory, failures and the end of the log; missing parts are empty.
 
     Args:
         inside: the run's directory.
-        metrics: of the run.
-        rollouts: its index.
+        metrics: metrics of the run.
+        rollouts: index of the run's rollouts.
         patience: `alarms.patience` of the run.
     """
     log = log_of(inside)
@@ -86,7 +86,7 @@ def health(inside: Inside, metrics: Metrics, rollouts: Rollouts, patience: int) 
 
 
 def log_of(inside: Inside) -> list[str]:
-    """The end of the controller's log."""
+    """Return the end of the controller's log."""
     try:
         with inside.open("logs", "controller-0.log") as file:
             file.seek(0, 2)
@@ -97,10 +97,10 @@ def log_of(inside: Inside) -> list[str]:
 
 
 def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) -> list[Alarm]:
-    """Alarms that went off, with what the log said of them.
+    """Return the alarms that were raised, with their messages in the log.
 
-    `alarm/…` of the metrics counts steps in a row, and at `patience` the alarm goes off; those that look at steps
-    together are in the log alone, without a step.
+    The metrics `alarm/…` count consecutive steps, and at `patience` the alarm is raised; alarms that consider several
+    steps together are only in the log, without a step.
     """
     said: dict[str, list[str]] = {}
     for line in log:
@@ -126,7 +126,7 @@ def alarms(metrics: Metrics, rollouts: Rollouts, log: list[str], patience: int) 
 
 
 def _rows(rollouts: Rollouts, step: int | None, alarm: str, patience: int) -> list[int]:
-    """Of the steps that made it go off, the newest first."""
+    """Return the rollouts of the steps that raised an alarm, newest first."""
     mask = rollouts.column("kind") == KINDS.index("train")
     if step is not None:
         mask &= (rollouts.column("step") > step - patience) & (rollouts.column("step") <= step)
@@ -151,12 +151,12 @@ def _ledger(inside: Inside, metrics: Metrics) -> dict[str, Any]:
 
 
 def _differences(column: Any, length: int) -> np.ndarray:
-    """What each step added to a count of the whole run."""
+    """Return what each step added to a count of the whole run."""
     return np.diff(np.array(column), prepend=0.0) if column is not None else np.full(length, math.nan)
 
 
 def _reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
-    """How many draws were not trained, by fate and reason."""
+    """Return how many draws were not trained, by fate and reason."""
     found = Counter(
         f"{entry.fate}: {entry.reason}"[:300] for entry in entries if entry.fate not in ("trained", "in_flight")
     )
@@ -164,7 +164,7 @@ def _reasons(entries: Sequence[LedgerEntry]) -> dict[str, int]:
 
 
 def newest_ledger(inside: Inside) -> list[LedgerEntry]:
-    """Entries of the newest checkpoint's ledger that can be read, each with its `fate`."""
+    """Return the entries of the newest readable ledger of a checkpoint, each with its `fate`."""
     checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for name in checkpoints[:1]:
         try:

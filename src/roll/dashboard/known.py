@@ -109,16 +109,16 @@ class Known:
         return None
 
     def mean(self, name: str, rows: slice = slice(None)) -> float | None:
-        """Of a metric over some steps; `None` where it is not there."""
+        """Return the mean of a metric over some steps; `None` if the metric does not exist."""
         values = np.array(self.train.columns.get(name, ()), dtype=np.float64)[rows]
         values = values[np.isfinite(values)]
         return float(values.mean()) if len(values) else None
 
     def number(self, key: str) -> float | None:
-        """The value of a key of the configuration, where it is a number."""
+        """Return the value of a key of the configuration, if it is a number."""
         return usual_number(self.settings.get(key))
 
     def most(self, name: str) -> float | None:
-        """The largest value of a metric."""
+        """Return the largest value of a metric."""
         values = [value for value in self.train.columns.get(name, ()) if math.isfinite(value)]
         return max(values, default=None)

@@ -57,7 +57,7 @@ class Table:
                 column.append(math.nan)
 
     def last(self, name: str) -> float | None:
-        """The newest value of `name` that is a number."""
+        """Return the newest value of `name` that is a number."""
         return next((value for value in reversed(self.columns.get(name, ())) if not math.isnan(value)), None)
 
 
@@ -113,7 +113,7 @@ class Metrics:
         self.tables[kind].add(step, self._elapsed_s, row)
 
     def version_before(self, step: int) -> float:
-        """The trainer's policy version when step `step` began; NaN where it is not known."""
+        """Return the trainer's policy version when step `step` began; NaN if it is unknown."""
         table = self.tables["train"]
         at = bisect.bisect_left(table.steps, step) - 1
         column = table.columns.get("policy_version")
@@ -122,7 +122,7 @@ class Metrics:
         return column[at] if at >= 0 else 0.0
 
     def names(self) -> dict[str, Any]:
-        """For `/metrics`."""
+        """Return the response of `/metrics`."""
         kinds = {
             kind: {"steps": list(table.steps), "time_s": list(table.time_s)} for kind, table in self.tables.items()
         }
@@ -130,16 +130,18 @@ class Metrics:
         return {"names": found, "kinds": kinds}
 
     def series(self, names: Sequence[str], kind: str, since: int | None, *, full: bool = False) -> dict[str, Any]:
-        """For `/series`: columns that share their steps, thinned to lows and highs where there are many.
+        """Return the response of `/series`: columns with shared steps; long ones are thinned to their minima and
+        maxima.
 
         Args:
-            names: of metrics; unknown ones are left out.
-            kind: of rows.
-            since: a step; only later ones are wanted.
-            full: nothing is thinned. What is computed of a curve (a mean, a smoothed curve, a table) needs all of it.
+            names: names of metrics; unknown ones are ignored.
+            kind: kind of rows.
+            since: a step; only later steps are returned.
+            full: whether to return all rows, as whatever is computed from a curve (a mean, a smoothed curve, a table)
+                needs.
 
         Raises:
-            KeyError: there is no such kind.
+            KeyError: the kind does not exist.
         """
         table = self.tables[kind]
         first = 0 if since is None else bisect.bisect_right(table.steps, since)
@@ -154,7 +156,7 @@ class Metrics:
 
 
 def nulls(values: np.ndarray) -> list[float | None]:
-    """As JSON has them: NaN and infinities are `None`."""
+    """Return values for JSON, with `None` for NaN and infinities."""
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
@@ -169,7 +171,9 @@ def _number(value: Any) -> float:
 
 
 def _thinned(columns: Sequence[np.ndarray], num_rows: int) -> np.ndarray:
-    """Rows to show: all of a few thousand; of more, each column's lowest and highest in every stretch."""
+    """Return the rows to show: all of up to a few thousand, otherwise each column's minimum and maximum in every
+    stretch.
+    """
     if num_rows <= _MOST_POINTS or not columns:
         return np.arange(num_rows)[: None if columns else _MOST_POINTS]
     bounds = np.linspace(0, num_rows, max(100, _MOST_POINTS // (2 * len(columns))) + 1).astype(int)

@@ -64,7 +64,7 @@ class _Row(NamedTuple):
 
 
 def details(found: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """For `/rollouts/{row}`: what the table holds of it beside the index."""
+    """Return the response of `/rollouts/{row}`: what the table holds about the rollout besides the index."""
     row = read_record(_Row, found)
     ids, rewards = row.token_ids, [read_record(_Turn, turn).reward for turn in row.turns]
     turns: list[dict[str, Any]] = [{"kind": "prompt", "text": row.prompt, "start": None, "end": None}]
@@ -92,12 +92,13 @@ def details(found: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
 
 
 def tokens(found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """For `/rollouts/{row}/tokens`: columns that align with the answer's tokens, and why others are missing.
+    """Return the response of `/rollouts/{row}/tokens`: columns that align with the answer's tokens, and why some are
+    missing.
 
     Args:
-        found: its `TOKEN_COLUMNS`.
-        settings: of the run, flat; with `kind`, whether the rollout was one of an evaluation.
-        vocabulary: the run's, if it is there.
+        found: the rollout's `TOKEN_COLUMNS`.
+        settings: flat settings of the run; its `kind` tells whether the rollout was one of an evaluation.
+        vocabulary: vocabulary of the run, if it exists.
     """
     row = read_record(_Row, found)
     ids = row.token_ids
@@ -144,7 +145,7 @@ def _against_engine(settings: Mapping[str, Any]) -> bool:
 
 
 def _why(name: str, settings: Mapping[str, Any], seen: bool) -> str:
-    """Why a column is missing."""
+    """Return why a column is missing."""
     if name == "kl" and seen:
         return "the run has no reference model: algorithm.kl.coefficient is 0"
     if name == "clip" and seen:
@@ -171,7 +172,10 @@ def _of_two(
 
 
 def _clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray | None:
-    """1 where the gate lets no gradient through, by the ratio of the token alone; NaN where the loss counts none."""
+    """Return 1 for tokens whose ratio is clipped, so that they have no gradient; NaN for tokens that the loss ignores.
+
+    Only ratios of single tokens are considered; `None` for other losses.
+    """
     low, high = (usual_number(settings.get(f"algorithm.gate.{side}")) for side in ("low", "high"))
     by_token = settings.get("algorithm.ratio.level", "token") == "token"
     if (
@@ -186,7 +190,10 @@ def _clipped(ratio: np.ndarray, advantages: np.ndarray, settings: Mapping[str, A
 
 
 def _spans(row: _Row) -> list[tuple[int, int]]:
-    """Where the model wrote: as recorded, or by the versions, which the environment's tokens have none of."""
+    """Return the spans of generated tokens, from the recorded turns or from the policy versions.
+
+    Tokens of the environment have no policy version.
+    """
     num_tokens, versions = len(row.token_ids), row.policy_versions
     if row.turns:
         turns = [read_record(_Turn, turn) for turn in row.turns]
@@ -200,7 +207,7 @@ def _spans(row: _Row) -> list[tuple[int, int]]:
 
 
 def _pieces(spans: Sequence[tuple[int, int]], num_tokens: int) -> list[tuple[str, int, int]]:
-    """The whole of a rollout, in order: who wrote which tokens."""
+    """Split a whole rollout into pieces, in order: author, start and end."""
     found, at = [], 0
     for start, end in spans:
         if start > at:
@@ -226,7 +233,7 @@ def _token_texts(vocabulary: Vocabulary | None, ids: Sequence[int]) -> tuple[lis
 
 
 def _column(values: Any, length: int) -> np.ndarray | None:
-    """As an array, where there is one number for every token."""
+    """Return the values as an array if there is one for every token."""
     if not isinstance(values, list) or len(values) != length or not length:
         return None
     column = np.array([math.nan if value is None else value for value in values], dtype=np.float64)

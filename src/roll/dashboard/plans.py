@@ -17,7 +17,9 @@ _DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 
 def plans(inside: Inside, path: str) -> dict[str, Any]:
-    """Results in the run's directory: `results.json` of a simulation, `plan.txt` of a plan, and what was calibrated."""
+    """Return the results in the run's directory: `results.json` of a simulation, `plan.txt` of a plan, and
+    calibrations.
+    """
     items: list[dict[str, Any]] = []
     for parts in _DIRECTORIES:
         names = inside.stamps(*parts)
@@ -52,6 +54,6 @@ def _simulations(name: str, content: bytes) -> list[dict[str, Any]]:
 
 
 def _range(values: Any) -> list[Any]:
-    """Mean and half of the confidence interval (`roll.simulation.report.Interval`)."""
+    """Return the mean and half of the confidence interval (`roll.simulation.report.Interval`)."""
     found = values if isinstance(values, Mapping) else {}
     return [value if isinstance(value, int | float) else None for value in (found.get("mean"), found.get("half"))]

@@ -39,7 +39,7 @@ class Filters:
 
 
 def matching(rollouts: Rollouts, filters: Filters) -> np.ndarray:
-    """Positions that match, in the order of the columns."""
+    """Return the positions of matching rollouts, in the order of the columns."""
     mask = np.ones(len(rollouts), bool)
     for name, bound in filters.lowest.items():
         mask &= rollouts.column(name) >= bound
@@ -62,10 +62,11 @@ def matching(rollouts: Rollouts, filters: Filters) -> np.ndarray:
 def sorted_positions(
     rollouts: Rollouts, positions: np.ndarray, by: str, descending: bool, start: int, count: int
 ) -> np.ndarray:
-    """`positions[start : start + count]` in the order of a column; rows without a value come last, equals by row.
+    """Return `positions[start : start + count]`, sorted by a column; rows without a value are last, ties are sorted by
+    row.
 
     Raises:
-        KeyError: there is no such column.
+        KeyError: the column does not exist.
     """
     keys = _keys(rollouts, by)[positions].astype(np.float64)
     if descending:
@@ -90,7 +91,7 @@ def _keys(rollouts: Rollouts, by: str) -> np.ndarray:
 
 
 def table(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]]:
-    """Rows for the page."""
+    """Return rows for the page."""
 
     def values(name: str) -> list[Any]:
         return [_plain(value) for value in rollouts.column(name)[positions].tolist()]
@@ -113,10 +114,10 @@ def table(rollouts: Rollouts, positions: np.ndarray) -> list[dict[str, Any]]:
 def page(
     rollouts: Rollouts, filters: Filters, *, sort: str, descending: bool, offset: int, limit: int
 ) -> dict[str, Any]:
-    """For `/rollouts` without a text to search.
+    """Return the response of `/rollouts` without a text search.
 
     Raises:
-        KeyError: there is no such column.
+        KeyError: the column does not exist.
     """
     positions = matching(rollouts, filters)
     shown = sorted_positions(rollouts, positions, sort, descending, offset, limit)
@@ -126,10 +127,12 @@ def page(
 def search(
     inside: Inside, rollouts: Rollouts, filters: Filters, wanted: str, cursor: str, seconds: float = _SEARCH_S
 ) -> dict[str, Any]:
-    """For `/rollouts` with a text: goes through the files for a while, in the order of steps, and says where to go on.
+    """Return the response of `/rollouts` with a text search.
+
+    Reads the files in the order of steps for a limited time, and returns a cursor to continue from.
 
     Args:
-        cursor: of the last answer; empty at the beginning.
+        cursor: cursor of the last response; empty at the beginning.
     """
     rows = np.sort(rollouts.column("row")[matching(rollouts, filters)])
     first = int(cursor) if cursor.isdecimal() and len(cursor) < 17 else 0
@@ -163,7 +166,7 @@ def search(
 
 
 def _find_texts(inside: Inside, name: str, wanted: str) -> np.ndarray:
-    """Rows of a file whose prompt or text holds `wanted`, whatever its case."""
+    """Return the rows of a file whose prompt or text contains `wanted`, ignoring case."""
     with opened(inside, name) as file:
         hits = [np.empty(0, bool)]
         for portion in file.portions(("prompt", "text")):
@@ -173,7 +176,7 @@ def _find_texts(inside: Inside, name: str, wanted: str) -> np.ndarray:
 
 
 def facets(rollouts: Rollouts) -> dict[str, Any]:
-    """For `/facets`: how often each label occurs, most frequent first, and how far numbers reach."""
+    """Return the response of `/facets`: the count of each label, most frequent first, and the range of each number."""
     found: dict[str, Any] = {}
     for label in LABELS:
         texts = rollouts.texts(label)
@@ -190,17 +193,17 @@ def facets(rollouts: Rollouts) -> dict[str, Any]:
 
 
 def _plain(value: float) -> float | int | None:
-    """As JSON has it: whole numbers as such, what is not finite as `None`."""
+    """Return a value for JSON: whole numbers as integers, `None` for values that are not finite."""
     if not math.isfinite(value):
         return None
     return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
 
 
 def group_of(rollouts: Rollouts, row: int) -> np.ndarray:
-    """Positions of the rollouts of the same draw, kind and step, in the order of their index; of very many the first.
+    """Return the positions of the rollouts of the same draw, kind and step, in the order of their index, up to a limit.
 
     Raises:
-        KeyError: there is no such row.
+        KeyError: the row does not exist.
     """
     at = rollouts.position(row)
     same = rollouts.column("draw_id") == rollouts.column("draw_id")[at]

@@ -31,19 +31,19 @@ _BLOCK = 64
 
 
 def row_of(step: int, kind: str, place: int) -> int:
-    """The number of a rollout in its run; below 2⁵³, so that JavaScript holds it exactly."""
+    """Return the number of a rollout in its run; below 2⁵³, so that JavaScript represents it exactly."""
     return (step * len(KINDS) + KINDS.index(kind)) * MOST_ROWS + place
 
 
 def file_of(row: int) -> tuple[str, int]:
-    """The file that holds a rollout, and its place there."""
+    """Return the file that holds a rollout, and the rollout's place in it."""
     rest, place = divmod(row, MOST_ROWS)
     step, kind = divmod(rest, len(KINDS))
     return f"{'eval-' if kind else ''}step-{step:06d}.parquet", place
 
 
 def step_of(row: int) -> int:
-    """The step of a rollout."""
+    """Return the step of a rollout."""
     return row // MOST_ROWS // len(KINDS)
 
 
@@ -81,15 +81,15 @@ class Rollouts:
         return [problem for _, problem in self._failed.values()]
 
     def column(self, name: str) -> np.ndarray:
-        """[size] of all rollouts, in no order to rely on."""
+        """Return a column of all rollouts, shape [size], in an unspecified order."""
         return self._columns[name]
 
     def texts(self, label: str) -> list[str]:
-        """What the codes of a label stand for."""
+        """Return the texts that the codes of a label represent."""
         return list(self._codes[label])
 
     def pending(self) -> list[tuple[str, Stamp]]:
-        """Files to read, in the order of their steps; those that are gone or were replaced are forgotten."""
+        """Return the files to read, in the order of their steps, and drop files that were deleted or replaced."""
         there = {name: stamp for name, stamp in self._inside.stamps("rollouts").items() if place_of(name)}
         gone = [name for name, file in self._files.items() if there.get(name) != file.stamp]
         if gone:
@@ -128,7 +128,7 @@ class Rollouts:
         self._files[name] = _File(stamp, kept.finished())
 
     def previews(self, rows: Sequence[int]) -> list[tuple[str, str]]:
-        """Beginnings of prompt and text of each row."""
+        """Return the beginnings of prompt and text of each row."""
         blocks: dict[tuple[str, int], list[list[str]]] = {}
         found = []
         for row in rows:
@@ -143,10 +143,10 @@ class Rollouts:
         return found
 
     def position(self, row: int) -> int:
-        """Where a row lies in the columns.
+        """Return the position of a row in the columns.
 
         Raises:
-            KeyError: there is no such row.
+            KeyError: the row does not exist.
         """
         found = np.flatnonzero(self.column("row") == row)
         if not len(found):
@@ -185,7 +185,7 @@ class _Kept:
         del self._waiting[:whole]
 
     def finished(self) -> list[tuple[int, int]]:
-        """Where each block lies, and how long it is."""
+        """Write the last block, and return the offset and length of each block."""
         if self._waiting:
             self._put(self._waiting)
         return self._blocks

@@ -58,7 +58,7 @@ class Run:
         return str(self.path).encode("utf-8", "replace").decode()
 
     def step(self) -> int:
-        """The newest step in the metrics."""
+        """Return the newest step in the metrics."""
         with self.lock:
             self.metrics.refresh()
             steps = self.metrics.tables["train"].steps
@@ -72,7 +72,10 @@ class Run:
 
     @contextlib.contextmanager
     def indexed(self) -> Iterator[tuple[Rollouts, dict[str, Any]]]:
-        """The index of rollouts, held still; and how far it is, where reading all files takes longer than a moment."""
+        """Hold the lock while the body uses the index of rollouts.
+
+        Yields the index and its progress, since reading all files may take several calls.
+        """
         with self.lock:
             self.refresh()
             self.used_s = time.monotonic()
@@ -91,7 +94,7 @@ class Run:
 
     @contextlib.contextmanager
     def traced(self) -> Iterator[tuple[Trace, dict[str, Any]]]:
-        """The trace, held still; and how far it is."""
+        """Hold the lock while the body uses the trace; yields it and its progress."""
         with self.lock:
             self.used_s = time.monotonic()
             self.trace.refresh(_INDEXING_S)
@@ -101,7 +104,9 @@ class Run:
             yield self.trace, progress
 
     def vocabulary(self) -> Vocabulary | None:
-        """Of the run's tokenizer, or the catalogue's for a model that is in there; `None` where neither is here."""
+        """Return the vocabulary of the run's tokenizer, or of its model in the catalog; `None` if neither is on this
+        machine.
+        """
         with self.lock:
             found = self._vocabularies.of(self.inside)
             name = self.settings.text_of("model.path")
@@ -115,7 +120,9 @@ class Run:
             self._rollouts, self.trace, self.used_s = None, Trace(self.inside), 0.0
 
     def stamps(self) -> dict[str, Any]:
-        """What changes when the run goes on, by what the page calls it; nothing is read."""
+        """Return a stamp of each file that changes as the run proceeds, by the page's name for it, without reading the
+        files.
+        """
         return {
             "metrics": self.inside.stamp("metrics.jsonl"),
             "rollouts": self.inside.stamp("rollouts"),
@@ -136,7 +143,7 @@ class Run:
         return asked if asked else self.settings.number_of("training.num_steps") or None
 
     def overview(self) -> dict[str, Any]:
-        """For `/runs`."""
+        """Return the run's entry in the response of `/runs`."""
         with self.lock:
             self.refresh()
             train, evaluation = self.metrics.tables["train"], self.metrics.tables["eval"]
@@ -174,7 +181,7 @@ class Run:
         return "finished" if num_steps is not None and steps and steps[-1] >= num_steps else "stopped"
 
     def _is_written(self, updated_s: float) -> bool:
-        """Whether a process holds the run's lock; where that cannot be seen, whether it wrote lately."""
+        """Return whether a process holds the run's lock or, if that is not visible, whether it wrote recently."""
         stamp = self.inside.stamp(".lock")
         if stamp is None:
             return False
@@ -193,7 +200,7 @@ class Run:
 
 
 def _kernel_locks() -> frozenset[int] | None:
-    """Inodes of files that a process on this machine has locked (Linux); `None` where it cannot be seen."""
+    """Return the inodes of files that processes of this machine have locked (Linux); `None` if that is not visible."""
     try:
         lines = Path("/proc/locks").read_text().splitlines()
         fields = (line.replace("-> ", "").split() for line in lines)
@@ -216,10 +223,10 @@ class Runs:
         self._lock = threading.Lock()
 
     def get(self, run_id: str) -> Run:
-        """A run by its id.
+        """Return a run by its id.
 
         Raises:
-            KeyError: there is none.
+            KeyError: the run does not exist.
         """
         if run_id not in self._runs:
             self.all()
@@ -230,7 +237,7 @@ class Runs:
         return found
 
     def all(self) -> list[Run]:
-        """All runs there are now, newest first."""
+        """Return all current runs, newest first."""
         with self._lock:
             found: dict[str, Run] = {}
             for path in self._paths:

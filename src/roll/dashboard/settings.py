@@ -49,23 +49,23 @@ class Settings:
             self.problem = str(error)
 
     def text_of(self, key: str) -> str:
-        """The value of `key` for people; empty where there is none."""
+        """Return the value of `key` as readable text; empty if it is not set."""
         value = self.values.get(key)
         return "" if value is None else str(value)[:500]
 
     def number_of(self, key: str) -> float | None:
-        """The value of `key` where it is a finite number."""
+        """Return the value of `key` if it is a finite number."""
         return usual_number(self.values.get(key))
 
 
 def usual_number(value: Any) -> float | None:
-    """A number that a float can hold and that is finite; `None` for anything else."""
+    """Return a value if it is a finite number that fits a float, otherwise `None`."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return value if number and abs(value) <= sys.float_info.max else None
 
 
 def difference(runs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Keys whose values differ between the runs, in the order of their first occurrence; missing ones are `None`."""
+    """Return the keys whose values differ between the runs, in order of first occurrence; missing values are `None`."""
     keys = dict.fromkeys(key for values in runs for key in values)
     found = ({"key": key, "values": [values.get(key) for values in runs]} for key in keys)
     return [entry for entry in found if len({json.dumps(value) for value in entry["values"]}) > 1]

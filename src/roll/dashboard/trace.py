@@ -169,7 +169,7 @@ class Trace:
         return self._lanes.setdefault((kind, number), len(self._lanes))
 
     def lanes(self, start_s: float | None, end_s: float | None, most: int) -> dict[str, Any]:
-        """For `/trace/lanes`; seconds since the first event."""
+        """Return the response of `/trace/lanes`, in seconds since the first event."""
         if not len(self._spans):
             return {"lanes": [], "spans": [], "merged": False, "start_s": 0.0, "end_s": 0.0}
         origin = self._first_us / 1e6
@@ -195,7 +195,7 @@ class Trace:
         return {"lanes": named, "spans": found, "merged": merged, "start_s": first, "end_s": last}
 
     def steps(self) -> list[TracedStep]:
-        """For `/trace/steps`: each step's phases, those inside others left out, and the longest of them."""
+        """Return the response of `/trace/steps`: each step's phases, without nested ones, and the longest of them."""
         texts = list(self._names)
         kinds = {number: lane[0] for lane, number in self._lanes.items()}
         own = np.array([kinds[n] in ("controller", "trainer", "reward", "environment") for n in range(len(kinds))])
@@ -219,7 +219,7 @@ class Trace:
         return found
 
     def _args(self, offsets: np.ndarray) -> list[dict[str, Any]]:
-        """What stands beside the events at these places of the file."""
+        """Read the arguments of the events at these offsets of the file."""
         found: list[dict[str, Any]] = []
         try:
             with self._inside.open("trace.json") as file:
@@ -235,7 +235,7 @@ class Trace:
 
 
 def _touching(block: Columns, first: float, last: float) -> np.ndarray:
-    """Spans of a block that are not wholly before or after."""
+    """Return the spans of a block that overlap the interval."""
     starts = block["start"]
     return np.flatnonzero((starts + block["duration"] >= first) & (starts <= last))
 
@@ -250,25 +250,25 @@ class _Window:
 
     @classmethod
     def of(cls, block: Columns, rows: np.ndarray, origin: float, place: np.ndarray) -> _Window:
-        """Some rows of a block; `place` says where the page has each lane."""
+        """Build a window of some rows of a block; `place` maps each lane to its position on the page."""
         starts = block["start"][rows] - origin
         ends = starts + block["duration"][rows]
         return cls(starts, ends, place[block["lane"][rows]], block["name"][rows], block["offset"][rows])
 
     @classmethod
     def together(cls, parts: Sequence[_Window]) -> _Window:
-        """All of them, in their order."""
+        """Concatenate windows, in order."""
         if not parts:
             return cls(*(np.empty(0) for _ in range(5)))
         names = ("starts", "ends", "lanes", "names", "offsets")
         return cls(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))
 
     def inside_out(self) -> _Window:
-        """In the order of starts; of those that start together the longest first, which was written last."""
+        """Sort by start; of spans with the same start the longest, which was written last, comes first."""
         return self._taken(np.lexsort((-self.offsets, -self.ends, self.starts)))
 
     def thinned(self, width_s: float, most: int) -> _Window:
-        """At most so many: of each lane, spans that are short beside the window are joined."""
+        """Return at most `most` spans; in each lane, spans that are short compared with the window are joined."""
         shortest = width_s / 2000
         window = self
         while len(window.starts) > most and shortest < width_s:
@@ -277,7 +277,7 @@ class _Window:
         return window._taken(kept)
 
     def joined(self, shortest: float) -> _Window:
-        """What is shorter becomes one span of its stretch of its lane, called by the longest of them."""
+        """Join spans shorter than `shortest` within each stretch of a lane, named after the longest of them."""
         short = (self.ends - self.starts) < shortest
         cells = self.lanes[short] * 2**32 + np.clip(self.starts[short] // shortest, 0, 2**32 - 1).astype(np.int64)
         order = np.lexsort((self.starts[short] - self.ends[short], cells))
@@ -295,7 +295,7 @@ class _Window:
         return _Window(*(a[places] for a in (self.starts, self.ends, self.lanes, self.names, self.offsets)))
 
     def rows(self, args: Any) -> Any:
-        """Plain values, in the order of their starts, with what stands beside each."""
+        """Return plain values in order of start, with the arguments of each event."""
         ordered = self._taken(np.argsort(self.starts, kind="stable"))
         columns = (ordered.starts.tolist(), ordered.ends.tolist(), ordered.lanes.tolist(), ordered.names.tolist())
         return zip(*columns, args(ordered.offsets), strict=True)

@@ -33,11 +33,11 @@ class Vocabulary:
         self._tokenizer = tokenizer
 
     def text(self, ids: Sequence[int]) -> str:
-        """What people read; without special tokens."""
+        """Decode tokens to readable text without special tokens."""
         return self._decoded(list(ids), skip_special_tokens=True)
 
     def texts(self, ids: Sequence[int]) -> list[str]:
-        """Of each token; special ones by their names, and parts of a character as their bytes are shown."""
+        """Decode each token; special tokens by name, and partial characters as their bytes."""
         known: dict[int, str] = {}
         for token_id in ids:
             if token_id not in known:
@@ -68,7 +68,7 @@ class Vocabularies:
         self._lock = threading.Lock()
 
     def of(self, inside: Inside) -> Vocabulary | None:
-        """What the tokenizer in a directory gives; `None` where there is none that can be read."""
+        """Return the vocabulary of the tokenizer in a directory; `None` if no readable one exists."""
         where = _find(inside)
         if where is None or where[1].size > _LARGEST:
             return None
@@ -100,7 +100,7 @@ class Vocabularies:
 
 
 def _find(inside: Inside) -> tuple[tuple[str, ...], Stamp] | None:
-    """Where the run keeps its tokenizer: beside its configuration, or in its newest checkpoint."""
+    """Find the run's tokenizer: next to its configuration, or in its newest checkpoint."""
     checkpoints = sorted(inside.stamps("checkpoints"), key=lambda name: (len(name), name), reverse=True)
     for parts in ((TOKENIZER,), *(("checkpoints", name, "model", TOKENIZER) for name in checkpoints)):
         stamp = inside.stamp(*parts)
@@ -118,7 +118,10 @@ def _load(content: bytes, name: str) -> Vocabulary:
 
 @contextlib.contextmanager
 def _panics_contained(what: str) -> Iterator[None]:
-    """A panic of the library, which may have read anything, is no `Exception`; here it becomes one that is expected."""
+    """Run the body, and convert a panic of the library, which is not an `Exception`, to a `RunDirectoryError`.
+
+    The library may have read untrusted files.
+    """
     try:
         yield
     except (KeyboardInterrupt, SystemExit):

@@ -55,7 +55,9 @@ class _Json(JSONResponse):
 def make_app(
     paths: Sequence[Path], host: str, token: str | None, is_ending: Callable[[], bool] = lambda: False
 ) -> Access:
-    """What answers requests about the runs at and below `paths`, until `is_ending`; see `Access` for the rest."""
+    """Build the application for the runs at and below `paths`, which streams until `is_ending`; see `Access` for the
+    rest.
+    """
     runs = Runs(paths)
     app = FastAPI(
         redirect_slashes=False,

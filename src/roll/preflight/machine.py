@@ -60,7 +60,7 @@ def inspect_machine() -> Machine:
 
 
 def _container_memory() -> int | None:
-    """What a control group leaves, or `None` where it sets no limit."""
+    """Return the memory that the cgroup leaves, or `None` if it sets no limit."""
     for limit, used in (
         ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory.current"),
         ("/sys/fs/cgroup/memory/memory.limit_in_bytes", "/sys/fs/cgroup/memory/memory.usage_in_bytes"),
@@ -88,7 +88,7 @@ def _accelerators() -> tuple[int, ...]:
 
 
 def nearest_directory(path: Path) -> Path:
-    """`path`, or the closest directory above it that exists.
+    """Return `path`, or its closest parent directory that exists.
 
     Raises:
         RunDirectoryError: a part of the path is a file.
@@ -104,10 +104,10 @@ def nearest_directory(path: Path) -> Path:
 
 
 def free_disk(path: Path) -> int:
-    """Bytes that can still be written where `path` will be.
+    """Return the bytes that can still be written where `path` will be.
 
     Raises:
-        RunDirectoryError: nothing can be written there.
+        RunDirectoryError: the directory is not writable.
     """
     directory = nearest_directory(path)
     try:

@@ -85,7 +85,7 @@ class Report:
 
 
 def render(report: Report) -> str:
-    """Sections of aligned lines, for a terminal."""
+    """Format the report as sections of aligned lines, for a terminal."""
     config = report.config
     lines = [f"{config.name}: {config.pipeline}, {report.method}"]
     for title, section in (
@@ -190,6 +190,6 @@ def _size(num_bytes: int) -> str:
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    """A line for each row, its cells below those of the first one."""
+    """Format rows as lines with aligned cells."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]

@@ -103,7 +103,7 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
 
 
 def _that_may_fail(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
-    """The rewards of a source that depend on more than the library, as far as they can be tried without engines."""
+    """Return the rewards of a source that depend on more than this library and can be tried without engines."""
     if prompt.environment is not None:  # a game's reward comes from playing it
         return []
     kinds = (PythonReward, JudgeReward)
@@ -111,7 +111,7 @@ def _that_may_fail(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
 
 
 def _answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:
-    """The reference answer, in a box where the reward looks for one, and an answer that is certainly wrong."""
+    """Return the reference answer, boxed if the reward looks for a box, and an answer that is certainly wrong."""
     answer = prompt.answer
     wrong = str(int(answer) + 1) if answer.lstrip("-").isdecimal() else "no idea"
     boxed = any(getattr(config, "extract", "") == "boxed" for config in entry.reward)
@@ -123,7 +123,8 @@ MAX_PROMPTS = 20_000
 
 
 def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int) -> Iterator[str]:
-    """For each source with a code reward, how many of its prompts have tests that fail every answer, and the first.
+    """Yield, for each source with a code reward, how many prompts have tests that fail every answer, and the first of
+    them.
 
     Raises:
         ConfigError: a package of `sandbox.packages` is not installed.

@@ -50,12 +50,12 @@ class StepTime(NamedTuple):
     """A forward pass over the batch without a gradient."""
 
     def plus(self, other: StepTime, share: float) -> StepTime:
-        """This, and so many times what is between this and the other."""
+        """Return this time plus `share` times the difference from this to `other`."""
         return StepTime(*(mine + share * (more - mine) for mine, more in zip(self, other, strict=True)))
 
 
 def can_be_timed(sizes: ModelDescription) -> bool:
-    """Whether a few layers of the model fit into memory beside everything else."""
+    """Return whether a few layers of the model fit into memory next to everything else."""
     outside = 2 * sizes.vocab_size * sizes.hidden_size
     layer = max(sizes.num_parameters - outside, 0) // sizes.num_layers
     return sizes.num_layers > FEWEST and 16 * (2 * outside + (FEW + MORE) * layer) <= MOST_BYTES
@@ -86,7 +86,7 @@ def step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: st
 
 
 def _time_both(spec: TrainerSpec, batch: TrainingBatch, path: str) -> list[StepTime]:
-    """Of few and of more layers."""
+    """Measure the step time with few layers and with more."""
     loss: Any = import_object(path)
     backends = [_shallow(spec, number) for number in (FEW, MORE)]
     found: list[list[StepTime]] = [[], []]
@@ -109,7 +109,7 @@ def _shallow(spec: TrainerSpec, num_layers: int) -> TorchBackend:
 
 
 def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> None:
-    """A model like the one in `source`, with fewer layers and random weights, as an HF directory."""
+    """Write a model like the one in `source`, with fewer layers and random weights, as an HF directory."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 

@@ -57,14 +57,14 @@ class Converted:
         return [said for said in self.said if said.outcome == "lost"]
 
     def yaml(self) -> str:
-        """The file, with what was lost in comments at its head."""
+        """Return the configuration file, with what was lost in comments at its top."""
         lines = [f"Converted from {self.source} by `roll config`."]
         if self.lost:
             lines += ["Not converted:", *(f"  {said.key}: {said.text}" for said in self.lost)]
         return "\n".join([*(f"# {_one_line(line)}" for line in lines), dump(self.tree)])
 
     def report(self) -> str:
-        """One line for every key of the file, and for defaults of the other library that matter."""
+        """Return one line for every key of the file, and for the other library's defaults that matter."""
         titles = {
             "became": "Became",
             "default": "ROLL's default anyway",
@@ -83,7 +83,7 @@ class Converted:
 
 
 def _one_line(text: str) -> str:
-    """What a foreign file says, on one line: it can neither leave a comment nor act on a terminal."""
+    """Return untrusted text on one line, so that it can neither end a comment nor control a terminal."""
     text = text[:_LONGEST_LINE]
     return text if text.isprintable() else repr(text)[1:-1]
 
@@ -252,7 +252,7 @@ def _unknown(rules: Sequence[Rule], work: _Work) -> list[Said]:
 
 
 def _tree(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Dotted keys as nested sections, in the order in which sections are usually written."""
+    """Convert dotted keys to nested sections, in the order in which sections are usually written."""
     order = ("pipeline", "name", "output_dir", "seed", "model", "data")
     tree: dict[str, Any] = {}
     for key in sorted(flat, key=lambda key: order.index(key.split(".")[0]) if key.split(".")[0] in order else 9):

@@ -59,14 +59,14 @@ class Rule:
     """Of a key that ROLL lacks: values under which both do the same."""
 
     def covers(self, key: str) -> bool:
-        """Whether `key` is this rule's."""
+        """Return whether the rule applies to `key`."""
         return key == self.key or (self.key.endswith(".*") and key.startswith(self.key[:-1]))
 
 
 def moved(
     key: str, default: Any, to: str, change: Callable[[Any, Values], Any] | None = None, note: str = "", **more: Any
 ) -> Rule:
-    """The key is `to` in ROLL; `change` gives the value there, from its own and all others."""
+    """Return a rule for a key that is `to` in ROLL; `change` computes the value there from its own and all others."""
 
     def convert(values: Values) -> Mapping[str, Any]:
         return {to: values[key] if change is None else change(values[key], values)}
@@ -77,27 +77,29 @@ def moved(
 def given_with(
     key: str, default: Any, to: Iterable[str], convert: Callable[[Values], Mapping[str, Any]], note: str
 ) -> Rule:
-    """The key, with others, decides several keys of ROLL."""
+    """Return a rule for a key that determines several keys of ROLL, together with other keys."""
     return Rule(key=key, default=default, kind="moved", to=tuple(to), note=note, convert=convert)
 
 
 def counted_with(key: str, default: Any, to: Iterable[str], note: str) -> Rule:
-    """The key is part of what another rule converts."""
+    """Return a rule for a key that another rule converts."""
     return Rule(key=key, default=default, kind="with", to=tuple(to), note=note)
 
 
 def needless(key: str, default: Any, note: str) -> Rule:
-    """The key changes nothing that is learnt, or ROLL does it in any case."""
+    """Return a rule for a key that does not affect training, or whose effect ROLL always has."""
     return Rule(key=key, default=default, kind="needless", note=note)
 
 
 def needless_all(keys: Mapping[str, Any], note: str) -> list[Rule]:
-    """Keys with their defaults that are needless for one reason."""
+    """Return rules for keys with their defaults that are needless for the same reason."""
     return [needless(key, default, note) for key, default in keys.items()]
 
 
 def lacking(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()) -> Rule:
-    """ROLL has no such thing; nothing is lost at the default, and at what `harmless` adds."""
+    """Return a rule for a key that ROLL does not support; nothing is lost at the default or at the values in
+    `harmless`.
+    """
     return Rule(key=key, default=default, kind="lacking", note=note, harmless=harmless)
 
 
@@ -119,5 +121,5 @@ def run_all(*parts: Callable[[], Any]) -> list[Any]:
 
 
 def with_defaults(rules: Iterable[Rule], defaults: Mapping[str, Any]) -> list[Rule]:
-    """The same rules, some with the defaults that one kind of training has."""
+    """Return the same rules, some with the defaults of one kind of training."""
     return [replace(rule, default=defaults.get(rule.key, rule.default)) for rule in rules]

@@ -246,7 +246,7 @@ class Syntax:
         return node is not load and isinstance(parent, ast.Assign | ast.AnnAssign) and self._is_scalar(node)
 
     def _is_scalar(self, node: ast.AST) -> bool:
-        """Whether a look-up in a literal gives something that cannot be changed."""
+        """Return whether a lookup in a literal gives an immutable value."""
         assert isinstance(node, ast.Subscript)
         try:
             container = self.resolved(node.value)
@@ -312,7 +312,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_main(node: ast.AST) -> bool:
-    """Whether it is `if __name__ == "__main__"`, which a script that is run enters."""
+    """Return whether the node is `if __name__ == "__main__"`, whose body runs when the script does."""
     test = node.test if isinstance(node, ast.If) else None
     return (
         isinstance(test, ast.Compare)

@@ -17,13 +17,13 @@ _SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant", "c
 
 
 def per_update(values: Values) -> int:
-    """Rows, or completions, behind one optimiser step."""
+    """Return the number of rows, or completions, of one optimizer step."""
     batch = int(values.per_device_train_batch_size) * int(values.processes)
     return batch * int(values.gradient_accumulation_steps)
 
 
 def generation(values: Values) -> tuple[int, int]:
-    """Completions of one generation, and optimiser steps that a pass over them takes, as `GRPOConfig` counts."""
+    """Return the completions of one generation, and the optimizer steps of a pass over them, as `GRPOConfig` counts."""
     batch = int(values.per_device_train_batch_size) * int(values.processes)
     size, steps = values.get("generation_batch_size"), values.get("steps_per_generation")
     if size is not None and steps is not None:
@@ -39,7 +39,7 @@ def generation(values: Values) -> tuple[int, int]:
 
 
 def num_epoch_rows(values: Values) -> float:
-    """Rows of all epochs together."""
+    """Return the number of rows of all epochs together."""
     if values.rows is None:
         raise ConfigError(
             "the configuration counts epochs (max_steps is not set), and a run of ROLL that generates counts steps: "
@@ -49,7 +49,7 @@ def num_epoch_rows(values: Values) -> float:
 
 
 def is_fraction(steps: float) -> bool:
-    """Whether a number of steps is a share of all of them, as `TrainingArguments` has it."""
+    """Return whether a number of steps is a fraction of all steps, as `TrainingArguments` allows."""
     return 0 < steps < 1
 
 

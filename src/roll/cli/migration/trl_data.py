@@ -40,7 +40,7 @@ def _tables(values: Values) -> list[dict[str, Any]]:
 
 
 def data_rules(further: Callable[[Values], Mapping[str, Any]]) -> list[Rule]:
-    """Rules of the data sets, to each of which `further` adds keys."""
+    """Return the rules of the data sets; `further` returns additional keys for each data set."""
 
     def convert(values: Values) -> Mapping[str, Any]:
         more, tables = run_all(lambda: further(values), lambda: _tables(values))
@@ -76,7 +76,7 @@ def _every(value: Any, values: Values) -> int:
 
 
 def _warmup(value: float, values: Values) -> int:
-    """In steps of ROLL; TRL counts updates, or takes a share of all."""
+    """Convert the warm-up to steps of ROLL; TRL counts optimizer steps, or takes a fraction of all."""
     if not value:
         return 0
     updates = values.updates_per_step(values)
@@ -89,7 +89,7 @@ def _warmup(value: float, values: Values) -> int:
 
 
 def length_rules() -> list[Rule]:
-    """Rules of warm-up and evaluation; the caller's values have `updates_per_step` and `total_steps`."""
+    """Return the rules of warm-up and evaluation; the values need `updates_per_step` and `total_steps`."""
     return [
         moved("warmup_steps", 0, "training.warmup_steps", _warmup, "in steps of ROLL; a share is one of all steps"),
         moved("eval_steps", None, "evaluation.every_num_steps", _every),

@@ -28,7 +28,7 @@ _METHODS = {
 
 
 def steps(values: Values) -> int | None:
-    """Of the whole run, where that can be said without the data."""
+    """Return the number of steps of the whole run, if it is known without the data."""
     if values.max_steps > 0:
         return int(values.max_steps)
     if values.rows is None:

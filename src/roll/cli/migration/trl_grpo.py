@@ -25,12 +25,12 @@ _AGGREGATION = {
 
 
 def updates(values: Values) -> int:
-    """Optimiser steps of each of ROLL's steps."""
+    """Return the number of optimizer steps in each step of ROLL."""
     return generation(values)[1] * int(values.num_iterations)
 
 
 def steps(values: Values) -> int:
-    """ROLL's steps, each of one generation."""
+    """Return the number of ROLL's steps, each of one generation."""
     if values.max_steps > 0:
         return math.ceil(values.max_steps / updates(values))
     prompts = generation(values)[0] // int(values.num_generations)
@@ -95,10 +95,10 @@ def _std(value: Any, _: Values) -> str:
 
 
 def _names(values: Values) -> list[str]:
-    """Of `reward_funcs`, which TRL's command line also takes as one name.
+    """Return the names in `reward_funcs`, which may also be one string, as on TRL's command line.
 
     Raises:
-        ConfigError: it holds no names.
+        ConfigError: `reward_funcs` does not hold names.
     """
     given = values.reward_funcs or ()
     names = given.split() if isinstance(given, str) else given

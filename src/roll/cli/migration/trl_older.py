@@ -22,7 +22,7 @@ RENAMED: Mapping[str, str] = {
 
 
 def _warmup(values: Values) -> Mapping[str, Any]:
-    """A share of all steps; transformers ignores it where warmup_steps is set."""
+    """Convert a warm-up ratio to steps; transformers ignores it if warmup_steps is set."""
     share = values.warmup_ratio
     if not share or values.warmup_steps:
         return {}

@@ -114,7 +114,7 @@ class _Reader:
         return self._script
 
     def _subclasses(self) -> Iterator[tuple[str, str]]:
-        """Names of the script's own trainers, with the one of TRL that each is made from."""
+        """Yield the names of the script's own trainer classes, with the TRL trainer that each derives from."""
         for node in self._syntax.nodes:
             for base in node.bases if isinstance(node, ast.ClassDef) else ():
                 name = getattr(base, "attr", getattr(base, "id", ""))
@@ -166,7 +166,7 @@ class _Reader:
         return self._script.given.get(key)
 
     def _keywords(self, call: ast.Call) -> Iterator[tuple[str, ast.expr]]:
-        """A call's arguments by name, those of a dictionary that is given as `**` too."""
+        """Yield a call's arguments by name, including those of a dictionary that is passed as `**`."""
         for keyword in call.keywords:
             if keyword.arg is not None:
                 yield keyword.arg, keyword.value

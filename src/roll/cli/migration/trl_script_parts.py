@@ -82,7 +82,7 @@ def read_rows(syntax: Syntax, node: ast.expr) -> Rows:
 
 
 def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
-    """Whether it is a class or module, such as `Dataset` in `Dataset.from_list`."""
+    """Return whether the node is an imported class or module, such as `Dataset` in `Dataset.from_list`."""
     return isinstance(node, ast.Name) and node.id in syntax.imported
 
 

@@ -37,7 +37,7 @@ _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
 
 
 def read_keys(path: str | Path) -> dict[str, Any]:
-    """Dotted keys and their values.
+    """Read dotted keys and their values.
 
     Raises:
         ConfigError: the file cannot be read, is larger than 1 MiB, or has neither a tree nor overrides.
@@ -67,13 +67,17 @@ def read_keys(path: str | Path) -> dict[str, Any]:
 
 
 def left_to_the_shell(value: Any) -> list[str]:
-    """What only a shell that runs the script knows of a value: variables that it does not set, and commands."""
+    """Return the parts of a value that only a shell could resolve: commands, and variables that the script does not
+    set.
+    """
     names = {f"${use[1] or use[3]}" for use in _USE.finditer(str(value))} - {f"${_HOME}"}
     return sorted(names | ({"$(…)"} if "$(" in str(value) else set()))
 
 
 def _is_reference(key: str, value: Any) -> bool:
-    """Whether Hydra gives the value from another key (`${data.seed}`, `${oc.env:…}`), or makes an object of it."""
+    """Return whether Hydra takes the value from another key (`${data.seed}`, `${oc.env:…}`) or builds an object from
+    it.
+    """
     is_text = isinstance(value, str)
     return key.split(".")[-1] == "_target_" or value == "???" or (is_text and "${" in value and not _USE.search(value))
 
@@ -107,7 +111,7 @@ def _overrides(text: str, name: str) -> Iterator[tuple[str, Any]]:
 
 
 def _substituted(text: str, variables: Mapping[str, str], name: str) -> str:
-    """`$NAME` of variables that the script sets, and sums of whole numbers; others stay as they are written."""
+    """Substitute `$NAME` of variables that the script sets, and integer arithmetic; the rest is unchanged."""
     left = _LONGEST
 
     def value(use: re.Match[str]) -> str:
@@ -132,10 +136,10 @@ def _substituted(text: str, variables: Mapping[str, str], name: str) -> str:
 
 
 def _computed(node: ast.expr) -> int:
-    """A sum of the shell, which knows whole numbers alone.
+    """Evaluate shell arithmetic, which has only integers.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the expression is not integer arithmetic.
     """
     if isinstance(node, ast.Constant) and type(node.value) is int and abs(node.value) < 2**63:
         return node.value

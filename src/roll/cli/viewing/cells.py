@@ -23,7 +23,7 @@ CELL_CHARACTERS = 40
 
 
 def cell(value: Any) -> Text:
-    """A value of a list, on one line; never read as markup."""
+    """Format a value for a list, on one line and never as markup."""
     if value is None:
         return Text("–", style="dim")
     if isinstance(value, float):

@@ -118,10 +118,10 @@ class RolloutFile:
         return list(zip(prompts, texts, strict=True))
 
     def rows(self, wanted: Filter) -> Iterator[Row]:
-        """Those that a filter takes.
+        """Yield the rows that match a filter.
 
         Raises:
-            UserError: the file is damaged, or was written by something else.
+            UserError: the file is damaged, or was not written by a run.
         """
 
         if not wanted.may_take({"kind": self.kind, "step": self.step}):
@@ -158,10 +158,10 @@ class RolloutFile:
         }
 
     def rollout(self, number: int, *, tokens: bool = False) -> dict[str, Any]:
-        """What can be read of one rollout; with `tokens` its tokens instead.
+        """Return the readable values of one rollout; with `tokens`, its tokens instead.
 
         Raises:
-            UserError: as `rows`; or the file has become shorter, as by a resume.
+            UserError: as `rows`; or the file has become shorter, for example after a resume.
         """
         columns = _TOKENS if tokens else _IN_FULL
         with self._opened() as file:
@@ -182,7 +182,7 @@ def _in_both(portion: pa.RecordBatch, names: Sequence[str]) -> list[str]:
 
 
 def _column(portion: pa.RecordBatch, name: str) -> list[Any]:
-    """[R] plain values; a text that many rows have is one object."""
+    """Return a column as plain values, shape [R]; rows with the same text share one object."""
     import pyarrow as pa
 
     if name not in portion.schema.names:
@@ -196,7 +196,7 @@ def _column(portion: pa.RecordBatch, name: str) -> list[Any]:
 
 
 def _hits(portion: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
-    """[R] whether each word stands in prompt or text."""
+    """Return whether each word occurs in the prompt or text, shape [R]."""
     found = np.ones(portion.num_rows, bool)
     for word in words:
         texts = [holding(portion.column(name), word) for name in _in_both(portion, _TEXTS)]
@@ -205,7 +205,7 @@ def _hits(portion: pa.RecordBatch, words: Sequence[str]) -> np.ndarray:
 
 
 def _lengths(portion: pa.RecordBatch, name: str) -> list[int | None]:
-    """[R] how many tokens each answer has: a column of numbers, or of lists in files of earlier versions."""
+    """Return the number of tokens of each answer, shape [R], from a column of numbers, or of lists in older files."""
     if name not in portion.schema.names:
         return [None] * portion.num_rows
     column = as_written(portion.select([name])).column(0)
@@ -213,7 +213,7 @@ def _lengths(portion: pa.RecordBatch, name: str) -> list[int | None]:
 
 
 def rollout_files(directory: Path) -> list[RolloutFile]:
-    """Files of a run's `rollouts/`, the newest step first; of a step, its evaluation after it."""
+    """Return the files of a run's `rollouts/`, the newest step first, each step's evaluation after its rollouts."""
     found = []
     for name in Inside(directory.parent).stamps(directory.name):
         if (place := place_of(name)) and not (directory / name).is_dir():
@@ -230,15 +230,15 @@ class Filter:
     """Lower case."""
 
     def may_take(self, known: dict[str, Any]) -> bool:
-        """Whether it could take a rollout of which only these values are known."""
+        """Return whether a rollout could match if only these values of it are known."""
         return all(holds(known[name]) for name, holds in self.conditions if name in known)
 
 
 def parse_filter(text: str) -> Filter:
-    """A filter as it is typed: `reward>0.5 step=3..7 correct=no "some words"`.
+    """Parse a filter such as `reward>0.5 step=3..7 correct=no "some words"`.
 
     Raises:
-        UserError: there is no such column, or a value does not suit it.
+        UserError: a column does not exist, or a value does not fit its column.
     """
     try:
         parts = shlex.split(text)
@@ -284,10 +284,10 @@ def _word(name: str, sign: str, value: str) -> Callable[[Any], bool]:
 
 
 def sorted_rows(rows: Sequence[Row], column: str) -> list[Row]:
-    """Rows by a column, `-` before its name for high to low; those without a value last.
+    """Sort rows by a column, in descending order with `-` before its name; rows without a value are last.
 
     Raises:
-        UserError: there is no such column.
+        UserError: the column does not exist.
     """
     name = column.removeprefix("-")
     if name not in COLUMNS:

@@ -201,7 +201,7 @@ class RolloutApp(App[None]):
         self.action_reload()
 
     def action_sort(self) -> None:
-        """By the next column; after the last one, as the files are."""
+        """Sort by the next column; after the last column, in the order of the files."""
         if len(self.screen_stack) > 1:
             return
         orders = ["", "-reward", "reward", "-tokens", "tokens", "-advantage", "advantage", "-step", "step", "verdict"]
@@ -212,7 +212,7 @@ class RolloutApp(App[None]):
             self.action_reload()
 
     def action_group(self) -> None:
-        """All attempts at the prompt of the row."""
+        """Show all attempts at the prompt of the current row."""
         if (row := self.chosen) is None or len(self.screen_stack) > 1:
             return
         try:
@@ -224,12 +224,12 @@ class RolloutApp(App[None]):
         self.push_screen(_Reading([self._described(attempt) for attempt in sorted_rows(attempts, "index")]))
 
     def action_tokens(self) -> None:
-        """The tokens of the row."""
+        """Show the tokens of the current row."""
         if (row := self.chosen) is not None and len(self.screen_stack) == 1:
             self.push_screen(TokenScreen(self.directory, row))
 
     def action_help(self) -> None:
-        """All keys."""
+        """Show all keys."""
         if len(self.screen_stack) == 1:
             self.push_screen(_Reading([Text(HELP)]))
 
@@ -259,7 +259,7 @@ class _Reading(Screen[None]):
 
 
 def described(rollout: dict[str, Any]) -> Text:
-    """A rollout in full, as text that cannot act."""
+    """Format a whole rollout, without markup or control characters."""
     text = Text()
     facts = ("step", "rollout_id", "reward", "correct", "advantage", "verdict", "finish_reason", "status", "cause")
     for name in facts:

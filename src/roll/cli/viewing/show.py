@@ -56,7 +56,7 @@ def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int
 
 
 def _rows(files: Sequence[RolloutFile], wanted: Filter, sort: str, limit: int) -> tuple[list[Row], list[UserError]]:
-    """The first `limit` that a filter takes, newest files first or by a column; and of damaged files, what is wrong."""
+    """Return the first `limit` matching rows, newest files first or sorted by a column, and errors of damaged files."""
     rows: list[Row] = []
     damaged: list[UserError] = []
     for file in files:

@@ -73,7 +73,7 @@ class TokenScreen(Screen[None]):
 
 
 def token_lines(rollout: dict[str, Any], spelt: Callable[[int], str]) -> list[list[Text]]:
-    """The cells of each token, of the first `MOST_TOKENS`."""
+    """Return the cells of each token, for the first `MOST_TOKENS`."""
     ids = (rollout.get("token_ids") or [])[:MOST_TOKENS]
     logprobs, versions = rollout.get("logprobs") or [], rollout.get("policy_versions") or []
     lines = []
@@ -101,7 +101,7 @@ def _number(values: Sequence[float | None], place: int) -> float:
 
 
 def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:
-    """How a token is spelt by the run's tokenizer, and why that is unknown, if it is. Downloads nothing."""
+    """Return a function that decodes one token, and why the run's tokenizer is missing, if it is. Downloads nothing."""
     try:
         found = run.tokenizer_path if run.tokenizer_path.is_file() else _tokenizer_of_model(run)
     except RollError as error:
@@ -118,7 +118,7 @@ def _speller(run: RunDirectory) -> tuple[Callable[[int], str], str]:
 
 
 def _tokenizer_of_model(run: RunDirectory) -> Path | None:
-    """Of a run that kept none: runs of earlier versions, and such whose tokenizer is no fast one."""
+    """Return the tokenizer of the model of a run that saved none: an older run, or one without a fast tokenizer."""
     from roll.config.document import read
     from roll.models.resolve import find_model
 

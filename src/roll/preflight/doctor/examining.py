@@ -36,7 +36,7 @@ def examine(runs: Path, peers: Sequence[str] = ()) -> Iterator[Finding]:
 
 
 def _guarded(title: str, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """A look that fails is a finding, and not the end of the examination."""
+    """Yield findings; an exception in a check becomes a finding and does not end the examination."""
     try:
         yield from findings
     except Exception as error:  # /proc, /sys and vendors' tools differ between machines

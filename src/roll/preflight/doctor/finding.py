@@ -26,32 +26,32 @@ class Finding:
 
 
 def fine(name: str, found: str, advice: str = "") -> Finding:
-    """All is well; `advice` may say what is possible beyond."""
+    """Return a finding without a problem; `advice` may name further possibilities."""
     return Finding(name=name, verdict="ok", found=found, advice=advice)
 
 
 def poor(name: str, found: str, advice: str) -> Finding:
-    """A warning."""
+    """Return a warning."""
     return Finding(name=name, verdict="warning", found=found, advice=advice)
 
 
 def bad(name: str, found: str, advice: str) -> Finding:
-    """A problem."""
+    """Return a problem."""
     return Finding(name=name, verdict="problem", found=found, advice=advice)
 
 
 def worst(findings: Iterable[Finding]) -> Verdict:
-    """The gravest verdict; `ok` of none."""
+    """Return the most severe verdict; `ok` without findings."""
     return max((each.verdict for each in findings), key=_ORDER.index, default="ok")
 
 
 def gib(num_bytes: int | float) -> str:
-    """Bytes in GiB, or in MiB below one."""
+    """Format bytes in GiB, or in MiB below one GiB."""
     return f"{num_bytes / 2**30:.1f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
 
 
 def render(findings: Sequence[Finding]) -> str:
-    """A line for each finding under its section's title, the advice below it, and a last line that sums up."""
+    """Format each finding as a line under its section's title, with its advice below, and a summary at the end."""
     return "\n".join(_lines(findings))
 
 

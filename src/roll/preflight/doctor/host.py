@@ -35,7 +35,7 @@ print(json.dumps({
 
 
 def examine() -> Iterator[Finding]:
-    """The findings of this room."""
+    """Yield the findings of this section."""
     machine = inspect_machine()
     yield _system()
     yield _processor(machine)
@@ -44,7 +44,7 @@ def examine() -> Iterator[Finding]:
 
 
 def available_cores() -> float:
-    """Cores that this process may use: fewer than there are where affinity or a container's quota says so."""
+    """Return the cores that this process may use: fewer than exist if affinity or a container's quota limits them."""
     cores = float(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     try:
         quota, period = _CPU_MAX.read_text().split()
@@ -128,7 +128,7 @@ def _accelerators(machine: Machine) -> Finding:
 
 
 def _driver() -> str:
-    """Version of the NVIDIA driver, as its own tool says it; empty where there is none."""
+    """Return the version of the NVIDIA driver from its own tool; empty if there is no driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

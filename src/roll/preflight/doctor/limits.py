@@ -26,7 +26,7 @@ _INFINIBAND = Path("/sys/class/infiniband")
 
 
 def examine() -> Iterator[Finding]:
-    """The findings of this room."""
+    """Yield the findings of this section."""
     yield _shared_memory()
     yield _open_files()
     yield _processes()
@@ -105,7 +105,7 @@ def _locked_memory() -> Finding:
 
 
 def _threads() -> Finding:
-    """What the user's own variables say against what `prepare_environment` would choose."""
+    """Check whether the user's thread variables differ from what `prepare_environment` would choose."""
     cores = max(1, int(available_cores()))
     number, policy = os.environ.get("OMP_NUM_THREADS", ""), os.environ.get("OMP_WAIT_POLICY", "passive")
     found = f"OMP_NUM_THREADS {number or 'not set'}, OMP_WAIT_POLICY={policy}"

@@ -32,7 +32,7 @@ _CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
 
 def examine() -> Iterator[Finding]:
-    """The findings of this room that need no peer."""
+    """Yield the findings of this section that need no peer."""
     yield _name()
     for variable in _INTERFACE_VARIABLES:
         if os.environ.get(variable):
@@ -70,7 +70,7 @@ def _interface(variable: str, value: str) -> Finding:
 
 
 def _ray() -> Finding:
-    """Whether a Ray cluster that this environment points to can be reached."""
+    """Check whether the Ray cluster to which this environment points can be reached."""
     address = os.environ.get("RAY_ADDRESS", "")
     if not address and _CURRENT_CLUSTER.is_file():
         address = _CURRENT_CLUSTER.read_text().strip()
@@ -90,7 +90,9 @@ def _ray() -> Finding:
 
 
 def _token() -> Finding:
-    """Whether clusters of this node ask for a token, which Ray decides by a variable or a file that it once left."""
+    """Check whether clusters of this node require a token, which a variable or an earlier token file of Ray
+    determines.
+    """
     name, mode = "ray token", os.environ.get("RAY_AUTH_MODE", "").lower()
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "") or Path.home() / ".ray" / "auth_token")
     known = bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()

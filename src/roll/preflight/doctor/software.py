@@ -31,7 +31,7 @@ _OPTIONAL = (
 
 
 def versions() -> dict[str, str]:
-    """What all nodes of a run must have alike; a package that is not there has an empty version."""
+    """Return the versions that must be the same on all nodes of a run; empty for a package that is not installed."""
     return {
         DISTRIBUTION: __version__,
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
@@ -40,7 +40,7 @@ def versions() -> dict[str, str]:
 
 
 def examine() -> Iterator[Finding]:
-    """The findings of this room."""
+    """Yield the findings of this section."""
     yield fine("python", f"{platform.python_version()}, {sys.prefix}")
     yield fine(DISTRIBUTION, __version__)
     yield _packages()
@@ -116,7 +116,7 @@ def _sandboxes() -> Iterator[Finding]:
 
 
 async def _trial(runtime: Runtime) -> str:
-    """What stands in the way of a runtime; empty where it works."""
+    """Start a runtime, and return why it does not work; empty if it does."""
     try:
         async with asyncio.timeout(TRY_S):
             await runtime.start()

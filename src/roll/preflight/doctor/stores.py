@@ -22,7 +22,7 @@ ENOUGH_TEMPORARY = 2**30
 
 
 def examine(runs: Path) -> Iterator[Finding]:
-    """The findings of this room; `runs` is where runs will be written."""
+    """Yield the findings of this section; `runs` is where runs will be written."""
     yield _room("runs", runs, ENOUGH_FOR_RUNS, "choose another place with `output_dir=…`")
     yield _room("temporary files", Path(tempfile.gettempdir()), ENOUGH_TEMPORARY, "set TMPDIR to another place")
     yield from _models()

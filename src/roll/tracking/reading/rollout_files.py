@@ -131,7 +131,7 @@ class RolloutTable:
         return [found[place] for place in places]
 
     def _taken(self, places: Sequence[int], names: list[str]) -> Iterator[tuple[list[int], pa.RecordBatch]]:
-        """Yield the rows at `places` by portion, with their indices in `places`, in the file's order."""
+        """Yield the rows at `places` by portion, each with its place, in the file's order."""
         metadata = self._file.metadata
         sizes = [metadata.row_group(index).num_rows for index in range(metadata.num_row_groups)]
         starts = np.concatenate([[0], np.cumsum(sizes)]).tolist()
