@@ -164,7 +164,7 @@ def on_host(roles: Sequence[RoleMemory], config: RunConfig) -> list[RoleMemory]:
 
 
 def _copied_bytes(parts: Mapping[str, int]) -> dict[str, int]:
-    """Return the checkpoint copy of a trainer's rank: its moments and its float32 weights, as large as its gradients."""
+    """Return the checkpoint copy of a trainer's rank: moments and float32 weights, which are as large as gradients."""
     return {"copy that is written": parts["gradients"] + parts["AdamW"]} if "AdamW" in parts else {}
 
 

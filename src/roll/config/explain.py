@@ -63,7 +63,7 @@ def _plain_path(key: Key) -> tuple[str, ...]:
 
 
 def merged(keys: Sequence[Key]) -> list[Key]:
-    """Merge keys of union members that have the same path, meaning, type and default into one key with all their tags."""
+    """Merge keys of union members with the same path, meaning, type and default into one key with all their tags."""
     kept: dict[tuple[Any, ...], Key] = {}
     for key in keys:
         same = (key.path, key.meaning, key.type_words, () if key.members else repr(key.default))

@@ -52,7 +52,7 @@ def truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> st
 
 
 def truncation_note(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
-    """Return what a user of truncated sampling should know; empty if nothing is divided by the engine's probabilities."""
+    """Return what a user of truncated sampling should know; empty if nothing divides by the engine's probabilities."""
     setting, correction = _setting(rollout), algorithm.correction
     bounds = (correction.upper, correction.mask_low, correction.mask_high, correction.veto)
     corrects = correction.corrects != "staleness" and any(bound is not None for bound in bounds)
