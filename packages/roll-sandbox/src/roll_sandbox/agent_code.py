@@ -76,25 +76,25 @@ def _parts(modules: tuple[str, ...]) -> list[tuple[str, str]]:
 
 @functools.cache
 def agent_source() -> str:
-    """The agent as one Python program."""
+    """Return the source of the agent as one Python program."""
     return f"{_LOADER}\nload({_parts(_AGENT)!r})\n{_RUN_AGENT}"
 
 
 @functools.cache
 def spawner_source() -> str:
-    """The spawner as one Python program."""
+    """Return the source of the spawner as one Python program."""
     return f"{_LOADER}\nload({_parts(_SPAWNER)!r})\n{_RUN_SPAWNER}"
 
 
 @functools.cache
 def agent_bytecode() -> bytes:
-    """The agent compiled for this Python, for `AGENT_READER`."""
+    """Return the agent, compiled for this Python, for `AGENT_READER`."""
     return _compiled(_AGENT, _RUN_AGENT)
 
 
 @functools.cache
 def zygote_bytecode() -> bytes:
-    """The same for the zygote, which is an agent after its forks."""
+    """Return the zygote, compiled for this Python, for `AGENT_READER`; after its forks it is an agent."""
     return _compiled(_ZYGOTE, _RUN_ZYGOTE + _RUN_AGENT)
 
 

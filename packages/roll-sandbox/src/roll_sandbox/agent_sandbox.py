@@ -41,9 +41,9 @@ _SESSION_ENDED = "the shell session has ended: open another one"
 
 
 class Sandbox:
-    """An isolated file system and the processes in it. Paths are the sandbox's; relative ones are below `home`.
+    """An isolated file system and the processes in it. Paths are inside the sandbox; relative ones are below `home`.
 
-    `async with` closes it at the end. The manager, which uses it again, asks for more than callers do.
+    `async with` closes it at the end. Some methods are only for the manager, which reuses sandboxes.
     """
 
     silence_s: float | None = SILENCE_S
@@ -81,11 +81,11 @@ class Sandbox:
         return self._connection.lost
 
     async def ready(self) -> None:
-        """Wait until the agent has started and imported what the spec asks for."""
+        """Wait until the agent has started and imported the modules of the spec."""
         await asyncio.shield(self._ready.end)
 
     def on_close(self, call: Callable[[], None]) -> None:
-        """Have `call` called once, when it has been closed or has ended by itself."""
+        """Register `call` to be called once, after the sandbox was closed or has ended by itself."""
         self._ended.add_done_callback(lambda _: call())
 
     async def __aenter__(self) -> Self:
@@ -95,31 +95,33 @@ class Sandbox:
         await self.close()
 
     def counted(self) -> set[Limit]:
-        """Limits that the kernel has counted since the last time."""
+        """Return the limits that the kernel has enforced since the last call."""
         return self._counters.news()
 
     async def counted_at_loss(self) -> set[Limit]:
-        """The same where the agent has gone."""
+        """Return the same limits after the agent has ended unexpectedly."""
         return self.counted() if self._at_loss is None else await self._at_loss()
 
     async def execute(self, program: Program) -> ExecutionResult:
         """Run a program in this sandbox, with its files and its network, and wait for it.
 
-        All that it starts ends with it; see `session` for what is to go on between commands.
+        All processes that it starts end with it; for processes that outlive a command, open a `session`.
 
         Raises:
-            SandboxError: the sandbox broke: not the program's doing.
+            SandboxError: the sandbox broke, through no fault of the program.
         """
         return await self._finish(self.begin(program))
 
     async def start_fresh(self, program: Program) -> Job:
-        """Start it in namespaces and files of its own, of which nothing remains, or as all there is in this sandbox."""
+        """Start a program in fresh namespaces and files that are discarded after it, or as the only program of this
+        sandbox.
+        """
         return self.begin(program, alone=True)
 
     async def start(self, program: Program) -> Job:
-        """Start a program in this sandbox while others run there. All that it starts ends with it.
+        """Start a program in this sandbox, in which others may run. All processes that it starts end with it.
 
-        For processes that go on between commands, open a `session`.
+        For processes that outlive a command, open a `session`.
         """
         return self.begin(program)
 
@@ -131,7 +133,7 @@ class Sandbox:
             raise
 
     def begin(self, program: Program, *, alone: bool = False) -> Job:
-        """The same at once: `start`, and, where it is `alone`, `start_fresh`."""
+        """Start a program without waiting, as `start` does, or as `start_fresh` with `alone`."""
         request = run_request(program, self.spec.limits, alone=alone, fresh=alone and self._namespaces)
         stdin = b"" if program.interactive else program.stdin
         begun = self._connection.submit("run", request, stdin, request["output_bytes"])
@@ -144,7 +146,7 @@ class Sandbox:
     async def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> Session:
         """Open a shell; a sandbox can have several.
 
-        What its commands leave in the background goes on between them, and ends with the session.
+        Background jobs of its commands keep running between commands, and end with the session.
         """
         request = {"env": dict(env or {}), "cwd": cwd}
         check_texts(request)
@@ -162,7 +164,7 @@ class Sandbox:
         return Session(self, self._connection, job._job.channel)
 
     async def usage(self) -> Usage:
-        """What all in it uses.
+        """Return the CPU time and memory that everything in the sandbox uses.
 
         Raises:
             SandboxError: the sandbox broke.
@@ -171,35 +173,35 @@ class Sandbox:
         return Usage(cpu_s=found.cpu_s, memory_bytes=found.peak_memory_bytes)
 
     async def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
-        """Content of a regular file.
+        """Return the content of a regular file.
 
         Raises:
-            SandboxPathError: there is none, it cannot be read, or it is larger than `max_bytes`.
+            SandboxPathError: the file does not exist, cannot be read, or is larger than `max_bytes`.
         """
         return await self._file_program(file_programs.READ, (path, str(max_bytes)), output_bytes=max_bytes + 1)
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Create or replace a file, and the directories above it.
+        """Create or replace a file, and create its parent directories.
 
         Raises:
-            SandboxPathError: it cannot be written, for example because the disk is full.
+            SandboxPathError: the file cannot be written, for example because the disk is full.
         """
         await self._file_program(file_programs.WRITE, (path, str(mode)), stdin=data)
 
     async def snapshot(self) -> Snapshot:
-        """The files in home and /tmp as they are now."""
+        """Return the present files of home and /tmp."""
         most = 2 * self.spec.limits.disk_bytes + 4096 * self.spec.limits.max_files
         archive = await self._file_program(file_programs.SAVE, self._places, output_bytes=most)
         return Snapshot(archive=archive)
 
     async def restore(self, snapshot: Snapshot) -> None:
-        """Replace home and /tmp. Running processes are not touched."""
+        """Replace the files of home and /tmp. Running processes are not touched."""
         await self._file_program(file_programs.LOAD, self._places, stdin=snapshot.archive)
 
     async def _file_program(
         self, source: str, argv: tuple[str, ...], *, stdin: bytes = b"", output_bytes: int = 4096
     ) -> bytes:
-        """Run one of our programs with the rights of any program: links that hostile code left lead nowhere else."""
+        """Run a file program with the rights of any program, so that links left by hostile code lead nowhere else."""
         result = await self.execute(
             PythonCode(
                 source=source,
@@ -218,12 +220,12 @@ class Sandbox:
         raise SandboxPathError(number, f"in the sandbox: {reason}", argv[0])
 
     def destroy(self) -> None:
-        """End everything in it, without waiting."""
+        """End everything in the sandbox, without waiting."""
         self._connection.close()
         self._destroy()
 
     async def close(self) -> None:
-        """End everything in it."""
+        """End everything in the sandbox, and wait for that."""
         self.destroy()
         await asyncio.shield(self._ended)
 
@@ -251,7 +253,7 @@ class Session:
         A command that takes longer than `wall_s` is interrupted: outcome `wall_time`; the session goes on.
 
         Raises:
-            SandboxError: the sandbox broke, or the session had ended before.
+            SandboxError: the sandbox broke, or the session has already ended.
         """
         job = await self.start(command, wall_s=wall_s)
         try:
@@ -263,7 +265,7 @@ class Session:
         return result
 
     def _note_end(self, job: Job) -> None:
-        """Of a command: where the shell ended with it, so do the background jobs."""
+        """Close the session and its background jobs if the shell ended with this command."""
         if job.closed_session:
             self._closed = True
             self._end_background()
@@ -275,7 +277,7 @@ class Session:
         self._background.clear()
 
     async def start(self, command: str, *, wall_s: float | None = None) -> Job:
-        """Start a command and stream its output; the next one waits for its end."""
+        """Start a command and stream its output; the next command waits for its end."""
         if "\0" in command:
             raise ValueError("a zero byte in a command: bash cannot read it.")
         async with self._lock:
@@ -298,7 +300,7 @@ class Session:
         The job goes on while the session runs other commands, and ends with the session.
 
         Raises:
-            SandboxError: the sandbox broke, or the session has ended, perhaps since this was called.
+            SandboxError: the sandbox broke, or the session has ended, perhaps during this call.
         """
         state = await self.run('builtin export -p; builtin printf "cd %q\\n" "$PWD"')
         text = state.stdout.decode("utf-8", "surrogateescape")
@@ -314,7 +316,7 @@ class Session:
         self.end()
 
     def end(self) -> None:
-        """The same at once: what the sandbox is asked for after that begins when all has ended."""
+        """End the session without waiting; later requests to the sandbox start after its processes have ended."""
         self._end_background()
         if not self.closed:
             self._closed = True

@@ -93,7 +93,7 @@ class BubblewrapRuntime:
         self._bounds: dict[str, Any] = {}
 
     async def start(self) -> None:
-        """Find bwrap, start the spawner, and try a sandbox."""
+        """Find bwrap, start the spawner, and start a sandbox as a test."""
         if self._spawner is not None:
             return
         try:
@@ -136,7 +136,7 @@ class BubblewrapRuntime:
             ) from error
 
     async def _start_spawner(self) -> SpawnerClient:
-        """With a zygote, where that may be."""
+        """Start a spawner, with a zygote where that is possible."""
         spawner = await SpawnerClient.start()
         try:
             if self._zygote and spawner.facts["root"]:
@@ -147,7 +147,7 @@ class BubblewrapRuntime:
         return spawner
 
     async def _start_zygote(self, spawner: SpawnerClient) -> None:
-        """Start it; where it fails twice, for one may have been killed, do without."""
+        """Start the zygote; if that fails twice (one may have been killed), go on without it."""
         code = os.memfd_create("roll-zygote")
         try:
             os.write(code, zygote_bytecode())
@@ -165,7 +165,7 @@ class BubblewrapRuntime:
             os.close(code)
 
     async def _try(self) -> None:
-        """Start a sandbox; where a fork of the zygote cannot become one, bwrap may still be allowed to."""
+        """Start a sandbox as a test; if forks of the zygote fail, try again with bwrap."""
         try:
             sandbox = await self.launch(SandboxSpec())
             await sandbox.ready()
@@ -234,7 +234,7 @@ class BubblewrapRuntime:
         )
 
     async def _try_overlays(self, spec: SandboxSpec, image: Image) -> None:
-        """Find out, with the first image, how images can be shown here."""
+        """Test with the first image whether sandboxes can mount overlays here."""
         async with self._trying:
             if self._overlays is not None:
                 return
@@ -249,7 +249,7 @@ class BubblewrapRuntime:
                 await sandbox.close()
 
     async def _spawn(self, spawner: SpawnerClient, spec: SandboxSpec, root: Root, image: Image | None) -> Child:
-        """Its outermost process, with the agent that is told the rest."""
+        """Start the sandbox's outermost process, with an agent that is not configured yet."""
         tree = root.tree if self._zygote and root.tree and image is None else None
         arguments: list[str] = []
         if tree is None:
@@ -260,7 +260,7 @@ class BubblewrapRuntime:
         return await spawner.spawn(tree, arguments, root.layers, limits, self._complaints_descriptor(), self._code)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """The same with an image's digest in place of its name, which may mean another image tomorrow.
+        """Return the spec with the image's digest instead of its name, which may refer to another image later.
 
         Raises:
             UnknownImageError: this machine has no such image.
@@ -268,7 +268,7 @@ class BubblewrapRuntime:
         return spec if spec.image is None else replace(spec, image=self._cache.resolve(spec.image).digest)
 
     async def _again(self, lost: SpawnerClient) -> SpawnerClient:
-        """A spawner in place of one that was killed; its sandboxes are gone."""
+        """Start a new spawner after the last one was killed, together with its sandboxes."""
         async with self._building:
             if self._spawner is lost:
                 _log.warning("the process that starts sandboxes was killed: starting another")
@@ -286,7 +286,7 @@ class BubblewrapRuntime:
         return self._spawner
 
     def _complaints_descriptor(self) -> int:
-        """File descriptor for what processes of sandboxes complain about.
+        """Return the file descriptor for the error messages of bwrap and agents.
 
         Raises:
             SandboxError: the runtime was closed.
@@ -296,7 +296,7 @@ class BubblewrapRuntime:
         return self._complaints.fileno()
 
     def _why_lost(self, spec: SandboxSpec) -> str:
-        """What bwrap and agents complained about last."""
+        """Return why a sandbox ended, with the last error message of bwrap and agents."""
         complaint = ""
         if self._complaints is not None:
             size = os.fstat(self._complaints.fileno()).st_size

@@ -67,7 +67,7 @@ class DockerRuntime:
         self._filter = b""
 
     async def start(self) -> None:
-        """Reach the engine."""
+        """Connect to the engine."""
         if self._client is None:
             self._client, machine = await asyncio.to_thread(_connect)
             await asyncio.to_thread(_remove_never_started, self._client)
@@ -77,14 +77,14 @@ class DockerRuntime:
                 _log.warning("there is no system-call filter for '%s': the engine's own is the only one", machine)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Names of images are the engine's."""
+        """Return the spec as it is: image names are resolved by the engine."""
         return spec
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start a container.
 
         Raises:
-            SandboxUnavailableError: the image or a mount is not there, or the image has no Python.
+            SandboxUnavailableError: the image or a mount does not exist, or the image has no Python.
         """
         if self._client is None:
             raise SandboxError("the docker runtime was not started, or is closed")
@@ -161,7 +161,7 @@ class DockerRuntime:
             await asyncio.to_thread(client.close)
 
     def _sweep(self, client: DockerClient) -> None:
-        """Containers that nobody waited for any more."""
+        """Remove containers whose start was canceled."""
         import docker.errors
 
         with contextlib.suppress(docker.errors.DockerException, OSError):  # the engine is gone, and they with it
@@ -172,7 +172,7 @@ class DockerRuntime:
 
 
 def _settings(spec: SandboxSpec) -> dict[str, Any]:
-    """Of the container."""
+    """Return the settings of the container."""
     import docker.types
 
     limits = spec.limits
@@ -203,7 +203,7 @@ def _settings(spec: SandboxSpec) -> dict[str, Any]:
 
 
 def _own_socket(line: Any) -> socket.socket:
-    """The connection to the engine as a socket of our own."""
+    """Duplicate the connection to the engine into a plain socket, and close the original."""
     raw: Any = getattr(line, "_sock", line)
     if not isinstance(raw, socket.socket) or isinstance(raw, ssl.SSLSocket):
         line.close()
@@ -218,7 +218,7 @@ def _own_socket(line: Any) -> socket.socket:
 
 
 def _explained(error: Exception, image: str, spec: SandboxSpec) -> Exception:
-    """What went wrong, and whose it is to mend."""
+    """Return the error that says what went wrong, and whether the user or a retry can fix it."""
     import docker.errors
 
     text = str(getattr(error, "explanation", None) or error)
@@ -240,7 +240,7 @@ def _explained(error: Exception, image: str, spec: SandboxSpec) -> Exception:
 
 
 def _connect() -> tuple[DockerClient, str]:
-    """The engine, and the architecture of its machine."""
+    """Connect to the engine, and return the client and the architecture of the engine's machine."""
     try:
         import docker
     except ImportError as error:
@@ -258,7 +258,7 @@ def _connect() -> tuple[DockerClient, str]:
 
 
 def _remove_never_started(client: DockerClient) -> None:
-    """Containers between whose creation and start a process of ROLL was killed."""
+    """Remove containers whose ROLL process was killed between their creation and their start."""
     import docker.errors
 
     with contextlib.suppress(docker.errors.DockerException, OSError, ValueError):
@@ -271,7 +271,10 @@ def _remove_never_started(client: DockerClient) -> None:
 
 
 def _limits_of_the_lost(client: DockerClient | None, container: Container, since: int) -> set[Limit]:
-    """Whether a container that ended by itself ran out of memory: then its program saw to it that the agent went."""
+    """Return whether a container that ended by itself ran out of memory, as a set of limits.
+
+    The agent shares the container's memory with the program, so the kernel may have killed the agent.
+    """
     import docker.errors
 
     if client is None:
@@ -285,7 +288,7 @@ def _limits_of_the_lost(client: DockerClient | None, container: Container, since
 
 
 def _abandon(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
-    """Nobody waits for it any more: without its line, the agent ends."""
+    """Close the connection of a container whose start was canceled; its agent then ends."""
     if not starting.cancelled() and starting.exception() is None:
         starting.result()[1].close()
 
@@ -304,14 +307,14 @@ async def _remove(container: Container, ended: asyncio.Future[None]) -> None:
 
 
 class _DockerConnection(AgentConnection):
-    """Docker wraps what the agent writes: stream(1) zeros(3) length(4, big-endian) data."""
+    """A connection to an agent in Docker's framing: stream(1) zeros(3) length(4, big-endian) data."""
 
     def __init__(self, on_lost: Any) -> None:
         super().__init__(on_lost)
         self._wrapped = bytearray()
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
+        """Unwrap Docker's frames and dispatch the agent's; called by the event loop."""
         self._wrapped += data
         start = 0
         while len(self._wrapped) - start >= 8:

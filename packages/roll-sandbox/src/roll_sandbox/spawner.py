@@ -38,13 +38,13 @@ class Child:
     counters: Sequence[tuple[str, str]] = field(default_factory=tuple)
 
     def kill(self) -> None:
-        """End it and everything in it."""
+        """End the sandbox and everything in it."""
         if not self.ended.done():
             self.spawner.send(("kill", self.identity))
 
 
 class SpawnerClient:
-    """Starts sandboxes through the spawner; one event loop."""
+    """A client that starts sandboxes through the spawner; belongs to one event loop."""
 
     def __init__(self, process: subprocess.Popen[Any], control: socket.socket) -> None:
         self.facts: dict[str, Any] = {}
@@ -62,7 +62,7 @@ class SpawnerClient:
 
     @classmethod
     async def start(cls) -> SpawnerClient:
-        """Start the process.
+        """Start the spawner's process.
 
         Raises:
             SandboxUnavailableError: it does not start.
@@ -100,7 +100,7 @@ class SpawnerClient:
         return client
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
-        """One message, with file descriptors."""
+        """Send one message, with file descriptors."""
         with contextlib.suppress(OSError):  # its end is seen by `_read`
             socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
 
@@ -143,13 +143,13 @@ class SpawnerClient:
             child.ended.set_result(None)
 
     def _lost(self) -> None:
-        """The spawner is gone, and with it every sandbox."""
+        """Mark the spawner, and with it every sandbox, as gone."""
         self.lost = True
         self._loop.remove_reader(self._control.fileno())
         self._fail_all()
 
     def _fail_all(self) -> None:
-        """Tell everyone who waits for an answer that there will be none."""
+        """Fail all pending requests."""
         for future in (self._ready, self._zygote, *self._images.values()):
             if future is not None and not future.done():
                 future.set_exception(SandboxError(_GONE))
@@ -159,12 +159,16 @@ class SpawnerClient:
             self._on_ended(identity, -1, _GONE)
 
     def check(self) -> None:
-        """Raise SandboxError where it is gone or was closed."""
+        """Check that the spawner runs.
+
+        Raises:
+            SandboxError: it is gone or was closed.
+        """
         if self.lost:
             raise SandboxError(_GONE)
 
     async def zygote(self, arguments: list[str], complaints: int, code: int) -> None:
-        """Have a zygote started, from which sandboxes are forked.
+        """Start a zygote, from which sandboxes are forked.
 
         Raises:
             SandboxError: it does not start.
@@ -175,7 +179,11 @@ class SpawnerClient:
         await self._zygote
 
     async def image(self, name: str, plan: Plan) -> str:
-        """Have a file system built; where it is."""
+        """Build a file system, and return its directory.
+
+        Raises:
+            SandboxError: it cannot be built.
+        """
         self.check()
         self._images[name] = future = self._loop.create_future()
         self.send(("image", name, plan))
@@ -193,15 +201,15 @@ class SpawnerClient:
         """Start a sandbox whose agent's file descriptors 0 and 1 are the other end of `Child.socket`.
 
         Args:
-            tree: its file system, if the zygote is to fork it.
-            arguments: else, of bwrap.
-            layers: of an image: where each is, and where it is to be shown as the sandbox's user's own.
-            limits: of its control group.
-            complaints: file descriptor of what it writes to standard error.
-            code: of the agent, for bwrap's.
+            tree: file system of the sandbox, if the zygote forks it.
+            arguments: bwrap's command line otherwise.
+            layers: source and target of each layer of an image, which is shown as owned by the sandbox's user.
+            limits: limits of the control group.
+            complaints: file descriptor for the standard error of bwrap and the agent.
+            code: file descriptor of the agent's code, for bwrap.
 
         Raises:
-            SandboxError: it cannot.
+            SandboxError: the sandbox cannot be started.
         """
         self.check()
         ours, theirs = socket.socketpair()
@@ -225,7 +233,7 @@ class SpawnerClient:
         return child
 
     async def close(self) -> None:
-        """End it, with every sandbox."""
+        """End the spawner, with every sandbox."""
         self.lost = True  # nothing more can be asked of it
         with contextlib.suppress(OSError, ValueError):
             self._loop.remove_reader(self._control.fileno())
@@ -239,7 +247,7 @@ class SpawnerClient:
 
 
 def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
-    """Start a spawner with `control` as its line to the manager."""
+    """Start a spawner, connected to the manager by `control`."""
     # The socket becomes file descriptor 3: the shell-free way is a line of Python before the program.
     number = control.fileno()
     code = f"import os\nif {number} != 3: os.dup2({number}, 3); os.close({number})\n"
@@ -255,12 +263,12 @@ def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
 
 
 def _how(code: int | None) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, in words."""
     return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 
 def _answer(future: asyncio.Future[Any], value: Any, error: str) -> None:
-    """What the spawner said to a request: a value, or why there is none."""
+    """Resolve a request with the spawner's answer, a value or an error."""
     if future.done():  # who asked was cancelled
         return
     if error:

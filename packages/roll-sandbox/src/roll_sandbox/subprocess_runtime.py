@@ -41,17 +41,17 @@ class SubprocessRuntime:
         self._sandboxes: set[Sandbox] = set()
 
     async def start(self) -> None:
-        """It works everywhere."""
+        """Do nothing: the runtime works everywhere."""
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """It has no images."""
+        """Return the spec as it is: the runtime has no images."""
         return spec
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
         """Start an agent in a directory of its own.
 
         Raises:
-            UntrustedCodeError: the spec does not say that the code is trusted.
+            UntrustedCodeError: the spec is not marked as trusted, or needs mounts or an image.
         """
         if spec.trust != "trusted":
             raise UntrustedCodeError(
@@ -99,7 +99,7 @@ class SubprocessRuntime:
         return sandbox
 
     async def _watch(self, process: subprocess.Popen[Any], directory: str, ended: asyncio.Future[None]) -> None:
-        """The agent ends its programs and itself when the line closes."""
+        """Wait for the agent, which ends its programs and itself when its connection closes, and clean up after it."""
         try:
             await asyncio.to_thread(process.wait)
         finally:

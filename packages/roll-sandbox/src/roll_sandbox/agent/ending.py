@@ -32,7 +32,7 @@ class Ending:
         self._sweep_at = NEVER
 
     def __bool__(self):
-        """Tell whether any process that was to end may still be there."""
+        """Return whether a process that was to end may still exist."""
         return bool(self._until)
 
     def end(self, started):
@@ -48,7 +48,7 @@ class Ending:
         self._until.pop(pid, None)
 
     def clean_up(self, started):
-        """End what a program or a session that has been reaped may have left behind."""
+        """End the processes that a reaped program or session may have left behind."""
         if started.status is None:
             usage.end_all(lambda: usage.of_program(started.pid), _SWEEP_S)
             self._sweep_at = time.monotonic()
@@ -58,11 +58,11 @@ class Ending:
         return min([self._sweep_at, *self._until.values()])
 
     def check(self, now, idle):
-        """End what is left, and the sandbox if that takes too long.
+        """End the processes that are left, and the whole sandbox if that takes too long.
 
         Args:
             now: the time, at or after `deadline`.
-            idle: whether no program and no session runs, so that all there is was left behind.
+            idle: whether no program and no session runs, so that every process here was left behind.
         """
         if now >= self._sweep_at:
             self._sweep_at = NEVER

@@ -68,7 +68,10 @@ def _check(what, value):
 
 
 def write(path, text):
-    """Into a file of /proc; `open` would touch, and so copy, much more of a fork's memory."""
+    """Write `text` to a file of /proc.
+
+    `open` would touch, and so copy, much more of a fork's memory.
+    """
     descriptor = os.open(path, os.O_WRONLY)
     try:
         os.write(descriptor, text)
@@ -77,18 +80,22 @@ def write(path, text):
 
 
 def mount(source, target, kind, flags, options=None):
-    """Raise OSError where the kernel refuses."""
+    """Call mount(2).
+
+    Raises:
+        OSError: the kernel refuses the mount.
+    """
     encode = lambda text: None if text is None else text.encode()  # noqa: E731  (four times in one line)
     _check("mount " + target, _call("mount", encode(source), encode(target), encode(kind), flags, encode(options)))
 
 
 def unmount(target):
-    """Take the mount away, at once for lookups and when nobody uses it any more for good (MNT_DETACH)."""
+    """Detach a mount (MNT_DETACH): it is hidden at once, and freed when no process uses it any more."""
     _check("unmount " + target, _call("umount2", target.encode(), 2))
 
 
 def unshare(flags):
-    """Leave namespaces (for CLONE_NEWPID: the next child does)."""
+    """Move this process into new namespaces (with CLONE_NEWPID: its next child)."""
     _check("unshare", _call("unshare", flags))
 
 
@@ -98,9 +105,9 @@ def setns(descriptor, kind):
 
 
 def clone(flags):
-    """fork(2) into new namespaces: 0 in the child, else the child's number.
+    """Fork into new namespaces, and return 0 in the child and the child's pid in the parent.
 
-    Only for a process with one thread that nobody's `os.register_at_fork` waits for: Python is not told of the fork.
+    Only for a process with one thread and no `os.register_at_fork` callbacks: Python does not notice this fork.
     """
     pid = _call("syscall", _CLONE, flags | 17, 0, 0, 0, 0)
     if pid < 0:
@@ -109,7 +116,7 @@ def clone(flags):
 
 
 def change_root(tree):
-    """In new mount and PID namespaces: `tree`, and a /proc that shows those, is all there is."""
+    """Make `tree` the root, with a /proc of this PID namespace in it. Needs new mount and PID namespaces."""
     mount("none", "/", None, PRIVATE)
     bind(tree, tree)
     # While the old one can still be seen: the kernel grants a new /proc only where another is visible whole.
@@ -118,17 +125,17 @@ def change_root(tree):
 
 
 def mount_proc(target):
-    """One that shows the PID namespace of this process."""
+    """Mount a /proc that shows the PID namespace of this process."""
     mount("proc", target, "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC)
 
 
 def bind(source, target):
-    """Show what is at `source`, and all that is mounted below it, at `target`, too."""
+    """Bind `source`, with all that is mounted below it, to `target`."""
     mount(source, target, None, _MS_BIND | _MS_REC)
 
 
 def enter_root(tree):
-    """In a mount namespace of its own: what is mounted at `tree` is all there is."""
+    """Make the mount at `tree` the root, and hide everything else. Needs a mount namespace of its own."""
     os.chdir(tree)
     _check("pivot_root", _call("syscall", _PIVOT_ROOT, b".", b"."))
     unmount(".")  # the old root, which now lies over the new one
@@ -136,37 +143,39 @@ def enter_root(tree):
 
 
 def freeze_mounts(target):
-    """No writing, no set-user-id, no devices at `target` and at everything mounted below it, whatever else holds."""
+    """Make `target` and every mount below it read-only, without set-user-id and devices, whatever their other flags
+    are.
+    """
     attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (_READ_ONLY_NOSUID_NODEV, 0, 0, 0))
     _check("mount_setattr " + target, _call("syscall", _MOUNT_SETATTR, -100, target.encode(), 0x8000, attributes, 32))
 
 
 def open_tree(path):
-    """File descriptor of a further mount of a directory, which is nowhere yet."""
+    """Return the file descriptor of a new, detached mount of a directory."""
     mount = _call("syscall", _OPEN_TREE, -100, path.encode(), _CLONE_TREE | os.O_CLOEXEC)
     _check("open_tree " + path, min(mount, 0))
     return mount
 
 
 def map_owners(mount, users):
-    """A mount from `open_tree` gets the owners of a user namespace (a file descriptor), and nobody may write to it."""
+    """Map the owners of a mount from `open_tree` into a user namespace (a file descriptor), and make it read-only."""
     flags = _MAPPED_OWNERS | _READ_ONLY_NOSUID_NODEV
     attributes = b"".join(value.to_bytes(8, sys.byteorder) for value in (flags, 0, 0, users))
     _check("mapped owners", _call("syscall", _MOUNT_SETATTR, mount, b"", _EMPTY_PATH, attributes, 32))
 
 
 def move_mount(mount, target):
-    """Put it where it can be seen."""
+    """Attach a mount from `open_tree` at `target`."""
     _check("move_mount " + target, _call("syscall", _MOVE_MOUNT, mount, b"", -100, target.encode(), 4))
 
 
 def name_host(name):
-    """In a new UTS namespace."""
+    """Set the host name. Needs a new UTS namespace."""
     _check("sethostname", _call("sethostname", name.encode(), len(name)))
 
 
 def raise_loopback():
-    """In a new network namespace: the kernel gives the device its address when it comes up."""
+    """Bring the loopback device up; the kernel then gives it its address. Needs a new network namespace."""
     line = _call("socket", 2, 2, 0)
     request = b"lo".ljust(16, b"\0") + _IFF_UP.to_bytes(2, sys.byteorder) + bytes(22)
     result = _call("ioctl", line, _SIOCSIFFLAGS, request)
@@ -175,12 +184,12 @@ def raise_loopback():
 
 
 def hide_memory(hidden):
-    """Whether processes of the same user are kept from this one's memory and file descriptors."""
+    """Set whether processes of the same UID are kept from the memory and file descriptors of this process."""
     _check("prctl(PR_SET_DUMPABLE)", _call("prctl", _PR_SET_DUMPABLE, 0 if hidden else 1, 0, 0, 0))
 
 
 def overwrite_freed_memory(wanted):
-    """Whether the C library overwrites what is freed (mallopt M_PERTURB; where there is another library, nothing)."""
+    """Set whether the C library overwrites freed memory (mallopt M_PERTURB; no effect in other C libraries)."""
     try:
         _call("mallopt", -6, 0x55 if wanted else 0)
     except (AttributeError, KeyError):
@@ -188,23 +197,23 @@ def overwrite_freed_memory(wanted):
 
 
 def die_with_parent():
-    """SIGKILL for this process when its parent ends."""
+    """Have the kernel send SIGKILL to this process when its parent ends."""
     _check("prctl(PR_SET_PDEATHSIG)", _call("prctl", _PR_SET_PDEATHSIG, 9, 0, 0, 0))
 
 
 def adopt_orphans():
-    """Become the parent of descendants whose parent ends."""
+    """Make this process the parent of its descendants whose own parent ends (a subreaper)."""
     _check("prctl(PR_SET_CHILD_SUBREAPER)", _call("prctl", _PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
 
 
 def private_proc():
-    """In new mount and PID namespaces: show those in /proc."""
+    """Replace /proc with one that shows this PID namespace. Needs new mount and PID namespaces."""
     mount("none", "/", None, PRIVATE)
     mount_proc("/proc")
 
 
 def writable_space(home, size_bytes, num_files):
-    """One fresh file system of limited size for home, /tmp and /dev/shm."""
+    """Mount one fresh file system of limited size for home, /tmp and /dev/shm."""
     base = home[: home.rindex("/")]
     options = "size=%d,nr_inodes=%d,mode=755" % (size_bytes, num_files)  # noqa: UP031  (short and as fast)
     mount("tmpfs", base, "tmpfs", _MS_NOSUID | _MS_NODEV, options)
@@ -217,7 +226,7 @@ def writable_space(home, size_bytes, num_files):
 
 
 def limit_capabilities(kept):
-    """Only these, never others: not by an exec, a user or a file."""
+    """Keep only the capabilities in `kept`; no exec, user or file can give this process another one."""
     global _bounding
     _call("prctl", _PR_CAP_AMBIENT, 4, 0, 0, 0)
     left = kept
@@ -235,7 +244,7 @@ def limit_capabilities(kept):
 
 
 def give_up_privileges(seccomp_filter):
-    """No capabilities, none to be gained, and the filter (if any) on every further system call."""
+    """Drop all capabilities for good, and apply the filter (if any) to every further system call."""
     limit_capabilities(())
     if seccomp_filter:
         order = sys.byteorder

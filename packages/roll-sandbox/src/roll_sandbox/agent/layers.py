@@ -18,19 +18,19 @@ _SPACE, _ROOT, _LAYERS = "/.space", "/.image", "/.layers"
 
 
 def prepare(settings):
-    """In the agent: go on in a system that it shares with programs that are not fresh."""
+    """Move the agent into the file system that it shares with programs that are not fresh."""
     settings.beginning = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
     kernel.unshare(kernel.CLONE_NEWNS)
     make(settings)
 
 
 def go_back(settings):
-    """In a fresh program, before its own namespaces are made."""
+    """Return a fresh program to the agent's first mount namespace, before its own namespaces are made."""
     kernel.setns(settings.beginning, kernel.CLONE_NEWNS)
 
 
 def make(settings):
-    """In new mount and PID namespaces."""
+    """Mount the image's layers, the writable space and /proc, and enter them. Needs new mount and PID namespaces."""
     kernel.mount("none", "/", None, kernel.PRIVATE)
     _mount_space(settings.limits)
     image = settings.image

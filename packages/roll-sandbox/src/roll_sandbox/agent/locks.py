@@ -13,7 +13,7 @@ LOOK_S = 0.05
 
 
 def hoarders():
-    """Who holds locks, if all in this sandbox together hold too many."""
+    """Return the pids that hold file locks, if this sandbox's processes together hold too many; else an empty set."""
     owners, total, rest = set(), 0, b""
     try:
         with open("/proc/locks", "rb", 0) as file:

@@ -61,7 +61,7 @@ class Started:
         """Read what the init reported, and close its descriptor.
 
         Args:
-            status: of the process `pid`, as wait(2) gives it.
+            status: the status of the process `pid`, as wait(2) returns it.
 
         Returns:
             the status of the program (None: the init ended without a report), whether its disk was full, and whether
@@ -83,8 +83,8 @@ def start(request, settings, namespace):
     """Fork the program that `request` describes.
 
     Args:
-        request: what the host sent (see `serve.py`), with `stdin` as a file descriptor.
-        settings: of the sandbox: home, limits, filter, environment.
+        request: the request from the host (see `serve.py`), with `stdin` as a file descriptor.
+        settings: the sandbox's settings: home, limits, filter, environment.
         namespace: file descriptor of the agent's PID namespace, where the sandbox can make others.
     """
     return fork(_run, request, settings, namespace)
@@ -94,8 +94,8 @@ def fork(function, request, settings, namespace):
     """Fork a child that ends in `function(request, settings)`, confined and without privileges.
 
     Args:
-        function: what it does then.
-        request: of it, only `fresh`, `result`, `stdin`, `pair` (of a terminal), `report` and `line` are used.
+        function: the function that the child calls.
+        request: the request; only `fresh`, `result`, `stdin`, `pair` (of a terminal), `report` and `line` are used.
         settings: as for `start`.
         namespace: as for `start`.
     """
@@ -128,7 +128,7 @@ def fork(function, request, settings, namespace):
 
 
 def _guarded(function, *arguments):
-    """Run `function` in a child: it must not return into the agent's loop."""
+    """Run `function` in a child, and never return into the agent's loop."""
     try:
         function(*arguments)
     except Become:
@@ -164,7 +164,7 @@ def _child(function, request, settings, outputs, status):
 
 
 def _place_descriptors(request, outputs, status):
-    """Give the descriptors of a program and of its init their numbers, and close all others."""
+    """Move the descriptors of a program and of its init to their numbers, and close all others."""
     wanted = dict(enumerate((request.stdin, *outputs)))
     for number, descriptor in (
         (_REPORT, request.report),
@@ -181,7 +181,7 @@ def _place_descriptors(request, outputs, status):
 
 
 def _make_namespaces(request, settings):
-    """In the first process of a new PID namespace: the other namespaces of its program."""
+    """Make the other namespaces of a program, in the first process of its new PID namespace."""
     if not request.fresh:
         kernel.unshare(kernel.CLONE_NEWNS)
         kernel.private_proc()
@@ -197,14 +197,14 @@ def _make_namespaces(request, settings):
 
 
 def _above_the_standard_ones(descriptor):
-    """A duplicate that no descriptor of a program will overwrite."""
+    """Return a duplicate of a descriptor that is above the numbers of a program's descriptors."""
     while descriptor <= _STATUS:
         descriptor = os.dup(descriptor)
     return descriptor
 
 
 def _serve_as_init(program, settings):
-    """Reap until the program ends; report how, and whether its disk was full. Ends with this process."""
+    """Reap children until the program ends, report its status and whether its disk was full, and exit."""
     os.closerange(0, _STATUS)
     while True:
         pid, code = os.waitpid(-1, 0)
@@ -215,7 +215,10 @@ def _serve_as_init(program, settings):
 
 
 def disk_full(settings):
-    """Whether less than a page, or no further file, fits into the writable space, or one of those (`docker`)."""
+    """Return whether a writable place has room for less than a page, or for no further file.
+
+    With `own_group` (`docker`) each of home, /tmp and /dev/shm is a place; otherwise they share one.
+    """
     for place in (settings.home, "/tmp", "/dev/shm") if settings.own_group else (settings.home,):
         try:
             space = os.statvfs(place)
@@ -227,7 +230,7 @@ def disk_full(settings):
 
 
 def _run(request, settings):
-    """Become the program."""
+    """Turn this process into the program."""
     if request.cpu_s is not None:
         _bound({resource.RLIMIT_CPU: int(request.cpu_s) + 2})  # in case that counting the whole tree fails
     os.umask(0o022)
@@ -270,7 +273,7 @@ def _go_where_the_image_says(path):
 
 
 def _restrict(settings):
-    """Give up everything that a program must not have."""
+    """Drop everything that a program must not have."""
     kernel.hide_memory(False)
     try:  # noqa: SIM105  (nothing more is imported here)
         kernel.write("/proc/self/oom_score_adj", b"1000")  # when memory runs out, the program goes, not the agent
@@ -303,7 +306,7 @@ def _bound(bounds):
 
 
 def become(request, settings):
-    """At the top of the stack: become the program. Python source is for the caller to go on with."""
+    """Turn this process into the program, at the top of the stack; return what to call next for Python source."""
     try:
         _guarded(_run, request, settings)
     except Become as found:
@@ -318,7 +321,7 @@ def _write(path, data):
 
 
 def prepare_interpreter():
-    """Make it one that runs a program; the second time, nothing."""
+    """Turn the agent's interpreter into one that runs a program; a second call does nothing."""
     if _modules:
         return
     kernel.overwrite_freed_memory(False)  # not earlier: the agent's frames held what the last program was sent
@@ -335,9 +338,10 @@ _modules = []
 def run_python(source, argv):
     """Run source as `__main__`, as `python file` would, and end the process.
 
-    Called at the top of the stack. The interpreter is not torn down piece by piece: that takes longer than most
-    programs. What a program can notice is done: threads are waited for, exit functions run, its variables deleted
-    (files close), output flushed.
+    Called at the top of the stack. The interpreter is not torn down piece by piece, which takes longer than most
+    programs
+    run. The steps that a program can notice are done: threads are joined, exit functions run, its variables are deleted
+    (files close), output is flushed.
     """
     prepare_interpreter()
     main = type(sys)("__main__")
@@ -359,7 +363,7 @@ def run_python(source, argv):
 
 
 def _exit_code(value):
-    """What `sys.exit(value)` means."""
+    """Return the exit code that `sys.exit(value)` stands for; print a message to stderr as Python does."""
     if value is None:
         return 0
     if isinstance(value, int):
@@ -369,7 +373,7 @@ def _exit_code(value):
 
 
 def _leave(main):
-    """The end of an interpreter, without freeing everything; an exit code where output was lost."""
+    """Shut the interpreter down without freeing everything, and return an exit code: not 0 where output was lost."""
     threading = sys.modules.get("threading")
     if threading is not None:
         threading._shutdown()
@@ -388,7 +392,7 @@ def _leave(main):
 
 
 def _excepthook(kind, error, trace):
-    """Without the frames of the agent."""
+    """Print a traceback without the frames of the agent."""
     while trace is not None and trace.tb_frame.f_code.co_filename != "program.py":
         trace = trace.tb_next
     sys.__excepthook__(kind, error.with_traceback(trace), trace)

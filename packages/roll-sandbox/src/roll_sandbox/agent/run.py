@@ -77,7 +77,7 @@ class Run:
         return min(max(left, _CHECK_S), _CHECK_LATER_S + left)
 
     def check(self, now):
-        """Compare what the program used with the limits that the kernel does not enforce."""
+        """Check the limits that the kernel does not enforce."""
         if now >= self.began + self.wall_s:
             self.end("wall_time")
         elif now >= self.next_check:
@@ -108,7 +108,7 @@ class Run:
         return max(seen, cpu), memory, threads
 
     def bound(self, wall_s, cpu_s):
-        """Set new limits from now on, and tell the host what was used before."""
+        """Set new limits, counted from now on, and report the CPU time used so far to the host."""
         self.cpu_used = max(self._totals()[0], self.cpu_used)
         if not self.killed:
             self.wall_s = clock() - self.began + wall_s
@@ -117,12 +117,12 @@ class Run:
         self.agent.send("u", self.channel, int(self.cpu_used * 1e6).to_bytes(8, "little"))
 
     def note(self, limit):
-        """Remember that a limit was hit."""
+        """Record that a limit was hit."""
         if limit not in self.limits:
             self.limits.append(limit)
 
     def end(self, limit=None):
-        """Kill the program, because of a limit or because the host asks for it."""
+        """Kill the program, because it hit `limit` or because the host requested it."""
         if limit is not None:
             self.note(limit)
         self.wall_s = self.cpu_s = 1e9
@@ -131,14 +131,14 @@ class Run:
             self.agent.ending.end(self.started)
 
     def feed(self, data):
-        """Take data for standard input, empty at its end; what the program does not read yet is kept."""
+        """Write `data` to standard input, or close it if `data` is empty; keep what the program does not read yet."""
         if self.input >= 0:
             self.pending += data
             self.input_over = not data and self.unread is None
             self._flush()
 
     def show(self, size, shown):
-        """Take a terminal's size, and how many more bytes of its output have been shown."""
+        """Set a terminal's size, and count `shown` further bytes of its output as shown."""
         if self.unread is None:
             return
         terminal.resize(self.input, size)
@@ -166,7 +166,7 @@ class Run:
             self.pending.clear()
 
     def read(self, descriptor):
-        """Pass output on; return False when there is none now."""
+        """Send output to the host, and return whether there may be more."""
         if descriptor == self.input:
             self._flush()
             return False

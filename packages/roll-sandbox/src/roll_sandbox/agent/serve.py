@@ -66,7 +66,7 @@ class Agent:
         self.ending = Ending()
 
     def configure(self, settings):
-        """What the host sent first: prepare the sandbox."""
+        """Prepare the sandbox with the settings that the host sent first."""
         self.settings = settings = Settings(settings)
         self.spares = spare.useful(settings)
         self.counter = usage.COUNTER if settings.counts_cpu else -1
@@ -95,7 +95,7 @@ class Agent:
         gc.freeze()  # no collection in a forked program touches, and so copies, the agent's pages
 
     def start(self, request):
-        """Start a program: in the spare child, if there is one of this kind, else in a new one."""
+        """Start a program: in the spare child, if it fits, else in a new child."""
         self.ran = request.fresh
         if self.spare is not None and self.spare.suits(request):
             try:
@@ -115,7 +115,7 @@ class Agent:
             self.spare = None
 
     def prepare(self):
-        """Fork a spare child for the kind of program that ran last, if nothing else is to be done."""
+        """Fork a spare child for the kind of program that ran last, if the agent is idle."""
         idle = self.spare is None and not self.runs and not self.shells
         if not self.spares or not idle or self.poll.poll(0):
             return
@@ -125,7 +125,7 @@ class Agent:
             return  # whoever starts the next program is told
 
     def serve(self):
-        """Loop until the host goes away."""
+        """Run the loop until the host closes its end."""
         while True:
             self.handle_messages()
             self.prepare()
@@ -152,7 +152,7 @@ class Agent:
                     each.check(now)
 
     def plan_look(self, now, busy):
-        """Plan a look while a program runs, and while it may have left processes: without a PID namespace."""
+        """Schedule a look at the locks while a program runs, or while processes without a PID namespace may be left."""
         left = self.ran is False and not self.childless and not self.settings.mount_space
         if not (self.settings.isolated and (busy or left)):
             self.next_look = NEVER
@@ -160,7 +160,7 @@ class Agent:
             self.next_look = now + locks.LOOK_S
 
     def look_at_locks(self):
-        """End whoever holds too many."""
+        """End the processes that hold too many locks."""
         self.next_look = NEVER
         owners = locks.hoarders()
         for pid in owners:
@@ -173,17 +173,17 @@ class Agent:
                 run.end("memory")
 
     def counted_s(self):
-        """Seconds of CPU of everything here, by the count of the control group; None where there is none."""
+        """Return the CPU seconds of everything in the sandbox's control group; None without a counter."""
         return usage.counted_s(self.counter) if self.counter >= 0 else None
 
     def hear(self):
-        """From the host; False at the end. No variable of the loop keeps it: a child that waits is a fork of that."""
+        """Read from the host; return False at the end. The bytes stay in no local variable: spares inherit those."""
         data = os.read(self.incoming, _READ_BYTES)
         self.buffer += data
         return bool(data)
 
     def handle_messages(self):
-        """Handle all complete frames, in their order."""
+        """Handle all complete frames in order."""
         start = 0
         while len(self.buffer) - start >= 4:
             end = start + 4 + int.from_bytes(self.buffer[start : start + 4], "little")
@@ -198,7 +198,7 @@ class Agent:
             self.buffer = self.buffer[start:]  # not `del`, which keeps the bytes in memory
 
     def on_data(self, channel, data):
-        """Keep it in a file in memory: no program that reads slowly can block the agent."""
+        """Store standard input in a file in memory, so that a program that reads slowly cannot block the agent."""
         if channel not in self.stdin:
             self.stdin[channel] = os.memfd_create("stdin")
         view = memoryview(data)
@@ -246,22 +246,22 @@ class Agent:
             shell.run(Request(request))
 
     def on_input(self, channel, data):
-        """Standard input of a running program."""
+        """Write to the standard input of a running program."""
         if channel in self.runs:
             self.runs[channel].feed(data)
 
     def on_bound(self, channel, wall_s, cpu_s):
-        """New limits for a running program; the end of one that has ended says all that there is to say."""
+        """Set new limits for a running program. For a program that has ended, its end is the answer."""
         if channel in self.runs:
             self.runs[channel].bound(wall_s, cpu_s)
 
     def on_tty(self, channel, rows, columns, shown):
-        """A terminal of this size, of whose output so much more was shown."""
+        """Set the size of a terminal, and count `shown` further bytes of its output as shown."""
         if channel in self.runs:
             self.runs[channel].show((rows, columns), shown)
 
     def on_measure(self, channel, _):
-        """CPU time and memory of all that is here, in the fields of a program's end."""
+        """Report CPU time and memory of the whole sandbox, in the fields of a program's end."""
         cpu = self.counted_s()
         if cpu is None:
             cpu = usage.reaped_s() + usage.Tally().add(os.getpid(), without_root=True)[1]
@@ -279,7 +279,7 @@ class Agent:
             self.shells[channel].close()
 
     def reap(self):
-        """Collect ended children."""
+        """Reap the children that have ended."""
         while True:
             try:
                 pid, status, used = os.wait4(-1, os.WNOHANG)
@@ -301,31 +301,31 @@ class Agent:
                         each.ended(status, used)
 
     def watch(self, descriptors, owner, events=select.POLLIN):
-        """Tell `owner` when one of them has something to read (or can be written to)."""
+        """Have `owner.read` called when one of the descriptors is readable (or writable, by `events`)."""
         for descriptor in descriptors:
             self.owners[descriptor] = owner
             self.poll.register(descriptor, events)
 
     def ignore(self, descriptors):
-        """Stop that."""
+        """Stop watching the descriptors."""
         for descriptor in descriptors:
             if self.owners.pop(descriptor, None) is not None:
                 self.poll.unregister(descriptor)
 
     def forget(self, descriptor):
-        """Stop that, and close it."""
+        """Stop watching a descriptor, and close it."""
         self.ignore([descriptor])
         os.close(descriptor)
 
     def send(self, kind, channel, data):
-        """One frame to the host."""
+        """Send one frame to the host."""
         frame = (len(data) + 5).to_bytes(4, "little") + kind.encode() + channel.to_bytes(4, "little") + data
         view = memoryview(frame)
         while view:
             view = view[os.write(self.outgoing, view) :]
 
     def send_end(self, channel, code, number, limits, wall_s, cpu_s, peak_bytes, closed=False, counted=()):
-        """The x of a program or of a session's command. The strings are our own: nothing to escape."""
+        """Send the x of a program or of a session's command. Its strings are constants, so nothing needs escaping."""
         names, kernel = (",".join('"' + limit + '"' for limit in each) for each in (limits, counted))
         text = (
             f'{{"code":{code},"signal":{number},"limits":[{names}],"wall_s":{wall_s:.6f},"cpu_s":{cpu_s:.6f},'
@@ -334,13 +334,13 @@ class Agent:
         self.send("x", channel, text.encode())
 
     def fail(self, channel, error):
-        """Something of ours failed."""
+        """Report an error of the agent, not of a program, as the x of a channel."""
         text = "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in str(error))
         self.send("x", channel, ('{"error":"' + text + '"}').encode())
 
 
 def main():
-    """Take over the first two file descriptors, and serve."""
+    """Move the connection from file descriptors 0 and 1 elsewhere, and serve."""
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open("/dev/null", os.O_RDWR)
     os.dup2(null, 0)

@@ -71,7 +71,7 @@ class Shell:
         self._write((_PREPARE + "\n__roll_end\n").encode())
 
     def deadline(self):
-        """When the loop must look at it again."""
+        """Return the time at which the loop must call `check`."""
         return self.stop_at
 
     def _begin(self, request):
@@ -91,7 +91,7 @@ class Shell:
         self._write(("builtin eval '" + quoted + "' </dev/null\n__roll_end\n").encode("utf-8", "surrogateescape"))
 
     def _write(self, data):
-        """A long command does not fit into the pipe at once; bash reads it, unless it was stopped."""
+        """Write to bash, which may not take a long command at once; close the session if bash does not read."""
         os.set_blocking(self.lines, False)
         view = memoryview(data)
         while view:
@@ -106,13 +106,13 @@ class Shell:
                 return
 
     def check(self, now):
-        """A command's time is over, or it was interrupted and has not ended yet."""
+        """End a command whose time is over, or that was interrupted and has not ended yet."""
         if self.kill_at is None:
             self.limits.append("wall_time")
         self.end()
 
     def end(self):
-        """Interrupt the command; again and again, until it ends."""
+        """Interrupt the command, again at each `check`, until it ends."""
         now = time.monotonic()
         if self.kill_at is None:
             self.kill_at = now + _GRACE_S
@@ -143,7 +143,7 @@ class Shell:
             self.agent.ending.end(self.started)
 
     def read(self, descriptor):
-        """Output, or the exit code of the command."""
+        """Send output to the host, or read the exit code of the command; return whether there may be more."""
         try:
             data = os.read(descriptor, 1 << 16)
         except BlockingIOError:
@@ -180,7 +180,7 @@ class Shell:
         self.agent.send_end(self.channel, code, 0, self.limits, wall, 0.0, 0, closed)
 
     def ended(self, status, used):
-        """bash itself has ended: `exit`, or killed."""
+        """Report the end of bash itself, which has exited or was killed."""
         self.reaped = True
         reported, _, refused = self.started.read_end(status)
         if refused:

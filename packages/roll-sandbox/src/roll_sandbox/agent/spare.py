@@ -25,7 +25,7 @@ _MIN_OPEN_FILES = 16
 
 
 def useful(settings):
-    """Whether sandboxes of this kind can have spares."""
+    """Return whether sandboxes with these settings can have spares."""
     return settings.mount_space and settings.limits.max_open_files >= _MIN_OPEN_FILES
 
 
@@ -48,17 +48,17 @@ class Spare:
         os.close(stdin)
 
     def suits(self, request):
-        """Whether it may become the program of this request."""
+        """Return whether the child can become the program of this request."""
         if request.terminal:
             return False
         size = len(request.source or "") + sum(map(len, request.files.values()))
         return self.fresh == request.fresh and size + sum(map(len, request.argv)) < _MAX_BYTES
 
     def launch(self, request):
-        """Have it become this program.
+        """Turn the waiting child into this program.
 
         Raises:
-            OSError: it has ended; it is still to be discarded.
+            OSError: the child has ended; `discard` must still be called.
         """
         os.pwrite(self.request, marshal.dumps(vars(request)), 0)
         passed = array.array("i", [request.stdin, self.request])
@@ -79,7 +79,7 @@ class Spare:
             os.close(descriptor)
 
     def discard(self, *, reaped=False):
-        """End it, if it has not been reaped yet; the agent does that."""
+        """Close the descriptors, and kill the child unless it was reaped; the agent reaps it."""
         os.close(self.line)
         os.close(self.request)
         for kind in "oer":
@@ -91,12 +91,12 @@ class Spare:
 
 
 def _leave_the_loop(_, settings):
-    """In the child, first of all: the agent's frames lead to what no program may see."""
+    """Unwind the child's stack first: the agent's frames refer to data that no program may see."""
     raise programs.Become(_wait, settings)
 
 
 def _wait(settings):
-    """In the child, at the top of the stack: become the program that comes."""
+    """Wait for a program at the top of the child's stack, and become it."""
     programs.prepare_interpreter()
     exec(compile("print(end='', flush=True)", "program.py", "exec"), {})  # what every program needs is in memory then
     try:
@@ -107,7 +107,7 @@ def _wait(settings):
 
 
 def _receive():
-    """The request; its descriptors are in place then, and no other is open."""
+    """Receive the request, put its descriptors in place and close all others."""
     line = _socket.socket(fileno=programs.LINE)
     size = array.array("i").itemsize
     data, ancillary, _, _ = line.recvmsg(16, _socket.CMSG_SPACE(2 * size))

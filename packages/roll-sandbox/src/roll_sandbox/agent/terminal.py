@@ -17,7 +17,7 @@ MOST = 16
 
 
 def open_pair(own, size):
-    """A terminal of this size: descriptors of our end and of the program's."""
+    """Open a terminal of this size, and return the descriptors of the agent's end and of the program's."""
     import fcntl
 
     place = _DIRECTORY + "/ptmx"
@@ -38,7 +38,7 @@ def open_pair(own, size):
 
 
 def resize(terminal, size):
-    """Its size in rows and columns; programs in it are told where it is another."""
+    """Set a terminal's rows and columns; programs in it get SIGWINCH if they change."""
     import fcntl
 
     rows, columns = size
@@ -47,7 +47,7 @@ def resize(terminal, size):
 
 
 def control(terminal):
-    """Make it the one of this process, the first of a new session."""
+    """Make the terminal the controlling one of this process, which must lead a new session."""
     import fcntl
 
     fcntl.ioctl(terminal, _CONTROL, 0)

@@ -17,8 +17,8 @@ def processes():
     """List the processes that /proc shows.
 
     Returns:
-        by pid: parent, seconds of CPU with those of ended children, resident bytes, threads, own seconds of CPU, time
-        of the start, session, whether it has ended (a zombie).
+        by pid: parent, CPU seconds with those of ended children, resident bytes, threads, own CPU seconds, start time,
+        session, whether it has ended (a zombie).
     """
     found = {}
     for name in os.listdir("/proc"):
@@ -39,7 +39,7 @@ def processes():
 
 
 def tree(root, found=None):
-    """`root` and its descendants, as far as /proc shows them."""
+    """Return the pids of `root` and its descendants, as far as /proc shows them."""
     found = processes() if found is None else found
     children = {}
     for pid, entry in found.items():
@@ -54,7 +54,7 @@ def tree(root, found=None):
 
 
 def open_counter():
-    """File descriptor of the count of CPU time of the control group that this process sees; -1: there is none."""
+    """Return the file descriptor of the CPU counter of the control group that this process sees; -1 if none exists."""
     for name in _OWN_COUNTERS:
         try:
             return os.open("/sys/fs/cgroup/" + name, os.O_RDONLY | os.O_CLOEXEC)
@@ -64,7 +64,7 @@ def open_counter():
 
 
 def counted_s(counter):
-    """Seconds of CPU that a control group has counted: of every process that was ever in it."""
+    """Return the CPU seconds that a control group has counted, for every process that was ever in it."""
     text = os.pread(counter, 64, 0)  # version 2: "usage_usec 1234", version 1: nanoseconds
     return int(text.split()[1]) / 1e6 if text.startswith(b"usage_usec") else int(text) / 1e9
 
@@ -79,10 +79,11 @@ class Tally:
         self.seen = {}
 
     def add(self, root, without_root=False):
-        """Look again, at `root` and its descendants or at these alone.
+        """Sample the processes: `root` and its descendants, or only the descendants.
 
         Returns:
-            seconds of CPU of all that was ever seen; of what is there now, with its ended children; resident bytes;
+            CPU seconds of all processes ever seen; CPU seconds of those there now, with their ended children; resident
+            bytes;
             threads.
         """
         found = processes()
@@ -94,13 +95,13 @@ class Tally:
 
 
 def reaped_s():
-    """Seconds of CPU of all children of this process that have ended, with theirs."""
+    """Return the CPU seconds of all reaped children of this process, with those of their children."""
     times = os.times()
     return times.children_user + times.children_system
 
 
 def memory_of(root):
-    """Bytes of `root` and its descendants, pages that they share counted once, as far as that can be read."""
+    """Return the bytes of `root` and its descendants; shared pages count once, as far as /proc can be read."""
     found = processes()
     total = 0
     for pid in tree(root, found):
@@ -119,7 +120,7 @@ def memory_of(root):
 def of_program(root):
     """List the pids of a program without a PID namespace of its own: its tree, and orphans that kept its session.
 
-    Only descendants of this process are listed, so that a number that was given away again does no harm.
+    Only descendants of this process are listed, so that a reused pid does no harm.
     """
     found = processes()
     roots = [root, *(pid for pid, entry in found.items() if entry[6] == root)]
@@ -132,12 +133,12 @@ def below(root):
 
 
 def alive(roots, found):
-    """List `roots` and their descendants, as `found` by `processes`, but for zombies."""
+    """List the pids of `roots` and their descendants in `found` (see `processes`), without zombies."""
     return {pid for each in roots for pid in tree(each, found) if not found[pid][7]}
 
 
 def send(signal, pids):
-    """Send a signal to those that are still there."""
+    """Send a signal to the processes that still exist."""
     for pid in pids:
         try:
             os.kill(pid, signal)
@@ -146,18 +147,18 @@ def send(signal, pids):
 
 
 def end_all(find, most_s):
-    """SIGKILL for what `find` lists, again and again until it lists nothing.
+    """Send SIGKILL to the processes that `find` lists, again and again until it lists none.
 
     All are stopped (SIGSTOP) before any is killed, so that none starts another meanwhile: the number of processes that
     can run at once bounds the number of rounds. A process that forks and ends faster than it is found can escape; only
-    a PID namespace holds that one.
+    a PID namespace contains such a process.
 
     Args:
-        find: returns the pids that are to end, without zombies.
-        most_s: how long to try.
+        find: returns the pids to end, without zombies.
+        most_s: most seconds to try.
 
     Returns:
-        whether none is left.
+        whether no process is left.
     """
     give_up = time.monotonic() + most_s
     while True:
@@ -180,7 +181,10 @@ _COUNTERS = {
 
 
 def kernel_counts():
-    """By limit, how often the kernel has enforced it in the control group that this process sees; what can be read."""
+    """Return, by limit, how often the kernel has enforced it in the control group that this process sees.
+
+    Limits whose counter cannot be read are left out.
+    """
     found = {}
     for limit, places in _COUNTERS.items():
         for path, word in places:

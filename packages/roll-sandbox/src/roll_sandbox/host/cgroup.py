@@ -32,7 +32,7 @@ def _write(path, value):
 
 
 def _mounts():
-    """Of every cgroup file system: mount point, path of its root in the hierarchy, type, options."""
+    """Yield the mount point, path of the root in the hierarchy, type and options of every cgroup file system."""
     for line in _read("/proc/self/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
@@ -42,13 +42,13 @@ def _mounts():
 
 
 def _own_directory(mount, root, path):
-    """Where the group `path` of a hierarchy is seen under a mount of it."""
+    """Return the directory of the group `path` under a mount of its hierarchy."""
     inside = os.path.relpath(path, root) if root != "/" else path.lstrip("/")
     return mount if inside in (".", "") or inside.startswith("..") else os.path.join(mount, inside)
 
 
 def _bases():
-    """By controller, the directory below which groups can be made; {} where none can."""
+    """Return, by controller, the directory below which groups can be made; {} if none can."""
     own = {}
     for line in _read("/proc/self/cgroup").splitlines():
         _, names, path = line.split(":", 2)
@@ -70,7 +70,7 @@ def _bases():
 
 
 def _hands_on(base):
-    """Whether groups below `base` can have both controllers; asks for it."""
+    """Return whether groups below `base` can have both controllers; enable them if possible."""
     control = os.path.join(base, "cgroup.subtree_control")
     try:
         if not set(_CONTROLLERS) <= set(_read(control).split()):
@@ -81,7 +81,7 @@ def _hands_on(base):
 
 
 class Groups:
-    """All groups of one spawner, in a directory named after its process."""
+    """All control groups of one spawner, in a directory named after its pid."""
 
     def __init__(self):
         self.roots = []
@@ -115,11 +115,11 @@ class Groups:
         return _CPU in self.by_controller or bool(self.roots and os.path.exists(self.roots[0] + "/cpu.stat"))
 
     def make(self, slot):
-        """The group of a slot."""
+        """Make the group of a slot."""
         return Group({name: os.path.join(root, str(slot)) for name, root in self.by_controller.items()})
 
     def close(self):
-        """Remove all; processes in them must have ended."""
+        """Remove all groups; their processes must have ended."""
         for root in self.roots:
             for name in os.listdir(root) if os.path.isdir(root) else ():
                 if os.path.isdir(os.path.join(root, name)):
@@ -129,7 +129,7 @@ class Groups:
 
 
 class Group:
-    """Bounds for the processes in it."""
+    """A control group that bounds the processes in it."""
 
     def __init__(self, directories):
         self.directories = directories
@@ -142,7 +142,7 @@ class Group:
         """File descriptor of the count of CPU time: agents read it, whatever file system they see."""
 
     def bound(self, max_processes, memory_bytes):
-        """Set the bounds, where they differ from what they were."""
+        """Set the bounds, if they differ from the present ones."""
         if self.bounds == (max_processes, memory_bytes):
             return
         _write(self.directories["pids"] + "/pids.max", max_processes)
@@ -159,19 +159,19 @@ class Group:
         self.bounds = (max_processes, memory_bytes)
 
     def enter(self):
-        """Move this process into it."""
+        """Move this process into the group."""
         for directory in set(self.directories.values()):
             _write(directory + "/cgroup.procs", 0)
 
     def members(self):
-        """List the pids of the processes in it, as this process sees them; ended ones are not listed."""
+        """List the pids of the live processes in the group, as this process sees them."""
         try:
             return [int(word) for word in _read(self.directories["pids"] + "/cgroup.procs").split()]
         except OSError:
             return []  # it was removed
 
     def kill(self):
-        """Kill everything in it at once; whether the kernel can (version 2, from Linux 5.14)."""
+        """Kill everything in the group at once, and return whether the kernel can (version 2, from Linux 5.14)."""
         path = self.directories["pids"] + "/cgroup.kill"
         if not os.path.exists(path):
             return False
@@ -179,13 +179,13 @@ class Group:
         return True
 
     def cpu_counter(self):
-        """The file that counts the CPU time of all that was ever in it; empty where nothing does."""
+        """Return the file that counts the CPU time of all processes ever in the group; empty if nothing counts it."""
         if self.version == 2:
             return self.directories["memory"] + "/cpu.stat"
         return self.directories[_CPU] + "/cpuacct.usage" if _CPU in self.directories else ""
 
     def counters(self):
-        """The files that count kills for memory and refused forks, with the word before the count."""
+        """Return the files that count OOM kills and refused forks, each with the word before its count."""
         memory = "memory.oom_control" if self.version == 1 else "memory.events"
         return (
             (os.path.join(self.directories["memory"], memory), "oom_kill"),
@@ -201,7 +201,7 @@ def _try_write(path, value):
 
 
 def _remove(directory, give_up=None):
-    """Remove a group; until `give_up` try again, for the kernel lets go of ended processes a moment after their end."""
+    """Remove a group; retry until `give_up`, since the kernel releases ended processes a moment after their end."""
     give_up = time.monotonic() + _REMOVE_S if give_up is None else give_up
     while True:
         try:
@@ -216,7 +216,7 @@ def _remove(directory, give_up=None):
 
 
 def _sweep(bases):
-    """Remove what spawners left that were killed. What is still in use then is left for the next spawner."""
+    """Remove the groups that killed spawners left. Groups still in use are left to the next spawner."""
     give_up = time.monotonic() + _SWEEP_S
     for base in set(bases):
         for name in os.listdir(base):

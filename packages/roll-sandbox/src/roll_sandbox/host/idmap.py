@@ -15,10 +15,10 @@ from roll_sandbox.agent import kernel
 
 
 def give(layers, user):
-    """In a mount namespace of this process's own: show layers (source, target), read-only, as if they were this user's.
+    """Show layers (source, target) read-only, as if this user owned them. Needs a mount namespace of its own.
 
     Raises:
-        OSError: the kernel or the file system does not offer it.
+        OSError: the kernel or the file system does not support it.
     """
     users = _users(user)
     try:
@@ -34,7 +34,7 @@ def give(layers, user):
 
 
 def _users(user):
-    """File descriptor of a user namespace in which this user and group are called 0."""
+    """Return the file descriptor of a user namespace in which this user and group are 0."""
     ours, theirs = socket.socketpair()
     pid = os.fork()
     if pid == 0:

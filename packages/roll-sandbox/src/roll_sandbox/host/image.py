@@ -21,7 +21,7 @@ _NOSUID, _NODEV = 2, 4
 
 
 class Images:
-    """Trees by name."""
+    """The trees that a spawner has built, by name."""
 
     def __init__(self):
         _sweep()
@@ -32,7 +32,7 @@ class Images:
         kernel.mount("tmpfs", self.root, "tmpfs", _NOSUID | _NODEV, "mode=755,size=16m")
 
     def build(self, name, plan):
-        """The directory of the tree."""
+        """Build a tree from a plan, and return its directory."""
         tree = os.path.join(self.root, name)
         os.mkdir(tree, 0o755)
         kernel.mount("tmpfs", tree, "tmpfs", _NOSUID, "mode=755,size=4m")
@@ -46,7 +46,7 @@ class Images:
         return tree
 
     def forget(self, name):
-        """Take a tree away, also one that was not finished."""
+        """Remove a tree, even an unfinished one."""
         try:
             kernel.unmount(os.path.join(self.root, name))
         except OSError:
@@ -56,7 +56,7 @@ class Images:
                 shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
 
     def close(self):
-        """Leave nothing on the host: an empty directory is all that it sees."""
+        """Remove everything from the host, which sees only an empty directory."""
         try:
             os.rmdir(self.root)
         except OSError:
@@ -98,9 +98,10 @@ def _do(tree, step, first, second=b""):
 
 
 def _show_unnamed(source, tree, target):
-    """The content of a directory, without its path on the host, which a mount of it would show in /proc/self/mountinfo.
+    """Show a directory without its host path, which a bind mount would reveal in /proc/self/mountinfo.
 
-    False where the kernel has no overlays, or none of this file system.
+    Returns:
+        False if the kernel has no overlays, or none of this file system.
     """
     place = tree + target.replace("/", "-")  # beside the tree, where no sandbox sees it
     layers = [os.path.join(place, name) for name in ("source", "nothing")]
@@ -122,7 +123,7 @@ def _show_unnamed(source, tree, target):
 
 
 def _restrict(target, is_device):
-    """Read-only, with what is mounted below it."""
+    """Make a mount read-only, with everything mounted below it."""
     if not is_device:
         try:
             kernel.freeze_mounts(target)
@@ -133,7 +134,9 @@ def _restrict(target, is_device):
 
 
 def _make_device(original, path):
-    """A node of our own, open to every user: those of some hosts are not. False where it may not be made."""
+    """Make a device node that is open to every user, as those of some hosts are not; return False if it is not
+    permitted.
+    """
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(original).st_rdev)
         os.chmod(path, 0o666)

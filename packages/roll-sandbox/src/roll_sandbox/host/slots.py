@@ -26,7 +26,7 @@ _START_S = 20.0
 
 
 def execute(descriptors, arguments):
-    """In a fork: become a program with `descriptors` as its 0, 1, 2, …, and end with the spawner."""
+    """Replace this fork by a program with `descriptors` as its 0, 1, 2, …, which ends with the spawner."""
     for name in ("SIGCHLD", "SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE", "SIGXFSZ"):
         _signal.signal(getattr(_signal, name), _signal.SIG_DFL)
     kernel.die_with_parent()
@@ -40,7 +40,7 @@ def execute(descriptors, arguments):
 
 
 def fork(function, *arguments):
-    """A child that does this and ends; its number."""
+    """Fork a child that calls `function` and exits, and return its pid."""
     pid = os.fork()
     if pid:
         return pid
@@ -70,14 +70,14 @@ class Zygote:
         self.line.settimeout(None)
 
     def slot(self, groups, user):
-        """A socket to a new slot's process."""
+        """Fork a new slot's process, and return a socket to it."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             socket.send_fds(self.line, [marshal.dumps((groups, user))], [theirs.fileno()])
         return ours
 
     def close(self):
-        """End it, and with it every slot's process."""
+        """End the zygote, and with it every slot's process."""
         self.line.close()
         if self.pid:
             os.kill(self.pid, 9)
@@ -85,7 +85,7 @@ class Zygote:
 
 
 class Slot:
-    """One place. `line`: to its process, where it has one. `pid`: of bwrap, where that started the sandbox."""
+    """A placement slot. `line`: socket to its process, if it has one. `pid`: of bwrap, if that started the sandbox."""
 
     def __init__(self, number, group, user):
         self.number, self.group, self.user = number, group, user
@@ -100,31 +100,36 @@ class Slot:
         """Until when the sandbox must have ended, and the group must be empty, once that was asked for."""
 
     def open(self, zygote):
-        """Have a process made for it; the line to it."""
+        """Start a process for the slot, and return the socket to it."""
         groups = [directory + "/cgroup.procs" for directory in self.directories()]
         self.line, self.own_pid = zygote.slot(groups, self.user), 0
         return self.line
 
     def directories(self):
-        """Of its control group."""
+        """Return the directories of the slot's control group."""
         return sorted(set(self.group.directories.values())) if self.group is not None else []
 
     def counter(self):
-        """File descriptor of the count of its CPU time, if there is one."""
+        """Return the file descriptor of the slot's CPU counter in a list; empty without a counter."""
         return [self.group.cpu] if self.group is not None and self.group.cpu >= 0 else []
 
     def start(self, tree, line, complaints):
-        """Have its process start a sandbox.
+        """Start a sandbox in the slot's process.
 
         Raises:
-            OSError: its process is gone.
+            OSError: the slot's process is gone.
         """
         socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, complaints, *self.counter()])
 
     def start_bwrap(self, arguments, layers, line, complaints, code):
-        """Start a sandbox by bwrap: 0, 1 are the agent's line, 2 is for complaints, 3 its code, 4 counts CPU time.
+        """Start a sandbox with bwrap. Descriptors: 0, 1 the agent's line, 2 complaints, 3 its code, 4 the CPU counter.
 
-        `layers`: of an image: where each is, and where it is to be shown.
+        Args:
+            arguments: bwrap's command line.
+            layers: source and target of each layer of an image.
+            line: descriptor of the agent's line.
+            complaints: descriptor for error messages.
+            code: descriptor of the agent's code.
         """
         self.pid = fork(self._become_bwrap, arguments, layers, (line, line, complaints, code, *self.counter()))
 
@@ -143,7 +148,7 @@ class Slot:
         execute(descriptors, arguments)
 
     def left(self):
-        """Kill what is left in the control group of a sandbox that has ended; what that was."""
+        """Kill the processes left in the control group of an ended sandbox, and return their pids."""
         if self.group is None or (self.line is not None and not self.own_pid):
             return []
         left = [pid for pid in self.group.members() if self.line is None or pid != self.own_pid]
@@ -155,7 +160,7 @@ class Slot:
         return left
 
     def kill(self):
-        """End the sandbox: with the agent, its first process, ends everything in it."""
+        """End the sandbox by killing its first process, the agent."""
         if self.pid and self.line is None and self.group is not None and self.group.kill():
             return
         if not self.pid:

@@ -48,7 +48,7 @@ _LOOK_MS = 5
 
 
 def _first_user():
-    """Where the users of slots begin: high, where no account is, but within what this user namespace knows."""
+    """Return the first UID of slots: high, where no account is, but within this user namespace."""
     with open("/proc/self/uid_map") as file:
         known = sum(int(line.split()[2]) for line in file)
     return 0x6F000000 if known > 0x70000000 else max(known - _SLOT_USERS // 2, known // 2)
@@ -81,7 +81,7 @@ class Spawner:
             _signal.signal(getattr(_signal, name), _signal.SIG_IGN)  # the manager decides, by closing the socket
 
     def serve(self):
-        """Until the manager closes its end."""
+        """Serve until the manager closes its end."""
         self.say("ready", {"groups": self.groups.available, "cpu": self.groups.count_cpu, "root": self.is_root})
         while True:
             for descriptor, _ in self.poll.poll(_LOOK_MS if self.emptying else 1000 if self.killed else None):
@@ -97,14 +97,14 @@ class Spawner:
             self.look_after_ends()
 
     def say(self, *message):
-        """To the manager, if it is still there."""
+        """Send a message to the manager, if it still exists."""
         try:
             self.control.send(marshal.dumps(message))
         except OSError:
             return
 
     def handle(self):
-        """One message; False at the end."""
+        """Handle one message, and return False at the end."""
         try:
             data, descriptors, _, _ = socket.recv_fds(self.control, _MESSAGE_BYTES, 8)
         except ConnectionResetError:  # the manager was killed before it had read everything
@@ -129,12 +129,12 @@ class Spawner:
             self.say("image", name, None, str(error))
 
     def on_forget(self, _, name):
-        """Take a tree away; sandboxes that are in it keep it."""
+        """Remove a tree; sandboxes that are in it keep it."""
         if self.images is not None:
             self.images.forget(name)
 
     def on_zygote(self, descriptors, arguments):
-        """Start the zygote, and slots in advance."""
+        """Start the zygote, and the first slots in advance."""
         try:
             self.zygote = Zygote(arguments, *descriptors)
             self.poll.register(self.zygote.line, select.POLLIN)
@@ -144,7 +144,7 @@ class Spawner:
             self.say("zygote", str(error))
 
     def new_slot(self):
-        """A further place."""
+        """Make another slot."""
         number = self.num_slots
         group = self.groups.make(number) if self.groups.available else None
         slot = Slot(number, group, None if self.first_user is None else self.first_user + number % _SLOT_USERS)
@@ -153,7 +153,7 @@ class Spawner:
         return slot
 
     def open(self, slot):
-        """Have a process made for it, where there is a zygote."""
+        """Start a process for the slot, if there is a zygote."""
         if self.zygote is not None and slot.line is None:
             line = slot.open(self.zygote)
             self.lines[line.fileno()] = slot
@@ -193,7 +193,7 @@ class Spawner:
                 self.killed.append(slot)
 
     def hear(self, descriptor):
-        """From a slot's process: nothing is left of its sandbox. Or nothing at all: it was killed."""
+        """Read from a slot's process: the end of its sandbox, or the end of the process itself if it was killed."""
         slot = self.lines[descriptor]
         try:
             data = slot.line.recv(64)
@@ -211,7 +211,7 @@ class Spawner:
             self.ended(slot, -9, error="the process that started the sandbox was killed", usable=False)
 
     def ended(self, slot, status, *, error="", usable=True):
-        """A sandbox is over; what is left in its control group ends with it."""
+        """Record the end of a sandbox; processes left in its control group are killed."""
         del self.running[slot.identity]
         slot.pid, slot.end = 0, (status, error, usable)
         slot.give_up = time.monotonic() + _EMPTY_S
@@ -219,7 +219,7 @@ class Spawner:
         self.look_after_ends()
 
     def look_after_ends(self):
-        """Free the slots whose sandboxes have ended with all their processes; give up those in which that fails."""
+        """Free the slots whose sandboxes have ended with all their processes; retire the slots in which that fails."""
         now = time.monotonic()
         for slot in [slot for slot in self.killed if slot.identity not in self.running or now > slot.give_up]:
             self.killed.remove(slot)
@@ -239,7 +239,7 @@ class Spawner:
                 self.shut(slot)
 
     def set_free(self, slot):
-        """Have a slot wait for another sandbox."""
+        """Return a slot to the free list."""
         if len(self.free) >= _FREE_SLOTS:
             self.shut(slot)
             self.free.insert(0, slot)
@@ -247,7 +247,7 @@ class Spawner:
             self.free.append(slot)
 
     def shut(self, slot):
-        """End its process."""
+        """End the slot's process."""
         if slot.line is not None:
             del self.lines[slot.line.fileno()]
             self.poll.unregister(slot.line)
@@ -255,7 +255,7 @@ class Spawner:
             slot.line = None
 
     def reap(self):
-        """Collect sandboxes of bwrap that have ended."""
+        """Reap bwrap processes that have ended."""
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -269,7 +269,7 @@ class Spawner:
                 self.ended(slot, status)
 
     def close(self):
-        """End everything."""
+        """End every sandbox, the zygote, and all groups and mounts."""
         for slot in list(self.running.values()):
             slot.kill()
         for descriptor in (self.control, self.wake[0], *([self.zygote.line] if self.zygote is not None else ())):
@@ -289,7 +289,7 @@ class Spawner:
 
 
 def main():
-    """File descriptor 3 is the manager's socket."""
+    """Serve the manager, whose socket is file descriptor 3."""
     spawner = Spawner(socket.socket(fileno=3))
     try:
         spawner.serve()

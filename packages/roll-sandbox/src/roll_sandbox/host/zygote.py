@@ -44,14 +44,14 @@ _DESCRIPTORS = 3
 
 
 def main():
-    """Serve as zygote, with the spawner's socket as file descriptor 0."""
+    """Serve as the zygote, with the spawner's socket as file descriptor 0."""
     line, user = _fork_slots(_socket.socket(fileno=0))
     tree = _start_sandboxes(line)
     _guarded(_enter, tree, user)
 
 
 def receive(line):
-    """A message and its file descriptors; None at the end."""
+    """Receive a message and its file descriptors; the message is None at the end."""
     size = array.array("i").itemsize
     data, ancillary, _, _ = line.recvmsg(_MESSAGE_BYTES, _socket.CMSG_SPACE(_DESCRIPTORS * size))
     descriptors = array.array("i")
@@ -61,7 +61,7 @@ def receive(line):
 
 
 def _guarded(function, *arguments):
-    """What fails in a fork must not return into the loop of its parent."""
+    """Run `function` in a fork, and never return an error into the loop of its parent."""
     try:
         return function(*arguments)
     except BaseException as error:
@@ -70,7 +70,7 @@ def _guarded(function, *arguments):
 
 
 def _fork_slots(control):
-    """In the zygote, forever. In a slot: its socket and its user."""
+    """Fork slots until the spawner closes its end; return only in a slot, its socket and its user."""
     _signal.signal(_signal.SIGCHLD, _signal.SIG_IGN)  # the kernel reaps slots; the spawner sees their sockets close
     zygote = os.getpid()
     control.send(b"ready")
@@ -105,7 +105,7 @@ def _become_slot(zygote, groups, user):
 
 
 def _start_sandboxes(line):
-    """In a slot, until the spawner closes its socket. In the first process of a sandbox: its tree."""
+    """Start sandboxes until the spawner closes the socket; return only in a sandbox's first process, its tree."""
     poll = select.poll()
     poll.register(line, select.POLLIN)
     line.send(marshal.dumps((None, os.getpid())))
@@ -148,7 +148,7 @@ def _start_sandboxes(line):
 
 
 def _enter(tree, user):
-    """Make a sandbox of new namespaces, as bwrap does; what is kept is what the agent needs (see docs/security.md)."""
+    """Set up a sandbox in new namespaces, as bwrap does, with the agent's capabilities (docs/security.md)."""
     one = b"%d %d 1" % (_INSIDE, user)
     for name, text in (("setgroups", b"deny"), ("uid_map", one), ("gid_map", one)):
         kernel.write("/proc/self/" + name, text)
