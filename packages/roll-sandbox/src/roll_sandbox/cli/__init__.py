@@ -24,14 +24,14 @@ _MODULES = {
 
 
 class _Commands(click.Group):
-    """They are imported when one of them is asked for: no other command of `roll` waits for that."""
+    """A group that imports a command only when it is used, so that no other command of `roll` waits for the import."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All, as help and completion show them."""
+        """Return the names of all commands, for help and completion."""
         return sorted(_MODULES)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """One of them."""
+        """Import one command and return it; `None` if no command has this name."""
         if cmd_name not in _MODULES:
             return None
         return cast("click.Command", getattr(import_module(f"{__name__}.{_MODULES[cmd_name]}"), cmd_name))
@@ -39,7 +39,7 @@ class _Commands(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The same; a misspelt one is told what it may have been."""
+        """Resolve the command line's command; for an unknown name, the error suggests the nearest one."""
         if args[0] not in _MODULES and not args[0].startswith("-"):
             raise click.UsageError(f"No such command '{args[0]}'.{nearest(args[0], list(_MODULES))}", ctx)
         return super().resolve_command(ctx, args)

@@ -76,17 +76,17 @@ class SandboxRow(BaseModel):
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A service, and who asks it."""
+    """A service, and the token to use it with."""
 
     url: str
     token: str
     ca_file: str | None
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        """See `remote.calls.call`.
+        """Call a route of the service; see `remote.calls.call`.
 
         Raises:
-            ConfigError: the service refuses what was asked for.
+            ConfigError: the service refuses the request.
         """
         from roll_sandbox.errors import SandboxAccessError, SandboxRequestError, UnknownSandboxError
         from roll_sandbox.remote.calls import call
@@ -98,7 +98,7 @@ class Place:
 
     @asynccontextmanager
     async def runtime(self) -> AsyncIterator[RemoteRuntime]:
-        """A line to it; what was made over it and not left ends with the block."""
+        """Run the body with a connection to the service; sandboxes made over it and not left end with the block."""
         from roll_sandbox.remote import RemoteRuntime
 
         runtime = RemoteRuntime(self.url, self._checked_token(), ca_file=self.ca_file)
@@ -109,7 +109,7 @@ class Place:
             await runtime.close()
 
     async def sandboxes(self) -> list[SandboxRow]:
-        """Those of the owner, the oldest first."""
+        """Return the sandboxes of the token's owner, oldest first."""
         found: list[SandboxRow] = []
         after, full = "", True
         while full:
@@ -120,10 +120,10 @@ class Place:
         return sorted(found, key=lambda each: (each.created, each.sandbox))
 
     async def name_of(self, beginning: str) -> str:
-        """The sandbox that this is the name of, or the beginning of one's.
+        """Return the name of the sandbox that has this name, or the only one whose name begins with it.
 
         Raises:
-            ConfigError: it begins several names, or none.
+            ConfigError: no sandbox name, or more than one, begins with it.
         """
         names = [each.sandbox for each in await self.sandboxes()]
         found = [name for name in names if name == beginning] or [name for name in names if name.startswith(beginning)]
@@ -142,7 +142,7 @@ class Place:
 
 
 def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options that say which service is meant; the command gets them as `place`."""
+    """Add the options that select the service; the command gets them as `place`."""
 
     @click.option(
         "--url",
@@ -161,12 +161,12 @@ def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def shown(value: object) -> str:
-    """A word of somebody else's in one line: nothing in it acts on a terminal."""
+    """Return an untrusted value as one line that is harmless on a terminal."""
     return " ".join(printable(str(value)).split())
 
 
 def age(since: float) -> str:
-    """How long ago."""
+    """Return the time since `since` (Unix time), as one number with its unit."""
     seconds = max(0, int(time.time() - since))
     for unit, length in (("d", 86400), ("h", 3600), ("m", 60)):
         if seconds >= 2 * length:
@@ -175,7 +175,7 @@ def age(since: float) -> str:
 
 
 def size(num_bytes: float) -> str:
-    """In MiB."""
+    """Return a number of bytes in MiB."""
     return f"{num_bytes / 2**20:.1f}M"
 
 
@@ -184,7 +184,7 @@ def missing_packages(error: ImportError) -> ConfigError:
 
 
 def opened_store(database: str | None) -> Store:
-    """A service's database, with the tables of this version."""
+    """Open a service's database, with the tables of this version."""
     try:
         from roll_sandbox.service.settings import default_database
         from roll_sandbox.service.store import Store

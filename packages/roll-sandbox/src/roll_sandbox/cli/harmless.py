@@ -15,7 +15,7 @@ _KEPT = re.compile(r"[\r\b]")
 
 
 class Harmless:
-    """One stream. What would set a title, fill the clipboard or have the terminal answer is shown, not done."""
+    """One stream. Sequences that set a title, fill the clipboard or query the terminal are shown as text instead."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -23,7 +23,7 @@ class Harmless:
         self._coloured = False
 
     def feed(self, data: bytes, *, end: bool = False) -> str:
-        """What of it can be shown by now; at the end also what is left, and no colour stays."""
+        """Return the part that can be shown now; at the end also the rest, with colors reset."""
         text = self._rest + self._decoder.decode(data, final=end)
         begun = None if end else _BEGUN.search(text)
         text, self._rest = (text, "") if begun is None else (text[: begun.start()], text[begun.start() :])

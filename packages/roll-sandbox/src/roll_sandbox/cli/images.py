@@ -23,7 +23,7 @@ _budget = click.option(
 
 @click.group()
 def image() -> None:
-    """Images that sandboxes of this machine may have: `SandboxSpec(image=NAME)`."""
+    """Manage the images that sandboxes of this machine may have: `SandboxSpec(image=NAME)`."""
 
 
 @image.command()
@@ -32,7 +32,7 @@ def image() -> None:
 @click.option("--insecure", is_flag=True, help="Speak to the registry without TLS.")
 @_budget
 def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) -> None:
-    """Bring the image NAME, REGISTRY/REPOSITORY:TAG or …@sha256:…, from its registry."""
+    """Pull the image NAME, REGISTRY/REPOSITORY:TAG or …@sha256:…, from its registry."""
     from roll_sandbox.images.registry import RegistrySource
 
     own = str(reference_of(own or name))
@@ -46,7 +46,7 @@ def pull(name: str, own: str | None, insecure: bool, budget_gb: float | None) ->
 @click.option("--tag", default=None, help="Which image, where PATH has several.")
 @_budget
 def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None) -> None:
-    """Take the image at PATH: an OCI layout, an archive of one or of `docker save`, or a root directory."""
+    """Import the image at PATH: an OCI layout, an archive of one or of `docker save`, or a root directory."""
     from roll_sandbox.images.sources import open_source
 
     with open_source(path, tag=tag) as source:
@@ -56,7 +56,7 @@ def import_image(path: Path, name: str, tag: str | None, budget_gb: float | None
 
 @image.command("list")
 def list_images() -> None:
-    """Show all, the one used last first."""
+    """List all images, most recently used first."""
     for entry in ImageCache().list():
         used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used_at))
         state = "in use" if entry.held else ""
@@ -67,7 +67,7 @@ def list_images() -> None:
 @image.command()
 @click.argument("name")
 def remove(name: str) -> None:
-    """Forget the image NAME; its layers go, too, where nothing else has them."""
+    """Remove the image NAME, and its layers unless another image has them."""
     ImageCache().remove(name)
 
 

@@ -29,7 +29,7 @@ _SMALLEST_ROWS = 5
 @service_options
 @click.option("--json", "as_json", is_flag=True, help="For programs to read.")
 def ls(place: Place, as_json: bool) -> None:
-    """List your sandboxes, the oldest first."""
+    """List your sandboxes, oldest first."""
     found = asyncio.run(place.sandboxes())
     if as_json:
         click.echo(json.dumps([each.model_dump() for each in found], indent=2))
@@ -99,7 +99,7 @@ def stop(place: Place, names: tuple[str, ...], everything: bool) -> None:
 @click.option("--once", is_flag=True, help="Show it once; so it is where the output is no terminal.")
 @click.option("--every", "every_s", type=click.FloatRange(min=0.2), default=2.0, show_default=True, help="Seconds.")
 def top(place: Place, once: bool, every_s: float) -> None:
-    """Show what your sandboxes use, the busiest first, until Ctrl-C."""
+    """Show what your sandboxes use, busiest first, until Ctrl-C."""
     if once or not sys.stdout.isatty():
         click.echo(asyncio.run(_once(place)))
         return
@@ -137,7 +137,7 @@ async def _watch(place: Place, every_s: float) -> None:
 
 @dataclass(frozen=True)
 class _Used:
-    """A sandbox with what it uses; `running` has the words of its programs."""
+    """A sandbox with what it uses; `running` has the first words of its programs."""
 
     row: SandboxRow
     state: str
@@ -147,7 +147,7 @@ class _Used:
 
 
 async def _usage(place: Place, runtime: RemoteRuntime) -> list[_Used]:
-    """Every sandbox with what it uses; one that has just ended, or whose worker is away, with nothing."""
+    """Return every sandbox with what it uses; zeros if it has just ended or its worker is away."""
     places = asyncio.Semaphore(_AT_ONCE)
 
     async def one(row: SandboxRow) -> _Used:
@@ -165,7 +165,7 @@ async def _usage(place: Place, runtime: RemoteRuntime) -> list[_Used]:
 
 
 def _busiest(found: Sequence[_Used], before: dict[str, float], passed_s: float, most: int | None) -> str:
-    """The table of `top`, with the share of a core since the last one."""
+    """Return the table of `top`, with the CPU share of one core since the last table."""
 
     def share(each: _Used) -> float:
         return (each.cpu_s - before[each.row.sandbox]) / passed_s if each.row.sandbox in before else 0.0
@@ -191,7 +191,7 @@ def _busiest(found: Sequence[_Used], before: dict[str, float], passed_s: float, 
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Columns as wide as they need; words of others are made harmless."""
+    """Return a table whose columns are as wide as needed; untrusted values are made harmless."""
     cells = [list(columns), *([shown(value) for value in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(columns))]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in cells)

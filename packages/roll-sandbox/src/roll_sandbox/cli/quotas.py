@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 class _Amount(click.ParamType):
-    """A number, for bytes with its unit; `none`: no bound; `default`: what all may."""
+    """A number, for bytes with its unit; `none`: no bound; `default`: the service's default."""
 
     name = "amount"
 
@@ -50,9 +50,9 @@ _FIELDS = {
 
 @click.group()
 def quota() -> None:
-    """What each owner may have. What is not set for an owner is as `roll-sandbox serve` was told.
+    """Manage the quotas of owners. For what is not set, the defaults of `roll-sandbox serve` apply.
 
-    A server that runs sees a change within seconds; what is there already stays.
+    A running server sees a change within seconds; what already runs stays.
     """
 
 
@@ -67,7 +67,7 @@ def _options(command: Any) -> Any:
 @_options
 @database_option
 def set_quota(owner: str, database: str | None, **given: Any) -> None:
-    """Set what OWNER may have: a number, `none` (no bound) or `default` (what all may)."""
+    """Set the quota of OWNER: a number, `none` (no bound) or `default` (the service's default)."""
     from roll_sandbox.service.tokens import check_owner
 
     check_owner(owner)
@@ -86,14 +86,14 @@ def set_quota(owner: str, database: str | None, **given: Any) -> None:
 @click.argument("owner")
 @database_option
 def show_quota(owner: str, database: str | None) -> None:
-    """Show what is set for OWNER."""
+    """Show the quota that is set for OWNER."""
     _show(owner, _records(database).quotas().get(owner, {}))
 
 
 @quota.command("list")
 @database_option
 def list_quotas(database: str | None) -> None:
-    """Show all owners for whom something is set."""
+    """Show all owners for whom a quota is set."""
     for owner, fields in sorted(_records(database).quotas().items()):
         _show(owner, fields)
 

@@ -30,7 +30,7 @@ _LEAVES = "exit ends it; Enter ~ . leaves it"
 
 @dataclass(frozen=True, kw_only=True)
 class _Wanted:
-    """Which sandbox."""
+    """The sandbox that a command is to use."""
 
     place: Place
     name: str | None
@@ -42,7 +42,7 @@ class _Wanted:
 
 @dataclass
 class _Here:
-    """A sandbox that was opened."""
+    """The sandbox that a command has opened."""
 
     sandbox: Sandbox
     name: str
@@ -130,7 +130,7 @@ async def _run(wanted: _Wanted, program: Command) -> int:
 
 
 async def _print(job: Job) -> None:
-    """Its output, byte for byte; on a terminal, where it could act, made harmless."""
+    """Print the job's output byte for byte; on a terminal, make control sequences in it harmless."""
     streams = {"stdout": sys.stdout, "stderr": sys.stderr}
     terminals = {name: Harmless() for name, stream in streams.items() if stream.isatty()}
 
@@ -147,7 +147,7 @@ async def _print(job: Job) -> None:
 
 
 def _pass_input_on(job: Job) -> None:
-    """Standard input, by a thread that nobody waits for: a read of it may never end."""
+    """Forward standard input in a daemon thread, since a read of it may never return."""
     loop = asyncio.get_running_loop()
     source = sys.stdin.fileno()
 
@@ -212,7 +212,7 @@ async def _shell(wanted: _Wanted, new: bool) -> int:
 
 @asynccontextmanager
 async def _opened(wanted: _Wanted) -> AsyncIterator[_Here]:
-    """The sandbox; ended with the block unless it is to live on."""
+    """Run the body with the sandbox, which ends with the block unless it is to be kept."""
     if wanted.local:
         if wanted.keep or wanted.name:
             raise ConfigError("a sandbox of this machine ends with its command: --keep and names are for a service.")

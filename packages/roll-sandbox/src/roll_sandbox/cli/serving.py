@@ -50,7 +50,7 @@ def serve(
     owner_lifetime: float,
     max_message_bytes: int,
 ) -> None:
-    """Answer clients: `roll_sandbox.connect(url, token)`."""
+    """Serve sandboxes to clients: `roll_sandbox.connect(url, token)`."""
     try:
         from roll_sandbox.service.quotas import Quota
         from roll_sandbox.service.serving import serve as serve_sandboxes
@@ -99,7 +99,8 @@ def worker(
 ) -> None:
     """Run sandboxes on this machine for a service elsewhere.
 
-    SIGTERM: it gets no new ones and ends with the last of those it has; a second one, or Ctrl-C: it ends at once.
+    On SIGTERM it gets no new sandboxes and exits when its last one has ended; on a second SIGTERM or Ctrl-C it exits at
+    once.
     """
     if not token:
         raise ConfigError(

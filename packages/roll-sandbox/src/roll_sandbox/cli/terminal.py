@@ -27,7 +27,7 @@ _CALM = b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b
 
 
 class Keys:
-    """What is typed, without `~.` at the beginning of a line, which leaves. `~~` is one `~`."""
+    """Typed keys, without `~.` at the beginning of a line, which leaves. `~~` is one `~`."""
 
     def __init__(self) -> None:
         self.left = False
@@ -35,7 +35,7 @@ class Keys:
         self._tilde = False
 
     def feed(self, data: bytes) -> bytes:
-        """What of it is for the program."""
+        """Return the bytes that are for the program."""
         said = bytearray()
         for code in data:
             if self._tilde:
@@ -54,7 +54,10 @@ class Keys:
 
 
 def size_here() -> tuple[int, int]:
-    """Rows and columns of the terminal, whatever LINES and COLUMNS say: they stay as they are when it is resized."""
+    """Return the rows and columns of the terminal.
+
+    LINES and COLUMNS are ignored where the terminal is known: they do not change when it is resized.
+    """
     try:
         found = os.get_terminal_size(sys.stdout.fileno())
     except (OSError, ValueError):
@@ -64,7 +67,7 @@ def size_here() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _raw(terminal: int) -> Iterator[None]:
-    """Every key as it is; afterwards as before, also where a program left the terminal in disorder."""
+    """Run the body with the terminal in raw mode, and restore it even if a program left it in disorder."""
     before = termios.tcgetattr(terminal)
     try:
         tty.setraw(terminal)
@@ -77,10 +80,10 @@ def _raw(terminal: int) -> Iterator[None]:
 
 
 async def converse(job: Job) -> ExecutionResult | None:
-    """Type into a program with a terminal, until it ends.
+    """Connect this terminal to a program with a terminal, until it ends.
 
     Returns:
-        its end; `None` where the person left, or this terminal is gone, and it goes on.
+        the program's result; `None` if the user left or this terminal is gone, and the program goes on.
     """
     loop = asyncio.get_running_loop()
     keyboard, keys, leaving = sys.stdin.fileno(), Keys(), asyncio.Event()

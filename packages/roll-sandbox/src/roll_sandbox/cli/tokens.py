@@ -17,7 +17,7 @@ __all__ = ["token"]
 
 @click.group()
 def token() -> None:
-    """Who may use a service. Tokens are kept as digests: each is shown once, when it is made."""
+    """Manage who may use a service. Tokens are stored as digests: each is shown once, when it is created."""
 
 
 @token.command("create")
@@ -29,7 +29,7 @@ def token() -> None:
 @click.option("--note", default="", help="What it is for.")
 @database_option
 def create_token(owner: str, scopes: tuple[str, ...], days: float | None, note: str, database: str | None) -> None:
-    """Make a token of OWNER and print it."""
+    """Create a token for OWNER and print it."""
     lifetime_s = None if days is None else days * 86400
     click.echo(_tokens(database).create(owner, scopes, lifetime_s=lifetime_s, note=note))
 
@@ -50,7 +50,7 @@ def list_tokens(database: str | None) -> None:
 @click.option("--grace", "grace_s", type=click.FloatRange(min=0), default=0.0, help="Seconds for which ID stays good.")
 @database_option
 def rotate_token(id: str, grace_s: float, database: str | None) -> None:
-    """Make another token in place of ID and print it."""
+    """Create a token that replaces ID and print it."""
     click.echo(_tokens(database).rotate(id, grace_s=grace_s))
 
 
@@ -58,7 +58,7 @@ def rotate_token(id: str, grace_s: float, database: str | None) -> None:
 @click.argument("id")
 @database_option
 def revoke_token(id: str, database: str | None) -> None:
-    """Answer nothing to ID any more."""
+    """Revoke the token ID."""
     _tokens(database).revoke(id)
 
 

@@ -34,7 +34,7 @@ def workers(place: Place) -> None:
 @click.option("--wait", is_flag=True, help="Until its last sandbox has ended.")
 @service_options
 def drain(place: Place, name: str, wait: bool) -> None:
-    """Give the worker NAME no new sandboxes. Those that it has go on until they end."""
+    """Give the worker NAME no new sandboxes. Its present ones go on until they end."""
     asyncio.run(_drain(place, name, wait))
 
 
@@ -51,6 +51,6 @@ async def _drain(place: Place, name: str, wait: bool) -> None:
 @click.argument("name")
 @service_options
 def undrain(place: Place, name: str) -> None:
-    """Give the worker NAME sandboxes again."""
+    """Give the worker NAME new sandboxes again."""
     asyncio.run(place.call("POST", f"/v1/workers/{name}/undrain"))
     click.echo(f"{name} gets sandboxes again.")

@@ -17,17 +17,17 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
-    """The numbers of a user and its group, as an image's configuration names them; `SELF` in place of root's.
+    """Return the UID and GID of an image's user; `SELF` instead of root's.
 
-    All files of an image belong to this user, so programs need not be root to change them. And if they were, /proc
-    would let them at the first process, the agent: the kernel shows what is nobody else's to look at as root's.
+    All files of an image belong to this user, so programs need not be root to change them. As root they could reach the
+    first process, the agent, through /proc: the kernel shows processes that cannot be dumped as root's.
 
     Args:
-        user: `name`, `number`, `name:group` and so on.
-        layers: directories, the lowest first.
+        user: user as in the image's configuration: `name`, `number`, `name:group` and so on.
+        layers: directories of the layers, lowest first.
 
     Raises:
-        BadImageError: the image knows no such user.
+        BadImageError: the image has no such user.
     """
     name, _, group = user.partition(":")
     users, groups = (_entries(_read(layers, file)) for file in ("passwd", "group"))
@@ -47,7 +47,7 @@ def account_of(user: str, layers: Sequence[str]) -> tuple[int, int]:
 
 
 def accounts_for(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[str, bytes]:
-    """Files that an image lacks for its own user to have a name, by path."""
+    """Return, by path, the account files that an image needs so that its user has a name; empty if it has them."""
     texts = {file: _read(layers, file) for file in ("passwd", "group")}
     lines = {"passwd": f"user:x:{uid}:{gid}:user:{home}:/bin/sh\n", "group": f"user:x:{gid}:\n"}
     if gid == 0:
@@ -63,7 +63,7 @@ def accounts_for(uid: int, gid: int, home: str, layers: Sequence[str]) -> dict[s
 
 
 def _entries(text: bytes) -> list[list[str]]:
-    """Those with a number at the third place."""
+    """Return the entries that have a number in the third field."""
     lines = (line.split(":") for line in text.decode(errors="surrogateescape").splitlines())
     return [fields for fields in lines if len(fields) > 2 and _is_number(fields[2])]
 
@@ -73,7 +73,7 @@ def _is_number(text: str) -> bool:
 
 
 def _read(layers: Sequence[str], file: str) -> bytes:
-    """A file of /etc in the highest layer that has one, by no link."""
+    """Read a file of /etc from the highest layer that has it, without following links."""
     for layer in reversed(layers):
         try:
             directory = os.open(os.path.join(layer, "etc"), _DIRECTORY)

@@ -39,16 +39,16 @@ _ABANDONED_S = 86400.0
 
 
 def cache_root() -> Path:
-    """Where images lie."""
+    """Return the directory of the image cache."""
     root = os.environ.get("ROLL_CACHE")
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "roll") / "sandbox-images"
 
 
 def default_budget_bytes() -> int:
-    """Most bytes of layers: `ROLL_SANDBOX_IMAGES_BYTES`, else 20 GiB.
+    """Return the most bytes of layers to keep: `ROLL_SANDBOX_IMAGES_BYTES`, else 20 GiB.
 
     Raises:
-        SandboxUnavailableError: the variable is no number.
+        SandboxUnavailableError: the variable is not a positive number.
     """
     said = os.environ.get("ROLL_SANDBOX_IMAGES_BYTES")
     if said is None:
@@ -61,12 +61,12 @@ def default_budget_bytes() -> int:
 
 
 class Source(Protocol):
-    """Where an image comes from (`sources.py`, `registry.py`)."""
+    """The origin of an image (`sources.py`, `registry.py`)."""
 
     image: Image
 
     def open_layer(self, number: int) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """The blob of a layer, 0 being the lowest; of a digest that was checked, where one is known."""
+        """Open the blob of a layer, 0 being the lowest; its digest has been checked if it is known."""
         ...
 
 
@@ -82,28 +82,28 @@ class CachedImage:
 
 
 class Hold:
-    """Keeps an image, and all its layers, from being removed."""
+    """A shared lock that keeps an image, and all its layers, from being removed."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def release(self) -> None:
-        """May be called twice."""
+        """Release the image; may be called twice."""
         if self._descriptor >= 0:
             os.utime(self._descriptor)  # used until now
             os.close(self._descriptor)
             self._descriptor = -1
 
     def __del__(self) -> None:
-        """Of whoever was cancelled before it had it."""
+        """Release the image of a caller that was canceled before it received the hold."""
         self.release()
 
 
 class ImageCache:
-    """See the module.
+    """The image cache of this machine; see the module.
 
     Args:
-        root: where; by default `cache_root()`.
+        root: directory of the cache; by default `cache_root()`.
         budget_bytes: most bytes of all layers together; by default `default_budget_bytes()`.
     """
 
@@ -115,11 +115,11 @@ class ImageCache:
         self._images: dict[str, Image] = {}
 
     def resolve(self, name: str) -> Image:
-        """The image that a name (or a digest of an image) means now.
+        """Return the image that a name (or an image's digest) refers to now.
 
         Raises:
-            UnknownImageError: none; says what to do.
-            SandboxRequestError: it is no name.
+            UnknownImageError: no such image; the message says what to do.
+            SandboxRequestError: the name is malformed.
         """
         digest = name if DIGEST.fullmatch(name) else self._known_names().get(str(reference_of(name)), "")
         if digest and self._file(digest).exists():
@@ -132,10 +132,11 @@ class ImageCache:
         )
 
     def hold(self, image: Image) -> Hold:
-        """Use it: nobody removes it until the hold is released, or this process ends. May wait for who looks at it.
+        """Hold an image, so that it is not removed until the hold is released or this process ends. May wait for a
+        lock.
 
         Raises:
-            UnknownImageError: it was just removed.
+            UnknownImageError: the image was just removed.
         """
         descriptor = -1
         try:
@@ -155,14 +156,14 @@ class ImageCache:
         return Hold(descriptor)
 
     def layer_directories(self, image: Image) -> tuple[str, ...]:
-        """Of its layers, the lowest first."""
+        """Return the directories of the image's layers, lowest first."""
         return tuple(str(self._layer(digest) / "files") for digest in image.layers)
 
     def add(self, name: str, source: Source) -> Image:
-        """Unpack what is not here yet, and give the image this name.
+        """Unpack the layers that are not cached yet, and give the image this name.
 
         Raises:
-            BadImageError: it is broken, hostile or too large.
+            BadImageError: the image is broken, hostile or too large.
             SandboxUnavailableError: the cache cannot be written.
         """
         whole = str(reference_of(name))
@@ -183,11 +184,11 @@ class ImageCache:
         return image
 
     def remove(self, name: str) -> None:
-        """Forget a name, and the image where it was the last.
+        """Remove a name, and the image if that was its last name.
 
         Raises:
-            UnknownImageError: there is none.
-            SandboxUnavailableError: sandboxes use it.
+            UnknownImageError: no such image.
+            SandboxUnavailableError: sandboxes use the image.
         """
         with self._changing():
             image = self.resolve(name)
@@ -201,12 +202,12 @@ class ImageCache:
             self._remove_layers()
 
     def words(self) -> tuple[str, ...]:
-        """All that an image of this machine can be asked for by: names, and digests."""
+        """Return every name and digest that an image of this machine can be requested by."""
         names = self._known_names()
         return tuple(sorted({*names, *(name.removesuffix(":latest") for name in names), *names.values()}))
 
     def list(self) -> list[CachedImage]:
-        """All, the one that was used last first."""
+        """List all images, most recently used first."""
         names = self._known_names()
         found = []
         for path in self._files():
@@ -218,7 +219,7 @@ class ImageCache:
         return sorted(found, key=lambda each: -each.used_at)
 
     def make_root(self, key: str, make: Callable[[str], None]) -> str:
-        """A directory that `make` fills, the first time that this key is asked for. Nobody waits for a lock here.
+        """Return the directory of a key, which `make` fills on the first call. Does not wait for a lock.
 
         Raises:
             SandboxUnavailableError: the cache cannot be written.
@@ -260,7 +261,7 @@ class ImageCache:
             os.close(lock)
 
     def _sweep(self) -> None:
-        """What a process left that was killed while it held the lock."""
+        """Remove the leftovers of processes that were killed while they held the lock."""
         for path in (self.root / "tmp").iterdir():
             _remove_tree(path)
         for path in (self.root / "roots").glob(_UNFINISHED + "*"):
@@ -293,7 +294,7 @@ class ImageCache:
         os.rename(name, path)
 
     def _trim(self, keep: str) -> None:
-        """Remove what was used least lately and nobody holds, until the layers are within the budget."""
+        """Remove least recently used images that are not held, until the layers are within the budget."""
         for path in sorted(self._files(), key=lambda each: each.stat().st_mtime):
             if self._total() <= self._budget_bytes:
                 return
@@ -304,7 +305,7 @@ class ImageCache:
                 self._remove_layers()
 
     def _remove_image(self, digest: str) -> bool:
-        """False where somebody holds it."""
+        """Remove an image, and return False if it is held."""
         with self._alone(self._file(digest)) as free:
             if free:
                 self._images.pop(digest, None)
@@ -314,7 +315,7 @@ class ImageCache:
             return free
 
     def _remove_layers(self) -> None:
-        """Those of no image."""
+        """Remove the layers of no image."""
         used = {_file_name(layer) for path in self._files() for layer in Image.loads(path.read_text()).layers}
         for path in (self.root / "layers").iterdir():
             if path.name not in used:
@@ -327,7 +328,7 @@ class ImageCache:
 
     @contextlib.contextmanager
     def _alone(self, path: Path) -> Iterator[bool]:
-        """Whether nobody holds it; nobody can begin to meanwhile."""
+        """Run the body with whether the image is free (not held); if it is, nothing can hold it meanwhile."""
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:

@@ -38,22 +38,22 @@ class Image:
     """Of its layers' archives, unpacked."""
 
     def dumps(self) -> str:
-        """For `loads`."""
+        """Serialize the image for `loads`."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def loads(text: str) -> Image:
-        """What `dumps` said."""
+        """Load an image from the text of `dumps`."""
         fields: dict[str, Any] = json.loads(text)
         fields["layers"] = tuple(fields["layers"])
         return Image(**fields)
 
 
 def image_of(config: object, digest: str) -> Image:
-    """What a configuration says (OCI image specification, "Image Configuration").
+    """Parse an image's configuration (OCI image specification, "Image Configuration").
 
     Raises:
-        BadImageError: it is none, or has what no program can be given.
+        BadImageError: it is not a configuration, or has values that programs cannot be given.
     """
     if not isinstance(config, dict) or not isinstance(config.get("rootfs"), dict):
         raise BadImageError(f"the image {digest} has no configuration that says what its layers are.")
@@ -70,7 +70,7 @@ def image_of(config: object, digest: str) -> Image:
 
 
 def _environment(said: Any) -> dict[str, str]:
-    """Variables from `NAME=value`."""
+    """Parse variables of the form `NAME=value`."""
     if said is None:
         said = []
     if not isinstance(said, list):

@@ -11,7 +11,7 @@ __all__ = ["merge"]
 
 
 def merge(layers: Iterable[str], target: str) -> None:
-    """Fill a directory with what an overlay of these layers, the lowest first, would show. Files are linked."""
+    """Fill a directory with what an overlay of these layers, lowest first, would show. Files are hard-linked."""
     for layer in layers:
         _add(layer, target)
 

@@ -19,7 +19,7 @@ _TAG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """A name, whole."""
+    """A complete image name."""
 
     registry: str
     """Empty: a name on this machine alone."""
@@ -34,10 +34,10 @@ class Reference:
 
 
 def reference_of(name: str) -> Reference:
-    """The whole name.
+    """Parse an image name and complete it.
 
     Raises:
-        SandboxRequestError: it is none.
+        SandboxRequestError: the name is malformed.
     """
     rest, _, digest = name.partition("@")
     first, slash, others = rest.partition("/")

@@ -53,20 +53,20 @@ _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
 
 
 class RegistrySource:
-    """An image that a registry has; layers are fetched when they are opened (`cache.Source`).
+    """An image in a registry; layers are fetched when they are opened (`cache.Source`).
 
     Args:
-        reference: which one.
-        insecure: whether the registry may be spoken to without TLS.
-        max_blob_bytes: of one layer, as it is sent.
-        pauses_s: before each further attempt.
+        reference: name of the image.
+        insecure: whether to use the registry without TLS.
+        max_blob_bytes: most bytes of one layer, as it is sent.
+        pauses_s: pause before each retry.
 
     Raises:
-        SandboxRequestError: it names no registry.
-        UnknownImageError: the registry has none of this name.
-        SandboxAccessError: it refuses.
-        SandboxUnavailableError: it does not answer.
-        BadImageError: what it sends is not what it should be.
+        SandboxRequestError: the reference has no registry.
+        UnknownImageError: the registry has no such image.
+        SandboxAccessError: the registry refuses.
+        SandboxUnavailableError: the registry does not answer.
+        BadImageError: the registry sends invalid content.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class RegistrySource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """See `cache.Source`."""
+        """Fetch a layer; see `cache.Source`."""
         with self._blob(self._layers[number], self._max_blob_bytes) as blob:
             yield blob
 
@@ -131,7 +131,7 @@ class RegistrySource:
             yield file
 
     def _fetch(self, path: str, file: IO[bytes], most: int, accept: str = "*/*") -> None:
-        """Bring content into a file, again where that may help; the file is at its beginning then."""
+        """Fetch content into a file, with retries where they may help, and rewind the file."""
         url = f"{'http' if self._plain else 'https'}://{self._host}/v2/{self._reference.repository}/{path}"
         for pause_s in (*self._pauses_s, None):
             try:
@@ -170,7 +170,7 @@ class RegistrySource:
         return self._opener.open(request, timeout=_PATIENCE_S)
 
     def _authorized(self, challenge: str) -> str:
-        """What a registry that asks for it is to be told (Docker's token authentication, or a password)."""
+        """Return the authorization that a registry's challenge requires (Docker's token, or a password)."""
         kind, _, rest = challenge.partition(" ")
         password = _password(self._reference.registry)
         if kind.lower() == "basic" and password:
@@ -215,13 +215,13 @@ class RegistrySource:
 
 
 class _Proxies(urllib.request.ProxyHandler):
-    """Takes the proxy of each address, also where a redirect leads elsewhere: see `roll_sandbox.proxies`."""
+    """A handler that selects the proxy of each address, also after a redirect: see `roll_sandbox.proxies`."""
 
     def __init__(self) -> None:
         super().__init__({})
 
     def http_open(self, req: urllib.request.Request) -> Any:
-        """Set the proxy, where there is one; another handler opens the connection."""
+        """Set the proxy, if there is one; another handler opens the connection."""
         proxy = proxy_for(req.full_url)
         return None if proxy is None else self.proxy_open(req, proxy, req.type)
 
@@ -229,7 +229,7 @@ class _Proxies(urllib.request.ProxyHandler):
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
-    """Follows to where content lies; never from TLS to none. Credentials stay (`add_unredirected_header`)."""
+    """A handler that follows redirects, but never from TLS to no TLS. Credentials stay (`add_unredirected_header`)."""
 
     def __init__(self, plain: bool) -> None:
         self._plain = plain
@@ -248,7 +248,7 @@ def _is_this_machine(host: str) -> bool:
 
 
 def _password(registry: str) -> str:
-    """What Docker's configuration has for it, in base64; empty: nothing."""
+    """Return a registry's credentials in Docker's configuration, in base64; empty if it has none."""
     directory = os.environ.get("DOCKER_CONFIG")
     path = (Path(directory) if directory else Path.home() / ".docker") / "config.json"
     try:

@@ -39,14 +39,14 @@ _MAX_DEPTH = 4
 
 
 def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractContextManager[Any]:
-    """The image at a path: a layout's directory, an archive, or a directory that is a root.
+    """Open the image at a path: a layout's directory, an archive, or a root directory.
 
     Args:
-        path: of it.
-        tag: which one, where there are several.
+        path: path of the image.
+        tag: tag of the image, if the path has several.
 
     Raises:
-        BadImageError: there is none, or it is broken.
+        BadImageError: no image is there, or it is broken.
     """
     if (path / "oci-layout").is_file() or (path / "manifest.json").is_file():
         return contextlib.nullcontext(LayoutSource(lambda name: _open_below(path, name), tag))
@@ -60,10 +60,10 @@ def open_source(path: Path, *, tag: str | None = None) -> contextlib.AbstractCon
 
 
 def parsed(data: bytes, what: str) -> Any:
-    """JSON of an image.
+    """Parse a JSON document of an image.
 
     Raises:
-        BadImageError: it is none.
+        BadImageError: it is not JSON.
     """
     try:
         return json.loads(data)
@@ -72,10 +72,10 @@ def parsed(data: bytes, what: str) -> Any:
 
 
 def choose_platform(index: object) -> Mapping[str, Any]:
-    """The entry of an index that is for this machine; the only one, where there is no other.
+    """Return the first entry of an index that is for this machine; entries without a platform fit any.
 
     Raises:
-        BadImageError: none is.
+        BadImageError: no entry fits.
     """
     entries = index.get("manifests") if isinstance(index, dict) else None
     found = [each for each in entries if isinstance(each, dict)] if isinstance(entries, list) else []
@@ -93,10 +93,10 @@ def choose_platform(index: object) -> Mapping[str, Any]:
 
 
 def check_blob(blob: Any, digest: object) -> None:
-    """Whether it is what its name says; it is at its beginning then.
+    """Check that a blob has the digest in its name, and rewind it.
 
     Raises:
-        BadImageError: it is not.
+        BadImageError: it has another digest, or the digest is not SHA-256.
     """
     if not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise BadImageError(f"the image names content by {str(digest)[:80]!r}: only SHA-256 is understood.")
@@ -110,8 +110,8 @@ class LayoutSource:
     """An image whose files can be opened by name.
 
     Args:
-        open_file: a file of the layout; raises `BadImageError` where there is none.
-        tag: which image, where there are several.
+        open_file: opens a file of the layout; raises `BadImageError` or `FileNotFoundError`.
+        tag: tag of the image, if the layout has several.
     """
 
     def __init__(self, open_file: Callable[[str], IO[bytes]], tag: str | None) -> None:
@@ -131,7 +131,7 @@ class LayoutSource:
         _check_count(self._blobs, self.image)
 
     def _find(self, tag: str | None) -> object:
-        """The digest of a manifest."""
+        """Return the digest of the image's manifest."""
         entry = self._choose(self._read("index.json"), tag)
         for _ in range(_MAX_DEPTH):
             if entry.get("mediaType") not in _INDEXES:
@@ -152,7 +152,7 @@ class LayoutSource:
         return choose_platform({"manifests": named})
 
     def _find_saved(self, tag: str | None) -> tuple[Image, list[tuple[str, object]]]:
-        """What an older `docker save` wrote."""
+        """Read the image from the format of an older `docker save`."""
         entries = parsed(self._read("manifest.json"), "the manifest")
         for entry in entries if isinstance(entries, list) else ():
             names = entry.get("RepoTags") or [] if isinstance(entry, dict) else []
@@ -189,7 +189,7 @@ class LayoutSource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """See `cache.Source`."""
+        """Open a layer; see `cache.Source`."""
         name, digest = self._blobs[number]
         if digest is None:
             try:
@@ -215,14 +215,14 @@ class DirectorySource:
 
     @contextlib.contextmanager
     def open_layer(self, number: int) -> Iterator[IO[bytes]]:
-        """See `cache.Source`."""
+        """Open the layer; see `cache.Source`."""
         self._archive.seek(0)
         yield self._archive
 
 
 @contextlib.contextmanager
 def _packed(path: Path) -> Iterator[DirectorySource]:
-    """The directory as an archive, the same one for the same files."""
+    """Run the body with the directory as an image; the same files give the same archive."""
 
     def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
         member.uid = member.gid = 0
@@ -243,7 +243,7 @@ def _packed(path: Path) -> Iterator[DirectorySource]:
 
 @contextlib.contextmanager
 def _archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
-    """An archive, packed or not; files in it are read where they are."""
+    """Run the body with the image of an archive, compressed or not; its files are read in place."""
     try:
         with tarfile.open(path, tarinfo=Header) as archive:
             members = {os.path.normpath(member.name): member for member in archive if member.isfile() or member.issym()}
@@ -275,7 +275,7 @@ def _open_below(root: Path, name: str) -> IO[bytes]:
 
 
 def _annotations(entry: Mapping[str, Any]) -> set[str]:
-    """Tags of an entry of an index."""
+    """Return the tags of an index entry."""
     said = entry.get("annotations")
     name = str(said.get("org.opencontainers.image.ref.name", "")) if isinstance(said, dict) else ""
     return {name, name.rpartition(":")[2]} - {""}

@@ -32,13 +32,13 @@ _TAKEN = (_BELOW, "/.image", "/.space", "/.layers", "/proc", "/dev")
 
 
 def image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> Plan:
-    """The steps (see `system_plan`) for sandboxes of this image with these additions.
+    """Return the steps (see `system_plan`) for sandboxes of this image with these mounts.
 
     Args:
-        cache: where it is.
-        image: which one.
-        mounts: the additions.
-        merged: whether its layers are to be put together into one, for a machine without overlays.
+        cache: the cache that has the image.
+        image: the image.
+        mounts: mounts to add.
+        merged: whether to merge the layers into one, for a machine without overlays.
 
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
@@ -61,18 +61,18 @@ def image_plan(cache: ImageCache, image: Image, mounts: tuple[Mount, ...], *, me
 
 
 def agent_image(image: Image, mounts: tuple[Mount, ...], *, merged: bool) -> dict[str, Any]:
-    """What the agent is told of it."""
+    """Return the image's part of the agent's settings."""
     binds = ["/dev", _BELOW, *(mount.target for mount in mounts)]
     return {"layers": 1 if merged else len(image.layers) + 1, "binds": binds, "cwd": image.cwd, "bash": _bash()}
 
 
 def image_environment(image: Image) -> dict[str, str]:
-    """The variables that every program gets."""
+    """Return the environment variables of every program."""
     return {"PATH": DEFAULT_PATH, "LANG": "C.UTF-8", **image.env, "HOME": HOME}
 
 
 def _own_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> str:
-    """The uppermost layer: places for what is mounted, and the few files that a sandbox has of its own."""
+    """Make the topmost layer: mount points, and the few files that each sandbox adds."""
     files = {"/etc/hosts": _HOSTS, **accounts_for(image.uid, image.gid, HOME, cache.layer_directories(image))}
     directories = ["/proc", "/dev", "/tmp", HOME, _BELOW]
     for mount in mounts:
@@ -97,7 +97,7 @@ def _own_layer(cache: ImageCache, image: Image, mounts: tuple[Mount, ...]) -> st
 
 @functools.cache
 def agent_command() -> list[str]:
-    """The interpreter of this machine at `/.roll`; arguments follow."""
+    """Return the command of this machine's interpreter below `/.roll`, without arguments."""
     return [*_loading(), _python_home() + str(interpreter()).removeprefix(str(Path(sys.base_prefix).resolve()))]
 
 
@@ -107,19 +107,19 @@ def _bash() -> list[str]:
 
 
 def _loading() -> list[str]:
-    """What comes before a program of this machine in an image: its own loader, with its own libraries."""
+    """Return the command prefix that runs a program of this machine in an image: its loader, with its libraries."""
     loader = _loader()
     return [] if loader is None else [_BELOW + loader, "--library-path", ":".join(_libraries(loader))]
 
 
 def _python_home() -> str:
-    """Where the prefix of the interpreter is."""
+    """Return the directory of the interpreter's prefix in the sandbox."""
     prefix = Path(sys.base_prefix).resolve()
     return f"{_BELOW}{prefix}" if prefix.is_relative_to("/usr") else f"{_BELOW}/python"
 
 
 def _loader() -> str | None:
-    """What loads the interpreter (ELF: the path in its segment PT_INTERP); `None` where it needs none."""
+    """Return the interpreter's loader (ELF: the path in its segment PT_INTERP); `None` if it needs none."""
     with open(interpreter(), "rb") as file:
         found = re.search(rb"\0(/[\w/.-]*/ld[\w.-]*\.so[\w.]*)\0", file.read(2**16))
     return os.path.realpath(found[1].decode()) if found else None

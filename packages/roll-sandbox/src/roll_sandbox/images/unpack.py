@@ -40,16 +40,16 @@ _REMOVED, _OPAQUE, _PRIVATE = ".wh.", ".wh..wh..opq", ".wh..wh."
 
 @dataclass
 class Bounds:
-    """What an image may still unpack to; each layer takes from it."""
+    """The bytes and entries that an image may still unpack to; each layer takes from them."""
 
     bytes_left: int
     entries_left: int = 1_000_000
 
     def take(self, size: int, entries: int = 0) -> None:
-        """So much more.
+        """Subtract what was unpacked.
 
         Raises:
-            BadImageError: that is too much.
+            BadImageError: the image exceeds its bounds.
         """
         self.bytes_left -= size
         self.entries_left -= entries
@@ -62,10 +62,10 @@ class Bounds:
 
 
 def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
-    """The content of a layer's blob in pieces, whatever it is packed with (gzip, zstd, nothing).
+    """Yield the content of a layer's blob in pieces, decompressed (gzip, zstd, none).
 
     Raises:
-        BadImageError: it is broken, or packed with something else.
+        BadImageError: the blob is broken, or needs a package that is not installed.
     """
     start = blob.read(4)
     blob.seek(0)
@@ -90,7 +90,7 @@ def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
 
 
 def _inflated(blob: IO[bytes]) -> Iterator[bytes]:
-    """Member after member of a gzip file, never more than a piece at once."""
+    """Yield the content of a gzip file with any number of members, never more than one piece at once."""
     try:
         current, data = zlib.decompressobj(wbits=31), b""
         while True:
@@ -109,7 +109,7 @@ def _inflated(blob: IO[bytes]) -> Iterator[bytes]:
 
 
 class _Stream:
-    """Pieces as a file that is read once, from front to back, and its digest."""
+    """A sequential file over pieces, which computes their digest. tarfile reads it once, front to back."""
 
     def __init__(self, pieces: Iterator[bytes], bounds: Bounds) -> None:
         self._pieces = pieces
@@ -158,17 +158,17 @@ class _Stream:
         return bool(self._piece)
 
     def finish(self) -> str:
-        """The digest of all there is."""
+        """Read to the end, and return the digest of everything."""
         while self._more():
             pass
         return "sha256:" + self.digest.hexdigest()
 
 
 def unpack(pieces: Iterator[bytes], target: str, bounds: Bounds) -> str:
-    """Unpack an archive into an empty directory; its digest (the layer's "diff ID").
+    """Unpack an archive into an empty directory, and return its digest (the layer's "diff ID").
 
     Raises:
-        BadImageError: it is no archive of a layer, or more than `bounds` allow.
+        BadImageError: it is not a layer's archive, or exceeds `bounds`.
         OSError: this machine cannot write it.
     """
     stream = _Stream(pieces, bounds)
@@ -188,11 +188,11 @@ def unpack(pieces: Iterator[bytes], target: str, bounds: Bounds) -> str:
 
 
 class _NoDirectoryError(BadImageError):
-    """Something other than a directory is where one would have to be."""
+    """A parent of an entry exists, but is not a directory."""
 
 
 class _Layer:
-    """A directory that is being filled."""
+    """A directory that is being filled with a layer."""
 
     def __init__(self, path: str, bounds: Bounds) -> None:
         self._root = os.open(path, _DIRECTORY)
@@ -202,7 +202,7 @@ class _Layer:
         os.close(self._root)
 
     def add(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        """One entry."""
+        """Add one entry of the archive."""
         if member.size < 0 or "\0" in member.name + member.linkname:
             raise BadImageError(f"a layer has an impossible entry ({member.name[:80]!r}).")
         self._bounds.take(member.size if member.issparse() else 0, entries=1)
@@ -268,7 +268,13 @@ class _Layer:
             os.close(source)
 
     def _open(self, parts: list[str], *, make: bool = True, follow: bool = True) -> int:
-        """The directory that these names lead to, made where it is missing; `follow`: also through links."""
+        """Open the directory that these names lead to.
+
+        Args:
+            parts: names, from the layer's root.
+            make: whether to create missing directories.
+            follow: whether to follow links.
+        """
         waiting, opened, links = list(reversed(parts)), [os.dup(self._root)], 0
         try:
             while waiting:
@@ -302,10 +308,10 @@ class _Layer:
 
 
 def _split(path: str) -> tuple[list[str], str]:
-    """The names above an entry, and its own; both empty for the root.
+    """Split a path into the names of its parents and its own name; both are empty for the root.
 
     Raises:
-        BadImageError: it leads out of the layer.
+        BadImageError: the path leads out of the layer.
     """
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:
@@ -314,7 +320,7 @@ def _split(path: str) -> tuple[list[str], str]:
 
 
 def _mode(member: tarfile.TarInfo) -> int:
-    """Of a directory, which its owner may always use; of a file, which its owner may always read."""
+    """Return an entry's mode, with full access to a directory and read access to a file for the owner."""
     return member.mode & 0o1777 | 0o700 if member.isdir() else member.mode & 0o777 | 0o400
 
 
@@ -326,7 +332,7 @@ def _target_of(name: str, parent: int) -> str | None:
 
 
 def _clear(parent: int, name: str) -> None:
-    """Make way for an entry that comes a second time, as something else."""
+    """Remove an existing entry of this name, to replace it."""
     try:
         if stat.S_ISDIR(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode):
             shutil.rmtree(name, dir_fd=parent)
@@ -371,7 +377,7 @@ def _write(parent: int, name: str, member: tarfile.TarInfo, archive: tarfile.Tar
 
 
 def _remove_below(parent: int, name: str) -> None:
-    """Have a name, or all that lower layers have here, disappear."""
+    """Hide a name, or all entries of lower layers in this directory."""
     if name == _OPAQUE:
         os.setxattr(parent, "user.overlay.opaque", b"y")
         return
