@@ -33,7 +33,7 @@ _HEADERS = {
 
 
 def scope_for(method: str, path: str) -> str:
-    """The scope that a request needs; `worker` for workers, `admin` for what is not known."""
+    """Return the scope that a request needs; `worker` for workers, `admin` for unknown paths."""
     if path == "/v1/worker":
         return "worker"
     if path in ("/health/ready", "/openapi.json"):
@@ -48,10 +48,14 @@ def scope_for(method: str, path: str) -> str:
 
 
 class Access:
-    """Middleware; requests that pass have `scope["identity"]`.
+    """Middleware that checks tokens, scopes and rates; requests that pass have `scope["identity"]`.
 
     Args:
-        max_bytes: of the body of one request.
+        app: the application behind it.
+        tokens: the tokens of the service.
+        quotas: the quotas of owners.
+        audit: the audit log.
+        max_bytes: most bytes of a request's body.
     """
 
     def __init__(self, app: ASGIApp, tokens: Tokens, quotas: Quotas, audit: Audit, max_bytes: int) -> None:
@@ -81,7 +85,7 @@ class Access:
         await app(scope, self._bounded(receive), _with_headers(send))
 
     async def _refusal(self, scope: Scope) -> Response | None:
-        """Why a request is not answered, or nothing; then `scope` has who asks."""
+        """Return the response that refuses a request, or `None` after storing the identity in `scope`."""
         peer = str((scope.get("client") or ("", 0))[0])
         if self._failures.empty(peer):
             return _no(429, "access", "too many tokens from there were refused: wait a minute.")
@@ -114,7 +118,7 @@ class Access:
         return None
 
     def rates(self, identity: Identity) -> Rates:
-        """How often this owner may ask."""
+        """Return the rate limiter of this identity's owner."""
         owner = identity.owner
         per_s = self._quotas.of(owner).requests_per_s
         if owner not in self._rates or self._rates[owner].per_s != per_s:
@@ -122,7 +126,7 @@ class Access:
         return self._rates[owner]
 
     def _bounded(self, receive: Receive) -> Receive:
-        """A body without a length may not be larger either."""
+        """Wrap `receive` so that a body without a Content-Length is bounded, too."""
         left = self._max_bytes
 
         async def bounded() -> Message:
@@ -135,7 +139,10 @@ class Access:
 
 
 def _given(headers: Headers, path: str) -> str:
-    """The token; on ROCK's routes also where ROCK's SDK can put one: a header of its own, or a URL's password."""
+    """Return the token of a request.
+
+    On ROCK's routes it may also be where ROCK's SDK can put it: in a header of its own, or in a URL's password.
+    """
     scheme, _, given = headers.get("authorization", "").partition(" ")
     if path.startswith(ROCK + "/"):
         if scheme.lower() == "basic":
@@ -147,7 +154,7 @@ def _given(headers: Headers, path: str) -> str:
 
 
 async def _refuse_socket(refusal: Response, scope: Scope, receive: Receive, send: Send) -> None:
-    """The refusal in place of a handshake; 403 where the server has no other word for it."""
+    """Refuse a WebSocket handshake with this response; with 403 if the server supports nothing else."""
     await receive()
     if "websocket.http.response" not in scope.get("extensions", {}):
         await send({"type": "websocket.close", "code": 1008})

@@ -22,7 +22,7 @@ __all__ = ["make_app"]
 
 
 def make_app(service: Service) -> ASGIApp:
-    """What answers for a service; its life is the application's."""
+    """Return the ASGI application of a service, which starts and ends with it."""
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -37,11 +37,11 @@ with os.fdopen(0, "rb", closefd=False) as source, tarfile.open(fileobj=source, m
 
 
 async def pack(sandbox: Sandbox, path: str) -> bytes:
-    """A directory's files and directories; links and devices are left out.
+    """Return a tar archive of a directory's files and directories, without links and devices.
 
     Raises:
-        SandboxPathError: it cannot be read.
-        SandboxRequestError: what the sandbox says is no such archive.
+        SandboxPathError: the directory cannot be read.
+        SandboxRequestError: the sandbox returned something other than such an archive.
     """
     program = PythonCode(source=_PACK, argv=(path,), wall_s=_WALL_S, output_bytes=MOST_BYTES)
     result = await sandbox.execute(program)
@@ -53,12 +53,12 @@ async def pack(sandbox: Sandbox, path: str) -> bytes:
 
 
 async def unpack(sandbox: Sandbox, path: str, archive: bytes) -> None:
-    """Write an archive's files below a directory, which is made where there is none.
+    """Write an archive's files below a directory, which is created if it does not exist.
 
     Raises:
-        OversizedUploadError: it does not fit into the sandbox.
-        SandboxPathError: it cannot be written there.
-        SandboxRequestError: it is none, or has what is refused.
+        OversizedUploadError: the archive does not fit into the sandbox.
+        SandboxPathError: the directory cannot be written.
+        SandboxRequestError: it is not a plain tar archive, or has a member that is refused.
     """
     limits = sandbox.spec.limits
     await asyncio.to_thread(check_archive, archive, limits.disk_bytes, limits.max_files)
@@ -68,11 +68,11 @@ async def unpack(sandbox: Sandbox, path: str, archive: bytes) -> None:
 
 
 def check_archive(data: bytes, most_bytes: int, most_files: int) -> None:
-    """Whether it is a plain tar archive of files and directories, none of which leads anywhere else.
+    """Check that `data` is a plain tar archive of files and directories, all inside it.
 
     Raises:
-        OversizedUploadError: its files are more, or larger, than may be.
-        SandboxRequestError: it is none, or compressed, or has another path or kind of member.
+        OversizedUploadError: it has too many or too large files.
+        SandboxRequestError: it is not a tar archive, is compressed, or has another path or kind of member.
     """
     count = size = 0
     try:

@@ -22,9 +22,9 @@ _log = logging.getLogger(__name__)
 
 
 class Audit:
-    """Appends to `path`; at 64 MiB the file becomes `path`.1, in place of an earlier one. `None`: nothing is kept.
+    """A log that appends to `path`; at 64 MiB the file replaces `path`.1. With `None` nothing is logged.
 
-    A file that was moved away (logrotate) is made anew at the next `flush`. What a disk does not take waits, bounded.
+    A file that was moved away (logrotate) is created anew at the next `flush`. If the disk fails, lines wait, bounded.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -40,7 +40,7 @@ class Audit:
             self._file = _opened(path)
 
     def note(self, action: str, *, owner: str, token: str, what: str = "", outcome: str = "ok", peer: str = "") -> None:
-        """One line; it is in the file after the next `flush`."""
+        """Add one line; it is in the file after the next `flush`."""
         if self._path is None:
             return
         said = {"action": action, "owner": owner, "token": token, "what": what, "outcome": outcome, "peer": peer}
@@ -51,7 +51,7 @@ class Audit:
             self._lines.append(json.dumps(entry).encode() + b"\n")
 
     def flush(self) -> None:
-        """Bring what waits into the file; from any thread."""
+        """Write the waiting lines to the file; may be called from any thread."""
         with self._lock:
             if self._path is None or not (self._rest or self._lines):
                 return
@@ -77,7 +77,7 @@ class Audit:
             self._rest = self._rest[os.write(self._file, self._rest) :]
 
     def close(self) -> None:
-        """No more."""
+        """Flush the log and close it."""
         self.flush()
         self._close()
         self._path = None

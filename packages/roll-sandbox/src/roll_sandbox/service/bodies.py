@@ -38,7 +38,7 @@ _NO_ZERO = r"^[^\x00]*$"
 
 
 def invalid(error: RequestValidationError) -> str:
-    """What is wrong with a request, in one line."""
+    """Return what is wrong with a request, in one line."""
     said = []
     for each in error.errors():
         field = "" if each["type"] == "json_invalid" else ".".join(map(str, each["loc"][1:]))
@@ -47,10 +47,10 @@ def invalid(error: RequestValidationError) -> str:
 
 
 def _clean(text: str) -> str:
-    """Text that can be sent on.
+    """Check that a text can be encoded as UTF-8.
 
     Raises:
-        ValueError: half of a surrogate pair is in it.
+        ValueError: it has half of a surrogate pair.
     """
     try:
         text.encode()
@@ -67,17 +67,17 @@ Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 class _Request(Request):
     async def json(self) -> Any:
-        """Its body, of which no more is made than its bytes are worth."""
+        """Parse the body, whose number and depth of values were checked first."""
         body = await self.body()
         check_values(body)
         return json.loads(body.decode())
 
 
 class CheckedRoute(APIRoute):
-    """A route whose JSON is looked at before it is read."""
+    """A route whose JSON is checked before it is parsed."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
-        """See `APIRoute`."""
+        """Return the handler; see `APIRoute`."""
         answer = super().get_route_handler()
 
         async def checked(request: Request) -> Response:
@@ -132,10 +132,10 @@ class RunBody(_Body):
     """In namespaces and files of its own."""
 
     def program(self) -> Program:
-        """What it asks for.
+        """Return the program to run.
 
         Raises:
-            SandboxRequestError: nothing to run.
+            SandboxRequestError: the body has neither `source` nor `argv`.
         """
         settings = {key: value for key, value in self if key not in ("source", "argv", "alone")}
         settings["argv"] = tuple(self.argv)
@@ -197,7 +197,7 @@ class EntryBody(BaseModel):
 
 
 def result_body(result: ExecutionResult, *, output_kept: bool = True) -> ResultBody:
-    """A result as an answer."""
+    """Convert a result to a response body."""
     return ResultBody(
         outcome=result.outcome.value,
         exit_code=result.exit_code,

@@ -74,14 +74,14 @@ class Entry:
         return time.time() + self.ends - time.monotonic()
 
     def send(self, message: Message) -> None:
-        """To its worker, which hears of it first when it has been written down."""
+        """Send a message to the sandbox's worker, once the sandbox is in the database."""
         if self.waiting is None:
             self.worker.send(message)
         else:
             self.waiting.append(message)
 
     def written(self) -> list[Message]:
-        """It has been written down, or never will be; what came for its worker before."""
+        """Stop queueing after the database write has ended, well or not, and return the messages that waited for it."""
         waiting, self.waiting = self.waiting or [], None
         return waiting
 

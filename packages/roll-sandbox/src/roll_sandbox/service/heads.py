@@ -16,13 +16,13 @@ MOST_BYTES = 2**18
 
 
 class BoundedHttp(HttpToolsProtocol):
-    """See the module. A request that has more is answered 400, and hung up on."""
+    """A protocol that answers 400 to a request with a larger head, and closes the connection; see the module."""
 
     _around = 0
     """Bytes of this request that were no body."""
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
+        """Count the received bytes; called by the event loop."""
         if self.transport.is_closing():
             return
         self._around += len(data)
@@ -31,11 +31,11 @@ class BoundedHttp(HttpToolsProtocol):
             self.send_400_response("The request has too much around its body.")
 
     def on_message_begin(self) -> None:
-        """Called by the parser."""
+        """Reset the count; called by the parser."""
         self._around = 0
         super().on_message_begin()
 
     def on_body(self, body: Any) -> None:
-        """Called by the parser."""
+        """Subtract the body from the count; called by the parser."""
         self._around -= len(body)
         super().on_body(body)

@@ -24,10 +24,12 @@ _acting: ContextVar[Identity] = ContextVar("acting")
 
 
 class Owned:
-    """One owner's sandboxes, as routes use them. What was made here lives until it is stopped or expires.
+    """One owner's sandboxes, as routes use them. A sandbox that was made here lives until it is stopped or expires.
 
     Args:
-        era: which run of the server this is: sessions of an earlier one are lost.
+        board: the switchboard.
+        identity: the owner's identity.
+        era: identifier of this run of the server: sessions of an earlier run are lost.
     """
 
     def __init__(self, board: Switchboard, identity: Identity, era: str) -> None:
@@ -48,11 +50,11 @@ class Owned:
     async def create(
         self, spec: SandboxSpec, lifetime_s: float | None, *, near: str | None = None, name: str | None = None
     ) -> tuple[RemoteSandbox, bool]:
-        """See `Line.create`; and whether it is new. One of this name that is alive is the answer.
+        """Create a sandbox, or return the live one of this name; and return whether it is new. See `Line.create`.
 
         Raises:
-            SandboxRequestError: the one of this name is of another spec.
-            UnknownSandboxError: the one of this name has ended.
+            SandboxRequestError: the sandbox of this name has another spec.
+            UnknownSandboxError: the sandbox of this name has ended.
         """
         if name is None:
             return self._kept(await self._line.create(spec, lifetime_s=lifetime_s, near=near)), True
@@ -70,7 +72,7 @@ class Owned:
         return await self._made(name, lambda: self._line.create(spec, lifetime_s=lifetime_s, name=name)), new
 
     async def _made(self, name: str, make: Callable[[], Coroutine[Any, Any, RemoteSandbox]]) -> RemoteSandbox:
-        """One for all who ask at the same time, known before anybody has it; whoever asks may be cancelled."""
+        """Make a sandbox once for all concurrent callers, any of which may be canceled."""
 
         async def made() -> RemoteSandbox:
             return self._kept(await make())
@@ -81,11 +83,11 @@ class Owned:
         return await asyncio.shield(self._making[name])
 
     async def entry(self, name: str) -> Entry:
-        """What the service knows of one.
+        """Return the service's entry of a sandbox.
 
         Raises:
-            SandboxExpiredError, SandboxLostError: how it ended, within the last hour.
-            UnknownSandboxError: there is none of this name, or it was stopped.
+            SandboxExpiredError, SandboxLostError: it has ended so, within the last hour.
+            UnknownSandboxError: the owner has no such sandbox, or it was stopped.
         """
         try:
             return self.board.find(self.owner, name)
@@ -99,11 +101,11 @@ class Owned:
             raise
 
     async def sandbox(self, name: str) -> RemoteSandbox:
-        """One that the owner has.
+        """Return a sandbox of the owner.
 
         Raises:
             SandboxExpiredError, SandboxLostError: it has ended so.
-            UnknownSandboxError: there is none of this name.
+            UnknownSandboxError: the owner has no such sandbox.
         """
         found = self._sandboxes.get(name)
         if found is None or found.broken:
@@ -123,7 +125,7 @@ class Owned:
             del self.sessions[key]
 
     def begin(self, sandbox: RemoteSandbox, program: Program, *, alone: bool, key: str | None) -> Job:
-        """A program; under a `key` that is known, the one that was begun with it."""
+        """Start a program; with a known `key`, return the job that was started with it."""
         if key is None:
             return sandbox.begin(program, alone=alone)
         place = sandbox.name, key
@@ -133,17 +135,17 @@ class Owned:
         return self._running[place]
 
     def keep(self, sandbox: str, session: Session) -> str:
-        """A new session's name."""
+        """Store a new session, and return its name."""
         name = f"{self._era}-{new_name()}"
         self.sessions[sandbox, name] = session
         return name
 
     async def session(self, name: str, session: str) -> Session:
-        """One that was opened here.
+        """Return a session that was opened here.
 
         Raises:
             SandboxLostError: an earlier run of the server opened it.
-            UnknownSandboxError: there is none.
+            UnknownSandboxError: there is no such session.
         """
         await self.entry(name)
         found = self.sessions.get((name, session))
@@ -156,7 +158,7 @@ class Owned:
 
 
 class Inside:
-    """`Owned` by owner."""
+    """The `Owned` of each owner."""
 
     def __init__(self, board: Switchboard) -> None:
         self._board = board
@@ -164,7 +166,7 @@ class Inside:
         self._era = secrets.token_hex(6)
 
     def of(self, identity: Identity) -> Owned:
-        """Of whoever asks; what the calling task does from now on, it does in this name."""
+        """Return the sandboxes of an identity's owner; later audit lines of the calling task name this identity."""
         _acting.set(identity)
         if identity.owner not in self._owned:
             self._owned[identity.owner] = Owned(self._board, identity, self._era)

@@ -28,12 +28,13 @@ _log = logging.getLogger(__name__)
 
 
 class Keeper:
-    """Looks after a switchboard.
+    """The housekeeping of a switchboard.
 
     Args:
+        board: the switchboard.
         orphan_s: see `switchboard.ORPHAN_S`.
         away_s: see `switchboard.AWAY_S`.
-        report: what the worker in this process says of its machine, if there is one.
+        report: updates the report of the worker in this process, if there is one.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Keeper:
         self._looked = math.inf
 
     async def recover(self, local: str) -> None:
-        """What an earlier server left: its own sandboxes died with it, those of workers may come back."""
+        """Restore the sandboxes of an earlier server: its own are lost, those of workers may come back."""
         rows = await asyncio.to_thread(self._board.records.alive)
         programs = await asyncio.to_thread(self._board.records.programs)
         for row in rows:
@@ -64,7 +65,7 @@ class Keeper:
             self._board.records.gone(row.owner, row.name, "ended", "lost", None)
 
     async def watch(self) -> None:
-        """Until it is cancelled."""
+        """Run the housekeeping until canceled."""
         turns = 0
         while True:
             await asyncio.sleep(_EVERY_S)
@@ -87,7 +88,7 @@ class Keeper:
             await asyncio.to_thread(self._board.records.forget)
 
     def look(self, monotonic: float) -> None:
-        """Once."""
+        """Run one round of the housekeeping."""
         board = self._board
         stalled, self._looked = monotonic - self._looked > 4 * _EVERY_S, monotonic  # then what came was not read yet
         for entry in list(board.entries.values()):
@@ -106,10 +107,10 @@ class Keeper:
 
 
 def restore(board: Switchboard, row: Row[Any], programs: dict[str, str]) -> None:
-    """A sandbox that an earlier server wrote down, and the states of its programs; its worker may come back.
+    """Restore a sandbox of an earlier server, with the states of its programs; its worker may come back.
 
     Raises:
-        SandboxRequestError, TypeError: a hand has spoilt the row.
+        SandboxRequestError, TypeError: the row is corrupt.
     """
     spec, created = spec_of(readable(row.spec)), row.created + 0.0
     left = min(row.expires - time.time(), row.expires - created)  # a clock that was set back gives no more
@@ -127,18 +128,18 @@ def restore(board: Switchboard, row: Row[Any], programs: dict[str, str]) -> None
 
 
 def give_up(board: Switchboard, worker: WorkerLink) -> None:
-    """A worker that does not come back: what it held is lost."""
+    """Remove a worker that does not come back; its sandboxes are lost."""
     del board.workers[worker.name]
     for entry in held(board, worker):
         lose(board, entry, f"its worker '{worker.name}' has gone")
 
 
 def lose(board: Switchboard, entry: Entry, why: str) -> None:
-    """A sandbox that is no more, and nobody knows what its programs came to."""
+    """Mark a sandbox as lost: it is gone, and the results of its programs are unknown."""
     said: dict[str, Any] = {"op": "gone", "sandbox": entry.place}
     board.hear({**said, **failure_said(SandboxLostError(f"the sandbox is lost: {why}"))})
 
 
 def held(board: Switchboard, worker: WorkerLink) -> list[Entry]:
-    """The sandboxes of one worker."""
+    """Return the sandboxes of one worker."""
     return [entry for entry in board.entries.values() if entry.worker is worker]

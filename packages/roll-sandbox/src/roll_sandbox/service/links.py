@@ -18,7 +18,7 @@ _WAITING_BYTES = 2**27
 
 @dataclass
 class WorkerLink:
-    """A worker, also one that is away for a moment and may come back with what it holds."""
+    """A worker. One that is away for a moment may come back with its sandboxes."""
 
     name: str
     transmit: Callable[[Message], None] | None
@@ -66,17 +66,17 @@ class WorkerLink:
         return "away" if not self.here else "draining" if self.draining else "ready"
 
     def note(self, report: Report) -> None:
-        """What it says of its machine now."""
+        """Store the worker's latest report of its machine."""
         self.report, self.placed, self.seen = report, 0, time.time()
 
     def away(self, monotonic: float) -> None:
-        """Its line has broken, or says nothing more."""
+        """Mark the worker as away: its connection broke, or is silent."""
         hang_up, self.transmit, self.hang_up, self.away_since = self.hang_up, None, None, monotonic
         if hang_up is not None:
             hang_up()
 
     def send(self, message: Message) -> None:
-        """To the worker, or, while it is away, when it is back."""
+        """Send a message to the worker; while it is away, queue it until the worker is back."""
         if self.transmit is not None:
             self.transmit(message)
         elif len(self.waiting) < _WAITING and self.waiting_bytes < _WAITING_BYTES:

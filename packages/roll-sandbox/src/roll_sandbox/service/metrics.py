@@ -20,7 +20,7 @@ _TOTALS = {
 
 
 def exposition(board: Switchboard) -> str:
-    """In Prometheus' text format."""
+    """Return the metrics in Prometheus' text format."""
     lines = []
     for name, meaning in _TOTALS.items():
         metric = f"roll_sandbox_{name}_total"
@@ -41,7 +41,7 @@ def exposition(board: Switchboard) -> str:
 
 
 def _of_workers(board: Switchboard) -> list[str]:
-    """One sample for each worker, and for each of its pools."""
+    """Return one sample for each worker, and for each of its pools."""
     workers = list(board.workers.values())
     pools = [(worker, pool) for worker in workers for pool in worker.report.pools]
     of_worker = {
@@ -69,5 +69,5 @@ def _of_workers(board: Switchboard) -> list[str]:
 
 
 def _escaped(label: str) -> str:
-    """Part of it is what clients named an image."""
+    """Escape a label, which may have an image name from a client in it."""
     return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

@@ -21,13 +21,15 @@ IMAGE_LOAD = 0.25
 
 
 def choose(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:
-    """Beside what it is a copy of; or where others of the same affinity go; or where the load is least.
+    """Choose the worker of a new sandbox: `near`, else by the spec's affinity, else the least loaded.
 
     Args:
-        near: the worker that has what the sandbox begins with.
+        workers: all workers.
+        spec: the sandbox's spec.
+        near: the worker of the sandbox that the new one is a copy of.
 
     Raises:
-        SandboxUnavailableError: none is here, or none has room.
+        SandboxUnavailableError: no worker is connected, or none has room.
     """
     here = [worker for worker in workers if worker.here and not worker.draining]
     with_room = [worker for worker in here if _fits(worker, spec)]
@@ -46,7 +48,7 @@ def choose(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink
 
 
 def load(worker: WorkerLink) -> float:
-    """The scarcest of what it has, as the share that is taken: places, memory promised, memory and cores in use."""
+    """Return the largest used share of a worker's resources: slots, promised memory, free memory and cores."""
     report = worker.report
     shares = [worker.held / worker.capacity, report.busy + worker.placed / (PLACED_PER_CORE * report.cores)]
     if worker.memory_bytes:
@@ -70,5 +72,5 @@ def _lacks(worker: WorkerLink, spec: SandboxSpec) -> bool:
 
 
 def _draw(affinity: str, name: str) -> bytes:
-    """The same at all times; a worker that comes or goes moves only what goes to it (rendezvous hashing)."""
+    """Return a stable score by rendezvous hashing: a worker that comes or goes moves only its own sandboxes."""
     return hashlib.sha256(f"{affinity}\0{name}".encode()).digest()

@@ -16,7 +16,7 @@ __all__ = ["Quota", "Quotas"]
 
 @dataclass(frozen=True, kw_only=True)
 class Quota:
-    """Bounds of one owner; `None`: only the machine's."""
+    """Bounds of one owner; `None`: only the machine's bounds apply."""
 
     sandboxes: int | None = 1024
     """Alive at once."""
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 def _fits(name: str, value: object) -> bool:
-    """Whether a field may be this; rows of the database may have been written by hand."""
+    """Return whether a field may have this value; database rows may have been edited by hand."""
     if value is None:
         return name in _NAMES and name not in _BOUND
     least = 1e-9 if name in _BOUND else 0
@@ -57,11 +57,11 @@ class _Taken:
 
 
 class Quotas:
-    """See the module.
+    """The quotas of all owners, and how much of them is taken.
 
     Args:
-        default: of owners that none is named for.
-        named: fields of `Quota` by owner, in place of the default's.
+        default: quota of owners that `named` does not have.
+        named: fields of `Quota` by owner, which replace the default's.
     """
 
     def __init__(self, default: Quota, named: Mapping[str, Mapping[str, Any]]) -> None:
@@ -72,7 +72,7 @@ class Quotas:
         self.name(named)
 
     def name(self, named: Mapping[str, Mapping[str, Any]]) -> None:
-        """Fields of `Quota` by owner, in place of those before. What is taken stays, also where it is more now."""
+        """Replace the fields of `Quota` by owner. What is taken stays, even where it now exceeds the quota."""
         if named == self._given:
             return
         self._given = named
@@ -84,14 +84,14 @@ class Quotas:
             self._named[owner] = replace(self._default, **sound)
 
     def of(self, owner: str) -> Quota:
-        """What an owner may have."""
+        """Return an owner's quota."""
         return self._named.get(owner, self._default)
 
     def lifetime_s(self, owner: str, asked_s: float | None, default_s: float) -> float:
-        """How long a sandbox may live.
+        """Return how long a sandbox may live.
 
         Raises:
-            SandboxQuotaError: not as long as is asked for.
+            SandboxQuotaError: `asked_s` exceeds the quota.
         """
         most = self.of(owner).lifetime_s
         if asked_s is not None and asked_s > most:
@@ -102,10 +102,10 @@ class Quotas:
         return min(default_s, most) if asked_s is None else asked_s
 
     def allow(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
-        """The spec, with what an owner's programs may be given at most where it names nothing.
+        """Check that a sandbox fits into the owner's quota, and return its spec as `bounded` does.
 
         Raises:
-            SandboxQuotaError: the owner has as many as may be, or asks for too much.
+            SandboxQuotaError: the quota is used up, or the spec exceeds it.
         """
         quota, taken, limits = self.of(owner), self._taken[owner], spec.limits
         for what, have, more, most in (
@@ -122,15 +122,15 @@ class Quotas:
         return self.bounded(owner, spec)
 
     def bounded(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
-        """The same, whatever is taken."""
+        """Return the spec with the owner's bound on CPU time if it has none."""
         cpu_s = spec.limits.cpu_s or self.of(owner).cpu_s
         return replace(spec, limits=replace(spec.limits, cpu_s=cpu_s))
 
     def check_cpu(self, owner: str, cpu_s: float | None) -> None:
-        """A program's CPU time.
+        """Check the CPU time limit of a program.
 
         Raises:
-            SandboxQuotaError: it is more than the owner's programs may be given.
+            SandboxQuotaError: it exceeds the owner's quota.
         """
         most = self.of(owner).cpu_s
         if most is not None and cpu_s is not None and cpu_s > most:
@@ -140,24 +140,24 @@ class Quotas:
             )
 
     def take(self, owner: str, spec: SandboxSpec) -> None:
-        """Count a sandbox in, which `allow` let in, or which is there already."""
+        """Count a sandbox that `allow` has admitted, or that already exists."""
         taken, limits = self._taken[owner], spec.limits
         taken.sandboxes += 1
         taken.memory_bytes += limits.memory_bytes
         taken.disk_bytes += limits.disk_bytes
 
     def give_back(self, owner: str, spec: SandboxSpec) -> None:
-        """One that has ended."""
+        """Stop counting a sandbox that has ended."""
         taken = self._taken[owner]
         taken.sandboxes -= 1
         taken.memory_bytes -= spec.limits.memory_bytes
         taken.disk_bytes -= spec.limits.disk_bytes
 
     def begin(self, owner: str) -> None:
-        """Count a program in.
+        """Count a program.
 
         Raises:
-            SandboxQuotaError: as many as may run at once do.
+            SandboxQuotaError: the quota of programs is used up.
         """
         most = self.of(owner).programs
         if most is not None and self._taken[owner].programs >= most:
@@ -167,13 +167,13 @@ class Quotas:
         self.count_in(owner)
 
     def count_in(self, owner: str, programs: int = 1) -> None:
-        """Programs that run, however many may."""
+        """Count running programs without checking the quota."""
         self._taken[owner].programs += programs
 
     def taken(self, owner: str) -> dict[str, int]:
-        """What is counted in, by what it is."""
+        """Return what an owner has taken, by field."""
         return asdict(self._taken[owner])
 
     def end(self, owner: str, programs: int = 1) -> None:
-        """Programs that have ended."""
+        """Stop counting programs that have ended."""
         self._taken[owner].programs -= programs

@@ -12,10 +12,12 @@ _MOST = 10_000
 
 
 class Rates:
-    """A bucket for each name, which fills at `per_s` and holds `burst`.
+    """A token bucket for each name, which fills at `per_s` and holds `burst`.
 
     Args:
-        clock: seconds, never going back.
+        per_s: rate at which buckets fill.
+        burst: size of a bucket.
+        clock: returns monotonic seconds.
     """
 
     def __init__(self, per_s: float, burst: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -25,7 +27,7 @@ class Rates:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_s(self, name: str, cost: float = 1.0) -> float:
-        """Take `cost`; how long to wait before it is covered, 0 where it is."""
+        """Take `cost`, and return how long to wait until it is covered; 0 if it is."""
         now = self._clock()
         level, then = self._buckets.get(name, (self._burst, now))
         level = min(self._burst, level + (now - then) * self.per_s) - cost
@@ -36,6 +38,6 @@ class Rates:
         return max(0.0, -level / self.per_s)
 
     def empty(self, name: str) -> bool:
-        """Whether nothing is left."""
+        """Return whether a bucket is empty."""
         level, then = self._buckets.get(name, (self._burst, 0.0))
         return level + (self._clock() - then) * self.per_s < 1.0

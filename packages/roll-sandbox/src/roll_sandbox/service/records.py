@@ -59,7 +59,7 @@ class ProgramRecord:
 
 @dataclass(frozen=True)
 class WorkerRecord:
-    """A name of a worker, and whose it is."""
+    """A worker's name, and the owner it belongs to."""
 
     name: str
     owner: str
@@ -69,7 +69,7 @@ class WorkerRecord:
 
 
 class Records:
-    """See the module. Nothing waits for the database but what says so with `then`.
+    """See the module. Only calls with `then` report when the database has written them.
 
     `opened` and `started` are intents, refused while the database is away; all others are facts and wait for it.
     """
@@ -88,33 +88,33 @@ class Records:
         *,
         leased: bool = True,
     ) -> None:
-        """A sandbox is about to start. `leased`: it ends when nobody has a line to it any more."""
+        """Record that a sandbox is about to start. `leased`: it ends once no client has a connection to it."""
         row = {"owner": owner, "name": name, "worker": worker, "state": "starting", "spec": json.dumps(spec)}
         row |= {"created": time.time(), "expires": expires, "why": "", "leased": int(leased)}
         self._store.write(_OPENED, row, then, undo=_NOT_OPENED)
 
     def running(self, owner: str, name: str) -> None:
-        """It has started."""
+        """Record that a sandbox has started."""
         self._store.write(_RAN, {"b_owner": owner, "b_name": name})
 
     def extended(self, owner: str, name: str, expires: float) -> None:
-        """It lives longer, or shorter."""
+        """Record a sandbox's new lifetime."""
         self._store.write(_EXTENDED, {"b_owner": owner, "b_name": name, "b_expires": expires})
 
     def gone(self, owner: str, name: str, state: str, why: str, then: _Then | None) -> None:
-        """It has ended; what ran in it is lost."""
+        """Record that a sandbox has ended; programs that ran in it are lost."""
         self._store.write(_LOST, {"b_owner": owner, "b_sandbox": name})
         values = {"b_owner": owner, "b_name": name, "b_state": state, "b_ended": time.time(), "b_why": why}
         self._store.write(_GONE, values, then)
 
     def started(self, owner: str, sandbox: str, name: str, then: _Then) -> None:
-        """A program is about to start; refused where the name was used before."""
+        """Record that a program is about to start; refused if its name was used before."""
         row = {"owner": owner, "sandbox": sandbox, "name": name, "state": "running", "started": time.time()}
         values = {**row, "pieces": 0, "output_bytes": 0}
         self._store.write(_STARTED, values, then, undo=_NOT_STARTED)
 
     def ended(self, owner: str, sandbox: str, name: str, said: Message, then: _Then) -> None:
-        """A program's end, as its worker said it."""
+        """Record a program's end, as its worker reported it."""
         failed = said["op"] == "error"
         state = ("lost" if said.get("error") == "lost" else "failed") if failed else "ended"
         end = {key: value for key, value in said.items() if key not in ("op", "sandbox", "id")}
@@ -122,11 +122,11 @@ class Records:
         self._store.write(_ENDED, {**values, "b_pieces": said.get("pieces", 0)}, then)
 
     def alive(self) -> Sequence[Row[Any]]:
-        """Sandboxes that have not ended, as an earlier server left them."""
+        """Return the sandboxes of an earlier server that have not ended."""
         return self._store.read(select(sandboxes).where(sandboxes.c.state.in_(ALIVE)))
 
     def programs(self) -> dict[tuple[str, str], dict[str, str]]:
-        """Names and states of all programs of sandboxes that have not ended, by owner and sandbox."""
+        """Return the names and states of all programs of live sandboxes, by owner and sandbox."""
         found: dict[tuple[str, str], dict[str, str]] = {}
         one = (sandboxes.c.owner == executions.c.owner) & (sandboxes.c.name == executions.c.sandbox)
         rows = select(executions.c.owner, executions.c.sandbox, executions.c.name, executions.c.state)
@@ -135,12 +135,12 @@ class Records:
         return found
 
     def sandbox(self, owner: str, name: str) -> Row[Any] | None:
-        """One sandbox, also one that has ended."""
+        """Return the row of one sandbox, also of one that has ended; `None` if it does not exist."""
         rows = self._store.read(select(sandboxes).where(sandboxes.c.owner == owner, sandboxes.c.name == name))
         return rows[0] if rows else None
 
     def execution(self, owner: str, sandbox: str, name: str) -> ProgramRecord | None:
-        """One program: its state, and its end where there is one that can be read."""
+        """Return one program, with its end if that can be read; `None` if it does not exist."""
         rows = self._store.read(
             select(executions).where(
                 executions.c.owner == owner, executions.c.sandbox == sandbox, executions.c.name == name
@@ -163,29 +163,29 @@ class Records:
         return self._store.waiting
 
     def quotas(self) -> dict[str, dict[str, Any]]:
-        """What owners may have, where it is not what all may."""
+        """Return the quotas that are set, by owner."""
         found = {row.owner: readable(row.quota) for row in self._store.read(select(owners))}
         return {owner: fields for owner, fields in found.items() if isinstance(fields, dict)}
 
     def workers(self) -> list[WorkerRecord]:
-        """Names that workers have or had, by whom, and which of them are to get no new sandboxes."""
+        """Return the names that workers have or had, with their owners and whether they are draining."""
         rows = self._store.read(select(workers))
         return [WorkerRecord(row.name, row.owner, row.seen, row.draining) for row in rows]
 
     def worker(self, row: WorkerRecord, *, known: bool) -> None:
-        """One of them was heard; `known`: it is among `workers`."""
+        """Record that a worker was seen; `known`: it is among `workers`."""
         self._store.write(
             _WORKER_AGAIN if known else _WORKER, {f"b_{name}": value for name, value in vars(row).items()}
         )
 
     def set_quota(self, owner: str, fields: dict[str, Any]) -> None:
-        """In place of what was set; none: it may have what all may."""
+        """Replace an owner's quota; with no fields, the default applies again."""
         forgotten = delete(owners).where(owners.c.owner == owner)
         written = insert(owners).values(owner=owner, quota=json.dumps(fields))
         self._store.change(forgotten, *([written] if fields else []))
 
     def forget(self) -> None:
-        """Delete what ended long ago."""
+        """Delete records of what ended long ago."""
         self._store.write(_FORGET_WORKERS, {"b_seen": time.time() - _WORKERS_KEPT_S})
         before = time.time() - _KEPT_S
         old = select(sandboxes.c.owner, sandboxes.c.name).where(sandboxes.c.ended < before)
@@ -196,7 +196,7 @@ class Records:
 
 
 def readable(text: object) -> Any:
-    """What a row has in JSON; nothing where a hand has spoilt it."""
+    """Parse the JSON of a row; return `None` if it is corrupt."""
     try:
         return json.loads(str(text))
     except (ValueError, RecursionError):

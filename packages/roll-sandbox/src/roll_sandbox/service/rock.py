@@ -60,11 +60,11 @@ _FORM = {
 
 
 class CommandFailedError(SandboxRequestError):
-    """A command that was to succeed did not."""
+    """A command whose success was required has failed."""
 
 
 class _RockRoute(CheckedRoute):
-    """Errors in ROCK's words."""
+    """A route that reports errors in ROCK's format."""
 
     def get_route_handler(self) -> Callable[[Request], Awaitable[Response]]:  # type: ignore[override]
         answer = super().get_route_handler()
@@ -92,7 +92,7 @@ def _failed(error: str, code: int) -> Response:
 
 
 class _Known:
-    """What ROCK's routes keep of a sandbox, beside what the service does; lost with this server."""
+    """The state that ROCK's routes keep of a sandbox, beyond the service's; lost with this server."""
 
     def __init__(self, request: StartRequest) -> None:
         self.request = request
@@ -100,14 +100,19 @@ class _Known:
 
 
 class _Rock:
-    """One owner's sandboxes in ROCK's words."""
+    """One owner's sandboxes in ROCK's format."""
 
     def __init__(self, owned: Owned, known: dict[tuple[str, str], _Known]) -> None:
         self.owned = owned
         self._known = known
 
     async def start(self, request: StartRequest, *, images: bool) -> dict[str, Any]:
-        """A sandbox; when this answers, it runs. `images`: or where a worker has the image."""
+        """Start a sandbox, and return when it runs.
+
+        Args:
+            request: ROCK's request.
+            images: whether to use the image even if no worker reports to have it.
+        """
         images = images or any(request.image in each.report.images for each in self.owned.board.workers.values())
         spec, name = request.spec(images=images), request.sandbox_id
         if request.num_gpus:
@@ -127,12 +132,12 @@ class _Rock:
         self._known.pop((self.owned.owner, name), None)
 
     def of(self, name: str) -> _Known:
-        """What is kept of one that is alive."""
+        """Return the state of a live sandbox."""
         self.owned.board.find(self.owned.owner, name)
         return self._known.get((self.owned.owner, name)) or self._keep(name, _Known(StartRequest()))
 
     async def used(self, name: str) -> RemoteSandbox:
-        """One that is used: its time to be cleared begins again, where a tenth of it has gone."""
+        """Return a sandbox that is about to be used, and restart its lifetime if a tenth of it has passed."""
         sandbox = await self.owned.sandbox(name)
         entry = self.owned.board.find(self.owned.owner, name)
         lifetime_s = self.of(name).request.auto_clear_time_minutes * 60.0
@@ -141,7 +146,7 @@ class _Rock:
         return sandbox
 
     def status(self, name: str) -> dict[str, Any]:
-        """`get_status` of one that is alive."""
+        """Return `get_status` of a live sandbox."""
         entry, request = self.owned.board.find(self.owned.owner, name), self.of(name).request
         alive = entry.state == "running"
         return {
@@ -160,7 +165,7 @@ class _Rock:
         }
 
     async def ended(self, name: str) -> dict[str, Any] | None:
-        """`get_status` of one that ended within the last hour."""
+        """Return `get_status` of a sandbox that ended within the last hour."""
         row = await asyncio.to_thread(self.owned.board.records.sandbox, self.owned.owner, name)
         said = {"sandbox_id": name, "status": {}, "state": "stopped", "is_alive": False, "port_mapping": {}}
         return None if row is None else {**said, "host_name": row.worker, "user_id": self.owned.owner}
@@ -183,7 +188,7 @@ class _Rock:
         }
 
     async def open(self, request: SessionRequest) -> dict[str, Any]:
-        """A shell by the caller's name."""
+        """Open a shell under the caller's name for it."""
         sandbox = await self.used(request.sandbox_id)
         sessions = self.of(request.sandbox_id).sessions
         if request.session in sessions and not sessions[request.session].closed:
@@ -194,7 +199,7 @@ class _Rock:
         return {"output": "", "session_type": "bash"}
 
     def session(self, sandbox: str, name: str) -> Session:
-        """One that is open."""
+        """Return an open session."""
         session = self.of(sandbox).sessions.get(name)
         if session is None:
             raise SandboxRequestError(
@@ -203,7 +208,7 @@ class _Rock:
         return session
 
     async def run(self, request: SessionCommand) -> dict[str, Any]:
-        """A command of a shell; its output, both streams in one, without colours and the like."""
+        """Run a command in a session, and return both streams as one output without terminal sequences."""
         await self.used(request.sandbox_id)
         session = self.session(request.sandbox_id, request.session)
         job = await session.start(request.command, wall_s=request.timeout or _LONGEST_S)
@@ -235,10 +240,11 @@ Id = Annotated[Named, Query()]
 
 
 def add_rock_routes(app: FastAPI, *, images: bool) -> None:
-    """Add them.
+    """Add ROCK's routes.
 
     Args:
-        images: whether sandboxes are of the image that is asked for; else of this machine's files.
+        app: the application.
+        images: whether sandboxes use the requested image; otherwise they use this machine's files.
     """
     app.state.rock = {}
     router = APIRouter(prefix=ROCK, route_class=_RockRoute, responses=_REFUSALS)
@@ -258,7 +264,7 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
 
     @router.get("/get_status")
     async def get_status(sandbox_id: Id, here: Here, include_all_states: bool = False) -> RockAnswer:
-        """Where all states are included, also of one that has ended."""
+        """Return a sandbox's status; with `include_all_states`, also of one that has ended."""
         try:
             return RockAnswer(result=here.status(sandbox_id))
         except UnknownSandboxError:
@@ -278,7 +284,7 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
     @router.post("/stop")
     @router.post("/delete")
     async def stop(request: OfSandbox, here: Here) -> RockAnswer:
-        """One that has ended already is no error, as in ROCK."""
+        """Stop a sandbox. As in ROCK, it is no error if it has already ended."""
         if f"{here.owned.owner}/{request.sandbox_id}" in here.owned.board.entries:
             await (await here.owned.sandbox(request.sandbox_id)).close()
         return RockAnswer(result=f"{request.sandbox_id} stopped")
@@ -335,10 +341,10 @@ def _add_files(router: APIRouter) -> None:
 
 
 def _form(kind: str, body: bytes) -> dict[str, bytes]:
-    """Parts of a form by name.
+    """Parse the parts of a form, by name.
 
     Raises:
-        SandboxRequestError: it is none.
+        SandboxRequestError: it is not a multipart form.
     """
     found = re.fullmatch(r'multipart/form-data; *boundary="?([^";]{1,70})"?', kind)
     if found is None:

@@ -40,7 +40,7 @@ def _bytes(size: str) -> int:
 
 
 class RockAnswer(BaseModel):
-    """Every answer: `status` says whether it was done."""
+    """The format of every response: `status` says whether the request was carried out."""
 
     status: Literal["Success", "Failed"] = "Success"
     message: str | None = None
@@ -60,7 +60,7 @@ class StartRequest(BaseModel):
     sandbox_id: Named | None = None
 
     def spec(self, *, images: bool) -> SandboxSpec:
-        """Files live in memory, so that a disk is never larger than it. CPUs are shared, not set apart."""
+        """Return the spec. Files live in memory, so the disk is never larger than it. CPUs are shared, not reserved."""
         memory = _bytes(self.memory)
         disk = memory if self.disk is None else min(memory, _bytes(self.disk))
         limits = Limits(
@@ -83,7 +83,7 @@ class OfSandbox(BaseModel):
 
 
 class ExecuteRequest(OfSandbox):
-    """`execute`: a list is run as it is, a text by bash."""
+    """`execute`: a list is run as is, a string by bash."""
 
     command: Text | Annotated[list[Text], Field(min_length=1)]
     timeout: _Timeout | None = 1200.0

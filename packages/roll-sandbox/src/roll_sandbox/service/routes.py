@@ -78,7 +78,7 @@ Mine = Annotated[Owned, Depends(_owned)]
 
 
 def add_routes(app: FastAPI, board: Switchboard) -> None:
-    """Add them, and answers for whatever goes wrong."""
+    """Add the routes, and error handlers."""
     app.state.inside = Inside(board)
     router = APIRouter(prefix="/v1", route_class=CheckedRoute, responses=_ERRORS)
     _add_sandboxes(router)
@@ -133,7 +133,7 @@ def _add_sandboxes(router: APIRouter) -> None:
         after: Annotated[Named | None, Query()] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
     ) -> list[SandboxBody]:
-        """By name; the header `Link` has the next page, where there is one."""
+        """List sandboxes by name; the header `Link` has the next page, if there is one."""
         rest = sorted(entry.name for entry in owned.board.of(owned.owner) if after is None or entry.name > after)
         page = rest[:limit]
         if len(rest) > limit:
@@ -172,7 +172,7 @@ def _add_programs(router: APIRouter) -> None:
 
     @router.get("/sandboxes/{name}/programs/{program}")
     async def program_end(name: Name, program: Name, owned: Mine) -> ProgramBody:
-        """Also of a sandbox that has ended, for an hour."""
+        """Return a program's state and end, up to an hour after its sandbox has ended."""
         found = await _recorded(owned, name, program)
         if found is None:
             raise UnknownSandboxError(f"no program '{program}' was ever run in a sandbox '{name}' of '{owned.owner}'.")
@@ -217,7 +217,7 @@ async def _recorded(owned: Owned, name: str, program: str) -> ProgramBody | None
 
 
 def _shown_name(name: str) -> str:
-    """Bytes of a name that are no UTF-8 as U+FFFD."""
+    """Replace bytes of a file name that are not UTF-8 by U+FFFD."""
     return name.encode("utf-8", "surrogateescape").decode(errors="replace")
 
 
@@ -247,12 +247,12 @@ def _add_files(router: APIRouter) -> None:
 
     @router.get("/sandboxes/{name}/archive", response_class=Response, responses={200: {"content": _TAR}})
     async def read_archive(name: Name, path: FilePath, owned: Mine) -> Response:
-        """A directory as a tar archive, without links and devices."""
+        """Return a directory as a tar archive, without links and devices."""
         return Response(await pack(await owned.sandbox(name), path), media_type="application/x-tar")
 
     @router.put("/sandboxes/{name}/archive", status_code=204, openapi_extra={"requestBody": {"content": _BINARY}})
     async def write_archive(name: Name, path: FilePath, request: Request, owned: Mine) -> None:
-        """A plain tar archive of files and directories, written below `path`."""
+        """Unpack a plain tar archive of files and directories below `path`."""
         await unpack(await owned.sandbox(name), path, await request.body())
 
 

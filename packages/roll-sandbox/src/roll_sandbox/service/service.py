@@ -36,7 +36,7 @@ _GREETING_S = 10.0
 
 
 class Service:
-    """See the module. Made in any thread; `start` and all that follows belong to one event loop."""
+    """One service; see the module. It may be made in any thread; its other methods belong to one event loop."""
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -58,7 +58,7 @@ class Service:
         self._waiting: Counter[str] = Counter()
 
     async def start(self) -> None:
-        """Take over what an earlier server left, and begin.
+        """Restore what an earlier server left, and start.
 
         Raises:
             SandboxUnavailableError: this machine cannot run sandboxes.
@@ -83,7 +83,7 @@ class Service:
             self.board.workers[LOCAL].note(self._worker.report())
 
     async def close(self) -> None:
-        """End the sandboxes of this process, and write down that they have ended."""
+        """End the sandboxes of this process, and record their end."""
         self.ready = False
         if self._watching is not None:
             self._watching.cancel()
@@ -95,7 +95,7 @@ class Service:
         self.audit.close()
 
     async def line(self, socket: WebSocket) -> None:
-        """A client."""
+        """Serve the connection of a client."""
         identity: Identity = socket.scope["identity"]
         owner = identity.owner
         if self._lines.get(owner, 0) >= self.settings.max_lines:
@@ -131,11 +131,14 @@ class Service:
             self.board.hang_up(line)
 
     def rates(self, identity: Identity) -> Any:
-        """Set by the application: see `Access.rates`."""
+        """Return `None`; the application replaces this method by `Access.rates`."""
         return None
 
     async def _check(self, identity: Identity, channel: Channel) -> None:
-        """While the database is away, a line stays that was good when it was last asked; nothing starts on it then."""
+        """Close the channel once its token is no longer good.
+
+        While the database is away the channel stays open, since nothing can be started over it.
+        """
         good = True
         while good:
             with contextlib.suppress(SandboxDatabaseError):
@@ -145,7 +148,7 @@ class Service:
         channel.close()
 
     async def worker(self, socket: WebSocket) -> None:
-        """A worker that joins, perhaps again, with what it holds: see `workers.py`."""
+        """Serve the connection of a worker that joins or rejoins, with the sandboxes it holds: see `workers.py`."""
         identity: Identity = socket.scope["identity"]
         await socket.accept()
         channel = Channel(socket, identity.owner, None)

@@ -32,14 +32,18 @@ def serve(
     say: Callable[[str], None],
     insecure: bool = False,
 ) -> None:
-    """Answer until it is interrupted.
+    """Serve until interrupted.
 
     Args:
-        port: 0 takes any that is free.
-        certificate, key: of TLS, in PEM; without, only this machine is listened to unless `insecure`.
+        settings: the service's settings.
+        host: address to listen at.
+        port: port to listen at; 0 takes any free one.
+        certificate, key: for TLS, in PEM; without them `host` must be this machine's, unless `insecure`.
+        say: prints a line to the user.
+        insecure: whether to listen beyond this machine without TLS.
 
     Raises:
-        ConfigError: a setting that cannot be, nothing can listen there, or others could read what is said.
+        ConfigError: a setting is invalid, the address cannot be listened at, or connections would not be encrypted.
         SandboxUnavailableError: this machine cannot run sandboxes.
     """
     _check_tls(certificate, key)
@@ -77,7 +81,7 @@ def serve(
 
 
 class _Server(uvicorn.Server):
-    """Starts the service itself, so that what keeps it from starting is raised and not logged."""
+    """A server that starts the service itself, so that errors of its start are raised, not only logged."""
 
     def __init__(self, config: uvicorn.Config, service: Service, started: Callable[[], None]) -> None:
         super().__init__(config)
@@ -108,7 +112,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
 
 
 def _check_settings(settings: Settings) -> None:
-    """What would be found out only when a sandbox is asked for."""
+    """Check settings whose errors would otherwise show only when a sandbox is requested."""
     if settings.runtime is not None:
         check_runtime(settings.runtime)
     for path in settings.mounts:

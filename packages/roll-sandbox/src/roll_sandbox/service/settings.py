@@ -14,14 +14,14 @@ __all__ = ["Settings", "default_database"]
 
 
 def default_database() -> str:
-    """A SQLite file of this user."""
+    """Return the URL of this user's SQLite file."""
     base = os.environ.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
     return f"sqlite:///{base}/roll/sandboxes.db"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Of one service."""
+    """Settings of one service."""
 
     database: str = field(default_factory=default_database)
     runtime: str | None = "bubblewrap"

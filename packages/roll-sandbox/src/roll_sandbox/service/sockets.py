@@ -25,7 +25,9 @@ class Channel:
     """One accepted WebSocket.
 
     Args:
-        rates: how often it may say something; one that says more is read more slowly.
+        socket: the WebSocket.
+        owner: owner of the peer's token.
+        rates: rate limiter of the peer's messages; a peer that sends more is read more slowly.
         waiting: bytes that wait for all sockets of an owner, which share a bound as well.
     """
 
@@ -40,7 +42,7 @@ class Channel:
         self._over = asyncio.Event()
 
     def send(self, message: Message) -> None:
-        """Soon; a peer that lets too much wait is hung up on."""
+        """Queue a message. A peer for which too much is queued is disconnected."""
         data = encode(message)
         if self._over.is_set():
             return
@@ -55,11 +57,11 @@ class Channel:
         self._waiting[self._owner] += size
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         self._over.set()
 
     async def serve(self, hear: Callable[[Message], None]) -> None:
-        """Until either side hangs up. What `hear` refuses, the peer is told, and hung up on."""
+        """Serve until either side closes the connection. A message that `hear` refuses is answered and ends it."""
         writing = asyncio.create_task(self._write())
         reading = asyncio.create_task(self._read(hear))
         over = asyncio.create_task(self._over.wait())

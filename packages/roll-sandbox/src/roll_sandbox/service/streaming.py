@@ -32,7 +32,7 @@ _CHECK_S = 2.0
 
 
 async def stream(socket: WebSocket, name: str) -> None:
-    """Serve one socket, for one program."""
+    """Serve one socket for one program."""
     await socket.accept()
     try:
         await _serve(socket, name)
@@ -113,7 +113,11 @@ async def _listen(socket: WebSocket, job: Job, rates: Rates, owner: str) -> None
 
 
 async def _check(tokens: Any, identity: Any) -> None:
-    """Until the token is no longer good."""
+    """Wait until the token is no longer valid.
+
+    Raises:
+        SandboxAccessError: the token has expired or was revoked.
+    """
     while await asyncio.to_thread(tokens.good, identity):
         await asyncio.sleep(_CHECK_S)
     raise SandboxAccessError("the token has expired or was revoked.")

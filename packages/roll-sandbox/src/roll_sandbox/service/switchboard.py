@@ -34,11 +34,7 @@ AWAY_S = 60.0
 
 
 class Switchboard:
-    """See the module.
-
-    Args:
-        lifetime_s: of sandboxes whose clients name none.
-    """
+    """See the module. `lifetime_s` is the default lifetime of sandboxes."""
 
     def __init__(self, records: Records, quotas: Quotas, audit: Audit, *, lifetime_s: float = 3600.0) -> None:
         self.records = records
@@ -53,7 +49,7 @@ class Switchboard:
     # --- from clients
 
     def receive(self, line: ClientLine, message: Message) -> None:
-        """A checked message. What is wrong with it, the line is told."""
+        """Handle a checked message of a client; errors are sent back to it."""
         op, name = message["op"], message["sandbox"]
         entry = self.entries.get(f"{line.identity.owner}/{name}")
         try:
@@ -126,7 +122,7 @@ class Switchboard:
         self.records.opened(owner, name, worker.name, said, entry.expires, written, leased=entry.leased)
 
     def order(self, entry: Entry) -> Message:
-        """Return what its worker is to be told of a sandbox to start, with the uploads that it has not got yet."""
+        """Return the message that has a sandbox started, with the uploads that its worker does not have yet."""
         link = entry.worker
         uploads = self.uploads.of(entry.owner, entry.spec, without=link.uploads)
         link.uploads.update(uploads)
@@ -134,7 +130,7 @@ class Switchboard:
         return {**order, "uploads": uploads} if uploads else order
 
     def _start(self, line: ClientLine, entry: Entry, message: Message) -> None:
-        """A program, a session, or a session's command."""
+        """Start a program, a session, or a session's command."""
         name, recorded = message["id"], message["op"] != "shell"
         forward = {**message, "sandbox": entry.place}
         program = entry.programs.get(name)
@@ -182,11 +178,11 @@ class Switchboard:
             entry.send(forward)
 
     def extend(self, entry: Entry, lifetime_s: float | None) -> None:
-        """Let it live so long from now on.
+        """Set a sandbox's lifetime, counted from now on.
 
         Raises:
-            SandboxQuotaError: it may not.
-            UnknownSandboxError: it is being ended.
+            SandboxQuotaError: it exceeds the owner's quota.
+            UnknownSandboxError: the sandbox is being ended.
         """
         if entry.stopping:
             raise UnknownSandboxError(f"the sandbox '{entry.name}' is being ended: it is too late to extend it.")
@@ -194,12 +190,12 @@ class Switchboard:
         self.records.extended(entry.owner, entry.name, entry.expires)
 
     def stop(self, entry: Entry, *, expired: bool = False) -> None:
-        """End it; its lines are told when it has ended."""
+        """End a sandbox; its clients are informed once it has ended."""
         entry.stopping = True
         entry.send({"op": "stop", "sandbox": entry.place, "expired": expired})
 
     def hang_up(self, line: ClientLine) -> None:
-        """A line that has closed, or broken."""
+        """Remove a client connection that was closed or broke."""
         for entry in self.entries.values():
             entry.looks = {key: asked for key, asked in entry.looks.items() if asked is not line}
             if line in entry.lines:
@@ -213,7 +209,7 @@ class Switchboard:
     # --- from workers
 
     def hear(self, message: Message, worker: WorkerLink | None = None) -> None:
-        """From a worker, which may speak of its own sandboxes; `None`: from this process."""
+        """Handle a message of a worker about one of its own sandboxes; `None`: the worker is in this process."""
         op = message["op"]
         entry = self.entries.get(message["sandbox"])
         if entry is None or worker not in (None, entry.worker):
@@ -266,7 +262,7 @@ class Switchboard:
                 self.quotas.end(entry.owner)
 
     def gone(self, entry: Entry, message: Message) -> None:
-        """A sandbox that has ended, or did not start."""
+        """Remove a sandbox that has ended, or did not start."""
         self._remove(entry)
         kind = str(message.get("error", ""))
         state = "failed" if message["op"] == "failed" else "ended"
@@ -285,10 +281,11 @@ class Switchboard:
             line.deliver(message)
 
     def found(self, entry: Entry, traits: dict[str, Any], known: list[str]) -> None:
-        """A worker came back with it; programs that it does not know never came to it, or were forgotten.
+        """Resume a sandbox whose worker came back; programs that the worker does not know are lost.
 
-        What was sent to the others while the line was breaking may not have arrived: the client sends it again, and the
-        worker knows by its number what did.
+        Messages sent to the other programs while the connection was breaking may not have arrived: the client sends
+        them
+        again, and the worker skips those it has by their numbers.
         """
         self.hear({"op": "created", "sandbox": entry.place, "traits": traits})
         sent_soon = {message.get("id") for message in entry.worker.waiting}
@@ -301,7 +298,7 @@ class Switchboard:
     # --- bookkeeping
 
     def add(self, entry: Entry) -> None:
-        """One more."""
+        """Add a sandbox."""
         self.entries[entry.place] = entry
         entry.worker.held, entry.worker.placed = entry.worker.held + 1, entry.worker.placed + 1
         entry.worker.held_memory_bytes += entry.spec.limits.memory_bytes
@@ -319,14 +316,14 @@ class Switchboard:
         self.audit.note(action, owner=identity.owner, token=identity.token, what=entry.name, peer=line.peer)
 
     def of(self, owner: str) -> Iterator[Entry]:
-        """An owner's sandboxes."""
+        """Return an iterator over an owner's sandboxes."""
         return (entry for entry in list(self.entries.values()) if entry.owner == owner)
 
     def find(self, owner: str, name: str) -> Entry:
-        """One of them.
+        """Return a sandbox of an owner.
 
         Raises:
-            UnknownSandboxError: there is none of this name.
+            UnknownSandboxError: the owner has no such sandbox.
         """
         entry = self.entries.get(f"{owner}/{name}")
         if entry is None:

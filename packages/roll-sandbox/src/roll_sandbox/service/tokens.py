@@ -30,7 +30,7 @@ _OWNER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class Identity:
-    """Who a token stands for."""
+    """The identity behind a token."""
 
     token: str
     """Its id."""
@@ -40,10 +40,10 @@ class Identity:
 
 
 def check_owner(name: str) -> None:
-    """Refuse what is no owner's name.
+    """Check the name of an owner.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the name is malformed.
     """
     if not _OWNER.fullmatch(name):
         raise ConfigError(f"{name[:80]!r} is no owner's name: up to 64 letters, digits, '.', '_' and '-'.")
@@ -58,10 +58,10 @@ class Tokens:
     def create(
         self, owner: str, scopes: Iterable[str] = ("read", "run"), *, lifetime_s: float | None = None, note: str = ""
     ) -> str:
-        """A new token, which nobody can read again.
+        """Create a token and return it; it cannot be read again.
 
         Raises:
-            ConfigError: an owner's name or a scope that there is not.
+            ConfigError: the owner's name, a scope or the lifetime is invalid.
         """
         scopes = sorted(set(scopes))
         check_owner(owner)
@@ -84,10 +84,11 @@ class Tokens:
         return f"roll_{name}_{secret}"
 
     def rotate(self, name: str, *, grace_s: float = 0.0) -> str:
-        """Another token of the same owner and scopes in place of one, which is good for `grace_s` more.
+        """Create a token that replaces another, with the same owner and scopes; the old one is valid for `grace_s`
+        more.
 
         Raises:
-            ConfigError: there is no such token, or it is no longer good.
+            ConfigError: there is no such token, or it is no longer valid.
         """
         row = self._row(name)
         now = time.time()
@@ -100,7 +101,7 @@ class Tokens:
         return token
 
     def revoke(self, name: str) -> None:
-        """Nothing is answered to it any more.
+        """Revoke a token: requests with it are refused from now on.
 
         Raises:
             ConfigError: there is no such token.
@@ -110,12 +111,12 @@ class Tokens:
         self._store.change(update(tokens).where(tokens.c.id == name).values(revoked=time.time()))
 
     def list(self) -> Sequence[Row[Any]]:
-        """All, oldest first, without what they are checked with."""
+        """Return all tokens, oldest first, without their digests."""
         columns = (column for column in tokens.c if column is not tokens.c.digest)
         return self._store.read(select(*columns).order_by(tokens.c.created))
 
     def identify(self, token: str) -> Identity | None:
-        """Who has this token; `None` where it is wrong, expired or revoked."""
+        """Return the identity of a token; `None` if it is wrong, expired or revoked."""
         form = _FORM.fullmatch(token)
         row = self._row(form[1]) if form is not None else None
         if form is None or row is None or not hmac.compare_digest(str(row.digest).encode(), _digest(form[2]).encode()):
@@ -125,7 +126,7 @@ class Tokens:
         return Identity(row.id, row.owner, frozenset(str(row.scopes).split()), row.expires)
 
     def good(self, identity: Identity) -> bool:
-        """Whether it still is."""
+        """Return whether an identity's token is still valid."""
         row = self._row(identity.token)
         return row is not None and row.revoked is None and not _expired(row)
 
@@ -135,7 +136,7 @@ class Tokens:
 
 
 def _expired(row: Row[Any]) -> bool:
-    """Also where a hand has written what is no time."""
+    """Return whether a token has expired; a corrupt time counts as expired."""
     expires = row.expires
     return expires is not None and not (isinstance(expires, int | float) and expires > time.time())
 

@@ -51,7 +51,7 @@ def _shown(link: WorkerLink) -> WorkerBody:
 
 
 def add_worker_routes(app: FastAPI, board: Switchboard, workers: Workers) -> None:
-    """Add them; errors are answered as those of the other routes."""
+    """Add the routes; errors are answered as on the other routes."""
     refused = {status: {"description": "refused"} for status in (401, 403, 404, 429)}
     router = APIRouter(prefix="/v1/workers", responses=cast(dict[int | str, dict[str, Any]], refused))
 

@@ -29,7 +29,9 @@ class Workers:
     """See the module.
 
     Args:
-        keeper: which says how long a worker may be away.
+        board: the switchboard.
+        keeper: defines how long a worker may be away.
+        records: the records of the service.
     """
 
     def __init__(self, board: Switchboard, keeper: Keeper, records: Records) -> None:
@@ -39,19 +41,19 @@ class Workers:
         self._known: dict[str, WorkerRecord] = {}
 
     def recover(self) -> None:
-        """What earlier servers knew."""
+        """Load the workers that earlier servers knew."""
         self._known = {row.name: row for row in self._records.workers()}
 
     def add(self, link: WorkerLink) -> None:
-        """One that is in this process, or joins."""
+        """Add a worker that is in this process, or joins."""
         link.drained = (row := self._known.get(link.name)) is not None and bool(row.draining)
         self._board.workers[link.name] = link
 
     def join(self, identity: Identity, message: Message, channel: Channel) -> WorkerLink:
-        """Agree with a worker on what it holds.
+        """Join a worker, and agree with it on the sandboxes that it holds.
 
         Raises:
-            SandboxRequestError: it does not say who it is, or another process has the name.
+            SandboxRequestError: the message is not a valid `join`, or another process has the name.
             SandboxAccessError: the name is another owner's.
         """
         message = heard(message)
@@ -98,7 +100,7 @@ class Workers:
         return link
 
     def hear(self, link: WorkerLink, message: Message, channel: Channel) -> None:
-        """From a worker that has joined."""
+        """Handle a message of a worker that has joined."""
         if link.transmit != channel.send:  # it has joined again since
             return
         message = heard(message)
@@ -118,7 +120,7 @@ class Workers:
         link.heard, link.seen = time.monotonic(), time.time()
 
     def drain(self, name: str, *, draining: bool) -> WorkerLink:
-        """From now on a worker gets no new sandboxes, or gets them again; what it has goes on.
+        """Set whether a worker is draining, so that it gets no new sandboxes; its present ones go on.
 
         Raises:
             UnknownSandboxError: there is no such worker.

@@ -34,10 +34,10 @@ _CLAIM_KEY = 0x524F4C4C
 
 
 def make_engine(url: str) -> Engine:
-    """For an address as SQLAlchemy has them.
+    """Make the engine for a database URL of SQLAlchemy.
 
     Raises:
-        ConfigError: it is none, or its driver is missing.
+        ConfigError: the URL is invalid, or its driver is missing.
     """
     try:
         address = make_url(url)
@@ -70,7 +70,7 @@ def make_engine(url: str) -> Engine:
 
 
 def shown(url: str) -> str:
-    """Without a password."""
+    """Return the URL without its password."""
     scheme, separator, rest = url.partition("://")
     return scheme + separator + rest.rpartition("@")[2]
 
@@ -80,7 +80,7 @@ class TakenError(Exception):
 
 
 class Claim:
-    """The lock of one server. `take` says again what is true while it is held."""
+    """The lock of one server on the database. `take` may be repeated while it is held."""
 
     def __init__(self, engine: Engine) -> None:
         self._backend = engine.url.get_backend_name()
@@ -88,11 +88,11 @@ class Claim:
         self._file: IO[bytes] | None = None
 
     def take(self, connection: Connection) -> None:
-        """Under PostgreSQL for as long as `connection` lasts.
+        """Take the lock; under PostgreSQL it lasts as long as `connection`.
 
         Raises:
-            TakenError: another server has it.
-            OSError: no file can be made beside the database.
+            TakenError: another server has the lock.
+            OSError: the lock file next to the database cannot be made.
         """
         if self._backend == "postgresql":
             if not connection.scalar(text(f"SELECT pg_try_advisory_lock({_CLAIM_KEY})")):
@@ -108,7 +108,7 @@ class Claim:
             self._file = file
 
     def give_back(self) -> None:
-        """Others may have it."""
+        """Release the lock."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -34,10 +34,10 @@ class Store:
     """See the module. Any thread may read; `write` belongs to the event loop that `open` was called in.
 
     Args:
-        url: as SQLAlchemy has them: `sqlite:///file`, `postgresql+psycopg://user@host/name`.
+        url: database URL of SQLAlchemy: `sqlite:///file`, `postgresql+psycopg://user@host/name`.
 
     Raises:
-        ConfigError: it is no such address, its driver is missing, or nothing answers there.
+        ConfigError: the URL is invalid, its driver is missing, or the database does not answer.
     """
 
     def __init__(self, url: str) -> None:
@@ -56,7 +56,7 @@ class Store:
         return 0 if self._writer is None else self._writer.waiting
 
     def claim(self) -> None:
-        """Make the database this server's.
+        """Lock the database for this server.
 
         Raises:
             ConfigError: another server has it, or it does not answer.
@@ -65,7 +65,7 @@ class Store:
         self._wait_for(self._writer.connect)
 
     def migrate(self, revision: str = "head") -> None:
-        """Bring the tables to this version; not under a server that runs.
+        """Migrate the tables to this version; not while another server runs.
 
         Raises:
             ConfigError: the database refuses, a newer ROLL has written it, or a server has it.
@@ -118,7 +118,7 @@ class Store:
                 raise ConfigError(f"the database '{self._shown}' does not answer: {reason(error)}.") from None
 
     def read(self, statement: Executable) -> Sequence[Row[Any]]:
-        """All rows; their columns are attributes.
+        """Return all rows; their columns are attributes.
 
         Raises:
             SandboxDatabaseError: the database does not answer.
@@ -137,17 +137,22 @@ class Store:
                 connection.execute(statement)
 
     def open(self) -> None:
-        """Start to write, in this event loop's name; `claim` came before."""
+        """Start to write, in this event loop; `claim` must have been called."""
         assert self._writer is not None
         self._writer.start(asyncio.get_running_loop())
 
     def write(
         self, statement: Executable, values: Mapping[str, Any], then: Then | None = None, *, undo: Delete | None = None
     ) -> None:
-        """Write soon; `then` is called in the loop when it is committed, or with what refused it.
+        """Queue a write; `then` is called in the loop once it is committed, or with the error that refused it.
 
         Args:
-            undo: makes it an intent, refused while the database is away; without, it is a fact and waits (`writer`).
+            statement: the statement.
+            values: its parameters.
+            then: callback.
+            undo: deletes the written row. It makes the write an intent, which is refused while the database is away;
+                without
+                it, the write is a fact and waits (`writer`).
         """
         assert self._writer is not None
         self._writer.put(Write(statement, values, then, undo))

@@ -47,7 +47,7 @@ Then: TypeAlias = Callable[[Exception | None], None]
 
 @dataclass(eq=False)
 class Write:
-    """One, of a fact, or, where it has `undo`, of an intent."""
+    """One write: of a fact, or, with `undo`, of an intent."""
 
     statement: Executable
     values: Mapping[str, Any]
@@ -77,10 +77,10 @@ class Writer:
         return self._queue.qsize() + len(self._held)
 
     def connect(self) -> None:
-        """Reach the database and make it this server's.
+        """Connect to the database and lock it for this server.
 
         Raises:
-            AWAY: it is away, or another server's.
+            AWAY: the database is away, or another server has it.
         """
         connection = self._engine.connect()
         try:
@@ -91,16 +91,16 @@ class Writer:
         self._connection = connection
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on; `then` is called in `loop`."""
+        """Start the thread; `then` callbacks are called in `loop`."""
         self._loop = loop
         self._thread.start()
 
     def put(self, write: Write) -> None:
-        """Soon."""
+        """Queue a write."""
         self._queue.put(write)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is queued, and stop the thread."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -129,7 +129,7 @@ class Writer:
         return found
 
     def _take(self, came: list[Write]) -> None:
-        """Write them and what is held, or refuse and hold them."""
+        """Write new and held writes; if the database is away, refuse intents and hold facts."""
         if self.away and time.monotonic() - self._tried < _AGAIN_S:
             self._refuse(came)
             return
@@ -153,7 +153,7 @@ class Writer:
                 return
 
     def _refuse(self, writes: list[Write]) -> None:
-        """Tell intents that they are not written, now or later; hold facts."""
+        """Report to intents that they are not written, now or later; hold facts."""
         error = SandboxDatabaseError(
             f"the service's database does not answer ({self.away}), so nothing was started: ask again."
         )
@@ -166,10 +166,10 @@ class Writer:
         self._tell([(write, error) for write in writes if write.undo is not None])
 
     def _try(self, writes: list[Write]) -> None:
-        """In one transaction; where that is refused, one by one. What is written leaves the list.
+        """Write everything in one transaction, or one by one if that is refused; remove from the list what is written.
 
         Raises:
-            AWAY: the rest is not, or nobody knows.
+            AWAY: the rest is not written, or its state is unknown.
         """
         if self._connection is None:
             self.connect()
@@ -212,7 +212,7 @@ class Writer:
 
 
 def reason(error: BaseException) -> str:
-    """One line."""
+    """Return an error's reason in one line."""
     if isinstance(error, TakenError):
         return "another server has it"
     origin = getattr(error, "orig", None) or error
@@ -228,7 +228,7 @@ def _call(told: list[tuple[Then, Exception | None]]) -> None:
 
 
 def _execute(connection: Connection, writes: Sequence[Write]) -> None:
-    """Neighbours with the same statement as one."""
+    """Execute the writes, consecutive ones with the same statement together."""
     start = 0
     while start < len(writes):
         statement, end = writes[start].statement, start
@@ -239,7 +239,10 @@ def _execute(connection: Connection, writes: Sequence[Write]) -> None:
 
 
 def _alone(connection: Connection, write: Write) -> Exception | None:
-    """What refuses it; nothing where its row is there, from a transaction whose answer was lost."""
+    """Execute one write and return the error that refuses it.
+
+    An insert whose row exists, from a transaction whose answer was lost, counts as written.
+    """
     try:
         with connection.begin():
             _execute(connection, [write])

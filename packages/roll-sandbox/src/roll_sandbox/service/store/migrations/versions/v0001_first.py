@@ -12,7 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """From nothing."""
+    """Create all tables."""
     op.create_table(
         "tokens",
         sa.Column("id", sa.String(32), primary_key=True),
@@ -61,6 +61,6 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    """To nothing."""
+    """Drop all tables."""
     for name in ("workers", "executions", "sandboxes", "owners", "tokens"):
         op.drop_table(name)

@@ -12,10 +12,10 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Those that are there do: nobody knows whether they were made over HTTP."""
+    """Add the column; existing sandboxes are leased, since it is unknown whether they were made over HTTP."""
     op.add_column("sandboxes", sa.Column("leased", sa.Integer, nullable=False, server_default="1"))
 
 
 def downgrade() -> None:
-    """Without it."""
+    """Drop the column."""
     op.drop_column("sandboxes", "leased")
