@@ -33,21 +33,21 @@ def connect(
     patience_s: float = 30.0,
     wait_for_quota: bool = False,
 ) -> SandboxManager:
-    """Sandboxes of a service, used like those of this machine: `async with connect(url, token) as sandboxes: ...`
+    """Return a manager of a service's sandboxes: `async with connect(url, token) as sandboxes: ...`
 
     Args:
         url: `http://host:port` or `https://…`, as `roll-sandbox serve` printed it.
-        token: of `roll-sandbox token create`.
-        spec, warm, max_sandboxes: as for `SandboxManager`; what is warm is held by this client.
-        lifetime_s: after which the service ends each sandbox; `None`: what it gives to those that do not say.
-        ca_file: certificates that the service's is checked with; `None`: those of the system.
-        patience_s: how long the service may be away before what ran there counts as lost.
-        wait_for_quota: whether to wait as long for a sandbox where the owner has as many as may be.
+        token: a token of `roll-sandbox token create`.
+        spec, warm, max_sandboxes: as for `SandboxManager`; this client holds the warm sandboxes.
+        lifetime_s: seconds after which the service ends each sandbox; `None`: the service's default.
+        ca_file: CA certificates for the service's certificate; `None`: the system's.
+        patience_s: seconds of outage after which what ran on the service counts as lost.
+        wait_for_quota: whether to wait up to `patience_s` when the owner's quota of sandboxes is used up.
 
     Raises:
-        ConfigError: an address, a token or a file of certificates that is none.
-        SandboxUnavailableError: when it is started: no service answers there.
-        SandboxAccessError: when it is started: the token is refused.
+        ConfigError: the address, token or CA file is not usable.
+        SandboxUnavailableError: at its start: no service answers.
+        SandboxAccessError: at its start: the token is refused.
     """
     from roll_sandbox.remote.runtime import RemoteRuntime
 

@@ -18,11 +18,11 @@ _LIMIT_S = 60.0
 async def call(
     url: str, token: str, method: str, path: str, *, body: dict[str, Any] | None = None, ca_file: str | None = None
 ) -> Any:
-    """What a route answers, read as JSON; `None` where it says nothing.
+    """Call a route, and return its JSON answer; `None` if it is empty.
 
     Raises:
-        RollSandboxError: what the service says, as its typed error; or none answers there.
-        ConfigError: an address, a token or a file of certificates that is none.
+        RollSandboxError: the service's typed error, or no service answers.
+        ConfigError: the address, token or CA file is not usable.
     """
     import aiohttp
 

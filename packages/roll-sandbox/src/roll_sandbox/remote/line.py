@@ -40,12 +40,12 @@ _FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "co
 
 
 def new_name() -> str:
-    """A name of a sandbox, program or session."""
+    """Return a new name for a sandbox, program or session."""
     return uuid.uuid4().hex
 
 
 class RemoteSandbox(Sandbox):
-    """A sandbox of a service; its host counts its time."""
+    """A sandbox of a service. Its worker bounds its time."""
 
     silence_s = None
 
@@ -56,35 +56,38 @@ class RemoteSandbox(Sandbox):
         self._line = line
 
     def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
-        """Let it live this many seconds from now on. Asked for at once; whoever waits is told that it does.
+        """Set the sandbox's lifetime to this many seconds from now on. The request is sent at once; the future confirms
+        it.
 
         Raises:
-            SandboxQuotaError: the owner's may not live that long.
-            UnknownSandboxError: it has ended, or is being ended.
-            SandboxUnavailableError: nobody answered.
+            SandboxQuotaError: it exceeds the owner's quota.
+            UnknownSandboxError: the sandbox has ended, or is being ended.
+            SandboxUnavailableError: the worker did not answer.
         """
         return asyncio.ensure_future(self._line.ask("extend", self.name, lifetime_s=lifetime_s))
 
     async def usage(self) -> Usage:
-        """See `Sandbox.usage`."""
+        """Return the usage; see `Sandbox.usage`."""
         found = await self._line.look(self.name)
         return Usage(cpu_s=float(found["cpu_s"]), memory_bytes=int(found["memory_bytes"]))
 
     def leave(self) -> None:
-        """Let go of it: it lives on, and what is heard of it is passed over."""
+        """Detach from the sandbox, which lives on; later messages about it are ignored."""
         self._line.forget(self.name)
 
     def rejoin(self, program: Message) -> Job:
-        """A program that another line began.
+        """Return the job of a program that another connection began.
 
         Args:
-            program: as `Line.look` has it.
+            program: its entry in the answer of `Line.look`.
         """
         assert isinstance(self._connection, RemoteConnection)
         return Job(self, self._connection.rejoin(program["id"], program["seen"]), 0.0)
 
     def begin_as(self, name: str, program: Program, *, alone: bool = False) -> Job:
-        """The same as `begin`, under a name of the caller's: one that is known is found again, not run again."""
+        """Start a program as `begin` does, under a name that the caller chose; a known name is found again, not run
+        again.
+        """
         connection = self._connection
         assert isinstance(connection, RemoteConnection)
         connection.next_name = name
@@ -95,7 +98,7 @@ class RemoteSandbox(Sandbox):
 
 
 class RemoteConnection:
-    """What `connection.Connection` asks for, of one sandbox."""
+    """The `connection.Connection` of one sandbox."""
 
     def __init__(self, line: Line, name: str) -> None:
         self._line = line
@@ -110,7 +113,7 @@ class RemoteConnection:
         self._counts: dict[str, int] = {}
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
-        """Its host has done so."""
+        """Return a finished job: the worker has configured the agent."""
         job = AgentJob(self, "", 0)
         job.finish({})
         return job
@@ -121,12 +124,12 @@ class RemoteConnection:
         return self._start(message | ({"stdin": stdin} if name == "run" else {}), output_bytes)
 
     def rejoin(self, name: str, seen: int) -> AgentJob:
-        """A program of this name, which was sent `seen` messages before."""
+        """Rejoin the program of this name, to which `seen` messages were sent before."""
         self._counts[name] = seen
         return self._start({"op": "run", "request": {}, "stdin": b""}, 2**52, name)
 
     def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
-        """A command for a session."""
+        """Start a command in a session."""
         return self._start({"op": name, "shell": channel, "request": request}, output_bytes)
 
     def _start(self, message: Message, output_bytes: int, name: str | None = None) -> AgentJob:
@@ -146,7 +149,7 @@ class RemoteConnection:
         return job
 
     def send(self, *message: Any) -> None:
-        """Something for a running program or a session."""
+        """Send a message to a running program or a session."""
         op, name, *rest = message
         if self.lost:
             return
@@ -160,7 +163,7 @@ class RemoteConnection:
         self._line.send(said)
 
     def receive(self, message: Message) -> None:
-        """From the service, about a program."""
+        """Receive a message of the service about a program."""
         name = message["id"]
         sent = self._sent.get(name)
         if sent is None:
@@ -185,7 +188,7 @@ class RemoteConnection:
             self._finish(name, None, failure_of(message))
 
     def _ask_again(self, name: str, sent: Sent) -> None:
-        """For output that a worker said while it had no line."""
+        """Request again the output that the worker sent while it had no connection."""
         if not sent.messages:
             self._finish(name, None, SandboxLostError("a part of a program's output did not arrive"))
         elif sent.asked_at < sent.have:
@@ -197,7 +200,10 @@ class RemoteConnection:
         self._sent.pop(name).job.finish(end, error)
 
     def send_again(self) -> None:
-        """All that runs, over a new connection; sessions that were closed first, for they may hold all processes."""
+        """Send everything that runs over a new connection.
+
+        Closes of sessions go first, since the sessions may hold all processes that may run.
+        """
         for said in self._closes:
             self._line.send(said)
         for name, sent in list(self._sent.items()):
@@ -210,7 +216,7 @@ class RemoteConnection:
                 self._line.send(message)
 
     def lose(self, error: RollSandboxError) -> None:
-        """The sandbox has gone."""
+        """Finish all programs with an error: the sandbox is gone."""
         if self.lost:
             return
         self.lost, self.why = True, error
@@ -221,14 +227,14 @@ class RemoteConnection:
             self.ended.set_result(None)
 
     def close(self) -> None:
-        """Its host ends it; see `Line.stop`."""
+        """Do nothing: the worker closes the connection to the agent (see `Line.stop`)."""
 
 
 class Line:
-    """See the module.
+    """The client's end of a connection to a service; see the module.
 
     Args:
-        transmit: takes a message for the service, without waiting.
+        transmit: sends a message to the service, without waiting.
     """
 
     def __init__(self, transmit: Callable[[Message], None]) -> None:
@@ -239,49 +245,52 @@ class Line:
         self._asked: dict[str, asyncio.Future[Message]] = {}
 
     def send(self, message: Message) -> None:
-        """To the service.
+        """Send a message to the service.
 
         Raises:
-            OversizedUploadError: it is larger than the service takes.
+            OversizedUploadError: the message is larger than the service accepts.
         """
         self._transmit(message)
 
     async def create(
         self, spec: SandboxSpec, *, lifetime_s: float | None = None, near: str | None = None, name: str | None = None
     ) -> RemoteSandbox:
-        """A new sandbox; the one that has this name, where there is one.
+        """Create a sandbox, or return the one that already has this name.
 
         Args:
-            lifetime_s: after which it ends; `None`: what the service gives.
-            near: a sandbox, on whose worker this one is to be if there is room.
+            spec: the sandbox's spec.
+            lifetime_s: seconds after which it ends; `None`: the service's default.
+            near: name of a sandbox whose worker is preferred if it has room.
+            name: name of the sandbox; `None`: a new one.
 
         Raises:
             SandboxError: it did not start.
-            SandboxQuotaError: the owner has as many as may be.
-            SandboxRequestError: the service never starts such a one.
+            SandboxQuotaError: the owner's quota is used up.
+            SandboxRequestError: the service never starts such a sandbox.
         """
         message: Message = {"op": "create", "sandbox": name or new_name(), "spec": spec_said(spec)}
         wishes = {"lifetime_s": lifetime_s, "near": near}
         return await self._opened(message | {key: wish for key, wish in wishes.items() if wish is not None}, spec)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
-        """A sandbox that the owner has."""
+        """Return a sandbox that the owner already has."""
         return await self._opened({"op": "attach", "sandbox": name}, spec)
 
     async def look(self, name: str, *, output_bytes: int = 0) -> Message:
-        """What a sandbox of the owner's uses, and its programs, the latest last.
+        """Return the usage of a sandbox of the owner, and its programs, latest last.
 
         Args:
-            output_bytes: of the end of each program's output.
+            name: name of the sandbox.
+            output_bytes: most bytes of the end of each program's output.
 
         Raises:
-            UnknownSandboxError: there is none of this name.
-            SandboxUnavailableError: its worker is away.
+            UnknownSandboxError: the owner has no such sandbox.
+            SandboxUnavailableError: the sandbox's worker is away.
         """
         return await self.ask("look", name, output=output_bytes)
 
     async def ask(self, op: str, name: str, **values: Any) -> Message:
-        """Something of a sandbox that is answered at once, or not at all; errors as `look`."""
+        """Send a request about a sandbox and return its answer, which comes at once or not at all; errors as `look`."""
         key = new_name()
         answer = self._asked[key] = asyncio.get_running_loop().create_future()
         try:
@@ -322,18 +331,18 @@ class Line:
         )
 
     def stop(self, connection: RemoteConnection) -> None:
-        """End a sandbox; it has ended when the service says so."""
+        """End a sandbox; it has ended when the service reports so."""
         if not connection.lost and connection.name not in self._stopping:
             self._stopping.add(connection.name)
             self.send({"op": "stop", "sandbox": connection.name})
 
     def forget(self, name: str) -> None:
-        """A sandbox that is gone."""
+        """Remove a sandbox that is gone."""
         self._connections.pop(name, None)
         self._stopping.discard(name)
 
     def receive(self, message: Message) -> None:
-        """From the service."""
+        """Receive a message of the service."""
         op, name = message["op"], message.get("sandbox", "")
         connection = self._connections.get(name)
         asked = self._asked.get(message.get("id", ""))
@@ -363,7 +372,7 @@ class Line:
                 connection.receive(message)
 
     def send_again(self) -> None:
-        """Over a new connection: everything whose end has not come."""
+        """Send everything whose end has not arrived over a new connection."""
         for message, _ in self._opening.values():
             self.send(message)
         for name, connection in list(self._connections.items()):
@@ -375,7 +384,7 @@ class Line:
                 self.send({"op": "stop", "sandbox": name})
 
     def lose(self, error: RollSandboxError) -> None:
-        """There is no further connection."""
+        """Finish everything with an error: there will be no further connection."""
         for _, answer in self._opening.values():
             if not answer.done():
                 answer.set_exception(error)

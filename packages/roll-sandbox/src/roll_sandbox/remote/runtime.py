@@ -87,10 +87,10 @@ class RemoteRuntime:
         self._most = MAX_MESSAGE_BYTES
 
     async def start(self) -> None:
-        """Dial.
+        """Connect to the service.
 
         Raises:
-            SandboxUnavailableError: nobody answers there.
+            SandboxUnavailableError: no service answers.
             SandboxAccessError: the token is refused.
         """
         if self._session is not None:
@@ -108,7 +108,7 @@ class RemoteRuntime:
         self._keeping = asyncio.create_task(self._keep(socket))
 
     async def _dial(self) -> aiohttp.ClientWebSocketResponse:
-        """A new connection, greeted."""
+        """Open a new connection, and receive the service's greeting."""
         assert self._session is not None
         try:
             async with asyncio.timeout(_DIAL_S):
@@ -135,7 +135,7 @@ class RemoteRuntime:
         return socket
 
     async def _asks_too_often(self) -> bool:
-        """Whether that is why a WebSocket was refused: a server has no other word for it than 403."""
+        """Return whether a WebSocket was refused for too many requests, for which servers send 403 as well."""
         assert self._session is not None
         try:
             async with self._session.get(f"{self._url}/health/ready") as answer:
@@ -144,7 +144,7 @@ class RemoteRuntime:
             return True  # nothing is known of the token
 
     async def _keep(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
-        """Serve connection after connection, as long as the service comes back in time."""
+        """Serve one connection after another, as long as the service comes back in time."""
         try:
             await self._serve(socket)
         except Exception as error:
@@ -184,7 +184,7 @@ class RemoteRuntime:
         await socket.close()
 
     async def _redial(self) -> aiohttp.ClientWebSocketResponse | None:
-        """Another connection, on which everything that runs has been sent again; `None`: it is over."""
+        """Return a new connection, over which everything that runs was sent again; `None` if there will be none."""
         began = time.monotonic()
         until = began + self._patience_s
         attempt = 0
@@ -223,10 +223,10 @@ class RemoteRuntime:
         self._outgoing.put(data)
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """Upload what its mounts ask for; names of images are those of whoever starts the sandbox.
+        """Upload the directories that the spec's mounts need; image names are resolved where the sandbox starts.
 
         Raises:
-            OversizedUploadError: a directory is too large to be uploaded.
+            OversizedUploadError: a directory is too large to upload.
         """
         if not any(mount.upload for mount in spec.mounts):
             return spec
@@ -234,7 +234,7 @@ class RemoteRuntime:
         return dataclasses.replace(spec, mounts=tuple(mounts))
 
     def _uploaded(self, mount: Mount) -> Mount:
-        """Return the mount as the service knows it, and send its files where that is the first one of its directory."""
+        """Return the mount as the service names it, and upload its directory on the first use."""
         found = self._uploads.get(mount.source)
         if found is None:
             files = content_of(mount.source)
@@ -245,7 +245,7 @@ class RemoteRuntime:
         return dataclasses.replace(found, target=mount.target)
 
     def _upload_again(self) -> None:
-        """Over a new connection: the service may be another process, which has nothing."""
+        """Upload all directories over a new connection: the service may be another process, which has none."""
         for digest, files in self._files.items():
             self._upload(digest, files)
 
@@ -253,7 +253,7 @@ class RemoteRuntime:
         self._transmit({"op": "upload", "sandbox": digest, "files": files})
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Ask for a sandbox."""
+        """Request a sandbox, with retries while workers rejoin or, if so configured, while the quota is used up."""
         until = time.monotonic() + self._patience_s
         while True:
             if self._refused is not None:
@@ -281,23 +281,23 @@ class RemoteRuntime:
                 self._waiting -= 1
 
     async def create(self, spec: SandboxSpec, *, lifetime_s: float | None = None) -> RemoteSandbox:
-        """A new sandbox; see `Line.create`."""
+        """Create a sandbox; see `Line.create`."""
         return await self._line.create(self.resolve(spec), lifetime_s=lifetime_s)
 
     async def attach(self, name: str, spec: SandboxSpec) -> RemoteSandbox:
-        """A sandbox that this owner has already.
+        """Return a sandbox that this owner already has.
 
         Raises:
-            UnknownSandboxError: there is none of this name.
+            UnknownSandboxError: the owner has no such sandbox.
         """
         return await self._line.attach(name, spec)
 
     async def look(self, name: str, *, output_bytes: int = 0) -> Message:
-        """See `Line.look`."""
+        """Return a sandbox's usage and programs; see `Line.look`."""
         return await self._line.look(name, output_bytes=output_bytes)
 
     async def close(self) -> None:
-        """End every sandbox of this line, and hang up."""
+        """End every sandbox of this connection, and close it."""
         if self._keeping is not None and not self._keeping.done():
             connections = self._line.open
             for connection in connections:

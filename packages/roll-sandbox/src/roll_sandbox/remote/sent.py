@@ -12,7 +12,7 @@ _KEPT_BYTES = 2**24
 
 
 class Sent:
-    """What a running program was sent; over a new connection all of it is sent again."""
+    """The messages sent to a running program, all of which are sent again over a new connection."""
 
     def __init__(self, job: AgentJob) -> None:
         self.job = job
@@ -25,7 +25,7 @@ class Sent:
         """`None`: too much to keep."""
 
     def keep(self, message: Message) -> None:
-        """Keep a further message."""
+        """Keep one more message."""
         size = len(message.get("data", b""))
         if self.kept_bytes is not None:
             self.kept_bytes = self.kept_bytes + size if self.kept_bytes + size <= _KEPT_BYTES else None

@@ -24,13 +24,14 @@ _BRACKET = re.compile(rb"[\[{\]}]")
 
 
 def parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> Any:
-    """What a JSON document in UTF-8 says.
+    """Parse a JSON document in UTF-8.
 
     Args:
-        hook: makes something else of each object.
+        data: the document.
+        hook: converts each object.
 
     Raises:
-        SandboxRequestError: it is none, or has too many or too deeply nested values.
+        SandboxRequestError: it is not JSON, or has too many or too deeply nested values.
     """
     check_values(data)
     try:
@@ -42,10 +43,10 @@ def parsed(data: bytes, hook: Callable[[dict[str, Any]], Any] | None = None) -> 
 
 
 def check_values(data: bytes) -> None:
-    """Count the values of a document in UTF-8, before anything reads it.
+    """Count the values of a document in UTF-8 before it is parsed.
 
     Raises:
-        SandboxRequestError: they are too many, or too deeply nested.
+        SandboxRequestError: the values are too many or too deeply nested.
     """
     opened = data.count(b"[") + data.count(b"{")
     if opened <= _DEEPEST and opened + data.count(b",") <= _MOST:

@@ -61,7 +61,7 @@ STATUS = {
 
 
 def failure_said(error: Exception) -> dict[str, Any]:
-    """`{"error": kind, "message": …}`, for a path also its `errno` and `path`."""
+    """Convert an error to `{"error": kind, "message": …}`, with `errno` and `path` for a `SandboxPathError`."""
     if isinstance(error, SandboxPathError):
         return {"error": "path", "message": error.strerror, "errno": error.errno, "path": error.filename}
     kind = next((_NAMES[each] for each in type(error).__mro__ if each in _NAMES), None)
@@ -71,7 +71,7 @@ def failure_said(error: Exception) -> dict[str, Any]:
 
 
 def failure_of(said: dict[str, Any]) -> RollSandboxError:
-    """The error that was said; one of an unknown kind is a sandbox that broke."""
+    """Convert a message to its error; an unknown kind becomes `SandboxError`."""
     message = str(said.get("message", ""))
     if said.get("error") == "path":
         number, path = said.get("errno"), said.get("path")

@@ -24,7 +24,7 @@ _MOST_PIECES = 2**17
 
 
 def encode(message: Message) -> bytes:
-    """The message as bytes; values may be whatever JSON has, and bytes."""
+    """Encode a message as bytes; its values may be JSON values and bytes."""
     pieces: list[bytes] = []
 
     def number(value: object) -> dict[str, int]:
@@ -41,10 +41,10 @@ def encode(message: Message) -> bytes:
 
 
 def decode(data: bytes) -> Message:
-    """The message of `encode`.
+    """Decode a message of `encode`.
 
     Raises:
-        SandboxRequestError: it is none.
+        SandboxRequestError: the bytes are not a message.
     """
     text, end = _piece(data, 0)
     pieces: list[bytes | None] = []

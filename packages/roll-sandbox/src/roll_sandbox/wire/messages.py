@@ -49,10 +49,10 @@ _SHAPES: dict[str, dict[str, str]] = {
 
 
 def check_name(value: object) -> str:
-    """A name of a worker, sandbox, program or session.
+    """Check and return a name of a worker, sandbox, program or session.
 
     Raises:
-        SandboxRequestError: it is none.
+        SandboxRequestError: the name is malformed.
     """
     if not isinstance(value, str) or not _NAME.fullmatch(value):
         raise SandboxRequestError(
@@ -62,10 +62,10 @@ def check_name(value: object) -> str:
 
 
 def checked(message: Message) -> Message:
-    """A message of a client, of which every field is known and of its kind.
+    """Check and return a message of a client: every field must be known and have the right type.
 
     Raises:
-        SandboxRequestError: another one; says what is wrong.
+        SandboxRequestError: the message is invalid; the error says why.
     """
     op = message.get("op")
     shape = _SHAPES.get(op) if isinstance(op, str) else None

@@ -117,10 +117,10 @@ _SHAPES: dict[str, _Shape] = {
 
 
 def heard(message: Message) -> Message:
-    """A message of a worker, with the fields that it may have, each of its kind.
+    """Check a message of a worker, and return it without unknown fields.
 
     Raises:
-        SandboxRequestError: another one; says what is wrong.
+        SandboxRequestError: the message is invalid; the error says why.
     """
     op = message.get("op")
     shape = _SHAPES.get(op) if isinstance(op, str) else None

@@ -14,10 +14,10 @@ __all__ = ["Outbox"]
 
 
 class Outbox:
-    """Takes messages at any time and sends them in order, over whichever connection there is.
+    """A queue that takes messages at any time and sends them in order over the present connection.
 
     Args:
-        most_bytes: waiting, before it is `full`; `None`: as many as its owner puts in.
+        most_bytes: queued bytes above which the outbox is `full`; `None`: no bound.
     """
 
     def __init__(self, most_bytes: int | None = None) -> None:
@@ -29,7 +29,7 @@ class Outbox:
         self._news = asyncio.Event()
 
     def put(self, data: bytes) -> None:
-        """One more; never waits."""
+        """Queue one message, without waiting."""
         self._waiting.append(data)
         self._bytes += len(data)
         if self._most_bytes is not None and self._bytes > self._most_bytes:
@@ -37,13 +37,13 @@ class Outbox:
         self._news.set()
 
     def clear(self) -> None:
-        """Forget what has not been sent."""
+        """Drop the messages that have not been sent."""
         self._waiting.clear()
         self._bytes = 0
         self.full.clear()
 
     async def send_over(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """Until the connection breaks, or this is cancelled."""
+        """Send messages until the connection breaks, or this is canceled."""
         import aiohttp
 
         with contextlib.suppress(aiohttp.ClientError, ConnectionError):

@@ -19,16 +19,16 @@ _MOST_SPEC_BYTES = 2**16
 
 
 def spec_said(spec: SandboxSpec) -> dict[str, Any]:
-    """A spec in JSON's words."""
+    """Convert a spec to JSON values."""
     said = dataclasses.asdict(spec)
     return said | {"mounts": [{"source": each.source, "target": each.target} for each in spec.mounts]}
 
 
 def spec_of(said: object) -> SandboxSpec:
-    """The spec.
+    """Check and convert a received spec.
 
     Raises:
-        SandboxRequestError: a field is unknown or not of its kind, or it is too long to be written down and compared.
+        SandboxRequestError: a field is unknown or has the wrong type, or the spec is too long to store and compare.
     """
     spec = built(SandboxSpec, said, "spec")
     texts = (
@@ -42,15 +42,15 @@ def spec_of(said: object) -> SandboxSpec:
 
 
 def program_said(request: dict[str, Any]) -> dict[str, Any]:
-    """What `requests.run_request` made of a program, as it is sent. How it is isolated, its host says."""
+    """Convert the result of `requests.run_request` to a message; `fresh` is left out, since the worker sets it."""
     return {name: value for name, value in request.items() if name != "fresh"}
 
 
 def program_of(said: dict[str, Any], stdin: bytes) -> tuple[Program, bool]:
-    """The program, and whether it is to run alone.
+    """Check and convert a received program; also return whether it is to run alone.
 
     Raises:
-        SandboxRequestError: a field is unknown or not of its kind.
+        SandboxRequestError: a field is unknown or has the wrong type.
     """
     fields = {name: value for name, value in said.items() if name not in ("alone", "source")}
     alone, source = said.get("alone", False), said.get("source")
@@ -75,10 +75,10 @@ def _kinds(kind: type[Any]) -> dict[str, Any]:
 
 
 def built(kind: type[_T], said: object, place: str) -> _T:
-    """A dataclass of checked fields.
+    """Build a dataclass from received fields, after checking them.
 
     Raises:
-        SandboxRequestError: a field is unknown or not of its kind.
+        SandboxRequestError: a field is unknown or has the wrong type.
     """
     if not isinstance(said, dict):
         raise SandboxRequestError(f"'{place}' is {str(said)[:80]!r}: an object is needed.")
@@ -95,7 +95,7 @@ def built(kind: type[_T], said: object, place: str) -> _T:
 
 
 def _value(kind: Any, value: Any, place: str) -> Any:
-    """`value`, which must be what the annotation `kind` says."""
+    """Check and convert a value by its annotation, `kind`."""
     origin, parts = get_origin(kind), get_args(kind)
     if dataclasses.is_dataclass(kind):
         return built(cast(type[Any], kind), value, place)

@@ -19,7 +19,7 @@ BEATS = 30
 
 
 def beat_s(away_s: float) -> float:
-    """How often a worker and its server say that they are there."""
+    """Return the seconds between two heartbeats of a worker and its server."""
     return away_s / BEATS
 
 
@@ -39,15 +39,15 @@ class Report:
 
 
 def report_said(report: Report) -> dict[str, Any]:
-    """In JSON's words."""
+    """Convert a report to JSON values."""
     return dataclasses.asdict(report)
 
 
 def report_of(said: object) -> Report:
-    """The report.
+    """Check and convert a received report.
 
     Raises:
-        SandboxRequestError: a field is unknown or not of its kind, or what nobody can count with.
+        SandboxRequestError: a field is unknown, has the wrong type, or is out of range.
     """
     report = built(Report, said, "report")
     counts = [report.memory_bytes or 0, report.free_bytes or 0, report.busy]

@@ -49,12 +49,13 @@ class _Execution:
 
 
 class Executions:
-    """See the module.
+    """The programs and sessions of one sandbox; see the module.
 
     Args:
-        place: the sandbox's name, as messages have it.
-        tell: takes a message for the server.
-        outputs: of all sandboxes of the worker.
+        place: the sandbox's name in messages.
+        sandbox: the sandbox.
+        tell: sends a message to the server.
+        outputs: output of all sandboxes of the worker.
     """
 
     def __init__(self, place: str, sandbox: Sandbox, tell: Callable[[Message], None], outputs: Outputs) -> None:
@@ -72,7 +73,7 @@ class Executions:
         self._ended_bytes: dict[str, int] = {}
 
     def receive(self, message: Message) -> None:
-        """A message about a program or a session."""
+        """Handle a message about a program or a session."""
         op, name = message["op"], message["id"]
         found = self._known.get(name)
         if op in ("run", "shell", "line"):
@@ -113,7 +114,7 @@ class Executions:
         return task
 
     async def _follow(self, name: str, execution: _Execution, job: Job) -> None:
-        """Pass on what a program says, and how it ends."""
+        """Send a program's output, and its end, to the server."""
         try:
             number = 0
             async for chunk in job.stream():
@@ -132,7 +133,7 @@ class Executions:
             self._outputs.add((self._place, name), size, partial(self._drop, name, execution, job))
 
     def _drop(self, name: str, execution: _Execution, job: Job) -> None:
-        """Keep nothing of its output; end it where it runs."""
+        """Drop all output of a program, and end it if it runs."""
         job.drop()
         if execution.ended is None:
             if execution.task is not None:
@@ -143,7 +144,7 @@ class Executions:
             self._known.pop(name, None)
 
     async def _converse(self, name: str, execution: _Execution, message: Message) -> None:
-        """Open a session, or give one a command."""
+        """Open a session, or run a command in one."""
         request = message["request"]
         try:
             if message["op"] == "shell":
@@ -172,7 +173,7 @@ class Executions:
         await self._follow(name, execution, execution.job)
 
     def _apply(self, name: str, execution: _Execution, message: Message) -> None:
-        """Input, new limits or the end of one that runs; each once, whatever is sent again."""
+        """Apply input, new limits or a kill to a running program; messages that are sent again are applied once."""
         if message["n"] <= execution.seen and message["op"] != "bound":
             return
         execution.seen = max(execution.seen, message["n"])
@@ -205,7 +206,7 @@ class Executions:
             self._spawn(self._bound(name, job, message))
 
     async def _looked(self, message: Message) -> None:
-        """How the sandbox stands, with the latest output of its programs."""
+        """Report the sandbox's usage, and the latest output of its programs."""
         said: Message = {"op": "looked", "sandbox": self._place, "id": message["id"], "cpu_s": 0.0, "memory_bytes": 0}
         with contextlib.suppress(RollSandboxError):  # it has just ended
             usage = await self._sandbox.usage()
@@ -242,7 +243,7 @@ class Executions:
         )
 
     def _repeat(self, name: str, execution: _Execution, have: int) -> None:
-        """What a new line has not heard."""
+        """Send again what a new connection has not received."""
         for number in range(have, len(execution.chunks)):
             self._say(name, number, execution.chunks[number])
         if execution.ended is not None:
@@ -263,17 +264,17 @@ class Executions:
             self._known.pop(oldest, None)
 
     def forget(self) -> None:
-        """The sandbox has ended: nobody asks for output any more."""
+        """Release the output of an ended sandbox."""
         self._over = True
         for name in self._known:
             self._outputs.forget((self._place, name))
 
     def names(self) -> list[str]:
-        """Of what runs, and what has ended and is kept."""
+        """Return the names of running programs, and of ended ones that are kept."""
         return list(self._known)
 
     def unheard(self) -> list[Message]:
-        """Ends that are still kept, for a server that may not have heard them."""
+        """Return the ends that are kept, for a server that may not have received them."""
         return [each.ended for each in self._known.values() if each.ended is not None]
 
 
@@ -281,7 +282,7 @@ _tasks: set[asyncio.Task[None]] = set()
 
 
 def _words(request: dict[str, Any]) -> str:
-    """What a program is, in its first words; whatever a client sent."""
+    """Return the first words of a program; the request is not trusted."""
     argv = request.get("argv")
     said = " ".join(map(str, argv)) if isinstance(argv, list) else ""
     text = request.get("command") or request.get("source") or said
@@ -289,7 +290,7 @@ def _words(request: dict[str, Any]) -> str:
 
 
 def _tail(chunks: list[Chunk], most: int) -> bytes:
-    """The end of what was printed."""
+    """Return the end of the printed output."""
     found: list[bytes] = []
     for chunk in reversed(chunks):
         if most <= 0:

@@ -36,19 +36,21 @@ _UNSENT_BYTES = 2**28
 
 
 class Joined:
-    """A worker and its line to a server.
+    """A worker and its connection to a server.
 
     Args:
-        url: of the server.
-        token: with the scope `worker`.
-        name: by which the server knows it again.
-        capacity: sandboxes at once.
-        memory_bytes: what limits of all sandboxes may come to.
-        drain_s: how long a worker that leaves waits for its sandboxes to end.
-        leaving: what `leave` sets, where somebody else is to set it.
+        worker: the worker.
+        url: address of the server.
+        token: token with the scope `worker`.
+        name: name by which the server knows the worker again.
+        capacity: most sandboxes at once.
+        memory_bytes: bound on the sum of the memory limits of all sandboxes.
+        ca_file: CA certificates for the server's certificate; `None`: the system's.
+        drain_s: seconds that a leaving worker waits for its sandboxes to end.
+        leaving: event that `leave` sets; given if the caller sets it, too.
 
     Raises:
-        ConfigError: an address, a token or a file of certificates that is none.
+        ConfigError: the address, token or CA file is not usable.
     """
 
     def __init__(
@@ -80,11 +82,11 @@ class Joined:
         self._outgoing = Outbox(_UNSENT_BYTES)
 
     def leave(self) -> None:
-        """Take no new sandboxes; `serve` returns when those that are here have ended, or after `drain_s`."""
+        """Stop accepting new sandboxes; `serve` returns when the present ones have ended, or after `drain_s`."""
         self._leaving.set()
 
     async def serve(self) -> None:
-        """Until it has left, or is cancelled.
+        """Serve until the worker has left, or this is canceled.
 
         Raises:
             SandboxAccessError: the token is refused.
@@ -101,7 +103,7 @@ class Joined:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _keep(self) -> None:
-        """Connection after connection."""
+        """Serve one connection after another."""
         connector = aiohttp.TCPConnector(ssl=self._trusted)
         async with client_session(self._url, headers=self._headers, connector=connector) as session:
             attempt = 0
@@ -125,7 +127,7 @@ class Joined:
                     await asyncio.sleep(_PAUSES_S[min(attempt, len(_PAUSES_S) - 1)])
 
     async def _reap(self) -> None:
-        """Stop what is here once the server was not heard for too long."""
+        """Stop all sandboxes once the server has been silent for too long."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(beat_s(self._away_s))
@@ -133,7 +135,7 @@ class Joined:
                 await self._worker.close()
 
     async def _drain(self) -> None:
-        """When it is to leave: wait, stop what is left, say goodbye."""
+        """Wait until the worker is to leave and its sandboxes have ended, stop those left, and send `leave`."""
         await self._leaving.wait()
         self._beat()
         with contextlib.suppress(TimeoutError):
@@ -162,7 +164,7 @@ class Joined:
             raise no_answer(self._url, error) from None
 
     async def _follow(self, socket: aiohttp.ClientWebSocketResponse) -> None:
-        """One connection, as long as both sides are heard."""
+        """Serve one connection, as long as both sides send."""
         self._outgoing.clear()
         self._welcome.clear()
         greeting = {**self._greeting, "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())}
@@ -203,7 +205,9 @@ class Joined:
                 self._worker.receive(message)
 
     async def _watch(self) -> None:
-        """Beat, until the server has not answered for too long; a stall of this process is no silence of the server."""
+        """Send heartbeats until the server has not answered for too long; a stall of this process does not count as
+        silence.
+        """
         with contextlib.suppress(TimeoutError):  # how often, the welcome says
             await asyncio.wait_for(self._welcome.wait(), beat_s(self._away_s))
         heard, unanswered = self._heard, 0
@@ -217,7 +221,7 @@ class Joined:
         self._say({"op": "beat", "leaving": self._leaving.is_set(), "report": report_said(self._worker.report())})
 
     def _warn(self, what: str) -> None:
-        """Once for each reason in a row."""
+        """Log a warning, unless it repeats the last one."""
         if what != self._warned:
             logger.warning("%s Dialling again.", what)
             self._warned = what

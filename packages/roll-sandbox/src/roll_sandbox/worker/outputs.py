@@ -13,10 +13,10 @@ MOST_BYTES = 2**29
 
 
 class Outputs:
-    """See the module.
+    """The kept output of a worker; see the module.
 
     Args:
-        most_bytes: kept.
+        most_bytes: most bytes to keep.
     """
 
     def __init__(self, most_bytes: int = MOST_BYTES) -> None:
@@ -26,10 +26,12 @@ class Outputs:
         self.total = 0
 
     def add(self, key: tuple[str, str], size: int, drop: Callable[[], None]) -> None:
-        """Another piece of a program's.
+        """Count another piece of a program's output.
 
         Args:
-            drop: called once, in place of all that was kept of it, where it is the largest and all are too much.
+            key: names of the sandbox and the program.
+            size: bytes of the piece.
+            drop: drops all output of the program; called once, if it is the largest and the total is too large.
         """
         self._kept[key] = self._kept.get(key, 0) + size
         self._drops[key] = drop
@@ -41,6 +43,6 @@ class Outputs:
             dropped()
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Nothing of it is kept any more."""
+        """Stop counting a program's output."""
         self.total -= self._kept.pop(key, 0)
         self._drops.pop(key, None)

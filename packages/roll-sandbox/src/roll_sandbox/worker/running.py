@@ -27,13 +27,19 @@ async def run_worker(
     mounts: Sequence[str] = (),
     **settings: Any,
 ) -> None:
-    """Run sandboxes of this machine for a service, until it was asked to leave or is cancelled; see `Joined`.
+    """Run sandboxes of this machine for a service, until asked to leave or canceled; see `Joined`.
 
-    SIGTERM asks it to leave; a second one cancels. (Where signals cannot be handled, in a thread, they are not.)
+    The first SIGTERM asks it to leave; a second one cancels. (In a thread, signals cannot be handled, and are not.)
 
     Args:
+        url: address of the service.
+        token: token with the scope `worker`.
+        name: name by which the service knows the worker again.
+        capacity: most sandboxes at once.
+        runtime: name of the isolation runtime.
+        warm: idle sandboxes to keep, as for `SandboxManager`.
         mounts: directories of this machine that specs may mount.
-        settings: further ones of `Joined`.
+        settings: further arguments of `Joined`.
 
     Raises:
         SandboxUnavailableError: this machine cannot run sandboxes.

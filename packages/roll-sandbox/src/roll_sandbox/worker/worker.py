@@ -43,13 +43,13 @@ class _Held:
 
 
 class Worker:
-    """See the module.
+    """The sandboxes of one machine; see the module.
 
     Args:
-        manager: which starts sandboxes; started and closed by the caller.
-        mounts: directories of this machine that a spec may mount what is below of.
-        tell: takes a message for the server, without waiting.
-        images: names and digests of the images that this machine has.
+        manager: starts the sandboxes; started and closed by the caller.
+        mounts: directories of this machine; specs may mount anything below them.
+        tell: sends a message to the server, without waiting.
+        images: returns names and digests of the images that this machine has.
     """
 
     def __init__(
@@ -71,16 +71,16 @@ class Worker:
         self._starting: dict[str, asyncio.Task[None]] = {}
 
     def tell(self, message: Message) -> None:
-        """To the server; into the void while there is none, which asks for what it missed."""
+        """Send a message to the server. Without a server it is dropped: a new one requests what it missed."""
         if self._tell is not None:
             self._tell(message)
 
     def listen(self, tell: Callable[[Message], None] | None) -> None:
-        """Tell another server from now on."""
+        """Set the function that sends messages to the server; `None`: there is no server."""
         self._tell = tell
 
     def receive(self, message: Message) -> None:
-        """From the server: as `wire.messages` says, and checked by it."""
+        """Handle a message of the server in the format of `wire.messages`, which the server has checked."""
         op, place = message["op"], message["sandbox"]
         held = self._held.get(place)
         if op == "create":
@@ -128,7 +128,10 @@ class Worker:
         self._created(place, held)
 
     def _permitted(self, spec: SandboxSpec) -> SandboxSpec:
-        """The spec, as this machine starts it. Its sandbox is never used again, so pools do not matter."""
+        """Check a spec's mounts, and return the spec as this machine starts it.
+
+        The pool is dropped, since the sandbox is never used again.
+        """
         mounts = []
         for mount in spec.mounts:
             if (uploaded := self._uploads.shown(mount)) is not None:
@@ -166,14 +169,14 @@ class Worker:
         self.tell({"op": "gone", "sandbox": place, **failure_said(why)})
 
     def holds(self) -> dict[str, Message]:
-        """Every sandbox here, and its programs whose end is not forgotten."""
+        """Return every sandbox here, with its programs whose end is not forgotten."""
         return {
             place: {"traits": held.sandbox.traits, "programs": held.executions.names()}
             for place, held in self._held.items()
         }
 
     def unheard(self) -> list[Message]:
-        """Ends of programs that a server may not have heard."""
+        """Return the ends of programs that a server may not have received."""
         return [message for held in self._held.values() for message in held.executions.unheard()]
 
     @property
@@ -182,7 +185,7 @@ class Worker:
         return not self._held and not self._starting
 
     def report(self) -> Report:
-        """Of this machine, for whoever places sandboxes."""
+        """Return the report on this machine, for the placement of sandboxes."""
         free_bytes, all_bytes = memory_bytes() or (None, None)
         return Report(
             cores=num_cores(),
