@@ -54,13 +54,13 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def _say(text: str) -> None:
-    """Write to stderr, if anybody is left to read it; words of others are made harmless."""
+    """Write a message to stderr, if anything still reads it; control characters in it are made harmless."""
     with suppress(OSError):
         click.echo(printable(text), err=True)
 
 
 def main() -> None:
-    """Entry point of the console script `roll-sandbox`."""
+    """Run the console script `roll-sandbox`."""
     sys.exit(run(sys.argv[1:]))
 
 

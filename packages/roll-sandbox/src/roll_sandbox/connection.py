@@ -30,33 +30,33 @@ _DATA_BYTES = 2**20
 
 
 class Connection(Protocol):
-    """A way to one agent: straight to it, or through a service (`remote`). Channels are names that it gave."""
+    """A connection to one agent, direct or through a service (`remote`). Channels are names that it created."""
 
     lost: bool
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
-        """See `AgentConnection.configure`."""
+        """Send the settings; see `AgentConnection.configure`."""
         ...
 
     def submit(self, name: str, request: dict[str, Any], stdin: bytes, output_bytes: int) -> AgentJob:
-        """See `AgentConnection.submit`."""
+        """Start a program or a session; see `AgentConnection.submit`."""
         ...
 
     def again(self, channel: Any, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
-        """See `AgentConnection.again`."""
+        """Start a further job on a channel; see `AgentConnection.again`."""
         ...
 
     def send(self, *message: Any) -> None:
-        """See `AgentConnection.send`."""
+        """Send a message; see `AgentConnection.send`."""
         ...
 
     def close(self) -> None:
-        """See `AgentConnection.close`."""
+        """Close the connection; see `AgentConnection.close`."""
         ...
 
 
 class AgentJob:
-    """What one channel brings."""
+    """The output and the end of one channel's job."""
 
     def __init__(self, connection: Connection, channel: Any, output_bytes: int) -> None:
         self.channel = channel
@@ -71,7 +71,7 @@ class AgentJob:
         self._asked: deque[asyncio.Future[float | None]] = deque()
 
     def add(self, kind: int, data: bytes) -> None:
-        """A piece of output has come."""
+        """Add a piece of output that was received."""
         if self._left > 0:
             self.chunks.append(Chunk(stream=_STREAMS[kind], data=data[: self._left]))  # type: ignore[arg-type]
             self._left -= len(data)
@@ -84,12 +84,12 @@ class AgentJob:
             self._news.set()
 
     def drop(self) -> None:
-        """Keep nothing of its output, now or later."""
+        """Drop all output of the job, now and later."""
         self.chunks.clear()
         self._left = self._kept = self._emptied = 0
 
     def finish(self, end: dict[str, Any] | None, reason: str | Exception = "") -> None:
-        """The last thing that happens to a job."""
+        """Set the job's end; called exactly once, last."""
         if not self.end.done():
             if end is not None and "error" not in end:
                 self.end.set_result(end)
@@ -101,11 +101,11 @@ class AgentJob:
         self._news.set()
 
     def output(self, stream: str) -> bytes:
-        """All that has come of one stream."""
+        """Return all output of one stream so far."""
         return b"".join(chunk.data for chunk in self.chunks if chunk.stream == stream)
 
     async def stream(self) -> AsyncIterator[Chunk]:
-        """Output from the beginning, until the end."""
+        """Yield the output from the beginning until the job ends."""
         position = 0
         while True:
             while position < len(self.chunks):
@@ -117,7 +117,7 @@ class AgentJob:
             await self._news.wait()
 
     def bound(self, wall_s: float, cpu_s: float | None) -> asyncio.Future[float | None]:
-        """New limits; brings the CPU time that was used before, None where the job has ended."""
+        """Set new limits, and return a future of the CPU time used before; None if the job has ended."""
         asked: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         if self.end.done():
@@ -126,31 +126,31 @@ class AgentJob:
         return asked
 
     def used(self, used_s: float | None, times: int = 1) -> None:
-        """The answer, to whoever asked first."""
+        """Resolve the oldest `times` futures of `bound`."""
         for _ in range(min(times, len(self._asked))):
             asked = self._asked.popleft()
             if not asked.done():
                 asked.set_result(used_s)
 
     def write(self, data: bytes) -> None:
-        """Standard input, empty at its end."""
+        """Send standard input; empty data ends it."""
         if not self.end.done():
             for start in range(0, len(data) or 1, _DATA_BYTES):
                 self._connection.send("input", self.channel, data[start : start + _DATA_BYTES])
 
     def shown(self, rows: int, columns: int, more: int) -> None:
-        """Of a terminal: its size, and that so many more bytes of its output have been shown."""
+        """Send a terminal's size, and how many more bytes of its output have been shown."""
         if not self.end.done():
             self._connection.send("tty", self.channel, rows, columns, more)
 
     def kill(self) -> None:
-        """Ask the agent to end it."""
+        """Send a request to the agent to end the job."""
         if not self.end.done():
             self._connection.send("kill", self.channel)
 
 
 class AgentConnection(asyncio.Protocol):
-    """Frames in, frames out."""
+    """The framed connection to an agent."""
 
     def __init__(self, on_lost: Callable[[], str]) -> None:
         self._on_lost = on_lost
@@ -161,11 +161,11 @@ class AgentConnection(asyncio.Protocol):
         self.lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Called by the loop."""
+        """Store the transport; called by the event loop."""
         self._transport = transport  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        """Called by the loop."""
+        """Dispatch all complete frames; called by the event loop."""
         buffer = self._buffer
         buffer += data
         start = 0
@@ -199,7 +199,7 @@ class AgentConnection(asyncio.Protocol):
             job.finish(end if is_end(end) else {"error": "the agent's answer is malformed"})
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Called by the loop."""
+        """Finish all jobs with an error; called by the event loop."""
         self.lost = True
         reason = self._on_lost()
         for job in self._jobs.values():
@@ -207,7 +207,7 @@ class AgentConnection(asyncio.Protocol):
         self._jobs.clear()
 
     def configure(self, settings: dict[str, Any]) -> AgentJob:
-        """The first message; the job ends when the agent is ready."""
+        """Send the settings as the first message; the job ends when the agent is ready."""
         self._jobs[0] = job = AgentJob(self, 0, 0)
         self._write(settings)
         return job
@@ -222,7 +222,7 @@ class AgentConnection(asyncio.Protocol):
         return job
 
     def again(self, channel: int, name: str, request: dict[str, Any], output_bytes: int) -> AgentJob:
-        """A further job on the channel of a session."""
+        """Start a further job on the channel of a session."""
         job = self._open(channel, output_bytes)
         self.send(name, channel, request)
         return job
@@ -236,7 +236,7 @@ class AgentConnection(asyncio.Protocol):
         return job
 
     def send(self, *message: Any) -> None:
-        """To the agent."""
+        """Send a message to the agent."""
         self._write(message)
 
     def _write(self, message: Any) -> None:
@@ -245,6 +245,6 @@ class AgentConnection(asyncio.Protocol):
             self._transport.write(len(body).to_bytes(4, "little") + body)
 
     def close(self) -> None:
-        """Hang up: the agent ends itself and all that it started."""
+        """Close the connection; the agent then ends itself and all that it started."""
         if self._transport is not None:
             self._transport.abort()

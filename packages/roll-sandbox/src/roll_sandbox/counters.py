@@ -11,14 +11,14 @@ __all__ = ["Counters"]
 
 
 class Counters:
-    """Reads counter files of a control group; knows what it has read before."""
+    """Reader of a control group's counter files that remembers the last counts."""
 
     def __init__(self, files: Sequence[tuple[str, str]] = ()) -> None:
         self._files = list(zip((Limit.MEMORY, Limit.PROCESSES), files, strict=False))
         self._seen = {limit: _count(*file) for limit, file in self._files}
 
     def news(self) -> set[Limit]:
-        """Limits whose count grew since the last call."""
+        """Return the limits whose count grew since the last call."""
         grown = set()
         for limit, file in self._files:
             count = _count(*file)

@@ -13,10 +13,10 @@ __all__ = ["checked_url", "no_answer", "token_header", "trusted"]
 
 
 def checked_url(url: str) -> str:
-    """The address of a service, without a slash at its end.
+    """Return the address of a service without a trailing slash.
 
     Raises:
-        ConfigError: it is none.
+        ConfigError: the address is not an HTTP(S) URL.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -25,10 +25,10 @@ def checked_url(url: str) -> str:
 
 
 def token_header(token: str) -> dict[str, str]:
-    """What says who asks. White space around a token, such as a line's end from a file, is no part of it.
+    """Return the authorization header. White space around a token, such as a newline from a file, is stripped.
 
     Raises:
-        ConfigError: there is none, or it is no word.
+        ConfigError: the token is empty, or has white space or control characters in it.
     """
     word = (token or "").strip()
     if not word or not word.isprintable() or " " in word:
@@ -38,10 +38,10 @@ def token_header(token: str) -> dict[str, str]:
 
 
 def trusted(ca_file: str | None) -> ssl.SSLContext | bool:
-    """Whose certificates are good; `True`: those that the system trusts.
+    """Return the TLS context of a CA file; `True` (the system's certificates) without one.
 
     Raises:
-        ConfigError: there is no such file, or no certificate in it.
+        ConfigError: the file does not exist or has no certificate in it.
     """
     if not ca_file:
         return True
@@ -53,7 +53,7 @@ def trusted(ca_file: str | None) -> ssl.SSLContext | bool:
 
 
 def no_answer(url: str, error: Exception) -> SandboxUnavailableError:
-    """What to do where nobody could be asked."""
+    """Return the error for a service that could not be reached, with what to do about it."""
     import aiohttp
 
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None)

@@ -49,7 +49,7 @@ class RollSandboxError(Exception):
 
 
 class UserError(RollSandboxError, ValueError):
-    """Something that whoever calls can mend."""
+    """An error that the caller can fix."""
 
 
 class ConfigError(UserError):
@@ -61,7 +61,7 @@ class SandboxUnavailableError(UserError):
 
 
 class UnknownImageError(SandboxUnavailableError):
-    """Where the sandbox would run, no image of this name has been pulled or imported."""
+    """No image of this name has been pulled or imported where the sandbox would run."""
 
 
 class BadImageError(UserError):
@@ -73,39 +73,39 @@ class UntrustedCodeError(UserError):
 
 
 class SandboxError(RollSandboxError, RuntimeError):
-    """A sandbox broke or could not be started: not the program's doing. The work may be issued again."""
+    """A sandbox broke or could not be started, through no fault of the program. The work may be retried."""
 
 
 class SandboxLostError(SandboxError):
-    """A service lost a sandbox, or what a program in it came to: nobody knows how it ended, and it is not run again."""
+    """A service lost a sandbox or the result of a program in it. How it ended is unknown, and it is not run again."""
 
 
 class SandboxExpiredError(SandboxError):
-    """A sandbox reached the end of the lifetime that it was given."""
+    """A sandbox reached the end of its lifetime."""
 
 
 class SandboxSessionError(SandboxError):
-    """A shell session could not be opened, or has ended; the sandbox itself is well."""
+    """A shell session could not be opened, or has ended; the sandbox itself is intact."""
 
 
 class SandboxDatabaseError(SandboxError):
-    """A service's database does not answer: nothing was started, and the same may be asked again."""
+    """A service's database does not answer. Nothing was started, and the request may be retried."""
 
 
 class UnknownSandboxError(SandboxError):
-    """A service has no such sandbox for this owner: never, or no more."""
+    """A service has no such sandbox for this owner: it never existed, or was stopped."""
 
 
 class SandboxAccessError(UserError):
-    """A service refuses a token, or what it was used for."""
+    """A service refuses a token, or an operation with it."""
 
 
 class SandboxQuotaError(UserError):
-    """More than an owner may have of a service."""
+    """A request exceeds an owner's quota."""
 
 
 class SandboxRequestError(UserError):
-    """A service does not understand a request, or never does what it asks for."""
+    """A service does not understand a request, or never supports it."""
 
 
 class SandboxPathError(RollSandboxError, OSError):
@@ -113,4 +113,4 @@ class SandboxPathError(RollSandboxError, OSError):
 
 
 class OversizedUploadError(RollSandboxError, ValueError):
-    """Files or input do not fit into the sandbox that they are for."""
+    """Files or input do not fit into their sandbox."""

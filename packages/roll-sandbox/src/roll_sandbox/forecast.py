@@ -35,7 +35,7 @@ _K = TypeVar("_K")
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What is remembered of one kind's arrivals."""
+    """The recent arrivals of one kind of sandbox."""
 
     rate_per_s: float = 0.0
     burst: float = 0.0
@@ -46,7 +46,13 @@ class Demand:
     """Since something came."""
 
     def after(self, arrivals: int, shortage: float, window_s: float) -> Demand:
-        """A window later, in which so many came, and at most so many were missing (see `shortage_after`)."""
+        """Return the demand after another window.
+
+        Args:
+            arrivals: sandboxes requested in the window.
+            shortage: the largest number that was missing in it (see `shortage_after`).
+            window_s: length of the window.
+        """
         rate = self.rate_per_s + _gain(window_s, RATE_HALF_LIFE_S) * (arrivals / window_s - self.rate_per_s)
         if arrivals:
             burst = max(shortage, self.burst + _gain(window_s, BURST_HALF_LIFE_S) * (shortage - self.burst))
@@ -58,7 +64,7 @@ class Demand:
 
 
 def hold_s(demand: Demand) -> float:
-    """How long silence may last before a burst is no more expected to come again."""
+    """Return how long a silence may last before a burst is no longer expected to recur."""
     return min(HOLD_S + 2 * demand.gap_s, MOST_HOLD_S)
 
 
@@ -67,12 +73,12 @@ def _gain(window_s: float, half_life_s: float) -> float:
 
 
 def shortage_after(shortage: float, elapsed_s: float, per_s: float) -> float:
-    """Sandboxes missing when one more is asked for, where `per_s` can be started: a bucket that leaks."""
+    """Return how many sandboxes are missing after one more request: a leaky bucket that drains at `per_s` starts."""
     return max(0.0, shortage - elapsed_s * per_s) + 1
 
 
 def poisson_quantile(mean: float, probability: float, most: int) -> int:
-    """The smallest k, at most `most`, with P(X <= k) >= `probability`, X a Poisson variable."""
+    """Return the smallest k, at most `most`, with P(X <= k) >= `probability` for a Poisson variable X."""
     below, k = math.exp(-mean), 0
     while below < probability and k < most:
         k += 1
@@ -81,22 +87,25 @@ def poisson_quantile(mean: float, probability: float, most: int) -> int:
 
 
 def target(demand: Demand, lead_s: float, most: int) -> int:
-    """How many of a kind should wait.
+    """Return how many idle sandboxes of a kind to keep.
 
     Args:
-        lead_s: from the wish for another sandbox until it waits.
-        most: never more.
+        demand: recent arrivals of the kind.
+        lead_s: seconds from the request for another idle sandbox until it is ready.
+        most: upper bound of the result.
     """
     return max(poisson_quantile(demand.rate_per_s * lead_s, QUANTILE, most), min(most, round(demand.burst)))
 
 
 def most_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, most: int) -> int:
-    """How many of all kinds together may wait.
+    """Return how many idle sandboxes of all kinds together may be kept.
 
     Args:
-        free_bytes: of memory, beside the `idle` ones that wait now; `None`: unknown.
-        start_s: of one sandbox, on one core.
-        most: never more.
+        free_bytes: free memory, without that of the present `idle` sandboxes; `None`: unknown.
+        idle: sandboxes that are idle now.
+        cores: cores of this machine.
+        start_s: seconds to start one sandbox on one core.
+        most: upper bound of the result.
     """
     if free_bytes is not None:
         most = min(most, int(MEMORY_SHARE * (free_bytes / IDLE_BYTES + idle)))
@@ -104,7 +113,7 @@ def most_idle(*, free_bytes: int | None, idle: int, cores: int, start_s: float, 
 
 
 def bounded(wanted: Mapping[_K, int], most: int) -> dict[_K, int]:
-    """What each kind gets where all together get `most`: in proportion, what is left to the largest remainders."""
+    """Scale the numbers down to a total of `most`: in proportion, with the rest given to the largest remainders."""
     total = sum(wanted.values())
     if total <= most:
         return dict(wanted)

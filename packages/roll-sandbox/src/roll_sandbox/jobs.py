@@ -15,16 +15,16 @@ __all__ = ["Job"]
 
 
 class RunsJob(Protocol):
-    """The sandbox of a job, as the job sees it."""
+    """The interface of a sandbox that a job uses."""
 
     silence_s: float | None
 
     def counted(self) -> set[Limit]:
-        """Return the limits that the kernel has counted since the last call."""
+        """Return the limits that the kernel has enforced since the last call."""
         ...
 
     async def counted_at_loss(self) -> set[Limit]:
-        """Return the same where the agent is gone."""
+        """Return the same limits after the agent has ended unexpectedly."""
         ...
 
     def destroy(self) -> None:
@@ -33,7 +33,7 @@ class RunsJob(Protocol):
 
 
 class Job:
-    """A program or a session's command that was started."""
+    """A running or ended program, or a session's command."""
 
     def __init__(self, sandbox: RunsJob, job: AgentJob, wall_s: float) -> None:
         self._sandbox = sandbox
@@ -45,7 +45,7 @@ class Job:
         job.end.add_done_callback(lambda _: self._be_patient(None))
 
     def _be_patient(self, wall_s: float | None) -> None:
-        """Give the agent this long, and the time that it may be silent, from now on; `None`: for good."""
+        """Give the agent `wall_s`, and the silence allowed after it, from now on; `None`: no bound."""
         if self._give_up is not None:
             self._give_up.cancel()
             self._give_up = None
@@ -58,27 +58,27 @@ class Job:
         self._sandbox.destroy()
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the job has ended."""
         return self._job.end.done()
 
     def on_end(self, call: Callable[[], None]) -> None:
-        """Have `call` called once it has ended."""
+        """Register `call` to be called once after the job has ended."""
         self._job.end.add_done_callback(lambda _: call())
 
     def kill(self) -> None:
-        """End it (a session's command: interrupt it) now; `wait` then tells how it ended."""
+        """End the program (or interrupt the session's command) now; `wait` then returns how it ended."""
         self._job.kill()
 
     def drop(self) -> None:
-        """End it, and keep nothing of its output."""
+        """End the job, and discard its output."""
         self._job.drop()
         self.kill()
 
     async def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
-        """New limits of a program, counted from now on.
+        """Set new limits of a program, counted from now on.
 
         Returns:
-            the CPU time in seconds that it, and all that it started, has used so far.
+            the CPU time in seconds that the program and all that it started have used so far.
 
         Raises:
             SandboxError: the sandbox broke.
@@ -89,18 +89,18 @@ class Job:
         return (await self.wait()).cpu_s if used_s is None else used_s
 
     def write(self, data: bytes) -> None:
-        """More standard input for an `interactive` program; lost where the program has ended."""
+        """Write standard input for an `interactive` program; lost if the program has ended."""
         if data:
             self._job.write(data)
 
     def end_input(self) -> None:
-        """The end of its standard input."""
+        """Close the program's standard input."""
         self._job.write(b"")
 
     def shown(self, rows: int, columns: int, more: int = 0) -> None:
-        """Of a program with a terminal: the size that it has now, and how many more bytes of output were shown.
+        """Report the size of a program's terminal, and how many more bytes of its output were shown.
 
-        It waits where more than 1 MiB of its output has not been.
+        The program waits while more than 1 MiB of its output has not been shown.
         """
         most = 2**16 - 1
         self._job.shown(min(max(rows, 1), most), min(max(columns, 1), most), more)
@@ -111,11 +111,11 @@ class Job:
         return self._job.chunks
 
     def stream(self) -> AsyncIterator[Chunk]:
-        """Its output as it comes, from the beginning, until it ends."""
+        """Return an iterator over the output from the beginning until the job ends."""
         return self._job.stream()
 
     async def wait(self) -> ExecutionResult:
-        """Its end.
+        """Wait for the end of the job, and return its result.
 
         Raises:
             SandboxError: the sandbox broke.
@@ -138,7 +138,7 @@ class Job:
         return self._result
 
     async def report(self) -> dict[str, Any]:
-        """Its end in the words of an agent: a `Job` on another host that is told this has the same result.
+        """Return the job's end in an agent's format; a `Job` on another host makes the same result of it.
 
         Raises:
             SandboxError: the sandbox broke.

@@ -11,18 +11,18 @@ _GROUP = Path("/sys/fs/cgroup")
 
 
 def num_cores() -> int:
-    """That this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def free_memory_bytes() -> int | None:
-    """What programs may still take; `None`: the system does not say."""
+    """Return the memory that programs may still take; `None` if the system does not report it."""
     found = memory_bytes()
     return None if found is None else found[0]
 
 
 def memory_bytes() -> tuple[int, int] | None:
-    """What is free, and what there is, of the machine or of its container; `None`: the system does not say."""
+    """Return the free and total memory of the machine or its container; `None` if the system does not report it."""
     try:
         with open("/proc/meminfo") as lines:
             kibibytes = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines)}
@@ -38,20 +38,20 @@ def memory_bytes() -> tuple[int, int] | None:
 
 
 class CpuMeter:
-    """Which share of the machine's cores worked since the last call."""
+    """Meter of the share of the machine's cores in use since the last call."""
 
     def __init__(self) -> None:
         self._last = _jiffies()
 
     def busy(self) -> float:
-        """From 0 to 1; 0 where the system does not say."""
+        """Return the share, from 0 to 1; 0 if the system does not report it."""
         (idle, total), (idle_then, total_then) = _jiffies(), self._last
         self._last = idle, total
         return 1 - (idle - idle_then) / (total - total_then) if total > total_then else 0.0
 
 
 def _jiffies() -> tuple[int, int]:
-    """Idle, and all."""
+    """Return the idle and the total CPU time, in jiffies."""
     try:
         with open("/proc/stat") as file:
             counts = [int(count) for count in file.readline().split()[1:9]]

@@ -42,11 +42,11 @@ class SandboxManager:
     """See the module. `async with SandboxManager() as sandboxes: ...`
 
     Args:
-        runtime: its name (`bubblewrap`, `docker`, `subprocess`) or the runtime itself.
-        spec: the kind of sandbox where a call names none; the kind that is started in advance.
-        warm: how many idle sandboxes to keep, per spec; 0 starts each when it is asked for; `None`: as many as what was
-            asked for lately lets expect, at first of `spec` one for each core.
-        max_sandboxes: how many may be in use at once, and how many may be idle, of all specs together.
+        runtime: a runtime, or its name (`bubblewrap`, `docker`, `subprocess`).
+        spec: default spec of calls, and the spec of sandboxes that are started in advance.
+        warm: idle sandboxes to keep per spec; 0: each sandbox is started on request; `None`: as many as recent requests
+            suggest, at first one of `spec` per core.
+        max_sandboxes: most sandboxes in use at once, and most idle ones, of all specs together.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SandboxManager:
         """Start the runtime and the first idle sandboxes.
 
         Raises:
-            SandboxUnavailableError: this machine cannot; the message says why and what to do.
+            SandboxUnavailableError: this machine cannot start them; the message says why and what to do.
         """
         await self.runtime.start()
         self._open = True
@@ -100,10 +100,10 @@ class SandboxManager:
             self._sizing = asyncio.create_task(self._size())
 
     async def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
-        """Run one program where nothing else runs or ran.
+        """Run one program where nothing else runs or has run.
 
         Raises:
-            SandboxError: the sandbox broke: not the program's doing; may be tried again.
+            SandboxError: the sandbox broke, through no fault of the program; a retry may succeed.
             UntrustedCodeError: the runtime has no isolation and the spec says `untrusted`.
             OversizedUploadError: the program's files or input do not fit into such a sandbox.
         """
@@ -112,7 +112,7 @@ class SandboxManager:
 
     @asynccontextmanager
     async def running(self, program: Program, *, spec: SandboxSpec | None = None) -> AsyncIterator[Job]:
-        """The same for a program to talk to: it runs until it ends by itself, or the block does.
+        """Run the body with the job of an interactive program, which is killed at the end of the block; see `execute`.
 
         Raises:
             As `execute`.
@@ -145,7 +145,7 @@ class SandboxManager:
                     self._refill(pool)
 
     async def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> Sandbox:
-        """A sandbox of one's own, with the files of `snapshot` if given. Close it.
+        """Create a sandbox for the caller, who must close it, with the files of `snapshot` if given.
 
         Raises:
             SandboxError: it did not start.
@@ -169,7 +169,7 @@ class SandboxManager:
         return sandbox
 
     async def _take(self, spec: SandboxSpec, *, fresh: bool) -> tuple[Sandbox, int]:
-        """An idle sandbox (unused, if `fresh`), or a new one."""
+        """Return an idle sandbox (unused, if `fresh`) or a new one, and how many programs it has run."""
         if not self._open:
             raise SandboxError("the sandbox manager was not started, or is closed")
         pool = self._pool(spec)
@@ -186,7 +186,9 @@ class SandboxManager:
         return self._pools[key]
 
     def _most_kept(self, pool: Pool) -> int:
-        """Of sandboxes that have run a program: where the number is foreseen, what is too much goes with its window."""
+        """Return how many used sandboxes a pool may keep idle; with a forecast, its surplus is closed after each
+        window.
+        """
         return pool.target if self._warm is not None else max(pool.target, self._cores)
 
     async def _launch(self, spec: SandboxSpec) -> Sandbox:
@@ -205,7 +207,7 @@ class SandboxManager:
         raise AssertionError("unreachable")
 
     def _refill(self, pool: Pool) -> None:
-        """In the background, bring the idle ones of this kind back to their number."""
+        """Start the missing idle sandboxes of a pool, in the background."""
         for _ in range(pool.missing if self._open else 0):
             pool.starting += 1
             task = asyncio.create_task(self._fill_quietly(pool))
@@ -241,14 +243,14 @@ class SandboxManager:
             await sandbox.close()
 
     async def _trim(self) -> None:
-        """Close idle ones beyond the bound, of the kind first that was wanted least lately."""
+        """Close idle sandboxes beyond the bound, those of the least recently requested spec first."""
         while sum(len(pool.idle) for pool in self._pools.values()) > self._max_idle:
             pool = next(pool for pool in self._pools.values() if pool.idle)
             sandbox, _ = pool.idle.pop(0)
             await sandbox.close()
 
     async def _size(self) -> None:
-        """Window after window, as many idle ones of each kind as are foreseen; until it is cancelled."""
+        """Resize the pools after each window, by the forecast, until canceled."""
         loop = asyncio.get_running_loop()
         while True:
             began = loop.time()
@@ -258,7 +260,7 @@ class SandboxManager:
                     await sandbox.close()
 
     def _resized(self, window_s: float) -> list[Sandbox]:
-        """Give each pool its target after a window, start what is missing; sandboxes that are too many."""
+        """Set each pool's target after a window, start missing sandboxes, and return surplus ones."""
         pools = self._pools
         for pool in pools.values():
             pool.window(window_s)
@@ -280,16 +282,16 @@ class SandboxManager:
         return gone
 
     def pools(self) -> list[PoolReport]:
-        """The kinds that were asked for lately, the last one last."""
+        """Return a report of each pool, most recently requested last."""
         return [pool.report() for pool in self._pools.values()]
 
     def health(self) -> dict[str, int]:
-        """Counts: `idle` now; since the start `started`, `failed_starts`, `broken` sandboxes and `programs` run."""
+        """Return the counts `idle` (now) and `started`, `failed_starts`, `broken` and `programs` (since the start)."""
         counts = {name: self._counts[name] for name in ("started", "failed_starts", "broken", "programs")}
         return {"idle": sum(len(pool.idle) for pool in self._pools.values()), **counts}
 
     async def close(self) -> None:
-        """End every sandbox, also those that callers have; may be called twice."""
+        """End every sandbox, also those that callers hold; may be called twice."""
         self._open = False
         tasks = [*self._tasks, *([self._sizing] if self._sizing is not None else ())]
         for task in tasks:

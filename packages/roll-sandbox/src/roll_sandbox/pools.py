@@ -21,13 +21,13 @@ _FIRST_START_S = 0.05
 
 
 def pool_key(spec: SandboxSpec) -> SandboxSpec:
-    """What makes a difference to a sandbox: specs with the same key share a pool. Where it runs is none."""
+    """Return the key of a pool: specs that differ only in where they run share a pool."""
     return dataclasses.replace(spec, affinity="") if spec.affinity else spec
 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolReport:
-    """One pool, as metrics show it."""
+    """Metrics of one pool."""
 
     pool: str
     """Its image, and a number that tells it from others."""
@@ -39,11 +39,12 @@ class PoolReport:
 
 
 class Pool:
-    """See the module.
+    """The idle sandboxes of one kind; see the module.
 
     Args:
-        target: how many should wait, until somebody says otherwise.
-        cores: how many are started at once.
+        key: the spec of its sandboxes.
+        target: initial number of idle sandboxes to keep.
+        cores: sandboxes that can be started at once.
     """
 
     def __init__(self, key: SandboxSpec, target: int, cores: int) -> None:
@@ -77,7 +78,9 @@ class Pool:
         self._most_short = max(self._most_short, self._shortage)
 
     def take(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
-        """One that waits (that ran nothing, if `fresh`), if there is one."""
+        """Take an idle sandbox (that ran nothing, if `fresh`), with the number of programs it ran; `None` if there is
+        none.
+        """
         self._asked()
         for index in range(len(self.idle) - 1, -1, -1):
             if self.idle[index][0].broken:
@@ -92,20 +95,20 @@ class Pool:
         return None
 
     def started(self, seconds: float) -> None:
-        """A start took so long."""
+        """Record how long a start took."""
         self.start_s += 0.2 * (seconds - self.start_s)
 
     def forget(self) -> None:
-        """None can be started: expect nothing more until one is asked for again."""
+        """Reset the forecast after a failed start: expect no requests until the next one."""
         self.target, self.demand = 0, Demand()
 
     def window(self, seconds: float) -> None:
-        """A window has ended."""
+        """Update the demand at the end of a window."""
         self.demand = self.demand.after(self._arrivals, self._most_short, seconds)
         self._arrivals, self._most_short = 0, 0.0
 
     def surplus(self) -> list[Sandbox]:
-        """Sandboxes beyond the target that waited all the window long, for the caller to close."""
+        """Remove and return the sandboxes beyond the target that were idle all window, for the caller to close."""
         number = max(0, min(len(self.idle) - self.target, self._least_idle))
         gone = [sandbox for sandbox, _ in self.idle[:number]]
         del self.idle[:number]
@@ -123,7 +126,7 @@ class Pool:
         return not (self.idle or self.starting or self.target)
 
     def report(self) -> PoolReport:
-        """For metrics."""
+        """Return the pool's metrics."""
         number = zlib.crc32(repr(self.key).encode())
         name = f"{printable(self.key.image or 'host')[:100]}-{number:08x}"
         return PoolReport(pool=name, idle=len(self.idle), target=self.target, hits=self.hits, misses=self.misses)

@@ -28,10 +28,10 @@ _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 def is_this_machine(host: str) -> bool:
-    """Return whether a host's name or address is one of this machine's own, as far as it can be told without a look-up.
+    """Return whether a host's name or address is this machine's own, as far as can be decided without a look-up.
 
     Args:
-        host: without a port; an IPv6 address with or without brackets.
+        host: name or address without a port; an IPv6 address with or without brackets.
     """
     name = host.strip("[]").rstrip(".").lower()
     try:
@@ -43,10 +43,10 @@ def is_this_machine(host: str) -> bool:
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the proxy through which an address is to be reached; `None` where it is to be reached directly.
+    """Return the proxy for an address; `None` if it is to be reached directly.
 
     Raises:
-        ConfigError: the environment names a proxy of a kind that cannot be used.
+        ConfigError: the environment names a proxy of an unsupported kind.
     """
     parts = urllib.parse.urlsplit(url)
     scheme, host = {"ws": "http", "wss": "https"}.get(parts.scheme, parts.scheme), parts.hostname or ""
@@ -68,7 +68,7 @@ def proxy_for(url: str) -> str | None:
 
 
 def _is_excepted(host: str, port: int | None, excepted: str) -> bool:
-    """Whether `NO_PROXY` lists a host."""
+    """Return whether `NO_PROXY` lists a host."""
     name = host.lower().rstrip(".")
     try:
         address = ipaddress.ip_address(name)
@@ -93,11 +93,11 @@ def _is_excepted(host: str, port: int | None, excepted: str) -> bool:
 
 
 def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for one address, which reaches it as `proxy_for` says.
+    """Return a session for one address, with the proxy of `proxy_for`.
 
     Args:
-        url: what all its requests go to.
-        options: of `aiohttp.ClientSession`.
+        url: address of all its requests.
+        options: options of `aiohttp.ClientSession`.
 
     Raises:
         ConfigError: see `proxy_for`.
@@ -121,10 +121,10 @@ def reaching_this_machine(environment: Mapping[str, str] | None = None) -> dict[
     """Return an environment in which other programs reach this machine without a proxy.
 
     Args:
-        environment: this process's by default.
+        environment: base environment; this process's by default.
 
     Returns:
-        It, with this machine added to `NO_PROXY` where it names a proxy.
+        a copy with this machine added to `NO_PROXY` if it names a proxy.
     """
     variables = dict(os.environ if environment is None else environment)
     if not any(

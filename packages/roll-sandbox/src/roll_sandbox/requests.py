@@ -17,13 +17,17 @@ _ENDLESS_BYTES = 2**52
 def agent_settings(
     spec: SandboxSpec, *, home: str, env: dict[str, str], image: dict[str, Any] | None = None, **flags: Any
 ) -> dict[str, Any]:
-    """What an agent is told first.
+    """Return the settings that are sent to an agent first.
 
-    `image`: of layers that the agent is to mount (`images/system.py`).
-
-    `flags`: isolated (the files are its own), mount_space (it mounts them, and may make namespaces), own_group (its
-    control group is that of the sandbox), counts_cpu (the host handed it a count of CPU time), filter, bound_processes,
-    bound_address_space, watch_memory.
+    Args:
+        spec: the sandbox's spec.
+        home: home directory in the sandbox.
+        env: environment variables of programs.
+        image: layers that the agent mounts (`images/system.py`).
+        flags: isolated (the files are the sandbox's own), mount_space (the agent mounts them, and may make namespaces),
+            own_group (the control group is the sandbox's alone), counts_cpu (the host passed a CPU counter to the
+            agent),
+            filter, bound_processes, bound_address_space, watch_memory.
     """
     return {
         "home": home,
@@ -37,14 +41,16 @@ def agent_settings(
 
 
 def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -> dict[str, Any]:
-    """A program as the agent starts it.
+    """Return a program as a request to the agent.
 
     Args:
-        alone: it is all there is in its sandbox.
-        fresh: it gets namespaces and files of its own.
+        program: the program.
+        limits: the sandbox's limits.
+        alone: whether it is the only program in its sandbox.
+        fresh: whether it gets namespaces and files of its own.
 
     Raises:
-        TypeError: it is no program, or its input or a file is no bytes.
+        TypeError: it is not a program, or its input or a file is not bytes.
         ValueError: a text has a zero byte.
         OversizedUploadError: it does not fit into its sandbox.
     """
@@ -76,10 +82,10 @@ def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -
 
 
 def check_texts(request: dict[str, Any]) -> None:
-    """Zero bytes cannot be in arguments, variables and paths.
+    """Check that arguments, variables and paths have no zero bytes.
 
     Raises:
-        ValueError: there is one.
+        ValueError: one has a zero byte.
     """
     texts = [*request.get("argv", ()), *request["env"], *request["env"].values(), *request.get("files", ())]
     texts += [request["cwd"]] if request["cwd"] else []
@@ -99,10 +105,10 @@ def _check_kinds(program: Program) -> None:
 
 
 def _check_size(program: Program, limits: Limits) -> None:
-    """What a program brings along must fit into its sandbox.
+    """Check that a program's files and input fit into its sandbox.
 
     Raises:
-        OversizedUploadError: it does not.
+        OversizedUploadError: they do not.
     """
     files = sum(map(len, program.files.values()))
     source = len(program.source) if isinstance(program, PythonCode) else 0

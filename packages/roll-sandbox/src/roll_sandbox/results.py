@@ -17,7 +17,7 @@ _MOST = 2**62
 
 
 def is_end(end: object) -> bool:
-    """Whether this is an agent's word of an end, for `result_of`; agents live with hostile code."""
+    """Return whether `end` is a well-formed end for `result_of`; it comes from an agent amid hostile code."""
     if not isinstance(end, dict):
         return False
     limits = [end.get(name, ()) for name in ("limits", "counted")]
@@ -33,11 +33,12 @@ def is_end(end: object) -> bool:
 def result_of(
     end: Mapping[str, Any], counted: Iterable[Limit] = (), output: Callable[[str], bytes] = lambda _: b""
 ) -> ExecutionResult:
-    """What an agent's word of an end means.
+    """Convert an agent's report of a program's end to a result.
 
     Args:
-        counted: limits that the kernel has counted.
-        output: all that came of a stream.
+        end: the agent's report.
+        counted: limits that the kernel has enforced.
+        output: returns all output of a stream.
     """
     limits = {*counted, *(Limit(name) for name in end.get("limits", ()))}
     code = int(end.get("code", 255))

@@ -27,7 +27,7 @@ MAX_UNUSED = 16
 
 @dataclass(eq=False)
 class Root:
-    """One of them."""
+    """One file system that sandboxes start in."""
 
     arguments: list[str]
     """Of bwrap."""
@@ -43,7 +43,7 @@ class Root:
 
 
 class Roots:
-    """See the module."""
+    """The known file systems; see the module."""
 
     def __init__(self, cache: ImageCache) -> None:
         self._cache = cache
@@ -53,7 +53,7 @@ class Roots:
         self._spawner: SpawnerClient | None = None
 
     async def take(self, spawner: SpawnerClient, spec: SandboxSpec, image: Image | None, *, merged: bool) -> Root:
-        """The one for this spec; `give_back` it when its sandbox has ended.
+        """Return the root for this spec; call `give_back` when its sandbox has ended.
 
         Raises:
             SandboxError: it cannot be built.
@@ -98,7 +98,7 @@ class Roots:
         return Root(["--dev-bind", tree, "/", "--proc", "/proc"], name, tree, layers)
 
     def give_back(self, root: Root) -> None:
-        """A sandbox in it has ended, or was not started."""
+        """Release a root whose sandbox has ended, or was not started."""
         root.users -= 1
         unused = [key for key, each in self._known.items() if each.hold is not None and each.users == 0]
         for key in unused[:-MAX_UNUSED]:
@@ -110,7 +110,7 @@ class Roots:
         _let_go(root)
 
     def clear(self) -> None:
-        """The spawner is gone, and what it built."""
+        """Drop all roots after the spawner that built them has ended."""
         for root in self._known.values():
             _let_go(root)
         self._known.clear()

@@ -12,22 +12,23 @@ __all__ = ["Runtime"]
 
 @runtime_checkable
 class Runtime(Protocol):
-    """A way to isolate. One asyncio loop drives it."""
+    """An isolation runtime, used from one asyncio loop."""
 
     name: str
     fresh_programs: bool
     """Whether one sandbox can run many programs one after another, each with its own namespaces and files."""
 
     async def start(self) -> None:
-        """Check that it works here.
+        """Check that the runtime works here.
 
         Raises:
-            SandboxUnavailableError: it does not; says why and what to do.
+            SandboxUnavailableError: it does not; the message says why and what to do.
         """
         ...
 
     def resolve(self, spec: SandboxSpec) -> SandboxSpec:
-        """The spec of the very sandboxes that `launch` would start now: a name of an image may mean another one later.
+        """Return the spec with its image pinned to what `launch` would start now: names may refer to another image
+        later.
 
         Raises:
             UnknownImageError: there is no such image.
@@ -35,11 +36,11 @@ class Runtime(Protocol):
         ...
 
     async def launch(self, spec: SandboxSpec) -> Sandbox:
-        """Start a sandbox; it may be asked for work at once.
+        """Start a sandbox, which accepts programs at once.
 
         Raises:
             SandboxError: it did not start.
-            UntrustedCodeError: this runtime does not run such code.
+            UntrustedCodeError: this runtime does not run untrusted code.
         """
         ...
 

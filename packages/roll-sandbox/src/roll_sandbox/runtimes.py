@@ -18,7 +18,11 @@ _RUNTIMES = {
 
 
 def check_runtime(name: str) -> None:
-    """Raise `ConfigError` where no runtime has this name."""
+    """Check that a runtime has this name.
+
+    Raises:
+        ConfigError: no runtime has it.
+    """
     if name not in _RUNTIMES:
         known = ", ".join(sorted(_RUNTIMES))
         raise ConfigError(f"unknown sandbox runtime '{name}'.{nearest(name, _RUNTIMES)} Known: {known}.")
@@ -28,7 +32,7 @@ def new_runtime(name: str) -> Runtime:
     """Import the runtime called `name`, and return a new one.
 
     Raises:
-        ConfigError: there is no such runtime.
+        ConfigError: no runtime has this name.
     """
     check_runtime(name)
     module, attribute = _RUNTIMES[name]

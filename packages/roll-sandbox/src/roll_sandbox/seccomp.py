@@ -56,7 +56,7 @@ def _fail(error: int) -> bytes:
 
 
 def _argument(index: int, *, high: bool = False) -> bytes:
-    """Load half of an argument. Those that are checked are 32 bits wide, but for pointers."""
+    """Load half of an argument. Arguments that are checked are 32 bits wide, except for pointers."""
     return _instruction(_LOAD, 16 + 8 * index + 4 * high)
 
 
@@ -64,7 +64,7 @@ _ALLOWED = _instruction(_RETURN, _ALLOW)
 
 
 def _only_for(call: int, body: list[bytes]) -> list[bytes]:
-    """`body` decides about `call`; for other calls it is skipped."""
+    """Run `body` for `call`, and skip it for other calls."""
     return [_instruction(_JUMP_EQUAL, call, 0, len(body)), *body]
 
 
@@ -74,23 +74,26 @@ def _one_of(values: tuple[int, ...], then: bytes, otherwise: bytes) -> list[byte
 
 
 def _unless(value: int, then: list[bytes]) -> list[bytes]:
-    """Go on where `value` is loaded; else do that."""
+    """Continue if `value` is loaded; else run `then`."""
     return [_instruction(_JUMP_EQUAL, value, len(then), 0), *then]
 
 
 def _where(value: int, then: list[bytes]) -> list[bytes]:
-    """Do that where `value` is loaded; else go on."""
+    """Run `then` if `value` is loaded; else continue."""
     return [_instruction(_JUMP_EQUAL, value, 0, len(then)), *then]
 
 
 def _only_asked(pointer: int) -> list[bytes]:
-    """Said to be done, but not done, where there is something to set: what refuses to go on otherwise (Go) goes on."""
+    """Allow a call that only queries; report success without effect for one that sets.
+
+    Some programs (Go) abort if the setting fails.
+    """
     done = [_fail(0)]
     return [_argument(pointer), *_unless(0, done), _argument(pointer, high=True), *_unless(0, done), _ALLOWED]
 
 
 def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive numbers: first and last."""
+    """Yield the first and last of each run of consecutive numbers."""
     first = last = numbers[0]
     for value in numbers[1:]:
         if value != last + 1:
@@ -101,7 +104,7 @@ def _ranges(numbers: list[int]) -> Iterator[tuple[int, int]]:
 
 
 def _families() -> list[bytes]:
-    """Of sockets: local ones, and those of the internet that need no module of the kernel."""
+    """Return the rules of `socket`: local sockets, and internet sockets that need no kernel module."""
     internet = [
         _argument(1),
         _instruction(_AND, 0xF),  # the rest are flags
@@ -123,7 +126,7 @@ def _families() -> list[bytes]:
 
 
 def _checked() -> list[tuple[str, list[bytes]]]:
-    """Calls whose arguments decide, and how."""
+    """Return the calls that depend on their arguments, each with its rules."""
     refused = _fail(errno.EPERM)
     clones = [
         _argument(0),
@@ -173,10 +176,10 @@ def _checked() -> list[tuple[str, list[bytes]]]:
 
 
 def seccomp_filter(architecture: str | None = None) -> bytes:
-    """The filter as an array of `struct sock_filter`.
+    """Return the filter as an array of `struct sock_filter`.
 
     Raises:
-        ValueError: there is no list for this architecture.
+        ValueError: this architecture is not supported.
     """
     architecture = architecture or platform.machine()
     if architecture not in SUPPORTED:

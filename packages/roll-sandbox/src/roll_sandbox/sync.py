@@ -41,7 +41,10 @@ class _Loop:
         self._thread.start()
 
     def wait(self, work: Coroutine[Any, Any, _T]) -> _T:
-        """What `work` brings; an exception in the caller's thread (Ctrl-C) cancels it, and waits for its end."""
+        """Run `work` in the loop and return its result.
+
+        An exception in the caller's thread (Ctrl-C) cancels `work`, and is raised once that has ended.
+        """
         if not self._thread.is_alive():
             work.close()
             raise SandboxError("the sandbox manager was not started, or is closed")
@@ -55,7 +58,7 @@ class _Loop:
             raise
 
     def call(self, function: Callable[..., _T], *arguments: Any) -> _T:
-        """The same for what does not wait."""
+        """Call a function in the loop's thread and return its result."""
 
         async def work() -> _T:
             return function(*arguments)
@@ -70,7 +73,7 @@ class _Loop:
 
 
 def _result_of(work: Future[_T]) -> _T:
-    """Return what another thread brings; a signal meanwhile is handled within `_SIGNALS_AFTER_S`."""
+    """Return a result of another thread; a signal meanwhile is handled within `_SIGNALS_AFTER_S`."""
     while not work.done():
         wait([work], _SIGNALS_AFTER_S)
     return work.result()
@@ -84,39 +87,39 @@ async def _marked(work: Coroutine[Any, Any, _T], ended: threading.Event) -> _T:
 
 
 class SyncJob:
-    """See `Job`."""
+    """A synchronous `Job`."""
 
     def __init__(self, loop: _Loop, job: Job) -> None:
         self._loop, self._job = loop, job
 
     def done(self) -> bool:
-        """Whether it has ended."""
+        """Return whether the job has ended."""
         return self._job.done()
 
     def kill(self) -> None:
-        """End it."""
+        """End the job."""
         self._loop.call(self._job.kill)
 
     def bound(self, *, wall_s: float, cpu_s: float | None) -> float:
-        """See `Job.bound`."""
+        """Set new limits; see `Job.bound`."""
         return self._loop.wait(self._job.bound(wall_s=wall_s, cpu_s=cpu_s))
 
     def write(self, data: bytes) -> None:
-        """More standard input for an `interactive` program."""
+        """Write standard input for an `interactive` program."""
         self._loop.call(self._job.write, data)
 
     def end_input(self) -> None:
-        """The end of its standard input."""
+        """Close the program's standard input."""
         self._loop.call(self._job.end_input)
 
     def stream(self) -> Iterator[Chunk]:
-        """Its output as it comes, from the beginning, until it ends."""
+        """Yield the output from the beginning until the job ends."""
         chunks = self._job.stream()
         while (chunk := self._loop.wait(_next(chunks))) is not None:
             yield chunk
 
     def wait(self) -> ExecutionResult:
-        """Its end; see `Job.wait`."""
+        """Wait for the end of the job and return its result; see `Job.wait`."""
         return self._loop.wait(self._job.wait())
 
 
@@ -125,7 +128,7 @@ async def _next(chunks: Any) -> Chunk | None:
 
 
 class SyncSession:
-    """See `Session`."""
+    """A synchronous `Session`."""
 
     def __init__(self, loop: _Loop, session: Session) -> None:
         self._loop, self._session = loop, session
@@ -136,24 +139,24 @@ class SyncSession:
         return self._session.closed
 
     def run(self, command: str, *, wall_s: float | None = None) -> ExecutionResult:
-        """See `Session.run`."""
+        """Run a command; see `Session.run`."""
         return self._loop.wait(self._session.run(command, wall_s=wall_s))
 
     def start(self, command: str, *, wall_s: float | None = None) -> SyncJob:
-        """See `Session.start`."""
+        """Start a command; see `Session.start`."""
         return SyncJob(self._loop, self._loop.wait(self._session.start(command, wall_s=wall_s)))
 
     def background(self, command: str, *, wall_s: float | None = None) -> SyncJob:
-        """See `Session.background`."""
+        """Start a background job; see `Session.background`."""
         return SyncJob(self._loop, self._loop.wait(self._session.background(command, wall_s=wall_s)))
 
     def close(self) -> None:
-        """End the shell and what it started."""
+        """End the shell and all that it started."""
         self._loop.wait(self._session.close())
 
 
 class SyncSandbox:
-    """See `Sandbox`. `with` closes it at the end."""
+    """A synchronous `Sandbox`. `with` closes it at the end."""
 
     def __init__(self, loop: _Loop, sandbox: Sandbox) -> None:
         self._loop, self._sandbox = loop, sandbox
@@ -173,40 +176,40 @@ class SyncSandbox:
         return self._sandbox.broken
 
     def execute(self, program: Program) -> ExecutionResult:
-        """See `Sandbox.execute`."""
+        """Run a program; see `Sandbox.execute`."""
         return self._loop.wait(self._sandbox.execute(program))
 
     def start(self, program: Program) -> SyncJob:
-        """See `Sandbox.start`."""
+        """Start a program; see `Sandbox.start`."""
         return SyncJob(self._loop, self._loop.wait(self._sandbox.start(program)))
 
     def session(self, *, env: dict[str, str] | None = None, cwd: str | None = None) -> SyncSession:
-        """See `Sandbox.session`."""
+        """Open a shell; see `Sandbox.session`."""
         return SyncSession(self._loop, self._loop.wait(self._sandbox.session(env=env, cwd=cwd)))
 
     def read_file(self, path: str, *, max_bytes: int = 2**26) -> bytes:
-        """See `Sandbox.read_file`."""
+        """Return a file's content; see `Sandbox.read_file`."""
         return self._loop.wait(self._sandbox.read_file(path, max_bytes=max_bytes))
 
     def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """See `Sandbox.write_file`."""
+        """Write a file; see `Sandbox.write_file`."""
         self._loop.wait(self._sandbox.write_file(path, data, mode=mode))
 
     def snapshot(self) -> Snapshot:
-        """See `Sandbox.snapshot`."""
+        """Return the present files; see `Sandbox.snapshot`."""
         return self._loop.wait(self._sandbox.snapshot())
 
     def restore(self, snapshot: Snapshot) -> None:
-        """See `Sandbox.restore`."""
+        """Replace the files; see `Sandbox.restore`."""
         self._loop.wait(self._sandbox.restore(snapshot))
 
     def close(self) -> None:
-        """End everything in it."""
+        """End everything in the sandbox."""
         self._loop.wait(self._sandbox.close())
 
 
 class SyncSandboxes:
-    """`SandboxManager` for code that is not asynchronous; see the module.
+    """A synchronous `SandboxManager`; see the module.
 
     Args:
         make: makes the manager; called in the loop's thread.
@@ -241,12 +244,12 @@ class SyncSandboxes:
         return self._manager.runtime
 
     def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:
-        """See `SandboxManager.execute`."""
+        """Run one program; see `SandboxManager.execute`."""
         return self._loop.wait(self._manager.execute(program, spec=spec))
 
     @contextmanager
     def running(self, program: Program, *, spec: SandboxSpec | None = None) -> Iterator[SyncJob]:
-        """See `SandboxManager.running`."""
+        """Run the body with a program's job; see `SandboxManager.running`."""
         job = self._manager.running(program, spec=spec)
         begun = SyncJob(self._loop, self._loop.wait(job.__aenter__()))
         try:
@@ -255,18 +258,20 @@ class SyncSandboxes:
             self._loop.wait(job.__aexit__(None, None, None))
 
     def create(self, spec: SandboxSpec | None = None, *, snapshot: Snapshot | None = None) -> SyncSandbox:
-        """See `SandboxManager.create`."""
+        """Create a sandbox; see `SandboxManager.create`."""
         return SyncSandbox(self._loop, self._loop.wait(self._manager.create(spec, snapshot=snapshot)))
 
     def health(self) -> dict[str, int]:
-        """See `SandboxManager.health`."""
+        """Return the manager's counts; see `SandboxManager.health`."""
         return self._manager.health()
 
 
 def connect_sync(url: str, token: str, **settings: Any) -> SyncSandboxes:
-    """`connect` for code that is not asynchronous: `with connect_sync(url, token) as sandboxes: ...`
+    """Return a synchronous manager of a service's sandboxes: `with connect_sync(url, token) as sandboxes: ...`
 
     Args:
+        url: as for `connect`.
+        token: as for `connect`.
         settings: as for `connect`.
 
     Raises:

@@ -94,7 +94,7 @@ mq_timedsend 242 182, mq_timedreceive 243 183, mq_notify 244 184, mq_getsetattr 
 
 
 def allowed(architecture: str) -> list[int]:
-    """Numbers of all calls that are allowed whatever their arguments, in order."""
+    """Return the sorted numbers of all calls that are allowed with any arguments."""
     column = 1 + _ARCHITECTURES.index(architecture)
     lines = [line for line in _ALLOWED.splitlines() if not line.startswith("#")]
     entries = [entry.split() for line in lines for entry in line.split(",") if entry.strip()]
@@ -102,5 +102,5 @@ def allowed(architecture: str) -> list[int]:
 
 
 def number(name: str, architecture: str) -> int:
-    """Number of one of the checked calls."""
+    """Return the number of one of the checked calls."""
     return CHECKED[name][_ARCHITECTURES.index(architecture)]

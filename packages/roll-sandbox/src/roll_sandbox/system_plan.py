@@ -44,12 +44,12 @@ _ACCOUNTS = {
 
 @functools.cache
 def interpreter() -> Path:
-    """The Python that runs in sandboxes: this one, without its virtual environment."""
+    """Return the Python that runs in sandboxes: this one, without its virtual environment."""
     return Path(getattr(sys, "_base_executable", "") or sys.executable).resolve()
 
 
 def environment() -> dict[str, str]:
-    """The variables that every program gets."""
+    """Return the environment variables of every program."""
     return {
         "PATH": f"{interpreter().parent}:/usr/local/bin:/usr/bin:/bin",
         "HOME": HOME,
@@ -61,7 +61,7 @@ def environment() -> dict[str, str]:
 
 @functools.cache
 def system_plan(mounts: tuple[Mount, ...]) -> Plan:
-    """The steps for a system with these additions.
+    """Return the steps for a system with these mounts.
 
     Raises:
         SandboxUnavailableError: a mount's source does not exist, or a path is not absolute.
@@ -75,7 +75,12 @@ def system_plan(mounts: tuple[Mount, ...]) -> Plan:
 
 
 def host_steps(below: str, *, python: str) -> list[tuple[Any, ...]]:
-    """This machine's programs and libraries below a directory, and its interpreter's prefix at `python`."""
+    """Return the steps that show this machine's programs and libraries below a directory.
+
+    Args:
+        below: the directory; empty for the root.
+        python: target of the interpreter's prefix, where that is not below /usr.
+    """
     steps: list[tuple[Any, ...]] = [("bind", "/usr", f"{below}/usr")]
     for name in _TOP_LEVEL:
         path = f"/{name}"
@@ -91,7 +96,7 @@ def host_steps(below: str, *, python: str) -> list[tuple[Any, ...]]:
 
 
 def device_steps() -> list[tuple[Any, ...]]:
-    """What is in /dev."""
+    """Return the steps for /dev."""
     steps: list[tuple[Any, ...]] = [("directory", path) for path in ("/dev/pts", "/dev/shm")]
     steps += [("bind", f"/dev/{name}", f"/dev/{name}") for name in _DEVICES]
     steps += [("link", "/proc/self/fd", "/dev/fd"), ("link", "pts/ptmx", "/dev/ptmx")]
@@ -102,7 +107,7 @@ def device_steps() -> list[tuple[Any, ...]]:
 
 
 def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
-    """The same with sources that lead there by no link.
+    """Check the mounts, and return them with the links of their sources resolved.
 
     Raises:
         SandboxUnavailableError: a source does not exist, or a path is not absolute.
@@ -120,7 +125,9 @@ def checked_mounts(mounts: tuple[Mount, ...]) -> tuple[Mount, ...]:
 
 
 def bwrap_arguments(plan: Plan, files: Path) -> list[str]:
-    """The same for a bwrap without a spawner that is root. Small files are shown from `files`, an empty directory."""
+    """Return a plan as bwrap arguments, for a spawner that is not root. Small files are put into `files`, an empty
+    directory.
+    """
     arguments = ["--tmpfs", "/"]
     for step, *rest in plan:
         if step == "directory":

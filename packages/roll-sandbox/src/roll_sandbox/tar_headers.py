@@ -24,9 +24,9 @@ _EXTENDING = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)
 
 
 class Header(tarfile.TarInfo):
-    """For `tarfile.open(..., tarinfo=Header)`, of a file that can go back by what was read last.
+    """A bounded header for `tarfile.open(..., tarinfo=Header)`.
 
-    What is refused raises `tarfile.ReadError`.
+    The file must be able to seek back over its last read. A refused header raises `tarfile.ReadError`.
     """
 
     def _proc_member(self, tarfile: Any) -> Any:

@@ -26,7 +26,7 @@ Trust: TypeAlias = Literal["untrusted", "trusted"]
 
 
 class Limit(StrEnum):
-    """What a program can run into."""
+    """A limit that a program can hit."""
 
     WALL_TIME = "wall_time"
     CPU_TIME = "cpu_time"
@@ -38,7 +38,7 @@ class Limit(StrEnum):
 
 
 class Outcome(StrEnum):
-    """How a program ended. The names of limits are those of `Limit`."""
+    """How a program ended. Values that are limits have the names of `Limit`."""
 
     EXITED = "exited"
     """By itself, with an exit code."""
@@ -83,9 +83,9 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Mount:
-    """A file or directory of the host that programs may read, as far as any user of the host may.
+    """A file or directory of the host that programs may read, if any user of the host may.
 
-    Its content should not change while sandboxes use it: they may see it as it was.
+    Its content should not change while sandboxes use it: they may see the old content.
     """
 
     source: str
@@ -96,7 +96,7 @@ class Mount:
 
 @dataclass(frozen=True, kw_only=True)
 class SandboxSpec:
-    """Which kind of sandbox. Sandboxes of equal specs are interchangeable until used: pools are kept per spec."""
+    """The kind of a sandbox. Unused sandboxes with equal specs are interchangeable: pools are kept per spec."""
 
     limits: Limits = field(default_factory=Limits)
     trust: Trust = "untrusted"
@@ -149,14 +149,14 @@ class _Settings:
 
 @dataclass(frozen=True, kw_only=True)
 class Command(_Settings):
-    """A program by its arguments; the first is looked up in PATH."""
+    """A program given by its arguments; the first is looked up in PATH."""
 
     argv: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonCode(_Settings):
-    """Python source, run as `__main__` by an interpreter that is running already: a fork, not a start."""
+    """Python source, run as `__main__` by a fork of a running interpreter, without the start of one."""
 
     source: str
     argv: tuple[str, ...] = ()
@@ -168,7 +168,7 @@ Program: TypeAlias = Command | PythonCode
 
 @dataclass(frozen=True, kw_only=True)
 class Chunk:
-    """A piece of output, as it came."""
+    """A piece of output, as received."""
 
     stream: Literal["stdout", "stderr", "result"]
     data: bytes
@@ -176,7 +176,7 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True)
 class ExecutionResult:
-    """What a program did. Everything in it is data from the program: believe nothing it says."""
+    """The result of a program. Everything in it comes from the program and must not be trusted."""
 
     outcome: Outcome
     exit_code: int | None

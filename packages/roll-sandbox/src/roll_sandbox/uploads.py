@@ -39,10 +39,10 @@ _SCHEME = "upload:"
 
 
 def content_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:
-    """Return the files below a directory, without links and without compiled Python.
+    """Return the content of the files below a directory, by relative path, without links and compiled Python.
 
     Raises:
-        OversizedUploadError: they are too many, or too large.
+        OversizedUploadError: the files are too many or too large.
     """
     found: dict[str, bytes] = {}
     num_bytes = 0
@@ -60,7 +60,7 @@ def content_of(directory: str | os.PathLike[str]) -> dict[str, bytes]:
 
 
 def digest_of(files: Files) -> str:
-    """Return the digest of names and contents."""
+    """Return the digest of the names and contents of files."""
     found = hashlib.sha256()
     for name in sorted(files):
         found.update(f"{len(name.encode())}:{name}:{len(files[name])}:".encode() + files[name])
@@ -73,15 +73,15 @@ def uploads_in(spec: SandboxSpec) -> list[str]:
 
 
 def upload_source(digest: str) -> str:
-    """Return what a mount of an uploaded directory has as its source."""
+    """Return the source of a mount of an uploaded directory."""
     return _SCHEME + digest
 
 
 def _checked(digest: str, files: object) -> dict[str, bytes]:
-    """Return files as somebody sent them.
+    """Check received files, and return them.
 
     Raises:
-        SandboxRequestError: a name or a content is none, or the digest is another's.
+        SandboxRequestError: a name or a content is invalid, or the digest does not match.
     """
     if not isinstance(files, dict) or len(files) > _MOST_FILES:
         raise SandboxRequestError(f"an uploaded directory has up to {_MOST_FILES:,} files, by their names.")
@@ -95,7 +95,7 @@ def _checked(digest: str, files: object) -> dict[str, bytes]:
 
 
 class OwnedUploads:
-    """What each owner has uploaded, in a server's memory."""
+    """The directories that each owner has uploaded, in a server's memory."""
 
     def __init__(self) -> None:
         self._files: defaultdict[str, dict[str, dict[str, bytes]]] = defaultdict(dict)
@@ -103,10 +103,10 @@ class OwnedUploads:
         """By owner, the last digest that was refused, and why."""
 
     def add(self, owner: str, digest: str, files: object) -> None:
-        """Keep a directory for its owner.
+        """Store a directory for its owner.
 
         Raises:
-            SandboxRequestError: it is none.
+            SandboxRequestError: the directory is invalid.
             SandboxQuotaError: the owner has uploaded too much.
         """
         try:
@@ -128,7 +128,12 @@ class OwnedUploads:
         own[digest] = found
 
     def check(self, owner: str, spec: SandboxSpec) -> None:
-        """Raise `SandboxRequestError`, or why it was refused, where a spec mounts what its owner did not upload."""
+        """Check that the owner has uploaded every directory that the spec mounts.
+
+        Raises:
+            SandboxRequestError: a directory was not uploaded.
+            RollSandboxError: its upload was refused; this is the error of that.
+        """
         for digest in uploads_in(spec):
             if digest in self._files.get(owner, {}):
                 continue
@@ -138,7 +143,7 @@ class OwnedUploads:
             raise SandboxRequestError(f"'{owner}' has not uploaded the directory '{digest[:80]}' that a mount names.")
 
     def of(self, owner: str, spec: SandboxSpec, *, without: Collection[str]) -> dict[str, dict[str, bytes]]:
-        """Return by digest the directories that a spec mounts, as far as they are here, `without` some."""
+        """Return, by digest, the stored directories that a spec mounts, except those in `without`."""
         own = self._files.get(owner, {})
         return {digest: own[digest] for digest in uploads_in(spec) if digest in own and digest not in without}
 
@@ -150,10 +155,10 @@ class WrittenUploads:
         self._root: Path | None = None
 
     def add(self, digest: str, files: Files) -> None:
-        """Write a directory, unless it is there.
+        """Write a directory, unless it exists.
 
         Raises:
-            SandboxRequestError: it is not what its digest says, or its names cannot be together.
+            SandboxRequestError: the digest does not match, or one name is both a file and a directory.
         """
         files = _checked(digest, files)
         if self._root is None:
@@ -176,10 +181,10 @@ class WrittenUploads:
             raise SandboxRequestError("an uploaded directory has a file in place of a directory.") from None
 
     def shown(self, mount: Mount) -> Mount | None:
-        """Return the mount of a directory here; `None` for one that was not uploaded.
+        """Return a mount of the written directory; `None` if the mount is not of an upload.
 
         Raises:
-            SandboxError: it did not come to this worker.
+            SandboxError: the directory did not reach this worker.
         """
         if not mount.source.startswith(_SCHEME):
             return None
@@ -190,7 +195,7 @@ class WrittenUploads:
         return Mount(source=str(place), target=mount.target)
 
     def close(self) -> None:
-        """Delete them all."""
+        """Delete all directories."""
         if self._root is not None:
             shutil.rmtree(self._root, ignore_errors=True)
             self._root = None

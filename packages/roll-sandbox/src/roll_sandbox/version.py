@@ -14,5 +14,5 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 
 
 def install_extra(name: str) -> str:
-    """Return the command that adds what an extra of this distribution needs."""
+    """Return the command that installs an extra of this distribution."""
     return f"pip install '{DISTRIBUTION}[{name}]'"

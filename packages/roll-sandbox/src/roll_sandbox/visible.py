@@ -8,7 +8,7 @@ __all__ = ["printable"]
 def printable(text: str) -> str:
     """Return text that pages, files and terminals can show, whatever a program wrote.
 
-    Lone surrogates cannot be written, and control characters cannot be seen: they move a terminal's cursor, set its
-    title, or turn the direction of writing.
+    Lone surrogates cannot be written, and control characters can move a terminal's cursor, set its title, or change the
+    direction of writing.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
