@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from types import FrameType
 from typing import Any, TypeVar
 
-from roll.errors import RollError
+from roll.errors import InfraError, RollError
 from roll.running import interruptible
 
 __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
@@ -56,6 +56,7 @@ class StopRequest:
 
         Raises:
             Interrupted: a stop was asked for; `work` has ended.
+            InfraError: `work` was cancelled by something else.
         """
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._event.wait())
@@ -66,8 +67,10 @@ class StopRequest:
             if not task.done():
                 task.cancel()
                 await asyncio.gather(task, return_exceptions=True)
-        if task.cancelled() or (self._event.is_set() and task.exception() is None):
+        if self._event.is_set() and (task.cancelled() or task.exception() is None):
             raise Interrupted(self.signal_name)
+        if task.cancelled():
+            raise InfraError("what the run waited for was cancelled, and no signal asked for it: resume the run")
         return task.result()
 
     @contextlib.contextmanager

@@ -169,8 +169,8 @@ class LLMProxy:
                 continue
             finally:
                 del self._at_engines[request.request_id]
-            unwanted = request.request_id in self._unwanted
-            self._unwanted.discard(request.request_id)
+                unwanted = request.request_id in self._unwanted
+                self._unwanted.discard(request.request_id)
             pieces.append(generation)
             if generation.finish_reason != "abort" or unwanted:
                 return _joined(request, pieces)

@@ -164,6 +164,8 @@ class TorchBackend(TrainerRank):
         self._has_gradients, self._summed_loss = then.has_gradients, then.summed_loss
 
     def offload(self, states: Collection[StateKind]) -> None:
+        if "optimizer" in states:
+            self._has_gradients, self._summed_loss = False, 0.0
         self.placement.offload(states)
 
     def onload(self, states: Collection[StateKind]) -> None:

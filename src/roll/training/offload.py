@@ -41,6 +41,8 @@ class StatePlacement:
     def offload(self, states: Collection[StateKind]) -> None:
         """Move states to main memory; returns once the device's memory is free."""
         if not is_on_host(states, self._device):
+            if "optimizer" in states:
+                self._masters.clear_grads()
             self._move(states, torch.device("cpu"))
             torch.get_device_module(self._device).empty_cache()
 
@@ -50,11 +52,9 @@ class StatePlacement:
             self._move(states, self._device)
 
     def _move(self, states: Collection[StateKind], device: torch.device) -> None:
-        if "optimizer" in states:
-            self._masters.clear_grads()
-            if not self._masters.is_offloaded:
-                self._masters.move(device)
-                self._optimizer.move_moments(device)
+        if "optimizer" in states and not self._masters.is_offloaded:
+            self._masters.move(device)
+            self._optimizer.move_moments(device)
         if "parameters" in states:
             self._network.to(device)
         self._optimizer.bind()

@@ -229,6 +229,7 @@ class TrainerRank(ABC):
         """
         with self._surroundings():
             counters = self._load(path)
+        self._has_gradients, self._summed_loss = False, 0.0  # those that there are were of other weights
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:
@@ -243,7 +244,8 @@ class TrainerRank(ABC):
 
     @abstractmethod
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to main memory, between steps. On a CPU they are there already.
+        """Move states to main memory, between steps. On a CPU they are there already. With the optimizer's, gradients
+        since the last update are forgotten.
 
         Raises:
             UnsupportedError: the back-end cannot.

@@ -146,11 +146,17 @@ class WeightSync:
 
         Raises:
             EngineDiedError: it died again.
-            WeightSyncError: as in `push`, or nothing was pushed yet.
+            WeightSyncError: as in `push`, or nothing was pushed yet, or weights of several adapters.
         """
         async with self._standing():
             if not self.versions:
                 raise WeightSyncError(f"engine {engine.engine_id} cannot be synced: nothing was pushed yet.")
+            if len(self.versions) > 1:
+                held = "the policy" if self._adapter is None else f"adapter '{self._adapter}'"
+                raise WeightSyncError(
+                    f"engine {engine.engine_id} cannot be synced: {len(self.versions)} sets of weights were pushed; "
+                    f"the trainer holds that of {held} alone. Resume the run, which pushes all of them."
+                )
             self._probed.pop(engine.engine_id, None)
             if self._gauge is not None:
                 self._gauge.forget(engine.engine_id)

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from roll.errors import InfraError
 from roll.pipelines.stop import ONE_SIGNAL_S, Interrupted, StopRequest, stop_on_signals
 
 
@@ -62,6 +63,17 @@ async def test_cancelling_the_waiter_cancels_the_work() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cancelled.is_set()
+
+
+async def test_work_that_is_cancelled_without_a_stop_was_not_interrupted() -> None:
+    work = asyncio.create_task(asyncio.sleep(60))
+
+    async def wait() -> None:
+        work.cancel()
+        await work
+
+    with pytest.raises(InfraError, match="no signal asked for it"):
+        await StopRequest().unless(wait())
 
 
 async def test_what_a_stop_cancels_has_ended_before_it_is_an_interruption() -> None:

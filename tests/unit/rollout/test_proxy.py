@@ -203,6 +203,24 @@ def test_an_aborted_request_returns_what_it_has() -> None:
     assert (len(generation.token_ids), generation.finish_reason) == (2, "abort")
 
 
+def test_an_abort_of_a_request_whose_caller_is_gone_is_not_of_the_next_one_with_its_id() -> None:
+    async def main() -> Generation:
+        proxy = proxy_of(engine("a"))
+        first = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(2.5)
+        abort = asyncio.create_task(proxy.abort(["r"]))
+        await asyncio.sleep(0)
+        first.cancel()
+        await asyncio.gather(first, abort, return_exceptions=True)
+        again = asyncio.create_task(proxy.generate(request("r")))
+        await asyncio.sleep(2.5)
+        await proxy.suspend("abort")
+        await proxy.resume()
+        return await again
+
+    assert len(within(main()).token_ids) == NUM_TOKENS
+
+
 @pytest.mark.parametrize("policy", ["least_loaded", "round_robin"])
 @given(
     st.lists(st.integers(1, 16), min_size=1, max_size=5),

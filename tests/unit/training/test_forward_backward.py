@@ -73,6 +73,22 @@ def test_optim_step_needs_a_gradient(tiny_model: Path) -> None:
     assert backend.num_steps == 1
 
 
+@pytest.mark.parametrize("how", ["load", "offload"])
+def test_optim_step_has_no_gradient_of_other_weights_or_one_whose_memory_was_handed_over(
+    tiny_model: Path, tmp_path: Path, how: str
+) -> None:
+    backend = TorchBackend(make_spec(tiny_model))
+    backend.save(tmp_path / "saved")
+    backend.forward_backward(make_batch(), PolicyLoss())
+    if how == "load":
+        backend.load(tmp_path / "saved")
+    else:
+        backend.offload(["optimizer"])
+        backend.onload(["optimizer"])
+    with pytest.raises(ValueError, match="no gradient"):
+        backend.optim_step()
+
+
 def test_forward_backward_that_fails_forgets_every_gradient(tiny_model: Path) -> None:
     """Between its micro-batches: what was added before cannot be told from what it has added itself."""
     backend, batch = TorchBackend(make_spec(tiny_model, max_tokens_per_micro_batch=45)), make_batch()

@@ -484,6 +484,8 @@ async def test_weight_sync_keeps_a_version_of_every_adapter(open_bench: Callable
     assert not report.probe and report.num_read_back == 0  # engines score with the policy's own weights
     assert bench.sync.versions == {None: 0, "judge": 3}
     assert bench.engines.engines[0].held == {None: 0, "judge": 3}
+    with pytest.raises(WeightSyncError, match="2 sets of weights were pushed, and the trainer holds that of adapter"):
+        await bench.sync.push_to(bench.engines.engines[0])
     assert (await bench.sync.push(1)).probe
 
 
