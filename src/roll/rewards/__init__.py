@@ -45,15 +45,17 @@ def build_reward(
     sandboxes: CodeSandboxes | None = None,
     judge: JudgeModel | None = None,
 ) -> WeightedReward:
-    """One reward from weighted components, called by their `name`, or their type; numbered where several share one.
+    """Build one reward from weighted components.
+
+    A component is named by its `name`, or by its type; components that share a name are numbered.
 
     Args:
-        pool: runs verifiers' functions.
-        sandboxes: run programs, where a component needs that.
-        judge: the run's own, where a component asks it.
+        pool: The worker pool that runs the verifiers' functions.
+        sandboxes: The sandboxes for components that run programs.
+        judge: The run's own judge model, for components that use it.
 
     Raises:
-        ConfigError: a user's function cannot be imported or called.
+        ConfigError: A user's function cannot be imported or called.
     """
     components: list[Component] = []
     for config in configs:

@@ -81,7 +81,7 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
 
 
 def answered(prompt: Prompt, text: str, token_ids: Sequence[int] = (), *, finished: bool = True) -> Rollout:
-    """An answer that no engine gave, for a reward to score."""
+    """Return a rollout with an answer that no engine generated, for a reward to score."""
     ids = np.asarray(token_ids, np.int32)
     return Rollout(
         draw_id=0,

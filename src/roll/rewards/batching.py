@@ -39,11 +39,11 @@ class Batcher(Generic[Item, Result]):
     _closed: bool = field(init=False, default=False)
 
     async def submit(self, item: Item) -> Result:
-        """The result of one request.
+        """Submit one request and return its result.
 
         Raises:
-            RewardInfraError: the batcher is closed.
-            Exception: what `score` raised for its batch.
+            RewardInfraError: The batcher is closed.
+            Exception: Any exception that `score` raised for the request's batch.
         """
         if self._closed:
             raise RewardInfraError("the reward model is closed")

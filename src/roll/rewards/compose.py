@@ -78,16 +78,16 @@ class Component:
         return f"reward '{self.name}': {what} (prompt '{rollout.prompt.uid}')"
 
     def ran_out_of_time(self, judgement: Judgement) -> bool:
-        """Whether verifying took too long; a program of the model's that does so is just wrong."""
+        """Return whether the verifier ran out of time; a timeout of the model's own program is just a wrong answer."""
         return judgement.verdict == TIMEOUT and not self.config.needs_sandbox
 
     def holds_back(self, judgement: Judgement) -> bool:
-        """Whether it is a gate that this judgement does not pass."""
+        """Return whether the component is a gate that this judgement does not pass."""
         return self.config.gate is not None and judgement.value < self.config.gate
 
 
 def _checked(judgement: Judgement) -> Judgement:
-    """The same; a value that is no number would spoil a whole batch, where it goes unnoticed."""
+    """Return the judgement if its value is finite; otherwise raise, as a NaN would silently spoil a whole batch."""
     values = {"value": judgement.value, **judgement.parts}
     wrong = {name: value for name, value in values.items() if not math.isfinite(value)}
     if wrong:
@@ -129,7 +129,11 @@ class WeightedReward:
         return [(c, j) for c, j in zip(components, judgements, strict=True) if j is not None]
 
     async def _judgement(self, component: Component, rollout: Rollout) -> Judgement | None:
-        """`None` where one that is only watched failed, which must not cost the rollout; the first time is reported."""
+        """Return a component's judgement, or `None` if a component without weight failed, which must not cost the
+        rollout.
+
+        Only the first such failure is logged as a warning.
+        """
         try:
             return await component.judge(rollout)
         except RewardInfraError as error:
@@ -169,7 +173,7 @@ class WeightedReward:
         )
 
     def state(self) -> dict[str, Any]:
-        """What components remember that later judgements depend on, by name: see `Verifier.state`."""
+        """Return the components' states that later judgements depend on, by name: see `Verifier.state`."""
         states = {component.name: component.verifier.state() for component in self._components}
         return {name: state for name, state in states.items() if state is not None}
 

@@ -40,12 +40,12 @@ _LIKE_A_MARK = re.compile(r"[<\[].{1,60}[>\]]")
 
 
 def defused(text: str) -> str:
-    """The text without the control words of the families of models that are in common use, whatever reads it."""
+    """Return the text with the control tokens of all common model families broken up, for any reader."""
     return _COMMON.sub(lambda match: match.group() + " ", text)
 
 
 def defuser(tokenizer: Any) -> Callable[[str], str]:
-    """The same for the very tokens of one model."""
+    """Return a function that breaks up the control tokens of one model's tokenizer, as `defused` does."""
     known = {str(token) for token in tokenizer.all_special_tokens}
     added = getattr(tokenizer, "added_tokens_decoder", {}).values()
     known |= {str(token) for token in added if token.special or _LIKE_A_MARK.fullmatch(str(token))}

@@ -64,7 +64,7 @@ def boxes_with_braces(text: str) -> str:
 
 
 def last_boxed(text: str) -> str | None:
-    r"""Content of the last `\boxed{…}`, braces balanced; `None` where there is none or it is not closed."""
+    r"""Return the content of the last `\boxed{…}`, braces balanced; `None` if there is no box or it is not closed."""
     boxes = list(_BOX.finditer(text))
     found = _content(text, boxes[-1].end(), len(text)) if boxes else None
     return None if found is None else found[0]
@@ -76,7 +76,7 @@ def box_is_open(text: str) -> bool:
 
 
 def _content(text: str, begin: int, end: int) -> tuple[str, int] | None:
-    """What a box that opens at `begin` holds, and where it ends; `None` where it does not close before `end`."""
+    """Return the content of a box that opens at `begin`, and its end; `None` if it does not close before `end`."""
     depth = 1
     for position in range(begin, end):
         if text[position - 1] != "\\":
@@ -87,14 +87,14 @@ def _content(text: str, begin: int, end: int) -> tuple[str, int] | None:
 
 
 def last_boxes(text: str, *, several: bool) -> str | None:
-    """What the last box holds, and those before it that belong to the same answer, with commas between them.
+    r"""Return the content of the last box and of the boxes before it that belong to the same answer, joined by commas.
 
-    Boxes with nothing but `,`, `or`, `and` between them are one answer.
+    Boxes with only `,`, `or`, `and` between them are one answer.
 
     Args:
-        text: the answer.
-        several: whether several values are asked for; then a few words may stand between the boxes too, if none of
-            them takes back what went before (`First \\boxed{17}, but \\boxed{1,-2}`).
+        text: The answer.
+        several: Whether several values are asked for; then a few words may stand between the boxes too, if none of
+            them takes back what came before (`First \boxed{17}, but \boxed{1,-2}`).
     """
     begins = list(_BOX.finditer(text))
     if not begins or (last := _content(text, begins[-1].end(), len(text))) is None:
@@ -121,9 +121,9 @@ def _belongs(between: str, several: bool) -> bool:
 
 
 def stated_answer(text: str) -> str | None:
-    """What stands in the last "The final answer is … I hope it is correct", unless a box comes after it.
+    """Return the answer in the last "The final answer is … I hope it is correct", unless a box comes after it.
 
-    The form is that of the prompt of Lewkowycz et al. (2022, arXiv 2206.14858), which many data sets carry on.
+    The form is that of the prompt of Lewkowycz et al. (2022, arXiv 2206.14858), which many data sets still use.
     """
     lower = text.lower()
     end = lower.rfind("i hope it is correct")
@@ -164,7 +164,7 @@ def reference_answer(reference: str) -> str:
 
 
 def last_formulas(text: str) -> str | None:
-    """Whole formulas of the last line that ends with any, with commas between them."""
+    """Return the whole formulas of the last line that ends with any, joined by commas."""
     found: list[str] = []
     following = len(text)
     for begin, end in reversed(_formulas(text)):
@@ -179,12 +179,12 @@ def last_formulas(text: str) -> str | None:
 
 
 def whole_number(text: str) -> str | None:
-    """The text, where it is one number whose thousands are divided by blanks."""
+    """Return the text if it is one number whose thousands are separated by blanks, else `None`."""
     return text if _BLANKS.fullmatch(text.strip()) and number_of(text) is not None else None
 
 
 def last_tagged(text: str, tag: str = "answer") -> str | None:
-    """What stands between the last `</answer>` and the `<answer>` before it, in any case; `None` without both."""
+    """Return the text between the last `</answer>` and the `<answer>` before it, in any case; `None` without both."""
     lower = text.lower()
     end = lower.rfind(f"</{tag}>")
     begin = lower.rfind(f"<{tag}>", 0, max(end, 0))
@@ -194,13 +194,13 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
 
 
 def last_number(text: str, *, with_unit: bool = False) -> str | None:
-    """The last number that stands for itself (not the 2 of `cm^2` or of `H2O`), with its sign, as `tidy` writes it.
+    r"""Return the last standalone number (not the 2 of `cm^2` or of `H2O`), with its sign, as `tidy` writes it.
 
-    A formula that holds it is given whole, from its last `=` on: `$\\sqrt{2}$` is no 2.
+    If the number is part of a formula, the formula is returned whole, from its last `=` on: `$\sqrt{2}$` is not 2.
 
     Args:
-        text: the answer.
-        with_unit: give the unit behind it too, where it is a known one.
+        text: The answer.
+        with_unit: Whether to return a known unit behind the number too.
     """
     text = tidy(text)
     for match in reversed(list(NUMBER.finditer(text))):
@@ -224,7 +224,7 @@ def last_number(text: str, *, with_unit: bool = False) -> str | None:
 
 
 def _contradicts(other: re.Match[str], found: str, behind: str) -> bool:
-    """Whether `6 or 7` leaves it open which: two different numbers of the same thing."""
+    """Return whether `6 or 7` is ambiguous: two different numbers of the same thing."""
     first, second = number_of(re.sub(r"\\\)$", "", other[1])), number_of(found)
     named = re.match(r"[\s$]{0,2}([a-zA-Z]*)", behind)
     same_thing = not other[2] or (named is not None and named[1] == other[2])
@@ -247,7 +247,7 @@ def _stands_alone(before: str) -> bool:
 
 
 def _sign(before: str) -> str:
-    """`-` where the number is negative; in `3-4`, and after a bullet, the sign is not the number's."""
+    """Return `-` if the number is negative; in `3-4`, and after a bullet, the sign does not belong to the number."""
     match = re.search(r"(.?)(-)(\s?)[$€£¥]*$", before.replace("\n", "\x00"), re.DOTALL)
     if match is None:
         return ""
@@ -258,14 +258,14 @@ def _sign(before: str) -> str:
 
 
 def _signed(before: str, number: str) -> str:
-    """The number with what is written before it: its sign, or a root."""
+    """Return the number with its sign or a root that is written before it."""
     if _ROOT.search(before[-8:]):
         return rf"\sqrt{{{number}}}"
     return ("-" if _MINUS.search(before[-11:]) else _sign(before[-8:])) + number
 
 
 def _suffix(text: str, end: int) -> str:
-    """A percent sign, or a word such as `million`, right behind a number."""
+    """Return a percent sign, or a word such as `million`, right behind a number."""
     if re.match(r"\s?(?:%|percent\b)", text[end : end + 9]):
         return "%"
     scale = _SCALED.match(text, end)
@@ -300,7 +300,7 @@ def _formula_around(text: str, position: int) -> str | None:
 
 
 def last_formula(text: str, *, whole: bool = False) -> str | None:
-    """Content of the last LaTeX formula; of an equation, what stands after its last `=`, unless `whole`."""
+    """Return the content of the last LaTeX formula; of an equation, the part after its last `=`, unless `whole`."""
     found = [text[begin:end] for begin, end in _formulas(text)]
     formulas = [formula for formula in found if formula.strip() and not _WORDS.search(_without_text(formula))]
     if not formulas:
@@ -309,7 +309,7 @@ def last_formula(text: str, *, whole: bool = False) -> str | None:
 
 
 def last_line(text: str, *, whole: bool = False) -> str | None:
-    """The end of the last line: what follows `is`, `are`, `:` or `=` (not that where `whole`), or the whole line."""
+    """Return the end of the last line: the part after `is`, `are`, `:` or `=` (not `=` if `whole`), or the whole line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None

@@ -21,13 +21,13 @@ _FENCE = re.compile(r"\s*```[a-zA-Z]*\s*\n(.*)```\s*", re.DOTALL)
 
 
 def tag_problems(text: str, tags: list[str], only_tags: bool, first_tag_open: bool) -> tuple[str, dict[str, str]]:
-    """What is wrong with an answer's tags, or an empty text; and what stands in each, where nothing is.
+    """Return a description of the first problem with an answer's tags, or an empty text; and the content of each tag.
 
     Args:
-        text: the answer.
-        tags: names, in the order in which they must occur, once each.
-        only_tags: whether nothing but white space may stand outside them.
-        first_tag_open: whether the prompt opened the first.
+        text: The answer.
+        tags: Names, in the order in which they must occur, once each.
+        only_tags: Whether only whitespace may stand outside the tags.
+        first_tag_open: Whether the prompt opened the first tag.
     """
     if first_tag_open:
         text = f"<{tags[0]}>{text}"
@@ -63,7 +63,9 @@ def _validator(schema: str) -> Any:
 
 
 def _no_constant(name: str) -> float:
-    """Python reads `NaN`, which is no JSON, and which no `minimum` of a schema refuses."""
+    """Reject `NaN` and the infinities: Python reads them, but they are not JSON, and no `minimum` of a schema rejects
+    them.
+    """
     raise ValueError(name)
 
 
@@ -103,10 +105,10 @@ def form_problems(text: str, answer: str | None, config: FormatReward, schema: s
 
 
 def format_verifier(config: FormatReward, pool: WorkerPool) -> Verifier:
-    """Runs in the pool: on an unlucky text a pattern or a schema may take for ever.
+    """Build the verifier, which runs in the pool: on some texts a pattern or a schema may take exponential time.
 
     Raises:
-        ConfigError: the schema is none.
+        ConfigError: The schema is not valid.
     """
     schema = None
     if config.json_schema is not None:

@@ -57,11 +57,11 @@ class GivenFunction:
         return bool(self.packed)
 
     def load(self) -> Callable[..., Any]:
-        """The function; unpacked once in each process."""
+        """Return the function; it is unpickled once in each process."""
         return self.function or _unpack(self.packed, self.paths)
 
     def runs_in(self, pool: WorkerPool) -> WorkerPool:
-        """Where the function is called: in the pool, or beside the controller."""
+        """Return the pool that calls the function: the workers, or a thread of the controller."""
         return pool if self.travels else cast("WorkerPool", _Beside())
 
 
@@ -134,10 +134,10 @@ def give(function: Callable[..., Any]) -> GivenFunction:
 
 
 def function_of(config: PythonReward) -> str | GivenFunction:
-    """The function that a reward names, or was given.
+    """Return the function that a reward names, or that was passed to it.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: The reward has no function.
     """
     if config.given is not None:
         return give(config.given)

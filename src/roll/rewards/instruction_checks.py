@@ -75,7 +75,7 @@ def _letter_frequency(text: str, arguments: Arguments) -> bool:
 
 
 def language_of(text: str) -> str:
-    """ISO 639-1 code of the text's language, or an empty string where it cannot be told; always the same for a text.
+    """Return the ISO 639-1 code of the text's language, deterministically, or an empty string if it is not detected.
 
     Raises:
         ConfigError: `langdetect` is not installed.
@@ -95,7 +95,7 @@ def language_of(text: str) -> str:
 
 
 def _num_paragraphs(text: str, arguments: Arguments) -> bool:
-    """Paragraphs divided by `***`; the first and last may be empty, no other."""
+    """Check the number of paragraphs separated by `***`; only the first and the last may be empty."""
     parts = [part.strip() for part in text.split("***")]
     if not all(parts[1:-1]):
         return False
@@ -103,7 +103,7 @@ def _num_paragraphs(text: str, arguments: Arguments) -> bool:
 
 
 def _first_word(text: str, arguments: Arguments) -> bool:
-    """So many paragraphs divided by blank lines, the n-th of which begins with a word."""
+    """Check the number of paragraphs separated by blank lines, and the first word of the n-th paragraph."""
     paragraphs = [part.strip() for part in text.split("\n\n") if part.strip()]
     place, word = _integer(arguments, "nth_paragraph"), _text(arguments, "first_word")
     if len(paragraphs) != _integer(arguments, "num_paragraphs") or not 1 <= place <= len(paragraphs):
@@ -189,10 +189,10 @@ INSTRUCTIONS: dict[str, Check] = {
 
 
 def check(instruction: str, arguments: Arguments, text: str) -> bool:
-    """Whether a text follows an instruction. An empty one follows none.
+    """Return whether a text follows an instruction. An empty text follows no instruction.
 
     Raises:
-        InstructionError: there is no such instruction, or an argument is missing or of the wrong kind.
+        InstructionError: The instruction does not exist, or an argument is missing or of the wrong type.
     """
     try:
         function = INSTRUCTIONS[instruction]
@@ -208,8 +208,9 @@ def check(instruction: str, arguments: Arguments, text: str) -> bool:
 
 
 def variants(text: str) -> list[str]:
-    """The text, and what the loose criterion also accepts: without its first line, its last, both, and all of these
-    without asterisks (section 2.2 of the paper).
+    """Return the text and the variants that the loose criterion also accepts: without its first line, its last, both,
+    and all
+    of these without asterisks (section 2.2 of the paper).
     """
     lines = text.split("\n")
     cut = [text, "\n".join(lines[1:]).strip(), "\n".join(lines[:-1]).strip(), "\n".join(lines[1:-1]).strip()]

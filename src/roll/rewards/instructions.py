@@ -21,12 +21,12 @@ Instruction = tuple[str, dict[str, Any]]
 
 
 def followed(text: str, instructions: Sequence[Instruction], loose: bool) -> list[bool] | str:
-    """For each instruction, whether the text follows it; where one is unusable, what is wrong with it.
+    """Return whether the text follows each instruction; if one is unusable, return a description of the problem.
 
     Args:
-        text: the answer.
-        instructions: names with their arguments.
-        loose: also accept it where a variant of the text follows: see `variants`.
+        text: The answer.
+        instructions: Names with their arguments.
+        loose: Whether a variant of the text may follow the instruction instead: see `variants`.
     """
     texts = variants(text) if loose else [text]
     try:
@@ -36,11 +36,11 @@ def followed(text: str, instructions: Sequence[Instruction], loose: bool) -> lis
 
 
 def instructions_of(prompt: Prompt, config: InstructionsReward) -> list[Instruction]:
-    """What the prompt's metadata ask for.
+    """Return the instructions in the prompt's metadata.
 
     Raises:
-        DataError: there is no such column.
-        MalformedPromptError: this prompt's are malformed.
+        DataError: The column does not exist.
+        MalformedPromptError: This prompt's instructions are malformed.
     """
     if config.ids_key not in prompt.metadata:
         known = ", ".join(map(repr, prompt.metadata)) or "none"
@@ -63,7 +63,7 @@ def instructions_of(prompt: Prompt, config: InstructionsReward) -> list[Instruct
 
 
 def _plain(value: Any) -> Any:
-    """A list, also where it is written as JSON or comes as an array."""
+    """Return a list, also for a list that is written as JSON or stored as an array."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -77,7 +77,7 @@ def _unusable(prompt: Prompt, problem: str) -> MalformedPromptError:
 
 
 def instructions_verifier(config: InstructionsReward, pool: WorkerPool) -> Verifier:
-    """Checks in the pool. The task is solved where every instruction is followed."""
+    """Build the verifier, which checks in the pool. A task is solved if every instruction is followed."""
 
     async def judge(rollout: Rollout) -> Judgement:
         wanted = instructions_of(rollout.prompt, config)

@@ -106,7 +106,7 @@ def _finite(path: object, value: object) -> float:
 
 
 def _decides(function: Callable[..., Any]) -> bool:
-    """Whether its annotation promises a truth value or a `Judgement`."""
+    """Return whether the function's annotation promises a bool or a `Judgement`."""
     try:
         promised = inspect.signature(function).return_annotation
     except (TypeError, ValueError):  # a built-in without a signature
@@ -115,10 +115,11 @@ def _decides(function: Callable[..., Any]) -> bool:
 
 
 def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
-    """Imports the function at once, so that a mistake shows before training; calls it in the pool.
+    """Build the verifier: import the function at once, so that a mistake is reported before training, and call it in
+    the pool.
 
     Raises:
-        ConfigError: it cannot be imported, or does not take the arguments it will get.
+        ConfigError: The function cannot be imported, or does not accept the arguments that it will receive.
     """
     source = function_of(config)
     function = load_reward(source)

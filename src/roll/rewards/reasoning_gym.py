@@ -25,7 +25,7 @@ def prepare_worker() -> None:
 
 
 def final_answer(text: str) -> str:
-    """What the last `<answer>…</answer>` holds, or else the whole text, without surrounding white space."""
+    """Return the content of the last `<answer>…</answer>`, or else the whole text, without surrounding whitespace."""
     tagged = last_tagged(text)
     return (text if tagged is None else tagged).strip()
 
@@ -38,19 +38,19 @@ def _task(name: str, options: str) -> Any:
 
 
 def score_task(name: str, options: str, entry: dict[str, Any], text: str) -> float:
-    """The task's own score of an answer, 0 … 1.
+    """Return the task's own score of an answer, 0 … 1.
 
     Args:
-        name: the task's.
-        options: its settings, as JSON; some scorers depend on them.
-        entry: what the task made: question, answer, metadata.
-        text: the model's answer.
+        name: The task's name.
+        options: The task's settings, as JSON; some scorers depend on them.
+        entry: The generated task: question, answer, metadata.
+        text: The model's answer.
     """
     return float(_task(name, options).score_answer(answer=final_answer(text), entry=entry))
 
 
 def reasoning_gym_verifier(config: ReasoningGymReward, pool: WorkerPool) -> Verifier:
-    """Scores in the pool. Full marks count as solved."""
+    """Build the verifier, which scores in the pool. Full marks count as solved."""
 
     async def judge(rollout: Rollout) -> Judgement:
         task = rollout.prompt.metadata.get("reasoning_gym")

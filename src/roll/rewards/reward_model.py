@@ -53,7 +53,7 @@ def check_reward_models(data: Iterable[DataConfig]) -> None:
 
 @functools.lru_cache(maxsize=1)
 def _loaded(settings: str) -> tuple[Any, Any, Any]:
-    """The model, its tokenizer and its device; loaded once in a process."""
+    """Return the model, its tokenizer and its device; they are loaded once per process."""
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
     from transformers.utils import logging as transformers_logging
@@ -105,7 +105,9 @@ def _device(name: str) -> Any:
 
 
 def _token_ids(tokenizer: Any, conversation: Conversation, answer: str, max_length: int) -> list[int]:
-    """Prompt and answer as the model was trained to see them; the end of what is too long."""
+    """Return the token IDs of prompt and answer, in the format that the model was trained on; keep the end of a long
+    text.
+    """
     answer = defuser(tokenizer)(answer)  # or it could end its message, and go on as whoever praises it
     if getattr(tokenizer, "chat_template", None):
         chat = [message.to_dict() for message in (*conversation, Message(role="assistant", content=answer))]
@@ -121,11 +123,11 @@ def _token_ids(tokenizer: Any, conversation: Conversation, answer: str, max_leng
 
 
 def score_batch(settings: str, items: Sequence[tuple[Conversation, str]]) -> list[float]:
-    """Values of conversations with their answers, before `scale` and `shift`. Runs in a worker.
+    """Return the values of conversations with their answers, before `scale` and `shift`. Runs in a worker.
 
     Args:
-        settings: a `RewardModelReward`, as JSON.
-        items: prompt and answer of each.
+        settings: A `RewardModelReward`, as JSON.
+        items: Prompt and answer of each conversation.
     """
     import torch
 
@@ -150,7 +152,7 @@ def score_batch(settings: str, items: Sequence[tuple[Conversation, str]]) -> lis
 
 
 def _outputs(logits: Any, config: RewardModelReward) -> Any:
-    """[N] of [N, labels]."""
+    """Return the scores of logits, shape [N], from shape [N, labels]."""
     if config.output == "probability":
         return logits.softmax(-1)[:, config.label]
     chosen = logits[:, config.label]
@@ -158,7 +160,7 @@ def _outputs(logits: Any, config: RewardModelReward) -> Any:
 
 
 def reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> Verifier:
-    """Scores in processes of its own, beside the pool's."""
+    """Build the verifier, which scores in worker processes of its own, separate from the pool."""
     import math
 
     own = pool.beside(config.num_workers)

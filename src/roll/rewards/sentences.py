@@ -19,9 +19,10 @@ _CAPITAL = re.compile(r"(?:[^\W\d_]\.){2,}|\w+(?:-\w+)*")
 
 
 def sentences(text: str) -> list[str]:
-    """The sentences.
+    """Split a text into sentences.
 
-    Each ends with `.`, `!`, `?` or their like, but not behind an abbreviation, an initial, or a list entry's number.
+    Each sentence ends with `.`, `!`, `?` or a similar mark, but not behind an abbreviation, an initial, or a list
+    number.
     """
     found: list[str] = []
     begin = 0
@@ -38,7 +39,7 @@ def sentences(text: str) -> list[str]:
 
 
 def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
-    """Whether a full stop ends a sentence."""
+    """Return whether a full stop ends a sentence."""
     following = text[match.end() : match.end() + 1]
     if len(match["mark"]) > 1:  # an ellipsis
         return not following.islower()
@@ -55,10 +56,10 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
 
 
 def num_words(text: str) -> int:
-    """Runs of letters, digits and underscores."""
+    """Return the number of runs of letters, digits and underscores."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 def capital_words(text: str) -> int:
-    """Words all in capitals; one with hyphens is one word, and so is `U.S.`."""
+    """Return the number of words in all capitals; a hyphenated word is one word, and so is `U.S.`."""
     return sum(word.isupper() for word in _CAPITAL.findall(text))

@@ -37,12 +37,14 @@ _ARTICLES = {"a", "an", "the"}
 
 
 def normalised_words(text: str) -> list[str]:
-    """Words in lower case, without punctuation and articles."""
+    """Return the words in lower case, without punctuation and articles."""
     return [word for word in text.casefold().translate(_PUNCTUATION).split() if word not in _ARTICLES]
 
 
 def _compared(answer: str, reference: str) -> tuple[list[str], list[str]]:
-    """The words of both; where neither has any (blood group `A`, the sign `+`), those that `normalised_words` drops."""
+    """Return the normalized words of both texts; if neither has any (blood group `A`, the sign `+`), the words that
+    `normalised_words` drops.
+    """
     for words in (normalised_words, _with_articles, _as_written):
         given, wanted = words(answer), words(reference)
         if given or wanted:
@@ -59,13 +61,13 @@ def _as_written(text: str) -> list[str]:
 
 
 def exact_match(answer: str, reference: str) -> bool:
-    """Whether both have the same words in the same order."""
+    """Return whether both texts have the same words in the same order."""
     given, wanted = _compared(answer, reference)
     return given == wanted
 
 
 def f1(answer: str, reference: str) -> float:
-    """Harmonic mean of precision and recall over words, counted as often as they occur; 1 where both have none."""
+    """Return the harmonic mean of precision and recall over words, with multiplicity; 1 if both texts have no words."""
     given, wanted = _compared(answer, reference)
     if not given or not wanted:
         return float(given == wanted)
@@ -74,7 +76,7 @@ def f1(answer: str, reference: str) -> float:
 
 
 def compared(text: str, references: Sequence[str]) -> tuple[bool, float]:
-    """Whether an answer is one of the references, and the best F1 score with one of them."""
+    """Return whether an answer matches one of the references, and its best F1 score over the references."""
     tagged = last_tagged(text)
     answer = text if tagged is None else tagged
     exact = any(exact_match(answer, reference) for reference in references)

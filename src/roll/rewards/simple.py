@@ -29,7 +29,9 @@ __all__ = [
 
 
 def exact_verifier(config: ExactReward, pool: WorkerPool) -> Verifier:
-    """1 where the answer's text equals the reference; in place: one pass over the text is not worth a worker."""
+    """Build the verifier: 1 if the answer's text equals the reference. It runs in place, as one comparison needs no
+    worker.
+    """
 
     def normal(text: str) -> str:
         text = text.strip() if config.strip else text
@@ -43,14 +45,15 @@ def exact_verifier(config: ExactReward, pool: WorkerPool) -> Verifier:
 
 
 def found(pattern: str, text: str) -> bool:
-    """Whether `pattern` occurs in `text`."""
+    """Return whether `pattern` occurs in `text`."""
     return re.search(pattern, text) is not None
 
 
 def regex_verifier(config: RegexReward, pool: WorkerPool) -> Verifier:
-    """1 where a regular expression is found; in the pool: on an unlucky text a pattern may backtrack for ever.
+    """Build the verifier: 1 if a regular expression matches. It runs in the pool, as a pattern may backtrack for very
+    long.
 
-    With `{answer}` in its pattern it decides whether the task was solved; without, it is a check of form.
+    With `{answer}` in its pattern it decides whether the task was solved; without, it only checks the format.
     """
     decides = config.needs_answer
 
@@ -64,7 +67,7 @@ def regex_verifier(config: RegexReward, pool: WorkerPool) -> Verifier:
 
 
 def environment_verifier(config: EnvironmentReward, pool: WorkerPool) -> Verifier:
-    """What the environment gave, over all turns; added up in place."""
+    """Build the verifier: the sum of the environment's rewards over all turns, computed in place."""
 
     async def judge(rollout: Rollout) -> Judgement:
         total = sum(turn.reward for turn in (*rollout.replayed, *rollout.turns))
@@ -82,12 +85,12 @@ def repeated_share(token_ids: Sequence[int] | np.ndarray, size: int) -> float:
 
 
 def overlength(length: int, free: int, full: int) -> float:
-    """0 up to `free` tokens, 1 from `full` tokens on, linear in between."""
+    """Return 0 up to `free` tokens, 1 from `full` tokens on, linear in between."""
     return min(max((length - free) / (full - free), 0.0), 1.0)
 
 
 def repetition_penalty_verifier(config: RepetitionPenalty, pool: WorkerPool) -> Verifier:
-    """-1 … 0, by the share of repeated n-grams above `tolerance`; counted in the pool."""
+    """Build the verifier: -1 … 0, by the share of repeated n-grams above `tolerance`, computed in the pool."""
 
     async def judge(rollout: Rollout) -> Judgement:
         arguments = (rollout.token_ids, config.ngram_size)
@@ -99,7 +102,7 @@ def repetition_penalty_verifier(config: RepetitionPenalty, pool: WorkerPool) -> 
 
 
 def length_penalty_verifier(config: LengthPenalty, pool: WorkerPool) -> Verifier:
-    """-1 … 0, by tokens beyond `free_tokens`. Two numbers are compared, in place."""
+    """Build the verifier: -1 … 0, by the tokens beyond `free_tokens`, computed in place."""
 
     async def judge(rollout: Rollout) -> Judgement:
         over = overlength(len(rollout.token_ids), config.free_tokens, config.full_tokens)

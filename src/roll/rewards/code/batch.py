@@ -51,7 +51,10 @@ class Batch(CandidateRun):
     """All cases of one answer."""
 
     async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
-        """All of them in one sandbox; what is left in another, where a case had to be ended from outside."""
+        """Run all cases in one sandbox.
+
+        Where a case had to be ended from outside, the cases after it run in another sandbox.
+        """
         case, limit_s = cases[0]
         if len(cases) == 1 and isinstance(case, StdinCase) and self.task.language == "python":
             return [await self._alone(case, limit_s)]
@@ -74,7 +77,7 @@ class Batch(CandidateRun):
         return verdicts
 
     async def _served(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> Served:
-        """What comes of these cases in one sandbox."""
+        """Run the cases in one sandbox and return the frames and CPU times of the cases."""
         limits_s = [cpu_s for _, cpu_s in cases]
         most_bytes = [self._most_bytes(case) for case, _ in cases]
         messages = [self._message(*case, most) for case, most in zip(cases, most_bytes, strict=True)]
@@ -90,7 +93,7 @@ class Batch(CandidateRun):
             )
 
     async def _judged(self, cases: Sequence[tuple[StdinCase | CallCase, float]], served: Served) -> list[CaseVerdict]:
-        """Of the cases that were answered, and of the one that was ended from outside."""
+        """Return the verdicts of the answered cases, and of the case that was ended from outside, if any."""
         found: list[CaseVerdict] = []
         for (case, limit_s), (head, body), cpu_s in zip(cases, served.frames, served.cpu_s, strict=False):
             end = claim(head)
@@ -102,7 +105,7 @@ class Batch(CandidateRun):
         return found
 
     def _most_bytes(self, case: StdinCase | CallCase) -> int:
-        """More is not the expected output or value, so the rest need not be kept."""
+        """Return the most bytes of output to keep: anything longer is not the expected output or value."""
         if isinstance(case, CallCase):
             return _BYTES_PER_BYTE * len(case.expected) + MESSAGE_BYTES
         return min(self.config.max_output_bytes, 2 * len(case.stdout.encode("utf-8", "replace")) + _SPARE_BYTES)
@@ -115,7 +118,7 @@ class Batch(CandidateRun):
         return message._replace(kind="call", args=case.args, kwargs=case.kwargs, **how)
 
     async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
-        """A single program needs nobody beside it in its sandbox: a third less work."""
+        """Run a single program directly, without the candidate runner: a third less work."""
         most_bytes = self._most_bytes(case)
         program = PythonCode(
             source=self.code,
@@ -149,7 +152,7 @@ class Batch(CandidateRun):
         return CaseVerdict(verdict=verdict, passed=float(verdict == "passed"), detail=detail)
 
     async def _printed(self, case: StdinCase, printed: bytes) -> bool:
-        """Whether that is the expected output."""
+        """Return whether the printed text is the expected output."""
         compare, tolerance = self.config.compare, self.config.tolerance
         if len(printed) + len(case.stdout) <= MESSAGE_BYTES:
             return same_output(printed.decode("utf-8", "surrogateescape"), case.stdout, compare, tolerance)
@@ -157,7 +160,7 @@ class Batch(CandidateRun):
         return await self._referee(how, case.stdout.encode("utf-8", "surrogateescape"), printed)
 
     async def _returned(self, case: CallCase, body: bytes, detail: str) -> tuple[str, str]:
-        """Verdict on what came of a call, and what is known of it."""
+        """Return the verdict on a call's result, and its detail."""
         if len(body) + len(case.expected) > MESSAGE_BYTES:
             how = Comparison("value", case.match, self.config.tolerance)
             same = case.raises is None and await self._referee(how, case.expected, body)

@@ -78,7 +78,10 @@ Case: TypeAlias = StdinCase | CallCase | TestCase
 
 
 def value_of(value: Any, where: str) -> tuple[Any, bool]:
-    """Plain data, or `{"python": text}` with a literal, for what JSON cannot say; whether it came as JSON."""
+    """Return plain data, or `{"python": text}` with a literal for values that JSON cannot express; and whether the
+    value was
+    JSON.
+    """
     if isinstance(value, Mapping) and set(value) == {"python"}:
         try:
             literal = python_literal(of_kind(value["python"], str, where))
@@ -95,14 +98,14 @@ def value_of(value: Any, where: str) -> tuple[Any, bool]:
 
 
 def plain(value: Any) -> Any:
-    """Rows of Parquet files hold arrays and their numbers."""
+    """Convert NumPy arrays and scalars, as rows of Parquet files hold them, to plain data."""
     if hasattr(value, "tolist"):
         return value.tolist()
     return dict(value) if isinstance(value, Mapping) else value
 
 
 def no_others(case: Mapping[str, Any], known: set[str], where: str) -> None:
-    """Columns that a table fills with nulls where a row lacks them do not count."""
+    """Reject unknown columns; a column that is null does not count, as a table fills missing values with nulls."""
     for key in case:
         if key not in known and case[key] is not None:
             raise MalformedTestsError(f"{where}: unknown key '{key}'.{nearest(str(key), sorted(known))}")

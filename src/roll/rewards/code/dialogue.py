@@ -41,7 +41,7 @@ class Dialogue(CandidateRun):
     """All cases of one answer."""
 
     async def run(self, cases: Sequence[tuple[TestCase, float]]) -> list[CaseVerdict]:
-        """All of them with one candidate's and one checker's sandbox."""
+        """Run all cases with one sandbox for the candidate and one for the checker."""
         if self.left_s == 0.0:
             return [OVER_TIME] * len(cases)
         limits_s = [cpu_s for _, cpu_s in cases]
@@ -98,7 +98,10 @@ class Dialogue(CandidateRun):
 
 
 def _verdict(index: int, report: Report, end: ExecutionResult) -> CaseVerdict:
-    """A checker's report of one case. What it says of the candidate's end is the candidate's claim; `end` is ours."""
+    """Convert a checker's report of one case to a verdict.
+
+    The candidate's end in the report is the candidate's own claim; `end` is the trusted one, from the sandbox.
+    """
     verdict = report.verdict
     if verdict == "broken":
         raise BrokenTestsError(f"case {index}: {report.text}")

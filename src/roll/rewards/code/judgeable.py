@@ -19,10 +19,11 @@ _SEEN = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.std
 
 
 def importable(config: SandboxConfig) -> frozenset[str] | None:
-    """Modules that tests may import besides the standard library; `None` where only an image knows.
+    """Return the modules that tests may import besides the standard library, or `None` if they depend on a container
+    image.
 
     Raises:
-        ConfigError: a package is not installed.
+        ConfigError: A package is not installed.
     """
     if config.runtime != "bubblewrap":
         return None
@@ -31,10 +32,11 @@ def importable(config: SandboxConfig) -> frozenset[str] | None:
 
 
 def why_not(task: Task, packages: frozenset[str] | None) -> str:
-    """Why right answers would fail these tests; empty where nothing is known to stand in the way.
+    """Return why right answers would fail these tests, or an empty text if no reason is known.
 
     Args:
-        packages: see `importable`.
+        task: The task with the tests.
+        packages: The modules that tests may import, from `importable`.
     """
     for index, case in enumerate(task.cases):
         if isinstance(case, TestCase):

@@ -39,7 +39,7 @@ TOOL_CHAINS = {
 
 
 def missing_tool(language: str) -> str:
-    """What to install before programs of this language run; empty where nothing is missing on this machine."""
+    """Return what to install before programs of this language run; empty if nothing is missing on this machine."""
     tools = TOOL_CHAINS[language]
     if not tools.needs or shutil.which(tools.needs, path=environment()["PATH"]):
         return ""

@@ -18,10 +18,10 @@ _CLASSES: dict[str, Any] = {
 
 
 def python_literal(text: str) -> Any:
-    """Its value.
+    """Parse a Python literal.
 
     Raises:
-        ValueError, TypeError, SyntaxError, ArithmeticError: it is none.
+        ValueError, TypeError, SyntaxError, ArithmeticError: The text is not a literal.
     """
     return _value(ast.parse(text.strip(), mode="eval").body)
 

@@ -48,7 +48,7 @@ def _of_expression(text: str) -> Iterator[str]:
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
-    """Names that the tests bind themselves: variables, functions, arguments, imports."""
+    """Yield the names that the tests bind themselves: variables, functions, arguments, imports."""
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield node.name
@@ -63,7 +63,7 @@ def _defined(tree: ast.Module) -> Iterator[str]:
 
 
 def _imported(tree: ast.Module, cases: Sequence[Case]) -> Iterator[str]:
-    """Names that a pytest file imports from the answer."""
+    """Yield the names that a pytest file imports from the answer."""
     modules = {module for case in cases if isinstance(case, TestCase) for module in case.modules}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module in modules:

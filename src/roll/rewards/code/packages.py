@@ -15,10 +15,10 @@ __all__ = ["package_mounts"]
 
 
 def package_mounts(names: Iterable[str], target: str) -> tuple[Mount, ...]:
-    """Mounts below the directory `target` for packages and, recursively, their requirements.
+    """Return mounts below the directory `target` for packages and, recursively, their requirements.
 
     Raises:
-        ConfigError: one is not installed.
+        ConfigError: A package is not installed.
     """
     found: dict[str, Path] = {}
     seen: set[str] = set()
@@ -46,6 +46,6 @@ def package_mounts(names: Iterable[str], target: str) -> tuple[Mount, ...]:
 
 
 def _applies(requirement: str) -> bool:
-    """Whether it is for this platform, as far as the two common markers say."""
+    """Return whether a requirement applies to this platform; only the two most common markers are read."""
     _, _, marker = requirement.partition(";")
     return not ("sys_platform" in marker and "win32" in marker and sys.platform != "win32")

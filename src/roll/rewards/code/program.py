@@ -46,16 +46,16 @@ class CandidateRun:
         return max(0.0, self._ends - asyncio.get_running_loop().time())
 
     def bounds(self, limits_s: Sequence[float]) -> list[tuple[float, float]]:
-        """CPU and wall time of each case, as the sandbox keeps them."""
+        """Return the CPU and wall time of each case, as the sandbox enforces them."""
         return [(cpu_s, self.wall_s(cpu_s)) for cpu_s in limits_s]
 
     def setup_bounds(self) -> tuple[float, float]:
-        """The same of compiling and loading."""
+        """Return the CPU and wall time of compiling and loading."""
         cpu_s = _STARTING_CPU_S + (_COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0)
         return cpu_s, self.wall_s(cpu_s)
 
     def setup(self) -> Setup:
-        """The first message to the candidate's side."""
+        """Return the first message to the candidate's side."""
         tools = TOOL_CHAINS[self.task.language]
         return Setup(
             source=self.code,
@@ -68,10 +68,11 @@ class CandidateRun:
         )
 
     def candidate(self, limits_s: Sequence[float], output_bytes: int) -> PythonCode:
-        """The program that runs the candidate; `setup` is the first that it is told.
+        """Return the program that runs the candidate; `setup` must be its first message.
 
         Args:
-            output_bytes: of all cases; messages come on top.
+            limits_s: CPU time of each case.
+            output_bytes: Most bytes of output of all cases; the bytes of messages are added.
         """
         compiling = _COMPILE_CPU_S if TOOL_CHAINS[self.task.language].compile else 0.0
         all_s = [*limits_s, compiling, _STARTING_CPU_S]

@@ -87,14 +87,14 @@ class CodeSandboxes:
 
     @asynccontextmanager
     async def candidate(self, program: Program) -> AsyncIterator[Job]:
-        """A candidate to talk to."""
+        """Run the body with a running candidate to exchange messages with."""
         with sandbox_errors():
             async with self._manager.running(program, spec=self._candidate) as job:
                 yield job
 
     @asynccontextmanager
     async def checker(self, program: Program, *, pytest: bool) -> AsyncIterator[Job]:
-        """A checker to talk to.
+        """Run the body with a running checker to exchange messages with.
 
         Raises:
             ConfigError: pytest is needed and not installed.

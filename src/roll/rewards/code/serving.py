@@ -40,7 +40,7 @@ class Meter:
         self._counts: list[float] = []
 
     async def next_case(self) -> None:
-        """From now on, what is used is the next case's; after the last one, nobody's."""
+        """Count CPU time for the next case from now on; after the last case, for no case."""
         case = min(len(self._counts), len(self._limits_s) - 1)
         self._counts.append(await self.bound(*self._limits_s[case]))
 
@@ -51,7 +51,7 @@ class Meter:
         return await self._job.bound(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
 
     def used_s(self, result: ExecutionResult) -> list[float]:
-        """CPU seconds of each case that was begun; `result` is the candidate's end."""
+        """Return the CPU seconds of each case that was started; `result` is the candidate's final result."""
         counts = [*self._counts, result.cpu_s]
         return [max(0.0, after - before) for before, after in itertools.pairwise(counts)]
 
@@ -115,7 +115,7 @@ async def serve(
 
 
 async def _bodies(job: Job) -> AsyncIterator[bytes]:
-    """Of all frames, unread; the sandbox's limit on output bounds them."""
+    """Yield the bodies of all frames, unparsed; the sandbox's limit on output bounds them."""
     router = Router()
     async for chunk in job.stream():
         if chunk.stream != "result":
@@ -127,7 +127,7 @@ async def _bodies(job: Job) -> AsyncIterator[bytes]:
 
 
 async def pass_on(candidate: Job, checker: Job) -> None:
-    """What the candidate's process says, byte for byte."""
+    """Forward the output of the candidate's process to the checker, byte for byte."""
     async for chunk in candidate.stream():
         if chunk.stream == "result":
             checker.write(chunk.data)

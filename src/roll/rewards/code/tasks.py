@@ -111,7 +111,7 @@ class _Reader:
         }
 
     def cases(self, tests: Any) -> list[Case]:
-        """All of a row."""
+        """Return all cases of a row."""
         if isinstance(tests, str):
             return self._of_source(tests, "the tests")
         if isinstance(tests, Mapping) and is_pairs(tests):
@@ -184,7 +184,9 @@ class _Reader:
         return entry
 
     def _of_source(self, source: str, where: str, kind: str = "") -> list[Case]:
-        """Python source: a `check(candidate)`, a file of pytest's, or statements with asserts, each of them a case."""
+        """Return the cases of Python source: a `check(candidate)`, a pytest file, or statements, with one case per
+        assert.
+        """
         tree = _compiled(source, where)
         names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         if not kind:
@@ -219,7 +221,7 @@ class _Reader:
         return found
 
     def _plain_comparison(self, node: ast.Assert) -> CallCase | None:
-        """`assert f(1, [2]) == 3` as a call, which needs no process to check it; `None` for any other assert."""
+        """Return `assert f(1, [2]) == 3` as a call, which needs no process to check it; `None` for any other assert."""
         test = node.test
         if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq)):
             return None

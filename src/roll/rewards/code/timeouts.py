@@ -40,7 +40,7 @@ class AdaptiveLimits:
         return min(max(self._config.min_cpu_s, self._config.cpu_factor * anchors[case]), self._config.max_cpu_s)
 
     def passed(self, uid: str, case: int, cpu_s: float) -> None:
-        """A right answer took so long."""
+        """Record the CPU time of a case that a right answer passed."""
         anchors = self._anchors.setdefault(uid, {})
         self._anchors.move_to_end(uid)
         self._num_cases += case not in anchors
@@ -50,7 +50,7 @@ class AdaptiveLimits:
             self._num_cases -= len(forgotten)
 
     def state(self) -> dict[str, list[list[float]]]:
-        """Anchors as plain data: by prompt, in the order of their last use, pairs of case and seconds."""
+        """Return the anchors as plain data: by prompt, least recently used first, pairs of case and seconds."""
         return {uid: [[case, cpu_s] for case, cpu_s in anchors.items()] for uid, anchors in self._anchors.items()}
 
     def restore(self, state: Any) -> None:

@@ -65,7 +65,7 @@ OVER_TIME = CaseVerdict(verdict="timeout", passed=0.0)
 
 
 def claim(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:
-    """A short message; empty where it is none."""
+    """Parse a short message from a sandbox; return an empty dict if it is not a message."""
     try:
         message = unpack(body, most_bytes)
     except wire.WireError:
@@ -79,22 +79,24 @@ def not_built(failure: Any) -> CaseVerdict:
 
 
 def within(verdict: CaseVerdict, cpu_s: float, limit_s: float) -> CaseVerdict:
-    """With the CPU time that was counted from outside; over its limit, no case has passed."""
+    """Return the verdict with the CPU time that was counted from outside; a case over its limit becomes a timeout."""
     if verdict.passed and cpu_s > limit_s + GRACE_CPU_S:
         return CaseVerdict(verdict="timeout", passed=0.0, cpu_s=cpu_s, detail=verdict.detail)
     return replace(verdict, cpu_s=cpu_s)
 
 
 def ended(result: ExecutionResult) -> CaseVerdict:
-    """Of a case that nothing is known of."""
+    """Return the verdict of a case without a report, from the outcome of its sandbox."""
     return CaseVerdict(verdict=OUTCOMES.get(result.outcome, "exited"), passed=0.0)
 
 
 def blame(result: ExecutionResult, whose: str) -> None:
-    """Without a single message: a limit or a crash of the compiler is the answer's doing, anything else is ours.
+    """Raise an error if a sandbox that ended without a single message failed through ROLL's own fault.
+
+    A limit or a crash of the compiler is the answer's fault.
 
     Raises:
-        RewardInfraError: it is ours.
+        RewardInfraError: ROLL's own program failed.
     """
     if result.outcome is Outcome.EXITED and result.exit_code:
         last = result.stderr.decode(errors="replace").strip().splitlines()[-1:]

@@ -71,10 +71,10 @@ class CodeVerifier:
         return self._judgement(verdicts, task, "")
 
     def task(self, prompt: Prompt) -> Task:
-        """The prompt's tests, read once.
+        """Return the prompt's tests, parsed once.
 
         Raises:
-            MalformedTestsError: they cannot be used; also where their language's tool chain is missing.
+            MalformedTestsError: The tests cannot be used, or their language's tool chain is missing.
         """
         task = self._tasks.get(prompt.uid)
         if task is None:
@@ -115,15 +115,19 @@ class CodeVerifier:
 async def run_cases(
     sandboxes: CodeSandboxes, task: Task, code: str, limits_s: Sequence[float], config: CodeReward
 ) -> list[CaseVerdict]:
-    """A verdict per case, in order.
+    """Return a verdict per case, in order.
 
     Args:
+        sandboxes: The sandboxes to run in.
+        task: The task with the cases.
+        code: The answer's code.
         limits_s: CPU time of each case.
+        config: The reward's settings.
 
     Raises:
-        SandboxError: a sandbox broke.
-        RewardInfraError: one of our own programs crashed.
-        BrokenTestsError: see there.
+        SandboxError: A sandbox broke.
+        RewardInfraError: One of ROLL's own programs crashed.
+        BrokenTestsError: The tests cannot be run, whatever the answer.
     """
     ends = asyncio.get_running_loop().time() + config.time_limit_s
     verdicts = [SKIPPED] * len(task.cases)
@@ -142,10 +146,10 @@ async def run_cases(
 
 
 def code_verifier(config: CodeReward, sandboxes: CodeSandboxes | None) -> Verifier:
-    """Checks at once that the language's tool chain is here.
+    """Build the verifier; check at once that the language's tool chain is installed.
 
     Raises:
-        ConfigError: it is not; or there are no sandboxes to run in.
+        ConfigError: The tool chain is missing, or there are no sandboxes to run in.
     """
     if sandboxes is None:
         raise ConfigError("the reward 'code' runs programs, and was given no sandboxes to run them in.")

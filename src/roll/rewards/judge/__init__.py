@@ -83,7 +83,7 @@ class Judge:
         return self._judgement(value, f"{lowest + value * (highest - lowest):g} of {highest}", {})
 
     async def _compare(self, rollout: Rollout, answer: str) -> Judgement:
-        """Both orders: a preference for a place wins one and loses the other."""
+        """Compare two answers in both orders, so that a preference for a position wins one and loses the other."""
         messages, reference = rollout.prompt.asked, self._reference(rollout)
         rubric, explain = self._config.rubric, self._config.explain
         schema = pairwise_schema(explain=explain)
@@ -115,7 +115,7 @@ class Judge:
         return str(rollout.prompt.metadata[key])
 
     async def _asked(self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], T]) -> T:
-        """What `read` makes of the reply, kept or new."""
+        """Return the value that `read` parses from the judge's reply, cached or new."""
         config = self._config
         key = content_key(
             self._chat.identity,
@@ -148,7 +148,7 @@ class Judge:
     async def _readable(
         self, messages: Sequence[Message], schema: Mapping[str, Any], read: Callable[[str], object]
     ) -> str:
-        """A reply that `read` can read; the judge is told what was wrong with one that it cannot."""
+        """Return a reply that `read` can parse; if it cannot, the judge is prompted again with the error."""
         asked = list(messages)
         problem = ""
         for _ in range(self._config.parse_attempts):
@@ -176,14 +176,14 @@ class Judge:
 
 
 def judge_verifier(config: JudgeReward, runs_in: WorkerPool | JudgeModel | None) -> Verifier:
-    """Asks from the controller's loop, which waits meanwhile.
+    """Build the verifier, which sends requests from the controller's event loop without blocking it.
 
     Args:
-        config: what is asked, and where.
-        runs_in: the run's own judge, for a reward that asks that.
+        config: The judge's prompt and endpoint.
+        runs_in: The run's own judge model, if the reward uses it.
 
     Raises:
-        ConfigError: the variable that should hold the key is not set; or there is no judge.
+        ConfigError: The environment variable for the API key is not set, or there is no judge.
     """
     if not config.asks_own_judge:
         judge = Judge(config, EndpointChat(config))

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def content_key(*content: Any) -> str:
-    """A digest of plain data: equal content, equal key, in every process."""
+    """Return a digest of plain data: equal content has the same key in every process."""
     text = json.dumps(content, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
     return hashlib.blake2b(text.encode(errors="surrogatepass"), digest_size=20).hexdigest()
 
@@ -37,7 +37,7 @@ class ReplyCache:
         self._file = _open(Path(directory)) if directory and size else None
 
     def get(self, key: str) -> str | None:
-        """The reply, if it is kept."""
+        """Return the cached reply, or `None`."""
         if key in self._memory:
             self._memory.move_to_end(key)
             return self._memory[key]

@@ -69,11 +69,11 @@ class Chat(Protocol):
     """Plain data: what else replies depend on, besides the request and its settings."""
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        """The model's reply, asked to be JSON of this schema.
+        """Return the model's reply, requested as JSON of this schema.
 
         Raises:
-            RewardInfraError: it cannot be had.
-            ConfigError: the user has to mend something.
+            RewardInfraError: The request failed.
+            ConfigError: The user must correct a setting.
         """
         ...
 
@@ -165,7 +165,7 @@ class EndpointChat:
         return body | config.options
 
     async def _post(self, body: dict[str, Any]) -> str | _Failure:
-        """One request: its reply's text, or why it may be worth another."""
+        """Send one request; return the text of its reply, or a failure that a retry may resolve."""
         if self._session is None:
             self._session = client_session(str(self._config.url), connector=aiohttp.TCPConnector(limit=0))
         headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
@@ -217,7 +217,7 @@ def _key(config: JudgeReward) -> str:
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """The body, up to a bound that no reply comes near."""
+    """Read the body, up to a bound far above the size of any valid reply."""
     raw = bytearray()
     async for chunk in response.content.iter_chunked(2**16):
         raw += chunk
@@ -276,7 +276,7 @@ def _is_text(part: Any) -> bool:
 
 
 def _asked_wait(header: str) -> float:
-    """Seconds that `Retry-After` asks for, as a number or a date."""
+    """Return the seconds to wait from a `Retry-After` header, which is a number or a date."""
     try:
         return max(0.0, float(header))
     except ValueError:

@@ -80,10 +80,10 @@ class JudgeModel:
         """Tokens that end a text between quotation marks."""
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        """The conversation, up to where the model's answer begins.
+        """Return the token IDs of the conversation, up to the begin of the model's answer.
 
         Raises:
-            DataError: the model's chat template refuses it.
+            DataError: The model's chat template rejects the conversation.
         """
         harmless: list[Message] = [
             Message(role=message.role, content=self._defused(message.text)) for message in messages
@@ -91,11 +91,11 @@ class JudgeModel:
         return self._renderer.render(harmless if self._has_system else _without_system(harmless)).tolist()
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of a text inside an answer."""
+        """Return the token IDs of a text inside an answer."""
         return list(self.tokenizer(text, add_special_tokens=False)["input_ids"])
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens."""
+        """Return the text of token IDs."""
         return self._renderer.decode(np.asarray(token_ids, np.int32))
 
     def _accepts_system(self) -> bool:
@@ -107,12 +107,12 @@ class JudgeModel:
 
 
 def _ends(token: str | None) -> bool:
-    """Whether a token holds a quotation mark that no backslash precedes."""
+    """Return whether a token holds an unescaped quotation mark."""
     return token is not None and '"' in token.replace('\\"', "")
 
 
 def _without_system(messages: Sequence[Message]) -> list[Message]:
-    """What the system says, before the first that a user says."""
+    """Merge the system messages into the first other message, for a chat template without a system role."""
     said = "\n\n".join(message.text for message in messages if message.role == "system")
     others = [message for message in messages if message.role != "system"]
     if said and others:
@@ -133,10 +133,10 @@ class Verdicts:
 
 
 def verdict_tree(sequences: Mapping[int, Sequence[int]]) -> Verdicts:
-    """The tree of these sequences, by verdict; none may begin with the whole of another.
+    """Build a prefix tree of token sequences, with verdicts as leaves; no sequence may be a prefix of another.
 
     Raises:
-        ModelError: two cannot be told apart.
+        ModelError: Two verdicts have the same tokens.
     """
     if len(sequences) == 1:
         ((leaf, _),) = sequences.items()
@@ -189,7 +189,7 @@ class EngineChat:
         return json.dumps(found, ensure_ascii=False)
 
     async def _text(self, head: Sequence[int], written: str) -> str:
-        """What the model writes between quotation marks."""
+        """Generate the text of a string field, up to its closing quotation mark."""
         tokens = [*head, *self._model.encode(f'{written}"')]
         generation = await self._generate(
             tokens,
@@ -206,7 +206,7 @@ class EngineChat:
             return text
 
     async def _weighed(self, head: Sequence[int], written: str, values: Sequence[Any]) -> list[float]:
-        """Probability of each value, of all that are permitted."""
+        """Compute the probability of each permitted value."""
         tree = verdict_tree({i: self._model.encode(f"{written}{json.dumps(v)}}}") for i, v in enumerate(values)})
         weights = [0.0] * len(values)
         pending: list[tuple[Verdicts, list[int], float]] = [(tree, list(head), 1.0)]
@@ -256,7 +256,7 @@ class EngineChat:
         return await self._model.generate(request, self._config.time_limit_s)
 
     async def close(self) -> None:
-        """Nothing of its own to end: the judge is the run's."""
+        """Do nothing: the judge model belongs to the run."""
 
 
 def _leaves(node: Verdicts) -> list[int]:
@@ -266,5 +266,5 @@ def _leaves(node: Verdicts) -> list[int]:
 
 
 def _up_to_quote(text: str) -> str:
-    """Everything before the first quotation mark that no backslash precedes."""
+    """Return the text before the first unescaped quotation mark."""
     return _TEXT.findall(text)[0]

@@ -105,10 +105,10 @@ def _parsed(reply: str) -> dict[str, Any]:
 
 
 def read_score(reply: str, lowest: int, highest: int) -> float:
-    """The score, as a share of the scale: 0 … 1.
+    """Return the score, scaled to 0 … 1.
 
     Raises:
-        ReplyError: there is none, or it is not on the scale.
+        ReplyError: The reply has no score, or the score is not on the scale.
     """
     value = _parsed(reply).get("score")
     if isinstance(value, str):
@@ -124,10 +124,10 @@ def read_score(reply: str, lowest: int, highest: int) -> float:
 
 
 def read_winner(reply: str) -> str:
-    """`A`, `B` or `tie`.
+    """Return `A`, `B` or `tie`.
 
     Raises:
-        ReplyError: it is none of these.
+        ReplyError: The reply has none of these.
     """
     value = str(_parsed(reply).get("winner", "")).strip().strip('."').casefold().removeprefix("answer ")
     named = {"a": "A", "b": "B", "tie": "tie", "equal": "tie", "both": "tie", "draw": "tie", "neither": "tie"}
@@ -137,10 +137,10 @@ def read_winner(reply: str) -> str:
 
 
 def read_preference(reply: str) -> Preference:
-    """The winner, and A's points.
+    """Return the winner, and A's points.
 
     Raises:
-        ReplyError: see `read_winner`.
+        ReplyError: See `read_winner`.
     """
     winner = read_winner(reply)
     weights = _parsed(reply).get("probabilities")

@@ -48,12 +48,12 @@ _WHY = '"reasoning": "…", '
 
 
 def pointwise_schema(lowest: int, highest: int, *, explain: bool = True) -> dict[str, Any]:
-    """The JSON schema of a reply that scores an answer."""
+    """Return the JSON schema of a reply that scores an answer."""
     return _object(_reasoning(explain) | {"score": _integer(lowest, highest)})
 
 
 def pairwise_schema(*, explain: bool = True) -> dict[str, Any]:
-    """The JSON schema of a reply that compares two answers."""
+    """Return the JSON schema of a reply that compares two answers."""
     return _object(_reasoning(explain) | {"winner": {"type": "string", "enum": ["A", "B", "tie"]}})
 
 
@@ -80,7 +80,7 @@ def _marked(name: str, text: str) -> str:
 
 
 def _question(conversation: Sequence[Message]) -> str:
-    """The last user message, or the whole conversation where there is more to it."""
+    """Return the last user message, or the whole conversation if it has further messages."""
     asked = [message for message in conversation if message.role != "system"]
     if len(asked) == 1:
         return asked[0].text

@@ -29,11 +29,11 @@ _PLUS_MINUS = re.compile(r"\\(?:pm|mp)(?![a-zA-Z])\s*")
 
 
 def same_answer(answer: str, reference: str) -> bool:
-    """Whether `answer` is `reference`.
+    """Return whether `answer` equals `reference`.
 
     Raises:
-        TooDeepError: the answer nests deeper than any sensible one.
-        TooLargeError: it holds numbers or powers that nobody computes.
+        TooDeepError: The answer nests deeper than any sensible one.
+        TooLargeError: The answer holds numbers or powers that are too large to compute.
     """
     given, right = cleaned(answer), cleaned(reference)
     return _flat(given) == _flat(right) != "" or _same(shape_of(given), shape_of(right))
@@ -55,7 +55,7 @@ def _same(given: Shape, right: Shape) -> bool:
 
 
 def _spread(shape: Shape) -> Shape:
-    r"""`a \pm b` as a list of two, also within a list."""
+    r"""Return `a \pm b` as a list of two values, also within a list."""
     if isinstance(shape, str):
         both = _both_signs(shape)
         return shape if len(both) == 1 else Group("", "", both)
@@ -121,9 +121,10 @@ def _same_two_relations(given: Relation, right: Relation) -> bool:
 
 
 def _values_of(relation: Relation) -> list[str]:
-    r"""What an equation says that something is.
+    r"""Return the values that an equation states.
 
-    The last side; of `exact \approx rounded` the exact side, and the other only where it rounds that correctly.
+    This is the last side; of `exact \approx rounded` it is the exact side, and also the rounded one if it is rounded
+    correctly.
     """
     sides = [_MODULUS.sub("", side).strip() for side in relation.sides]
     if "\\approx" not in relation.signs:
@@ -157,7 +158,9 @@ def _variable(relation: Relation) -> str:
 
 
 def _interval(relation: Relation) -> Group | Union | None:
-    r"""`1 < x \le 3` as `(1, 3]`, `x > 2` as `(2, \infty)`, `1 < |x| < 3` as two; `None` where it is none."""
+    r"""Return `1 < x \le 3` as `(1, 3]`, `x > 2` as `(2, \infty)`, `1 < |x| < 3` as two intervals; `None` for anything
+    else.
+    """
     up = _ascending(relation)
     if not set(up.signs) <= {"<", "\\le"} or not all(up.sides):
         return None
@@ -212,7 +215,7 @@ def _names_any(group: Group) -> bool:
 
 
 def _names_each(group: Group) -> bool:
-    """Whether each value has a name of its own; `x_1` and `x_2` are two values of one."""
+    """Return whether each value has a name of its own; `x_1` and `x_2` are two values of one name."""
     named = [item for item in group.items if isinstance(item, Relation) and item.is_equation and is_name(item.sides[0])]
     return 1 < len(group.items) == len({_INDEX.sub("", _flat(item.sides[0])) for item in named})
 
@@ -226,7 +229,7 @@ def _in_order(given: Sequence[Shape], right: Sequence[Shape]) -> bool:
 
 
 def _unordered(given: Sequence[Shape], right: Sequence[Shape]) -> bool:
-    """Whether every item of each has its own equal one in the other, once equal ones are counted once."""
+    """Return whether the items of both lists match one to one, in any order, after removing duplicates."""
     if max(len(given), len(right)) > MOST_ITEMS:
         return _in_order(given, right)
     ours, theirs = _different(given), _different(right)
@@ -279,9 +282,9 @@ def _times(text: str, factor: Fraction) -> str:
 
 
 def _same_in_bases(given: str, right: str) -> bool | None:
-    """Numbers that name a base: equal where their digits and bases are; `None` where neither names one.
+    """Return whether two numbers with a base have equal digits and bases; `None` if neither names a base.
 
-    A reference without a base is in base 10, and one with a base asks for that base.
+    A reference without a base is in base 10; a reference with a base requires that base.
     """
     found = [_BASED.fullmatch(text.strip()) for text in (given, right)]
     if not any(found):

@@ -73,7 +73,9 @@ _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\
 
 
 def cleaned(text: str) -> str:
-    """The text in one spelling: LaTeX, without layout; thousands joined, but for plain commas, which are ambiguous."""
+    """Return the text in normalized LaTeX, without layout; thousands are joined, except at plain commas, which are
+    ambiguous.
+    """
     if "\\begin" not in text:
         text = _DOUBLED.sub(r"\\", text)  # an escape too many
     text = _GROUPED.sub(_joined, text)
@@ -102,7 +104,7 @@ def _command(match: re.Match[str]) -> str:
 
 
 def _word(match: re.Match[str]) -> str:
-    r"""`\text{i}` as `i`, `\operatorname{gcd}` as `\gcd`, `\text{ or }` as ` or `; other words stay words."""
+    r"""Replace `\text{i}` by `i`, `\operatorname{gcd}` by `\gcd`, `\text{ or }` by ` or `; other words are kept."""
     word = match[1]
     before = match.string[: match.start()][-4:].rstrip("\\ ,;!~")
     is_unit = word in _UNIT_LETTERS and before[-1:] in _VALUE_END
@@ -114,7 +116,7 @@ def _word(match: re.Match[str]) -> str:
 
 
 def _repeating(match: re.Match[str]) -> str:
-    r"""`0.1\overline{6}` as a fraction."""
+    r"""Return `0.1\overline{6}` as a fraction."""
     whole, fixed, period, last = match.groups()
     period += last or ""
     every, before = int((whole or "0") + fixed + period), int((whole or "0") + fixed)
@@ -122,17 +124,17 @@ def _repeating(match: re.Match[str]) -> str:
 
 
 def exact_decimals(text: str) -> str:
-    r"""`0.25x` as `{\frac{25}{100}}x`, so that nothing is rounded."""
+    r"""Return `0.25x` as `{\frac{25}{100}}x`, so that nothing is rounded."""
     return _DECIMAL.sub(lambda match: f"{{\\frac{{{int(match[1] + match[2])}}}{{1{'0' * len(match[2])}}}}}", text)
 
 
 def with_trigonometric_degrees(text: str) -> str:
-    r"""Degrees as parts of π where something takes their sine, else without their sign."""
+    r"""Convert degrees to fractions of π if the text has a trigonometric function; otherwise drop the degree signs."""
     return _DEGREE.sub(r"\\cdot \\frac{\\pi }{180}" if _TRIGONOMETRIC.search(text) else "", text)
 
 
 def matching(text: str, opening: str, closing: str) -> dict[int, int]:
-    """Where each opening bracket that is closed is closed; brackets behind a backslash do not count."""
+    """Return the position of the closing bracket for each opening one; brackets behind a backslash do not count."""
     found: dict[int, int] = {}
     waiting: list[int] = []
     for position, character in enumerate(text):
@@ -144,7 +146,7 @@ def matching(text: str, opening: str, closing: str) -> dict[int, int]:
 
 
 def _braced(text: str) -> str:
-    r"""`x^(1/2)` and `\sqrt(2)` with braces."""
+    r"""Return `x^(1/2)` and `\sqrt(2)` with braces."""
     ends = matching(text, "(", ")")
     characters = list(text)
     for match in re.finditer(r"(?:\^|\\sqrt)\s*\(", text):
@@ -155,7 +157,7 @@ def _braced(text: str) -> str:
 
 
 def _arguments(text: str) -> str:
-    r"""`\frac12` as `\frac{1}{2}`, `\sqrt3` as `\sqrt{3}`."""
+    r"""Return `\frac12` as `\frac{1}{2}`, and `\sqrt3` as `\sqrt{3}`."""
     parts: list[str] = []
     waiting: list[list[int]] = []  # commands that still want arguments: depth of braces, how many
     depth = 0
@@ -181,7 +183,7 @@ def _arguments(text: str) -> str:
 
 
 def _given(waiting: list[list[int]], depth: int) -> None:
-    """The last command at this depth got one of its arguments."""
+    """Record that the last command at this depth has one more of its arguments."""
     if waiting and waiting[-1][0] == depth:
         waiting[-1][1] -= 1
         if waiting[-1][1] == 0:

@@ -22,7 +22,7 @@ def _parts() -> tuple[Any, Any]:
 
 
 def num_remembered() -> int:
-    """States and contexts that lexer and parser have cached in this process."""
+    """Return the number of states and contexts that the lexer and the parser have cached in this process."""
     lexer, parser = _parts()
     states = sum(len(automaton.states) for part in (lexer, parser) for automaton in part.decisionsToDFA)
     return states + len(parser.sharedContextCache)

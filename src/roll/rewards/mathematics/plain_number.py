@@ -69,7 +69,7 @@ class PlainNumber:
 
 
 def tidy(text: str) -> str:
-    """The same text with one way to write minus signs, thousands and fractions."""
+    """Normalize minus signs, thousands separators and fractions in a text."""
     text = text.replace("\u2212", "-").replace("\\$", "$").replace("\\%", "%")
     text = _SPACES.sub(",", text)
     text = _VULGAR.sub(lambda match: (f"{match[1]} " if match[1] else "") + VULGAR_FRACTIONS[match[2]], text)
@@ -83,7 +83,7 @@ def _fraction(match: re.Match[str]) -> str:
 
 
 def number_of(text: str) -> PlainNumber | None:
-    """The number that the text is, apart from a currency sign, a percent sign, or a unit; `None` for anything else."""
+    """Parse a text that is one number, up to a currency sign, a percent sign, or a unit; `None` for anything else."""
     if len(text) > LONGEST:
         return None
     rest = _CURRENCY.sub(" ", tidy(text).replace("$", " "))
@@ -114,7 +114,7 @@ def number_of(text: str) -> PlainNumber | None:
 
 
 def _unwrapped(text: str) -> str:
-    r"""Without `\text{…}`, brackets, or stars around all of it."""
+    r"""Return the text without `\text{…}`, brackets, or asterisks around all of it."""
     while match := _WRAPPED.fullmatch(text):
         inner = next(part for part in match.groups() if part is not None).strip()
         if inner.count("(") != inner.count(")") or inner == text:
@@ -140,9 +140,10 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_unit(text: str) -> bool:
-    """Whether what follows a number is a unit or nothing. In `5x` (one letter that touches) and `5^2` it is not.
+    """Return whether the text after a number is a unit or empty. In `5x` (one adjacent letter) and `5^2` it is not a
+    unit.
 
-    Neither is it in `5 x`, `5 x^2` and `5 ab`: words of one or two letters that name no unit are variables.
+    Nor is it in `5 x`, `5 x^2` and `5 ab`: words of one or two letters that name no unit are variables.
     """
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
         return False
@@ -161,11 +162,11 @@ def _is_unit(text: str) -> bool:
 
 
 def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
-    """Whether they are equal: exactly, as `50%` and `0.5` (or `50`), or where the answer rounds a fraction correctly.
+    """Return whether two numbers are equal: exactly, as `50%` and `0.5` (or `50`), or as a correctly rounded fraction.
 
-    Units count where both have one: 500 m are 0.5 km. A decimal counts for a fraction that has no finite decimals, such
-    as 1/3, from four correct decimals on. Where one has a word such as `million` and the other has none, that may
-    be what was counted in, as with units.
+    Units count if both numbers have one: 500 m are 0.5 km. A decimal equals a fraction without finite decimals, such
+    as 1/3, from four correct decimals on. If only one has a word such as `million`, the word may be the unit of the
+    count, so it is treated as a unit.
     """
     factor = same_unit_factor(answer.unit, reference.unit)
     if factor is None:
@@ -185,7 +186,7 @@ def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
 
 
 def has_finite_decimals(value: Fraction) -> bool:
-    """Whether a decimal can be the value exactly."""
+    """Return whether a decimal can express the value exactly."""
     bottom = value.denominator
     for prime in (2, 5):
         while bottom % prime == 0:

@@ -33,7 +33,7 @@ _NUMBERS = re.compile(
 
 
 def restates(answer: str) -> bool:
-    r"""Whether an answer, behind its last `=`, is a calculation that leaves something to do.
+    r"""Return whether the part of an answer behind its last `=` is a calculation that still has to be carried out.
 
     `\frac{84}{2}` is a fraction, though not in lowest terms; `84/2` is a division, while `3/4` is a fraction. In
     `3\sqrt{13} \approx 10.82` the number is given too.
@@ -56,7 +56,7 @@ def _leaves_something(text: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    """Without modulus, unit, percent sign, and brackets around all of it."""
+    """Return the text without modulus, unit, percent sign, and brackets around all of it."""
     text = _MODULUS.sub("", text.replace("\\times", "\\cdot")).strip().rstrip(".").strip()
     text = split_percent(split_unit(text)[0])[0].strip()
     while (found := strip_brackets(text))[1:] in (("(", ")"), ("{", "}")):
@@ -65,7 +65,7 @@ def _bare(text: str) -> str:
 
 
 def _is_calculation(tokens: list[str]) -> bool:
-    """Whether two operands stand side by side, or an operator between them."""
+    """Return whether the tokens hold two adjacent operands, or an operator between two operands."""
     before = ""  # what ended just now: an operand, or nothing
     for token in tokens:
         if token in _OF_SEVERAL:

@@ -118,13 +118,13 @@ def _shape(text: str, deepest: int) -> Shape:
 
 
 def _after_membership(text: str) -> str:
-    r"""The set of `x \in S`; the text where it is something else."""
+    r"""Return the set of `x \in S`, or the text if it has another form."""
     parts, signs = split_outside(text, {"\\in"})
     return parts[1] if len(signs) == 1 else text
 
 
 def _list(parts: list[str], separators: list[str], deepest: int) -> Shape:
-    r"""A bare list; `p=5,q=2;p=7,q=2` is one of points; inequalities joined by `or` are a union."""
+    r"""Parse a list without brackets; `p=5,q=2;p=7,q=2` is a list of points; inequalities joined by `or` are a union."""
     if ";" in separators and "," in separators:
         points: list[list[str]] = [[]]
         for part, separator in zip(parts, [*separators, ";"], strict=True):
@@ -145,7 +145,7 @@ def _list(parts: list[str], separators: list[str], deepest: int) -> Shape:
 
 
 def _value(text: str, deepest: int) -> Shape:
-    """Without the name of what has the value."""
+    """Parse a value, without the name it is assigned to."""
     found = _shape(text, deepest)
     return found.sides[-1] if isinstance(found, Relation) and found.is_equation else found
 
@@ -177,7 +177,7 @@ def strip_brackets(text: str) -> tuple[str, str, str]:
 
 
 def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
-    """The parts between the tokens in `at` that stand outside all brackets, and those tokens."""
+    """Split a text at the tokens in `at` that are outside all brackets; return the parts, and those tokens."""
     parts: list[str] = []
     found: list[str] = []
     depth = begin = 0
@@ -192,7 +192,9 @@ def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
 
 
 def is_name(text: str) -> bool:
-    r"""Whether a text names something (`x`, `f(2)`, `AB`, `|AB|`, `S_1 : S_2`, `(p,q)`), rather than computing it."""
+    r"""Return whether a text names something (`x`, `f(2)`, `AB`, `|AB|`, `S_1 : S_2`, `(p,q)`), rather than computing
+    it.
+    """
     bare = _NAME.sub("", text)
     if re.search(r"[-+*^!]|\\(?!alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|Delta)", bare):
         return False
@@ -204,7 +206,7 @@ def is_name(text: str) -> bool:
 
 
 def is_list(text: str) -> bool:
-    r"""Whether a cleaned text is several values side by side (`1,2`, `(2,2),(6,2)`, `1 \pm 2`, a set)."""
+    r"""Return whether a cleaned text is a list of values (`1,2`, `(2,2),(6,2)`, `1 \pm 2`, a set)."""
     if "\\pm" in text or len([part for part in split_outside(text, _LIST)[0] if part.strip()]) > 1:
         return "\\cup" not in text
     return strip_brackets(text)[1] == "\\{"

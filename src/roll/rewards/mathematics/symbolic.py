@@ -60,7 +60,7 @@ _FUNCTIONS = re.compile(
 
 
 def looks_explosive(text: str) -> bool:
-    """Whether a formula nests deeper, is longer, or holds more or larger things, than any sensible answer does.
+    """Return whether a formula is deeper, longer, or holds more or larger terms than any sensible answer.
 
     Every pattern is possessive, so the time is linear in the length.
     """
@@ -92,15 +92,17 @@ class SlowError(Exception):
 
 
 def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
-    """`function(*args)`, interrupted after so long, however deep within; in a main thread alone.
+    """Return `function(*args)`, interrupted after `seconds`, at any depth of calls; only in a main thread.
 
-    The alarm is one of wall time: a worker that waits for a processor is out of luck, as with the pool's own limit. It
-    rings again, should someone have swallowed it. It may also ring just as the function returns or raises, but never
-    outside: it is disarmed by the first instruction behind, before which the interpreter handles no signal. (The end of
-    a `with` would be a call, at whose entry it does: an alarm that rings there ends the process.)
+    The alarm measures wall time: a worker that waits for a processor may be interrupted early, as with the pool's own
+    timeout. It repeats, in case a handler swallowed it. It may also fire just as the function returns or raises, but
+    never
+    outside: the first instruction after the call disarms it, and the interpreter handles no signal before that. (The
+    end
+    of a `with` would be a call, at whose entry signals are handled: an alarm there would end the process.)
 
     Raises:
-        SlowError: it took longer.
+        SlowError: The function took longer.
     """
     if threading.current_thread() is not threading.main_thread():
         return function(*args)
@@ -144,7 +146,7 @@ def prepare() -> None:
 
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> Any:
-    """A sympy expression with exact numbers; `None` for what is not understood."""
+    """Return a sympy expression with exact numbers; `None` if the text cannot be parsed."""
     from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
     from sympy.logic.boolalg import BooleanAtom
 
@@ -173,10 +175,10 @@ def _with_imaginary_unit(expression: Any) -> Any:
 
 
 def same_value(given: str, right: str) -> bool:
-    """Whether two cleaned formulas have the same value, whatever their variables are.
+    """Return whether two cleaned formulas have the same value for all values of their variables.
 
     Raises:
-        SlowError: inside `limited`, when its time is over.
+        SlowError: The time limit of `limited` is over.
     """
     import sympy
 
@@ -189,10 +191,11 @@ def same_value(given: str, right: str) -> bool:
 
 
 def same_relation(given: str, right: str) -> bool:
-    """Whether two equations or inequalities say the same.
+    """Return whether two equations or inequalities are equivalent.
 
-    Equations in one variable do where one is a multiple of the other: math-verify compares their real solutions, and so
-    takes two without any for the same.
+    Equations in one variable are equivalent if one is a multiple of the other. math-verify compares their real
+    solutions
+    instead, and so accepts any two equations without real solutions as equal.
     """
     import sympy
 
@@ -210,7 +213,7 @@ def same_relation(given: str, right: str) -> bool:
 
 
 def _is_multiple(given: Any, right: Any) -> bool:
-    """Whether one equation is a constant, not 0, times the other: computed at a few points."""
+    """Return whether one equation is a nonzero constant times the other, evaluated at a few points."""
     import sympy
 
     ratios = []
@@ -236,7 +239,10 @@ def _verified(given: Any, right: Any) -> bool:
 
 
 def _is_variable(given: Any, variable: Any) -> bool:
-    """Whether a formula comes to a variable: math-verify compares these by name, and so refuses `x + 1 - 1` for `x`."""
+    """Return whether a formula simplifies to a variable: math-verify compares variables by name, and so rejects `x + 1
+    - 1`
+    for `x`.
+    """
     import sympy
 
     try:
@@ -246,7 +252,7 @@ def _is_variable(given: Any, variable: Any) -> bool:
 
 
 def _differ_somewhere(a: Any, b: Any) -> bool:
-    """Whether their values differ, where they can be computed: this takes a fraction of the time of a proof."""
+    """Return whether the formulas' values differ at some point, which takes a fraction of the time of a proof."""
     import sympy
 
     try:
@@ -265,7 +271,7 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
 
 
 def _points(symbols: set[Any]) -> list[dict[Any, Any]]:
-    """Values for the variables at which formulas are compared; a single empty one where there are no variables."""
+    """Return values for the variables at which formulas are compared; a single empty dict if there are no variables."""
     import sympy
 
     names = sorted(symbols, key=str)
@@ -276,12 +282,12 @@ def _points(symbols: set[Any]) -> list[dict[Any, Any]]:
 
 
 def rounds(decimal: str, exact: str, *, fewest_decimals: int = FEWEST_DECIMALS) -> bool:
-    """Whether a plain decimal rounds a constant that has no finite decimals, correctly in all of its own.
+    """Return whether a plain decimal rounds a constant without finite decimals correctly, in all of its digits.
 
     Args:
-        decimal: a plain number, or anything else, which rounds nothing.
-        exact: the constant.
-        fewest_decimals: fewer are too coarse.
+        decimal: A plain number; any other text rounds nothing.
+        exact: The constant.
+        fewest_decimals: A decimal with fewer digits is too coarse.
     """
     number = number_of(decimal)
     if number is None or number.num_decimals < fewest_decimals:
@@ -291,7 +297,7 @@ def rounds(decimal: str, exact: str, *, fewest_decimals: int = FEWEST_DECIMALS) 
 
 
 def _constant(text: str) -> Fraction | None:
-    """The value of a constant, to 30 digits; `None` for what has finite decimals, or no real value."""
+    """Return the value of a constant, to 30 digits; `None` for a value that has finite decimals or is not real."""
     import sympy
 
     number = number_of(text)

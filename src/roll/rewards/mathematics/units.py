@@ -25,7 +25,7 @@ class Unit:
 
 
 def _quantity(dimension: str, text: str) -> dict[str, tuple[str, Fraction]]:
-    """`m=1 km=1000`: names, several for one unit with `/`."""
+    """Parse `m=1 km=1000`: names of units and their factors, with `/` between several names of one unit."""
     found: dict[str, tuple[str, Fraction]] = {}
     for entry in text.split():
         names, _, factor = entry.partition("=")
@@ -77,12 +77,14 @@ _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 
 
 def is_statement(text: str) -> bool:
-    r"""Whether what stands behind a number says something of it (`\text{ is wrong}`), instead of what is counted."""
+    r"""Return whether the text behind a number is a statement (`\text{ is wrong}`) instead of the name of the counted
+    things.
+    """
     return any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER)) or _CHANGES_IT.match(text) is not None
 
 
 def unit_of(text: str) -> Unit | None:
-    r"""The unit that a text is (`km/h`, `\text{ cm}^2`, `square feet`); `None` for anything else."""
+    r"""Return the unit that a text names (`km/h`, `\text{ cm}^2`, `square feet`); `None` for anything else."""
     rest = _LAYOUT.sub(" ", _WRAPPED.sub(r" \1 ", text)).strip().rstrip(".")
     powers: dict[str, int] = {}
     factor = Fraction(1)
@@ -127,10 +129,11 @@ def leading_unit(text: str) -> Unit | None:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    r"""A formula without what stands behind it as text or known unit (`6\sqrt{3} cm^2`), and that unit, if known.
+    r"""Split a formula from the text or known unit behind it (`6\sqrt{3} cm^2`); return the formula, and the unit if
+    known.
 
-    Its tokens are taken off from the end, so the time is linear in the length. What stands there may be anything that
-    is counted (`\text{ apples}`), but no statement (`\text{ is wrong}`).
+    Tokens are removed from the end, so the time is linear in the length. The text may name any counted things
+    (`\text{ apples}`), but must not be a statement (`\text{ is wrong}`).
     """
     tokens = list(_TOKEN.finditer(text))
     while tokens and tokens[-1].lastgroup in ("layout", "stop"):
@@ -150,7 +153,9 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def _begin_of_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
-    """Where the run of tokens of these kinds, with what may stand between them, begins; the end where there is none."""
+    """Return the begin of the trailing run of tokens of these kinds and their separators, or the end if there is no
+    such run.
+    """
     begin = tokens[-1].end()
     for token in reversed(tokens):
         if token.lastgroup in kinds:
@@ -161,7 +166,7 @@ def _begin_of_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) 
 
 
 def split_percent(text: str) -> tuple[str, bool]:
-    """The text without a percent sign at its end, and whether it had one."""
+    """Return the text without a percent sign at its end, and whether it had one."""
     bare = text.strip().rstrip("$. ")
     for sign in _PERCENT:
         if bare.endswith(sign):
@@ -170,9 +175,10 @@ def split_percent(text: str) -> tuple[str, bool]:
 
 
 def same_unit_factor(given: Unit | None, right: Unit | None) -> Fraction | None:
-    """What turns a number in the unit `given` into one in `right`; `None` where they measure other things.
+    """Return the factor that converts a number in the unit `given` to `right`; `None` if they measure different
+    quantities.
 
-    Where either is unknown, 1.
+    If either unit is unknown, the factor is 1.
     """
     if given is None or right is None:
         return Fraction(1)

@@ -143,7 +143,7 @@ def _kill_group(pid):
 
 
 def _in_child(case, program, frames, stdin, outputs):
-    """Become the case; never returns."""
+    """Run one case in this forked process; never returns."""
     try:
         os.setsid()
         if frames is None:

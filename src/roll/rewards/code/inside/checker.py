@@ -97,7 +97,7 @@ def _run_tests(case, setup, line):
 
 
 def _candidate(line, entry):
-    """The function under test; its absence is the candidate's failure."""
+    """Return the function under test. If it is missing, that is the candidate's failure."""
     head, *rest = entry.split(".")
     try:
         found = line.name(head.removesuffix("()"))
@@ -139,7 +139,7 @@ class _Tally:
         self.num_tests, self.num_passed, self.text = 0, 0, ""
 
     def pytest_runtest_logreport(self, report):
-        """Called by pytest."""
+        """Count a test's report (a pytest hook)."""
         if report.when == "call" or report.outcome == "failed":
             self.num_tests += report.when == "call" or report.when == "setup"
             self.num_passed += report.when == "call" and report.outcome == "passed"
@@ -148,7 +148,7 @@ class _Tally:
             self.text = self.text or report.longreprtext[-500:]
 
     def pytest_collectreport(self, report):
-        """Called by pytest."""
+        """Record a failed collection (a pytest hook)."""
         if report.outcome == "failed":
             self.text = self.text or str(report.longrepr)[-500:]
 

@@ -23,11 +23,11 @@ _MAPPING_TAGS = {"d": 0, "o": 0, "n": 0, "g": 1}
 
 
 def same_output(printed: str, expected: str, how: str, tolerance: float = 0.0) -> bool:
-    """Whether the text is the expected one.
+    """Return whether a printed text equals the expected one.
 
     Args:
-        how: `exact`; `lines`: without white space at the ends of lines and of the text; `tokens`: word by word.
-        tolerance: words that are numbers may differ by so much, relative or absolute (`tokens` and `lines`).
+        how: `exact`; `lines`: without whitespace at the ends of lines and of the text; `tokens`: word by word.
+        tolerance: The relative or absolute difference that words that are numbers may have (`tokens` and `lines`).
     """
     if how == "exact":
         return printed == expected
@@ -57,15 +57,15 @@ def _close(printed: str, expected: str, tolerance: float) -> bool:
 
 
 def same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: str = "equal") -> bool:
-    """Whether the candidate's value is the expected one.
+    """Return whether the candidate's value equals the expected one.
 
     Args:
-        tree: the candidate's value, as `wire.encode` wrote it or as somebody made it up.
-        expected: plain data.
-        tolerance: see `same_output`; for floating-point and complex numbers.
-        match: `equal`: as `==` says; `json`: lists stand for any sequence and the texts of keys for whole numbers, as
-            JSON knows no others; `wrapped`: as `json`, or the only item of a list (APPS); `exact`: numbers, sequences
-            and sets are also of the same type.
+        tree: The candidate's value, as `wire.encode` wrote it or as the candidate forged it.
+        expected: Plain data.
+        tolerance: See `same_output`; for floating-point and complex numbers.
+        match: `equal`: as `==` compares; `json`: a list matches any sequence, and a text key matches a whole number, as
+            JSON has no others; `wrapped`: as `json`, or the only item of a list (APPS); `exact`: numbers, sequences
+            and sets must also have the same type.
     """
     try:
         if match == "wrapped":
@@ -108,7 +108,7 @@ def _same(tree: Any, expected: Any, tolerance: float, match: str) -> bool:
 
 
 def _items(tree: list[Any], kind: type, any_sequence: bool) -> list[Any] | None:
-    """Trees of what a sequence holds."""
+    """Return the trees of a sequence's items."""
     tag = tree[0]
     if tag == ("l" if kind is list else "t") or (any_sequence and tag in ("l", "t")):
         return tree[1:]

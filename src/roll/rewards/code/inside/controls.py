@@ -24,7 +24,7 @@ def _is_remote(value):
 
 
 def equal(one, other):
-    """`==` of which one side is an object of the candidate's."""
+    """Compute `==` where at least one operand is an object of the candidate."""
     if other is None:
         return False
     if one._holds and (not _is_remote(other) or other._holds):
@@ -39,7 +39,7 @@ def equal(one, other):
 
 
 def _content(value):
-    """What an object holds that derives from a class of plain data."""
+    """Return the plain data that an object holds whose class derives from a class of plain data."""
     return value._line.value(value._line.do("content", value)) if _is_remote(value) else value
 
 
@@ -51,7 +51,7 @@ def _claims(op, one, other):
 
 
 def _believed(one, other):
-    """A yes, once others got a no."""
+    """Return whether two objects are equal; a yes counts only if the candidate also tells other objects apart."""
     if not _claims("eq", one, other):
         return False
     swap = one._made is not None and other._made is None
@@ -73,7 +73,7 @@ def _believed(one, other):
 
 
 def _variants(made):
-    """Objects made as this one was, from other arguments."""
+    """Return objects that are made as this one was, but from other arguments."""
     kind, args, kwargs = made._made
     found = []
     places = [*range(len(args)), *kwargs]
@@ -91,7 +91,7 @@ def _variants(made):
 
 
 def varied(value, turn):
-    """A value of the same type that is a little different; None where none is known."""
+    """Return a slightly different value of the same type, or None if none is known."""
     if isinstance(value, bool):
         return not value if turn == 1 else None
     if isinstance(value, str):
@@ -116,14 +116,20 @@ def varied(value, turn):
 
 
 def contains(container, value):
-    """`value in container`: one that no test made is looked through, since its `in` would be told the value."""
+    """Compute `value in container`.
+
+    The items of a container that no test made are compared here, since its `in` would receive the expected value.
+    """
     if container._holds or not container._is_subject:
         return value in (_content(container) if container._holds else list(container))
     return _claims("contains", container, value)
 
 
 def ordered(op, one, other):
-    """`<` and its like between two objects: a yes is believed where the reverse gets a no, or they are equal."""
+    """Compute `<`, `>`, `<=` or `>=` of two objects.
+
+    A yes counts only if the reversed comparison gives a no, or the objects are equal.
+    """
     if not _is_remote(other):
         raise one._refused("an order")
     if not _claims(op, one, other):
@@ -134,7 +140,7 @@ def ordered(op, one, other):
 
 
 def reckon(op, operands):
-    """Arithmetic, of objects that a test made; an object has to come of it where a plain value takes part."""
+    """Compute arithmetic on objects that a test made; if an operand is a plain value, the result must be an object."""
     remotes = [item for item in operands if _is_remote(item)]
     are_subjects = all(item._is_subject for item in remotes)
     if len(operands) > 1 and not are_subjects:
@@ -147,7 +153,7 @@ def reckon(op, operands):
 
 
 def member(found):
-    """A member of an enumeration: one object for each, so that `is` holds."""
+    """Return a member of an enumeration: always the same object for one member, so that `is` holds."""
     names = found._member
     if not isinstance(names, list) or len(names) != 2 or not all(isinstance(name, str) for name in names):
         raise wire.WireError("no member of an enumeration")
@@ -155,14 +161,14 @@ def member(found):
 
 
 def named_member(owner, name, found):
-    """A member that a test asked for by its name: under another name (an alias) it would be no plain data."""
+    """Return a member that a test reads by its name; reject an alias, as its name would not be plain data."""
     if owner._is_class and isinstance(name, str) and found._member[1] != name:
         raise found._refused(f"the name {name!r}", f", which is also {found._member[1]!r}")
     return found
 
 
 def made_member(kind, args, found):
-    """A member that a test asked for by its value: with another value it has to be another one, or none."""
+    """Check a member that a test made from its value: another value must give another member, or none."""
     for turn in range(1, _VARIANTS + 1):
         answer = kind._line.do("call", kind, *(varied(item, turn) for item in args))
         if answer.raised is not None or getattr(kind._line.value(answer), "_member", None) != found._member:

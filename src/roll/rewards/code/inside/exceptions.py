@@ -20,7 +20,7 @@ MAX_FURTHER_BASES = 1
 
 
 def describe(kind, number=None):
-    """The tree of a class of exceptions. `number` gives that of an own class."""
+    """Return the tree of a class of exceptions. `number` returns the number of a class that the candidate defines."""
     name = kind.__name__
     if library.TYPES.get(name) is kind:
         return ["T", name]
@@ -31,7 +31,7 @@ def describe(kind, number=None):
 
 
 def raised(error, number=None):
-    """An exception as plain data: its class and its text."""
+    """Return an exception as plain data: its class and its text."""
     try:
         text = str(error)[:500]
     except Exception:
@@ -40,13 +40,13 @@ def raised(error, number=None):
 
 
 def classes(tree):
-    """All that an exception claims to be, the most special first.
+    """Return all classes that an exception claims to derive from, the most derived first.
 
     Returns:
-        for each a pair: its name, and the class itself where it is built in.
+        A pair per class: its name, and the class itself if it is built in, else None.
 
     Raises:
-        WireError: it is of no such form, or claims to be too much.
+        WireError: The tree is malformed, or claims too many classes.
     """
     found, waiting, further = [], [tree], 0
     while waiting:
@@ -71,7 +71,7 @@ def classes(tree):
 
 
 def is_a(tree, name):
-    """Whether an exception is of the class of this name, and of no more kinds than one may be."""
+    """Return whether an exception is of the named class, and has no more base classes than allowed."""
     try:
         found = classes(tree)
     except wire.WireError:
@@ -83,7 +83,7 @@ def is_a(tree, name):
 
 
 def rebuilt(tree, text, own=()):
-    """An exception of the nearest class that is known here, with its text. `own`: classes by number."""
+    """Return an exception of the nearest class that is known here, with its text. `own` holds classes by number."""
     if tree[0] == "x" and isinstance(tree[1], int) and own:
         return own[tree[1]](text)
     kinds = (kind for _, kind in classes(tree) if kind is not None and issubclass(kind, Exception))
@@ -91,7 +91,7 @@ def rebuilt(tree, text, own=()):
 
 
 def instance(kind, text):
-    """An exception with this text, also of a class that takes more arguments."""
+    """Return an exception with this text, even if its class requires more arguments."""
     try:
         return kind(text)
     except TypeError:

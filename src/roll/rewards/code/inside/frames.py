@@ -22,20 +22,20 @@ _STEP = [(byte in b"[{") - (byte in b"]}") for byte in range(256)]
 
 
 def frame(body):
-    """A body with its length."""
+    """Return a body with its length in front."""
     return len(body).to_bytes(4, "little") + body
 
 
 def pack(message):
-    """A message as a frame."""
+    """Return a message as a frame."""
     return frame(json.dumps(message, separators=(",", ":")).encode("ascii"))
 
 
 def unpack(body, most_bytes=MAX_FRAME_BYTES):
-    """The content of a body, parsed once it is known to be small, flat and of few parts.
+    """Parse a body, after checking that it is small, flat and has few parts.
 
     Raises:
-        WireError: it is too large, or not JSON.
+        WireError: The body is too large, or is not JSON.
     """
     if len(body) > most_bytes:
         raise WireError("a message of %d bytes" % len(body))  # noqa: UP031
@@ -51,7 +51,7 @@ def unpack(body, most_bytes=MAX_FRAME_BYTES):
 
 
 def nesting(body):
-    """How deep the brackets of JSON are nested, those in texts left out; in time and memory linear in its length."""
+    """Return how deep the brackets of a JSON text are nested, without those in strings; linear in its length."""
     outside = body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2]
     return max(itertools.accumulate(_STEP[byte] for byte in b"".join(outside).translate(None, _OTHERS)), default=0)
 
@@ -65,7 +65,7 @@ class Router:
         """Whether a frame is longer than any of ours: nothing more can be made of what comes."""
 
     def feed(self, data):
-        """The body of each frame that is complete now."""
+        """Yield the body of each frame that is now complete."""
         self._buffer += data
         start = 0
         while len(self._buffer) - start >= 4 and not self.broken:
@@ -79,7 +79,7 @@ class Router:
 
 
 def split(data):
-    """The bodies of all complete frames."""
+    """Return the bodies of all complete frames."""
     return list(Router().feed(data))
 
 
@@ -90,10 +90,10 @@ class Frames:
         self.incoming, self.outgoing = incoming, outgoing
 
     def read(self):
-        """The next message; None at the end, also in the middle of one.
+        """Read the next message; return None at the end of the input, also in the middle of a message.
 
         Raises:
-            WireError: what came is no message.
+            WireError: The input is not a message.
         """
         header = self._exactly(4)
         if header is None:
@@ -114,12 +114,12 @@ class Frames:
         return bytes(data)
 
     def write(self, message, mark=b""):
-        """One message; `mark` goes before it, for whoever passes it on unread."""
+        """Write one message. `mark` goes in front, for a process that forwards the message without parsing it."""
         body = json.dumps(message, separators=(",", ":")).encode("ascii")
         self.write_bytes(mark + body)
 
     def write_bytes(self, body):
-        """One frame."""
+        """Write one frame."""
         view = memoryview(frame(body))
         while view:
             view = view[os.write(self.outgoing, view) :]

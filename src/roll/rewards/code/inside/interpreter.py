@@ -24,7 +24,7 @@ from math import sin, sqrt, tan
 
 
 def namespace(name):
-    """A fresh module's variables; it can be imported under its name."""
+    """Return the variables of a new module, which can be imported under `name`."""
     module = type(sys)(name)
     module.__builtins__ = builtins
     module.__file__ = FILE
@@ -64,7 +64,7 @@ def leave(status):
 
 
 def report(error):
-    """The trace without our own frames, to standard error."""
+    """Print the traceback, without ROLL's own frames, to standard error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != FILE:
         trace = trace.tb_next

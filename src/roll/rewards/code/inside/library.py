@@ -66,7 +66,7 @@ ENCODERS = {
 
 
 def integer(text):
-    """From hexadecimal digits."""
+    """Parse an integer from hexadecimal digits."""
     return int(text, 16)
 
 

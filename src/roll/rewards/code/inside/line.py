@@ -30,7 +30,7 @@ class Line:
         """What the tests made by calling classes, with the arguments."""
 
     def broken(self, text):
-        """The error to raise where the tests cannot be right."""
+        """Return the error to raise if the tests themselves are wrong."""
         self.mistake = self.mistake or text
         return BrokenTestsError(text)
 
@@ -66,12 +66,13 @@ class Line:
         return answer
 
     def do(self, op, *args, **kwargs):
-        """The answer to an operation on values of the test's.
+        """Return the answer to an operation on values of the test.
 
         Raises:
-            BrokenTestsError: a test calls what it found by name with a value that cannot go there.
-            NotComparableError: the same with an object of an answer. Had that been plain data, it might have been in
-                order: so it is the answer's failure.
+            BrokenTestsError: A test passes a value that is not plain data to a function that it looked up by name.
+            NotComparableError: A test passes such a value to an object that the candidate returned. With plain data as
+                the
+                answer the operation might have been valid: so it is the answer's failure.
         """
         try:
             message = {"op": op, "args": self.tree(args), "kwargs": self.tree(kwargs)}
@@ -82,10 +83,10 @@ class Line:
         return self.ask(message)
 
     def tree(self, value):
-        """A value for the candidate.
+        """Encode a value for the candidate.
 
         Raises:
-            NotPlainError: it cannot go there.
+            NotPlainError: The value cannot be sent.
         """
         return wire.encode(value, self._ours)
 
@@ -117,15 +118,16 @@ class Line:
             return exceptions.raised(error, made_of)
 
     def decode(self, tree, is_subject=False):
-        """A value from the candidate."""
+        """Decode a value from the candidate."""
         return wire.decode(tree, lambda tree: of_tree(self, tree, is_subject))
 
     def value(self, answer, is_subject=False):
-        """What an answer means; a coroutine that gives it where the candidate's has been awaited there.
+        """Return the value of an answer; a coroutine of it if the candidate's value was awaited in the candidate's
+        process.
 
         Raises:
-            Exception: of the kind that the candidate raised.
-            WireError: it is of no known form: the candidate made it up.
+            Exception: An exception of the class that the candidate raised.
+            WireError: The answer has no known form: the candidate forged it.
         """
         if answer.awaited:
             return self._later(answer._replace(awaited=False), is_subject)
@@ -137,7 +139,7 @@ class Line:
         return self.value(answer, is_subject)
 
     def name(self, name):
-        """A variable of the candidate's code; KeyError where it has none."""
+        """Return a variable of the candidate's code; raise KeyError if it does not exist."""
         answer = self.ask({"op": "name", "name": name})
         if answer.missing:
             raise KeyError(name)
@@ -147,14 +149,14 @@ class Line:
         return value
 
     def exception(self, answer):
-        """What the candidate raised: an instance of a class that stands for the candidate's."""
+        """Return the candidate's exception as an instance of the local class for the candidate's class."""
         error = exceptions.instance(self.exception_class(answer.raised), answer.text)
         if answer.error >= 0 and hasattr(error, "__dict__"):
             error._roll_remote = of_tree(self, ["r", answer.error, type(error).__name__, [], {}])
         return error
 
     def exception_class(self, tree):
-        """The class that stands for the one of a tree."""
+        """Return the local class for an exception class that is given as a tree."""
         exceptions.classes(tree)
         if tree[0] == "T":
             kind = getattr(builtins, tree[1])
@@ -194,15 +196,15 @@ def _of_remote(error, name):
 
 
 def builtins_input(prompt=""):
-    """As the tests left it: the candidate's `input` prints its prompt by itself."""
+    """Call `input` as the tests left it: the candidate's `input` prints its prompt by itself."""
     return builtins.input(prompt)
 
 
 def read_line():
-    """Of standard input, as the tests left it."""
+    """Read a line of standard input, as the tests left it."""
     return sys.stdin.readline()
 
 
 def read_rest():
-    """Of standard input, as the tests left it."""
+    """Read the rest of standard input, as the tests left it."""
     return sys.stdin.read()

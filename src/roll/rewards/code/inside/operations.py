@@ -50,7 +50,7 @@ METHODS.update((f"__r{name}__", name) for name in BINARY)
 
 
 def methods_of(kind):
-    """Names of the methods of `METHODS` that a class has, and that are not every object's."""
+    """Return the names of those methods in `METHODS` that a class has and `object` does not."""
     return [
         name
         for name in METHODS

@@ -29,7 +29,7 @@ class Kept:
 
 
 def finished(value):
-    """The result of a coroutine; else the value itself."""
+    """Return the result of a coroutine, or the value itself if it is not a coroutine."""
     if hasattr(type(value), "__await__"):
         import asyncio
 

@@ -146,7 +146,7 @@ def _item(self, key):
 
 
 def _each(self):
-    """Its items: one by one at first, then some at a time."""
+    """Return an iterator over the items, which are fetched one by one at first, then several per request."""
     iterator = self._ask("iter")
     if not isinstance(iterator, Remote):
         return iter(iterator)
@@ -210,7 +210,7 @@ def _shape(names):
 
 
 def of_tree(line, tree, is_subject=False):
-    """What a tree of the candidate's own tags stands for."""
+    """Return the value of a tree with one of the candidate's own tags."""
     if tree[0] in ("x", "X"):
         return line.exception_class(tree)
     tag, number, kind, names, more = tree
@@ -224,7 +224,7 @@ def of_tree(line, tree, is_subject=False):
 
 
 def _simple(remote, plain):
-    """A number, text or tuple with the further attributes of the candidate's object."""
+    """Return a number, text or tuple that also has the further attributes of the candidate's object."""
 
     def attribute(self, name):
         if name.startswith("__"):
@@ -238,7 +238,7 @@ def _simple(remote, plain):
 
 
 def made_of(value):
-    """The number of the candidate's object that a value of ours stands for; None where it stands for none."""
+    """Return the number of the candidate's object that a local value represents, or None if it represents none."""
     if isinstance(value, Exception):
         remote = getattr(value, "_roll_remote", None)
         return None if remote is None else remote._number

@@ -13,7 +13,7 @@ from .messages import Answer, Comparison, read
 
 
 def same(how, expected, found):
-    """Whether they are the same: two texts, or two trees as JSON."""
+    """Return whether two texts, or two trees as JSON, are equal."""
     if how.what == "text":
         printed, wanted = (body.decode("utf-8", "surrogateescape") for body in (found, expected))
         return compare.same_output(printed, wanted, how.how, how.tolerance)

@@ -67,7 +67,7 @@ class Service:
             self.serve(self.question())
 
     def question(self):
-        """The next message of the checker's; ends with the last one."""
+        """Return the checker's next message; exit the process after the last one."""
         message = self.frames.read()
         if message is None:
             os._exit(0)
@@ -84,7 +84,7 @@ class Service:
         self.say(answer)
 
     def say(self, message):
-        """To the checker, with what was printed since."""
+        """Send a message to the checker, with the text that was printed since the last message."""
         with contextlib.suppress(Exception):  # the candidate may have closed it
             sys.stdout.flush()
         size = os.fstat(self.printed).st_size
@@ -99,11 +99,11 @@ class Service:
         self.frames.write(message)
 
     def raised(self, error):
-        """An exception as a message; the exception itself stays here."""
+        """Return an exception as a message; the exception itself stays in this process."""
         return {**exceptions.raised(error, self.number), "error": self.number(error)}
 
     def answer(self, question):
-        """One operation."""
+        """Carry out one operation and return its answer."""
         if question.op == "name":
             if question.name not in self.variables:
                 return {"missing": True}
@@ -121,7 +121,7 @@ class Service:
         return answer
 
     def awaited(self, value):
-        """The answer that comes of an awaitable object."""
+        """Await an object and return the answer with its result."""
         import asyncio  # it takes as long as a short case
 
         async def wait():
@@ -143,24 +143,29 @@ class Service:
         return self.decode(question.value)
 
     def decode(self, tree):
-        """A value from the checker; it may name objects that are here, or functions that are there."""
+        """Decode a value from the checker; it may refer to objects in this process, or to functions in the checker."""
         return wire.decode(tree, self.found)
 
     def found(self, tree):
-        """What a tree of our own tags means."""
+        """Return the value of a tree with one of our own tags."""
         if tree[0] == "r":
             return self.objects[tree[1]]
         return iterated(self, tree[1]) if len(tree) > 2 else function(self, tree[1])
 
     def encode(self, value, made=False):
-        """A value for the checker; `made`: by calling a class. Of an own class that is an object, whatever its base."""
+        """Encode a value for the checker.
+
+        `made` is true for a value that a call of a class returned. If the candidate defines that class, the value is
+        sent as
+        an object, whatever its base class.
+        """
         kind = type(value)
         if made and kind.__module__ == "solution" and wire.plain_base(kind) is not None:
             return self.remote(value, wire.plain_base(kind), whole=False)
         return wire.encode(value, self.tree)
 
     def tree(self, value, base):
-        """Of a value that does not cross as it is; None where its base will do."""
+        """Return the tree of a value that cannot be sent as it is, or None if the encoding of its base class suffices."""
         if isinstance(value, type) and issubclass(value, Exception):
             return exceptions.describe(value, self.number)
         if base is None or (base in (*_MUTABLE, *_SIMPLE) and has_own_names(value, base)):
@@ -168,7 +173,10 @@ class Service:
         return None
 
     def remote(self, value, base, whole=False):
-        """The tree of an object that stays here; `whole`: what it holds goes with it, for that will not change."""
+        """Return the tree of an object that stays in this process.
+
+        With `whole`, the object's content goes into the tree, as it cannot change.
+        """
         kind = type(value)
         holds = base is not None and (not whole or wire.ENCODERS[base](value, self.tree, 0))
         member = [kind.__name__, value.name] if isinstance(value, enum.Enum) else None
@@ -176,19 +184,22 @@ class Service:
         return ["r", self.number(value), kind.__name__, operations.methods_of(kind), more]
 
     def number(self, value):
-        """Of an object that stays here."""
+        """Return the number of an object that stays in this process."""
         number = self.numbers.setdefault(id(value), len(self.objects))
         if number == len(self.objects):
             self.objects.append(value)
         return number
 
     def content(self, value):
-        """What an object holds that derives from a list, a dict or the like: not what its methods say."""
+        """Return the content of an object that derives from a list, a dict or the like, without calling its methods."""
         base = wire.plain_base(type(value))
         return self.decode(wire.ENCODERS[base](value, self.tree, 0))
 
     def some(self, iterator, most):
-        """A few items, fewer where they take long, and whether there may be more; an error waits for the next time."""
+        """Return a few items, and whether there may be more.
+
+        Slow iterators give fewer items. An error after the first item is raised on the next call.
+        """
         if id(iterator) in self.waiting:
             raise self.waiting.pop(id(iterator))
         items, until = [], time.monotonic() + _SLICE_S
@@ -212,7 +223,7 @@ def leave(target, own, name, text):
 
 
 def has_own_names(value, base):
-    """Whether an instance of a subclass has more to offer than its base: fields, methods, attributes."""
+    """Return whether an instance of a subclass has fields, methods or attributes that its base does not have."""
     kind = type(value)
     own = kind.__mro__[: kind.__mro__.index(base)]
     return bool(getattr(value, "__dict__", None)) or any(
@@ -221,7 +232,7 @@ def has_own_names(value, base):
 
 
 def function(service, number):
-    """Stands for a function of the checker's."""
+    """Return a function that calls a function of the checker."""
 
     def called(*args, **kwargs):
         return service.ask(number, args, kwargs)
@@ -230,7 +241,7 @@ def function(service, number):
 
 
 def iterated(service, number):
-    """Stands for an iterator of the checker's."""
+    """Yield the items of an iterator of the checker."""
     while True:
         try:
             item = service.ask(number, (), {})
@@ -246,13 +257,13 @@ class Input(io.TextIOBase):
         self.service = service
 
     def readable(self):
-        """Always."""
+        """Return True."""
         return True
 
     def readline(self, size=-1):
-        """A line."""
+        """Read a line."""
         return self.service.ask(_LINE, (), {})
 
     def read(self, size=-1):
-        """The rest."""
+        """Read the rest."""
         return self.service.ask(_REST, (), {})

@@ -45,15 +45,15 @@ class WireError(ValueError):
 
 
 def encode(value, remote=None, depth=0):
-    """A tree for `json.dumps`.
+    """Return a value as a tree for `json.dumps`.
 
     Args:
-        value: anything.
-        remote: called with a value of no such type and the nearest of its bases that is one (or None); gives a tree of
-            its own, or None where the base will do.
+        value: Any value.
+        remote: A function that is called with a value of any other type and the nearest of its base classes that can be
+            encoded (or None). It returns a tree, or None if the encoding of the base suffices.
 
     Raises:
-        NotPlainError: the value, or something in it, is not plain data, or it is nested too deep.
+        NotPlainError: The value, or something in it, is not plain data, or is nested too deep.
     """
     if depth > MAX_DEPTH + 32:
         raise NotPlainError("data nested deeper than %d" % (MAX_DEPTH + 32))  # noqa: UP031
@@ -78,12 +78,12 @@ def encode(value, remote=None, depth=0):
 
 
 def plain_base(kind):
-    """The nearest base of a class that crosses; None where there is none."""
+    """Return the nearest base of a class that can be encoded, or None."""
     return next((base for base in kind.__mro__ if base in ENCODERS), None)
 
 
 def _of_numpy(value, kind):
-    """An array's tree; a scalar's value in a tuple; None for anything else."""
+    """Return the tree of an array, a tuple with the value of a scalar, or None for anything else."""
     numpy = sys.modules.get("numpy") if kind.__module__ == "numpy" else None
     if numpy is None:
         return None
@@ -174,14 +174,16 @@ ENCODERS = {
 
 
 def decode(tree, remote=None, depth=0):
-    """The value of a tree that anybody may have made.
+    """Decode an untrusted tree to a value.
 
     Args:
-        tree: what `json.loads` gave.
-        remote: gives what a tree of the ends' own tags means (`r`, `x`, `k`); without it, these are refused.
+        tree: Parsed JSON.
+        remote: A function that returns the value of a tree with one of the tags `r`, `x`, `k`; without it, these tags
+            are
+            rejected.
 
     Raises:
-        WireError: it is not of this form.
+        WireError: The tree is malformed.
     """
     if tree is None or isinstance(tree, (bool, str, int, float)):
         return tree
@@ -236,10 +238,10 @@ def _array(dtype, shape, data):
 
 
 def told_apart(values):
-    """The values, where they may be held by a set or be the keys of a dict.
+    """Return the values, after checking that a set or a dict can hold them efficiently.
 
     Raises:
-        WireError: too many have the same hash.
+        WireError: Too many values have the same hash.
     """
     counts = {}
     for value in values:
