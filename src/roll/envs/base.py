@@ -52,15 +52,16 @@ class Env(Protocol):
         ...
 
     def step(self, action: str) -> Stepped | Awaitable[Stepped]:
-        """Act. After an episode's end, `reset` comes first."""
+        """Take an action. After an episode's end, `reset` must be called first."""
         ...
 
 
 def shown(observation: Content, info: dict[str, Any]) -> Content:
-    """What a player reads: the observation, between what `info` says to show beside it.
+    """Return the observation as the player sees it, with the prefix and suffix of `info`.
 
-    ROLL's own environments put everything into the observation. Many of GEM's give the board as a suffix, which belongs
-    to the newest observation alone.
+    ROLL's own environments put everything into the observation. Many of GEM's environments return the board as a
+    suffix,
+    which belongs to the newest observation only.
     """
     before, behind = (str(info.get(name, "")) for name in ("prefix", "suffix"))
     if isinstance(observation, str):
@@ -69,12 +70,13 @@ def shown(observation: Content, info: dict[str, Any]) -> Content:
 
 
 def as_json(value: Any) -> str:
-    """What an environment gave, for another process: parts as `to_dict` writes them, NumPy's values as Python's, and
-    what JSON lacks as its text.
+    """Encode an environment's output for another process: content parts as `to_dict` writes them, NumPy values as
+    Python
+    values, and values that JSON lacks as text.
 
     Raises:
-        TypeError: the key of a mapping is no text and no number.
-        ValueError: something contains itself.
+        TypeError: The key of a mapping is neither text nor a number.
+        ValueError: A value contains itself.
     """
     return json.dumps(value, default=_plain)
 
@@ -122,7 +124,7 @@ class EnvWrapper:
         return getattr(self.env, "unwrapped", self.env)
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
-        """Another environment as `Env` says, in wrappers like these."""
+        """Spawn another inner environment (see `Env`), in a copy of this wrapper."""
         shared: dict[int, Any] = {id(self.env): self.env.spawn(same_state=same_state, **overrides)}
         for name in self.not_copied:
             shared[id(getattr(self, name))] = getattr(self, name)
@@ -135,7 +137,7 @@ class EnvWrapper:
 
 
 def then(value: Any, change: Callable[[Any], Any]) -> Any:
-    """`change(value)`, or a coroutine that gives it once `value` is there."""
+    """Return `change(value)`, or a coroutine of it if `value` is awaitable."""
     if not inspect.isawaitable(value):
         return change(value)
 
@@ -147,5 +149,5 @@ def then(value: Any, change: Callable[[Any], Any]) -> Any:
 
 
 async def awaited(value: Any) -> Any:
-    """What a method gives, whether it is a coroutine or not."""
+    """Return the value, awaited if it is awaitable."""
     return await value if inspect.isawaitable(value) else value

@@ -147,7 +147,7 @@ async def _equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
 
 
 async def _some_episode(env: Any, seed: int) -> list[str]:
-    """Actions up to an episode's end, or `_MOST_TURNS`."""
+    """Play an episode, at most `_MOST_TURNS` turns long, and return its actions."""
     await _reset(env, seed)
     actions: list[str] = []
     over = False
@@ -198,7 +198,7 @@ async def _odd_texts(build: Callable[[], Any], num_seeds: int) -> Any:
 
 
 async def _seconds(call: Callable[[], Any], before: Callable[[], Any] | None = None) -> float:
-    """What a call takes; a slow one is made a second time, since the machine may have paused."""
+    """Measure the duration of a call in seconds; a slow call is repeated once, since the machine may have paused."""
     took = math.inf
     for _ in range(2):
         if before is not None:
@@ -308,7 +308,7 @@ async def _called(rule: str, call: Callable[..., Any], *arguments: Any, **keywor
 
 
 def _mended(call: Callable[..., Any], error: BaseException) -> str:
-    """How to mend what it raised: other arguments than it takes are told from what goes wrong inside it."""
+    """Return how to fix an exception: a wrong signature, or a failure inside the environment."""
     if isinstance(error, TypeError) and raised_at(error).rpartition(":")[0] == __file__:
         name = "seed=None" if call.__name__ == "reset" else "action"
         return f"take `{name}` as its argument"
@@ -320,7 +320,9 @@ def _mended(call: Callable[..., Any], error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
-    """Interrupts what runs inside, also a regular expression; only in the main thread, which alone hears signals."""
+    """Run the body with a time limit, which also interrupts a regular expression; only in the main thread, as only that
+    receives signals.
+    """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -354,5 +356,5 @@ def _copyable(env: Any) -> bool:
 
 
 def _said(error: BaseException) -> str:
-    """An exception, and the line of the environment that raised it."""
+    """Describe an exception, with the line of the environment that raised it."""
     return f"{type(error).__name__}: {brief(str(error))} ({raised_at(error)})"

@@ -41,16 +41,16 @@ class Equipment:
     _lease: SandboxLease | None = field(init=False, default=None)
 
     async def around(self, env: Any, name: str, given: Mapping[str, Any]) -> EquippedEnv:
-        """The environment with tools.
+        """Return the environment with tools.
 
         Args:
-            env: where an episode is played.
-            name: of the environment, for messages.
-            given: arguments of `with_tools`.
+            env: The environment of one episode.
+            name: The environment's name, for messages.
+            given: Arguments of `with_tools`.
 
         Raises:
-            ConfigError: there is no tool of a name, or it refuses its options.
-            SandboxUnavailableError: a tool runs programs, and this machine cannot isolate them.
+            ConfigError: A tool does not exist, or rejects its options.
+            SandboxUnavailableError: A tool runs programs, and this machine cannot isolate them.
         """
         arguments = dict(given)
         limit_s = float(arguments.get("call_time_limit_s", 120.0))
@@ -112,7 +112,7 @@ class EquippedEnv:
         await self._call("work", self.tools.check_tools())
 
     def counts(self) -> dict[str, int]:
-        """Of the episode: `tool_use_counter` and the others of `ToolEnv`."""
+        """Return the episode's tool counts: `tool_use_counter` and the others of `ToolEnv`."""
         return self.tools.counts
 
     async def close(self) -> None:

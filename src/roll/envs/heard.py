@@ -21,7 +21,7 @@ LONGEST_STATE = 4_096
 
 
 def plain(text: str) -> str:
-    """The text, with `?` for halves of surrogate pairs: no tokenizer, file or pipe takes these."""
+    """Return the text with `?` for unpaired surrogates, which tokenizers, files and pipes reject."""
     return text if text.isascii() else text.encode(errors="replace").decode()
 
 
@@ -45,22 +45,22 @@ def check_consumed(content: Content, environment: str, pipeline: str = "") -> No
 
 
 def heard_reset(found: Any) -> Started:
-    """First observation and information.
+    """Return the first observation and information as plain values.
 
     Raises:
-        ProtocolError: the environment broke a rule.
-        Exception: whatever its values raise when they are looked at.
+        ProtocolError: The environment broke a rule.
+        Exception: Any exception that the environment's values raise when they are read.
     """
     observation, info = checked_start(found)
     return with_texts(shown(observation, info), plain), _told(info)
 
 
 def heard_step(found: Any) -> Stepped:
-    """What became of an action.
+    """Return the result of a step as plain values.
 
     Raises:
-        ProtocolError: see `heard_reset`.
-        Exception: as well.
+        ProtocolError: See `heard_reset`.
+        Exception: See `heard_reset`.
     """
     observation, reward, ended, cut_off, info = checked_step(found)
     return with_texts(shown(observation, info), plain), reward, ended, cut_off, _told(info)

@@ -50,10 +50,10 @@ class HostedEnv(Protocol):
         ...
 
     async def step(self, action: str) -> Stepped:
-        """Act.
+        """Take an action.
 
         Raises:
-            InfraError: the environment failed.
+            InfraError: The environment failed.
         """
         ...
 
@@ -66,7 +66,7 @@ class Host(Protocol):
     """A kind of place. Its environments may raise anything: `EnvHosts` says what that means."""
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
-        """A fresh instance."""
+        """Start a new instance."""
         ...
 
     async def close(self) -> None:
@@ -75,7 +75,7 @@ class Host(Protocol):
 
 
 def default_host(name: str) -> EnvironmentHost:
-    """Where an environment runs whose settings do not say: a shipped one in the loop, a user's own in the pool."""
+    """Return the host of an environment whose settings name none: `loop` for a shipped one, `pool` for a user's own."""
     return "loop" if name in ENVS else "pool"
 
 
@@ -97,12 +97,12 @@ class EnvHosts:
 
     @asynccontextmanager
     async def open(self, settings: EnvironmentSettings) -> AsyncIterator[HostedEnv]:
-        """An environment of one's own; inside, every failure of it is an `InfraError`.
+        """Run the body with a new environment, whose every failure is raised as an `InfraError`.
 
         Raises:
-            InfraError: it cannot be started.
-            ConfigError: there is none of this name, or no such host here.
-            DataError: it refuses its options.
+            InfraError: The environment cannot be started.
+            ConfigError: The environment does not exist, or this run does not have its host.
+            DataError: The environment rejects its options.
         """
         host = self._host(settings)
         env = _Guarded(settings=settings, hosts=self)
@@ -231,7 +231,9 @@ class _Guarded:
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
     def _heard(self, what: str, found: Any, hear: Callable[[Any], T]) -> T:
-        """What it returned, as plain values; these may be objects of its own, which raise anything as well."""
+        """Convert a returned value to plain values; it may hold objects of the user's classes, which can raise any
+        exception.
+        """
         name = self.settings.name
         try:
             return hear(found)
@@ -253,17 +255,17 @@ async def _closed(opened: HostedEnv, what: str) -> None:
 
 
 def _described(error: BaseException) -> str:
-    """Type, message and, where it is known, the place."""
+    """Return the exception's type, message and, if known, place."""
     notes = "".join(f" ({note})" for note in getattr(error, "__notes__", ())[:1])
     return f"{type(error).__name__}: {error}{notes}"
 
 
 def build(settings: EnvironmentSettings) -> Any:
-    """The environment itself, with what stands around it, in this process.
+    """Build the environment with its wrappers, in this process.
 
     Raises:
-        ConfigError: there is no environment or no wrapper of this name.
-        DataError: one refuses its options.
+        ConfigError: The environment or a wrapper does not exist.
+        DataError: The environment or a wrapper rejects its options.
     """
     env = make(settings.name, settings.options)
     for name, options in settings.wrappers:

@@ -39,11 +39,11 @@ class HttpHost:
         return env
 
     async def ask(self, method: str, url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What a server answers.
+        """Send a request to a server and return its answer.
 
         Raises:
-            DataError: it refuses what is asked for.
-            InfraError: the environment failed there, or the server cannot be reached.
+            DataError: The server rejects the request.
+            InfraError: The environment failed on the server, or the server cannot be reached.
         """
         import aiohttp
 

@@ -18,11 +18,11 @@ __all__ = ["open_hosts"]
 
 @asynccontextmanager
 async def open_hosts(pool: WorkerPool, sandbox: SandboxConfig) -> AsyncIterator[EnvHosts]:
-    """Where environments may run; nothing is started before one does, and nothing runs afterwards.
+    """Run the body with all hosts of a run; a host starts with its first environment, and all are closed at the end.
 
     Args:
-        pool: of this run.
-        sandbox: how sandboxes isolate.
+        pool: The run's worker pool.
+        sandbox: The isolation of sandboxes.
     """
     isolation = {"runtime": sandbox.runtime, "trust_programs": sandbox.trust_programs, "image": sandbox.image}
     if sandbox.url is not None:

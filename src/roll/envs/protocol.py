@@ -34,10 +34,10 @@ class ProtocolError(InfraError):
 
 
 def checked_start(found: Any) -> Started:
-    """What `reset` gave.
+    """Return the result of `reset`, checked.
 
     Raises:
-        ProtocolError: it breaks a rule.
+        ProtocolError: The result breaks a rule.
     """
     if not (isinstance(found, tuple) and len(found) == 2):
         raise ProtocolError(RESET_RULE, brief(found), "return `observation, info`")
@@ -48,10 +48,10 @@ def checked_start(found: Any) -> Started:
 
 
 def checked_step(found: Any) -> Stepped:
-    """What `step` gave, with Python's own numbers; 0 and 1 are flags as well.
+    """Return the result of `step`, checked, with Python's own numbers; 0 and 1 are accepted as flags.
 
     Raises:
-        ProtocolError: it breaks a rule.
+        ProtocolError: The result breaks a rule.
     """
     if not (isinstance(found, tuple) and len(found) == 5):
         mend = "return five values: an old interface's `done` becomes `terminated`, and False for `truncated`"
@@ -94,7 +94,7 @@ def _typed(value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """A value as a message about environments shows it: its beginning."""
+    """Return the begin of a value's `repr`, for messages about environments."""
     try:
         text = repr(value)
     except Exception:  # of a class of the user's own, or nested too deeply

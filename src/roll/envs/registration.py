@@ -39,10 +39,10 @@ class EnvSpec:
     options: Mapping[str, Any]
 
     def load(self) -> Callable[..., Any]:
-        """What builds it.
+        """Return the class or function that builds the environment.
 
         Raises:
-            ConfigError: it cannot be imported.
+            ConfigError: It cannot be imported.
         """
         found = import_object(self.entry_point) if isinstance(self.entry_point, str) else self.entry_point
         if not callable(found):
@@ -81,10 +81,10 @@ def register(id: str, entry_point: EntryPoint, **kwargs: Any) -> None:
 
 
 def find(id: str) -> EnvSpec:
-    """What a name stands for: a registered one, `family:name`, `file.py:Class` or `package.module:Class`.
+    """Return the specification for a name: a registered name, `family:name`, `file.py:Class` or `package.module:Class`.
 
     Raises:
-        ConfigError: nothing has that name, or what has it cannot be imported.
+        ConfigError: The name is unknown, or its class cannot be imported.
     """
     if id in ENVS:
         return ENVS[id]
@@ -101,7 +101,7 @@ def find(id: str) -> EnvSpec:
 
 
 def is_own(id: str) -> bool:
-    """Whether a name is a user's own class by its place: neither registered nor of another library."""
+    """Return whether a name is the path of a user's own class: neither registered nor from another library."""
     return id not in ENVS and id.partition(":")[0] not in FAMILIES
 
 
@@ -188,7 +188,7 @@ class _Member:
 
 
 def _refuse_unknown(id: str, kind: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
-    """Misspelt arguments are refused also where the environment would swallow them by a `**_`."""
+    """Reject misspelled arguments, even if the environment would accept them silently through a `**_` parameter."""
     try:
         parameters = inspect.signature(kind).parameters.values()
     except (TypeError, ValueError):  # a class that is not written in Python

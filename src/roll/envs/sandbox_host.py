@@ -128,10 +128,10 @@ class _InSandbox:
         return tuple(found) if isinstance(found, list) else found
 
     async def call(self, what: str, **given: Any) -> Any:
-        """What a call gives.
+        """Call a method of the environment and return its result.
 
         Raises:
-            InfraError: it failed, or its process ended.
+            InfraError: The call failed, or the environment's process ended.
         """
         self._job.write(json.dumps({"call": what, **given}).encode() + b"\n")
         try:

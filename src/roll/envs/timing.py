@@ -14,7 +14,10 @@ _watcher: ContextVar[Callable[[int], None]] = ContextVar("environment_watcher", 
 
 @contextlib.contextmanager
 def watched(watcher: Callable[[int], None]) -> Iterator[None]:
-    """Inside, and in tasks started inside, `watcher` hears 1 when an environment begins to act, and -1 after it."""
+    """Run the body with `watcher`, which is called with 1 when an environment begins to act, and with -1 when it stops.
+
+    Tasks that the body starts use the watcher too.
+    """
     token = _watcher.set(watcher)
     try:
         yield

@@ -60,7 +60,7 @@ class Transcript:
 
 
 def random_policy(env: Any) -> Policy:
-    """Actions that the environment samples itself."""
+    """Return a policy that samples random actions from the environment."""
     return lambda _: env.sample_random_action()
 
 
@@ -93,7 +93,7 @@ async def play_episode(
 
 
 def as_text(transcript: Transcript) -> str:
-    """The episode, for a terminal or a text file."""
+    """Render the episode for a terminal or a text file."""
     parts = [f"═══ {transcript.environment}, seed {transcript.seed}", described(transcript.first)]
     for number, turn in enumerate(transcript.turns, 1):
         parts += [f"─── turn {number}, action", turn.action, f"─── reward {turn.reward:g}", described(turn.observation)]
@@ -102,7 +102,9 @@ def as_text(transcript: Transcript) -> str:
 
 
 def as_demonstrations(transcripts: list[Transcript]) -> list[str]:
-    """Those that earned 1 or more, in more than one turn, as lines of a file for `anchors.demonstrations`."""
+    """Return the transcripts with a total reward of at least 1 and several turns, as lines for
+    `anchors.demonstrations`.
+    """
     found = [each for each in transcripts if each.total >= 1 and len(each.turns) > 1]
     return [json.dumps({"seed": each.seed, "actions": [turn.action for turn in each.turns]}) for each in found]
 
@@ -119,7 +121,7 @@ summary{cursor:pointer;padding:.4rem 0;font-weight:600}
 
 
 def as_html(transcripts: list[Transcript], title: str) -> str:
-    """One page that holds the episodes; it loads nothing from elsewhere, and shows texts as they are."""
+    """Render the episodes as one self-contained HTML page, with all texts escaped."""
     episodes = "\n".join(_episode(each, opened=len(transcripts) == 1) for each in transcripts)
     name = html.escape(title)
     return (

@@ -99,11 +99,12 @@ class VectorEnv:
         return [started[index][0] for index in chosen], [started[index][1] for index in chosen]
 
     def step(self, actions: Sequence[str] | Mapping[int, str]) -> VectorStep:
-        """Act in every environment (a sequence), or in some: `{index: action}`.
+        """Take an action in every environment (a sequence), or in some: `{index: action}`.
 
         Raises:
-            DataError: there are not as many actions as environments, an index is none, or an episode is over.
-            InfraError: an environment failed; names it. The others have acted.
+            DataError: The number of actions is not the number of environments, an index is invalid, or an episode is
+                over.
+            InfraError: An environment failed; the message names it. The others have acted.
         """
         if not isinstance(actions, Mapping):
             if isinstance(actions, str) or len(actions) != self.num_envs:
@@ -206,7 +207,7 @@ class _Loop:
         self._lock = threading.Lock()
 
     def finished(self, value: Any) -> Any:
-        """The value itself, or what it gives once it was awaited."""
+        """Return the value, awaited if it is awaitable."""
         if not inspect.isawaitable(value):
             return value
         with self._lock:

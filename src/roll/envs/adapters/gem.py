@@ -46,22 +46,22 @@ class GemEnv:
         return observation, float(reward), bool(ended), bool(cut_off), info
 
     def sample_random_action(self) -> str:
-        """GEM's."""
+        """Return a random action from GEM."""
         with self._randomness.used():
             return self.env.sample_random_action()
 
     def spawn(self, same_state: bool = False, **options: Any) -> GemEnv:
-        """Another one."""
+        """Return another environment with the same settings."""
         randomness = copy.copy(self._randomness) if same_state else OwnRandomness()
         with randomness.used():
             return GemEnv(self.env.spawn(same_state=same_state, **options), randomness)
 
 
 def make(name: str, **options: Any) -> GemEnv:
-    """`gem.make(name, **options)`.
+    """Build `gem.make(name, **options)`.
 
     Raises:
-        ConfigError: the package is missing, or it has no such environment.
+        ConfigError: The package is missing, or it has no such environment.
     """
     gem = imported("gem", "gem-llm", f"environment 'gem:{name}'")
     randomness = OwnRandomness()

@@ -96,7 +96,7 @@ class GymnasiumEnv:
         return "Answer with an action." if isinstance(space, self._spaces.Text) else f"Answer with JSON for {space}."
 
     def _read(self, text: str) -> Any:
-        """An action of the space; `None` where the text is none."""
+        """Parse an action of the action space; return `None` if the text is not an action."""
         space = self.env.action_space
         if isinstance(space, self._spaces.Text):
             return text if space.contains(text) else None
@@ -120,7 +120,7 @@ class GymnasiumEnv:
         return _written(observation)
 
     def sample_random_action(self) -> str:
-        """Any action of the space."""
+        """Return a random action of the action space."""
         value = self.env.action_space.sample()
         if self._names:
             return f"\\boxed{{{self._names[int(value - self.env.action_space.start)]}}}"
@@ -139,7 +139,7 @@ def _written(observation: Any) -> str:
 
 
 def _plain(text: str) -> str:
-    """Colours of a terminal as brackets around what is marked, since a text has none."""
+    """Replace terminal colors by brackets around the colored text, since plain text has no colors."""
     return _COLOURS.sub(lambda match: "]" if match[1] in ("", "0") else "[", text)
 
 
@@ -151,10 +151,10 @@ def make(
     format_reward: float = FORMAT_ERROR,
     **options: Any,
 ) -> GymnasiumEnv:
-    """`gymnasium.make(name, **options)`, drawn as text where it can be.
+    """Build `gymnasium.make(name, **options)`, rendered as text if possible.
 
     Raises:
-        ConfigError: the package is missing, it has no such environment, or that refuses its options.
+        ConfigError: The package is missing, it has no such environment, or the environment rejects its options.
     """
     gymnasium = imported("gymnasium", "gymnasium", f"environment 'gym:{name}'")
     try:
@@ -169,6 +169,6 @@ def make(
 
 
 def _modes(gymnasium: Any, entry_point: Any) -> Sequence[str]:
-    """How an environment's class can draw."""
+    """Return the render modes of an environment's class."""
     kind = gymnasium.envs.registration.load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
     return getattr(kind, "metadata", {}).get("render_modes", ())

@@ -17,16 +17,16 @@ __all__ = ["OwnRandomness", "imported"]
 
 
 def imported(module: str, package: str, what: str, advice: str = "") -> ModuleType:
-    """A package that users install only if they want it.
+    """Import an optional package.
 
     Args:
-        module: its name in Python.
-        package: its name on the package index.
-        what: what needs it, for the message.
-        advice: how it is installed, where `pip install` is not enough.
+        module: Its name in Python.
+        package: Its name on the package index.
+        what: The feature that needs it, for the message.
+        advice: How to install it, if `pip install` is not enough.
 
     Raises:
-        ConfigError: it is not installed, or cannot be imported.
+        ConfigError: The package is not installed, or cannot be imported.
     """
     try:
         return importlib.import_module(module)
@@ -54,7 +54,7 @@ class OwnRandomness:
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Inside, the process's generators are this environment's."""
+        """Run the body with this environment's state in the process-wide generators."""
         outside = random.getstate(), np.random.get_state()
         random.setstate(self._python)
         np.random.set_state(self._numpy)

@@ -69,15 +69,15 @@ class ReasoningGymEnv:
         return ("Right." if info["correct"] else f"Scored {score:.2f}."), score, True, False, info
 
     def sample_random_action(self) -> str:
-        """Some number."""
+        """Return a fixed number as the answer."""
         return "<answer>1</answer>"
 
     def solution(self) -> str:
-        """The task's own answer."""
+        """Return the task's reference answer."""
         return f"<answer>{self._entry['answer']}</answer>"
 
     def spawn(self, same_state: bool = False, **options: Any) -> ReasoningGymEnv:
-        """Another one."""
+        """Return another environment with the same settings."""
         settings = {"size": self._size, "seed": self._seed, **self._options, **options}
         other = ReasoningGymEnv(self._task_name, **settings)
         if same_state:
@@ -86,10 +86,10 @@ class ReasoningGymEnv:
 
 
 def make(name: str, **options: Any) -> ReasoningGymEnv:
-    """`rg:NAME`.
+    """Build the environment `rg:NAME`.
 
     Raises:
-        ConfigError: the package is missing.
-        DataError: it has no such task, or the task refuses its options.
+        ConfigError: The package is missing.
+        DataError: The package has no such task, or the task rejects its options.
     """
     return ReasoningGymEnv(name, **options)

@@ -76,7 +76,7 @@ class TextArenaEnv:
         return _text(self.unwrapped.state.observations.get(self._seat, [])), True
 
     def sample_random_action(self) -> str:
-        """A guess at the usual form; TextArena does not say which actions are allowed."""
+        """Return a guess in the usual form; TextArena does not expose its legal actions."""
         return f"[{self._random.randrange(10)}]"
 
 
@@ -87,10 +87,10 @@ def _text(messages: Any) -> str:
 
 
 def make(name: str, *, num_players: int = 1, opponent: str | Callable[[str], str] | None = None, **options: Any) -> Any:
-    """`textarena.make(name, **options)`.
+    """Build `textarena.make(name, **options)`.
 
     Raises:
-        ConfigError: the package is missing, it has no such game, or a game of several has no opponent.
+        ConfigError: The package is missing, it has no such game, or a multi-player game has no opponent.
     """
     textarena = imported("textarena", "textarena", f"environment 'textarena:{name}'")
     env = _made(textarena, name, options)
@@ -100,7 +100,7 @@ def make(name: str, *, num_players: int = 1, opponent: str | Callable[[str], str
 
 
 def _made(textarena: Any, name: str, options: dict[str, Any]) -> Any:
-    """The game without wrappers: by its name with `-raw`, or by its own name where it has none anyway."""
+    """Build the game without wrappers: by its name with `-raw`, or by its own name if that has no wrappers anyway."""
     known = textarena.envs.registration.ENV_REGISTRY
     raw = name if name.endswith("-raw") else f"{name}-raw"
     if raw not in known and name in known and not known[name].default_wrappers:

@@ -110,7 +110,7 @@ class VerifiersEnv:
         return "", float(state["reward"] or 0.0), True, False, {"state": "ended", "metrics": metrics}
 
     async def _until_asked(self) -> str | None:
-        """What is new in the prompt; `None` where the rollout has ended."""
+        """Wait for the next prompt and return its new part, or `None` once the rollout has ended."""
         assert self._rollout is not None
         asked = asyncio.create_task(self._asked.get())
         try:
@@ -129,7 +129,7 @@ class VerifiersEnv:
         return await self.env.rollout(row, client=_client(self), model="policy", sampling_args={})
 
     async def answered(self, prompt: Sequence[Any], tools: Sequence[Any] | None) -> tuple[str, list[dict[str, str]]]:
-        """What the model says to a prompt, and its calls of tools as the library has them."""
+        """Return the model's answer to a prompt, and its tool calls in the library's form."""
         self._tools = {
             tool.name: _Described(tool.name, tool.description or "", tool.parameters or {}) for tool in tools or ()
         }
@@ -163,7 +163,7 @@ def _text(message: Any) -> str:
 
 
 def _client(env: VerifiersEnv) -> Any:
-    """A client of the library whose model is whoever steps the environment."""
+    """Build a client of the library whose replies are the actions passed to the environment's `step`."""
     base = imported("verifiers.clients.client", PACKAGE, "an environment of verifiers", ADVICE).Client
     types = imported("verifiers.types", PACKAGE, "an environment of verifiers", ADVICE)
 
@@ -187,10 +187,10 @@ def _client(env: VerifiersEnv) -> Any:
 
 
 def make(name: str, *, form: str = "auto", **options: Any) -> VerifiersEnv:
-    """`verifiers.load_environment(name, **options)`.
+    """Build `verifiers.load_environment(name, **options)`.
 
     Raises:
-        ConfigError: the library or the environment's package is missing, or it is of another kind.
+        ConfigError: The library or the environment's package is missing, or the environment is of an unsupported kind.
     """
     verifiers = imported("verifiers", PACKAGE, f"environment 'verifiers:{name}'", ADVICE)
     if not hasattr(verifiers, "load_environment"):

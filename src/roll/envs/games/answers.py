@@ -11,8 +11,10 @@ _BOX = "\\boxed{"
 
 
 def boxed(text: str) -> str | None:
-    """What stands in the last `\\boxed{...}`, without spaces around it; None where it is missing, open, empty, long, or
-    holds anything that is not printed."""
+    r"""Return the content of the last `\boxed{...}`, stripped; None if the box is missing, not closed, empty, too long,
+    or
+    holds unprintable characters.
+    """
     start = text.rfind(_BOX)
     if start < 0:
         return None
@@ -28,7 +30,9 @@ def boxed(text: str) -> str | None:
 
 
 def numbers(answer: str, count: int | None = None) -> list[int] | None:
-    """Whole numbers from 0, with spaces between them; None if there is anything else, or not `count` of them."""
+    """Parse nonnegative whole numbers, separated by spaces; return None for any other text, or if there are not
+    `count`.
+    """
     words = answer.split()
     if not words or (count is not None and len(words) != count):
         return None

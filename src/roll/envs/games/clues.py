@@ -321,6 +321,6 @@ zephyr: gentle wind from the west
 
 @functools.cache
 def clues(hard: bool = False) -> dict[str, str]:
-    """Words in capitals, each with its clue; `hard` ones in place of the easy ones."""
+    """Return words in capitals, each with its clue; the hard words if `hard`, else the easy ones."""
     pairs = (line.partition(": ") for line in (_HARD if hard else _EASY).strip().splitlines())
     return {word.upper(): clue for word, _, clue in pairs}

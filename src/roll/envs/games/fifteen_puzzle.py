@@ -73,7 +73,7 @@ class FifteenPuzzle(DirectionGame):
         return Outcome(text=f"you moved a tile {move}.")
 
     def _source(self, move: str) -> int | None:
-        """Where the tile is that a move slides into the gap."""
+        """Return the position of the tile that a move slides into the gap."""
         row, col = divmod(self._tiles.index(0), self._size)
         row, col = row + self.steps[move][0], col + self.steps[move][1]
         return row * self._size + col if 0 <= row < self._size and 0 <= col < self._size else None

@@ -88,15 +88,16 @@ class Game(ABC, Generic[Move]):
         return f"{told}\n{self._view()}".rstrip("\n"), reward, False, False, {"state": self._state()}
 
     def sample_random_action(self) -> str:
-        """Some well-formed move."""
+        """Return a random well-formed move."""
         return f"\\boxed{{{self._some_move(self._hints)}}}"
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
-        """Another game with the same arguments, changed by `overrides`; with `same_state`, the same episode from here.
+        """Return another game with the same arguments, changed by `overrides`; with `same_state`, a copy of the
+        running episode.
 
         Raises:
-            TypeError: there is no such argument.
-            ValueError: `same_state` and `overrides` at once, or a value that makes no sense.
+            TypeError: An argument does not exist.
+            ValueError: `same_state` and `overrides` are both given, or a value is invalid.
         """
         if not same_state:
             return replace(self, **overrides)
@@ -105,7 +106,7 @@ class Game(ABC, Generic[Move]):
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: a game holds no resources."""
 
     @property
     def unwrapped(self) -> Any:
@@ -120,23 +121,23 @@ class Game(ABC, Generic[Move]):
 
     @abstractmethod
     def _rules(self) -> str:
-        """What the player is told first."""
+        """Return the rules, the first text that the player sees."""
 
     @abstractmethod
     def _form(self) -> str:
-        """How a move is written, in a sentence."""
+        """Return a sentence that explains how a move is written."""
 
     @abstractmethod
     def _view(self) -> str:
-        """The board, and what is asked for, as part of every observation."""
+        """Return the board and the question, which are part of every observation."""
 
     @abstractmethod
     def _state(self) -> str:
-        """Names the state: equal for equal boards."""
+        """Return a name of the state: equal for equal boards."""
 
     @abstractmethod
     def _read(self, answer: str) -> Move | None:
-        """The move that a short printable text means, if any."""
+        """Parse a move from a short printable text; return None if it is not a move."""
 
     @abstractmethod
     def _play(self, move: Move) -> Outcome:
@@ -144,10 +145,10 @@ class Game(ABC, Generic[Move]):
 
     @abstractmethod
     def _some_move(self, rng: Random) -> str:
-        """A move as a player would write it into the box."""
+        """Return a random move as a player would write it into the box."""
 
     def _at_the_end(self, outcome: Outcome, reward: float) -> float:
-        """The reward of the last turn, where the game was not won by it."""
+        """Return the reward of the last turn, if the game was not won by it."""
         return reward
 
 

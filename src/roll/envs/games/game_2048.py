@@ -84,7 +84,7 @@ class Game2048(DirectionGame):
 
 
 def slid(board: Board, move: str) -> Board:
-    """The board after all tiles slid one way and merged, before a new one appears."""
+    """Return the board after all tiles slid one way and merged, before a new tile appears."""
     if move in ("up", "down"):
         turned = slid(tuple(zip(*board, strict=True)), "left" if move == "up" else "right")
         return tuple(zip(*turned, strict=True))

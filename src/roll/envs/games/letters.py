@@ -69,7 +69,7 @@ def _place(word: str, letters: dict[_Cell, str], size: int, rng: Random, apart: 
 
 
 def _crossings(candidate: Placed, letters: dict[_Cell, str], apart: bool) -> int | None:
-    """How many letters it shares with other words; None if it does not fit."""
+    """Return the number of letters that a candidate shares with other words, or None if it does not fit."""
     shared = 0
     cells = candidate.cells
     for cell, letter in zip(cells, candidate.word, strict=True):

@@ -95,6 +95,6 @@ class Mastermind(Game[tuple[int, ...]]):
 
 
 def pegs(code: tuple[int, ...], guess: tuple[int, ...]) -> tuple[int, int]:
-    """Black and white pegs of a guess: numbers in their place, and numbers that are elsewhere."""
+    """Return the black and white pegs of a guess: numbers in the right place, and numbers in a wrong place."""
     black = sum(a == b for a, b in zip(code, guess, strict=True))
     return black, (Counter(code) & Counter(guess)).total() - black

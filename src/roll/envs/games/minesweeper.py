@@ -105,7 +105,9 @@ class Minesweeper(Game[tuple[str, int, int]]):
         return Outcome(text=told, reward=(len(self._revealed) - before) / safe, over=won)
 
     def _laid(self, first: _Cell) -> set[_Cell]:
-        """The mines; laid when the first cell is revealed, by the episode's seed and that cell alone."""
+        """Return the mines, which are placed on the first reveal and depend only on the episode's seed and that first
+        cell.
+        """
         if self._mines is None:
             free = [
                 (row, col)
@@ -117,7 +119,7 @@ class Minesweeper(Game[tuple[str, int, int]]):
         return self._mines
 
     def _reveal(self, cell: _Cell) -> None:
-        """Reveal a cell and, where no mine is beside it, all around it, and so on."""
+        """Reveal a cell and, if it has no adjacent mine, its neighbors, and so on."""
         waiting = [cell]
         self._revealed.add(cell)
         while waiting:

@@ -63,7 +63,7 @@ class Sokoban(DirectionGame):
         return turns
 
     def _room(self, rng: Random) -> frozenset[_Cell]:
-        """Cells that are no walls, all of them connected."""
+        """Return the floor cells, all of them connected."""
         inside = [(row, col) for row in range(1, self._rows - 1) for col in range(1, self._cols - 1)]
         free = {cell for cell in inside if rng.random() >= _WALLS}
         waiting = [rng.choice(inside)]
@@ -118,7 +118,7 @@ class Sokoban(DirectionGame):
 def _pulled(
     floor: frozenset[_Cell], goals: frozenset[_Cell], most_moves: int, rng: Random
 ) -> tuple[_Cell, frozenset[_Cell]]:
-    """Where player and boxes are after walking backwards from the solved room."""
+    """Return the positions of the player and the boxes after a random walk backward from the solved room."""
     player = rng.choice(sorted(floor - goals))
     boxes = goals
     best = (0, 0), player, boxes

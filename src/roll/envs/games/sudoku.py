@@ -107,9 +107,9 @@ class Sudoku(Game[tuple[int, int, int]]):
 
 
 def solutions(cells: list[int], scale: int, rng: Random | None = None) -> Iterator[list[int]]:
-    """All ways to fill a grid's zeros, one after the other.
+    """Yield all ways to fill a grid's zeros.
 
-    The cell with the fewest numbers left is filled first, without recursion. With `rng`, numbers are tried in random
+    The cell with the fewest candidates is filled first, without recursion. With `rng`, numbers are tried in random
     order.
     """
     peers = _peers(scale)
@@ -153,7 +153,7 @@ def solutions(cells: list[int], scale: int, rng: Random | None = None) -> Iterat
 
 @functools.cache
 def _peers(scale: int) -> list[list[int]]:
-    """For each cell, those that must differ from it."""
+    """Return the cells that must differ from each cell."""
     box = 2 if scale == 4 else 3
     places = [divmod(cell, scale) for cell in range(scale**2)]
     return [

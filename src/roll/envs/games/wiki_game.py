@@ -72,7 +72,7 @@ class WikiGame(Game[str]):
 
 
 def distances(start: str) -> dict[str, int]:
-    """Fewest links from a page to every other that can be reached."""
+    """Return the number of links on the shortest path from a page to every reachable page."""
     found = {start: 0}
     waiting = deque([start])
     while waiting:

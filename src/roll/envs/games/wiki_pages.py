@@ -167,6 +167,6 @@ class Page:
 
 @functools.cache
 def pages() -> dict[str, Page]:
-    """All pages by title."""
+    """Return all pages by title."""
     parts = (line.split(" | ") for line in _PAGES.strip().splitlines())
     return {title: Page(title=title, text=text, links=tuple(links.split("; "))) for title, text, links in parts}

@@ -83,7 +83,10 @@ class Wordle(Game[str]):
 
 
 def marks(secret: str, guess: str) -> str:
-    """`G`, `Y` or `X` for each letter of a guess; each of the secret accounts for one, in place before elsewhere."""
+    """Return `G`, `Y` or `X` for each letter of a guess.
+
+    Each letter of the secret accounts for one mark at most, and matches in place come first.
+    """
     elsewhere = Counter(a for a, b in zip(secret, guess, strict=True) if a != b)
     found = []
     for wanted, letter in zip(secret, guess, strict=True):

@@ -97,11 +97,11 @@ thicket thistle tornado trellis truffle turbine unicorn vampire vintage vulture 
 
 @functools.cache
 def words(length: int | None = None, rare: bool = False) -> tuple[str, ...]:
-    """Words in capitals, in alphabetical order.
+    """Return words in capitals, in alphabetical order.
 
     Args:
-        length: of so many letters alone.
-        rare: less common ones, in their place.
+        length: The number of letters of each word; None for any length.
+        rare: Whether to return the less common words instead of the common ones.
     """
     source = _RARE if rare else _COMMON
     return tuple(sorted({word.upper() for word in source.split() if length is None or len(word) == length}))

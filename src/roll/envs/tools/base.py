@@ -49,7 +49,7 @@ class ToolSource(Protocol):
     """Where tools come from that need something opened: a sandbox, a server."""
 
     async def open(self) -> Sequence[Tool]:
-        """The tools of an episode that begins now; called again for every episode."""
+        """Return the tools of a new episode; called again for every episode."""
         ...
 
     async def close(self) -> None:
@@ -83,6 +83,6 @@ class ToolResult:
 
 
 def signature(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates and servers expect it: OpenAI's function description."""
+    """Return a tool in the form of chat templates and servers: OpenAI's function description."""
     function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
     return {"type": "function", "function": function}

@@ -34,19 +34,19 @@ SANDBOXED = ("python", "workspace")
 
 
 def build_tools(entries: Sequence[str | Mapping[str, Any]]) -> list[Tool | ToolSource]:
-    """Tools from `calculator`, or from `{tool: search, folder: docs}`: a name, and options.
+    """Build tools from entries such as `calculator`, or `{tool: search, folder: docs}`: a name, and options.
 
     Raises:
-        ConfigError: there is none of this name, or it refuses its options.
+        ConfigError: A tool does not exist, or rejects its options.
     """
     return [_built(entry) for entry in entries]
 
 
 def name_of(entry: str | Mapping[str, Any]) -> str:
-    """The name in such an entry.
+    """Return the tool's name in such an entry.
 
     Raises:
-        ConfigError: it has none.
+        ConfigError: The entry has no name.
     """
     name = entry if isinstance(entry, str) else entry.get("tool")
     if not isinstance(name, str):
@@ -72,9 +72,9 @@ def _built(entry: str | Mapping[str, Any]) -> Tool | ToolSource:
 
 
 def with_tools(env: Any, tools: Sequence[str | Mapping[str, Any]], **options: Any) -> ToolEnv:
-    """An environment with tools, all from a configuration; `options` are those of `ToolEnv`.
+    """Return an environment with tools, all from a configuration; `options` are those of `ToolEnv`.
 
     Raises:
-        ConfigError: see `build_tools`.
+        ConfigError: See `build_tools`.
     """
     return ToolEnv(env, build_tools(tools), **options)

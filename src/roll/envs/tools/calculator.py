@@ -100,10 +100,10 @@ def _too_large() -> Any:
 
 
 def calculate(expression: str) -> Number:
-    """The value of an expression.
+    """Compute the value of an expression.
 
     Raises:
-        ToolError: it is malformed, has no value, or one that is too large.
+        ToolError: The expression is malformed, has no value, or its value is too large.
     """
     if len(expression) > LONGEST:
         raise ToolError(f"an expression has at most {LONGEST} characters, this one has {len(expression)}")
@@ -228,7 +228,7 @@ _PRODUCTS: Mapping[str, Callable[[Number, Number], Number]] = {
 
 
 def _divided(a: Number, b: Number) -> Number:
-    """Exact where it can be."""
+    """Divide, exactly if possible."""
     return a // b if isinstance(a, int) and isinstance(b, int) and b and a % b == 0 else a / b
 
 

@@ -49,7 +49,7 @@ class _Counts:
     malformed: int = 0
 
     def info(self, prefix: str = "") -> dict[str, int]:
-        """Names as in GEM's wrapper, where it has them."""
+        """Return the counts by their names in GEM's wrapper, if GEM has them."""
         return {
             f"{prefix}tool_use_counter": self.uses,
             f"{prefix}tool_success_counter": self.successes,
@@ -67,7 +67,7 @@ class _Episode:
     """Over all calls and results: two episodes that learnt different things are not in the same state."""
 
     def copy(self) -> _Episode:
-        """Another one that goes on from here."""
+        """Return a copy that continues independently."""
         return _Episode(counts=replace(self.counts), state=self.state, digest=self.digest.copy())
 
 
@@ -129,11 +129,11 @@ class ToolEnv:
         return self._driven(self._step(action))
 
     def sample_random_action(self) -> str:
-        """One of the environment's own."""
+        """Return a random action of the inner environment."""
         return self.env.sample_random_action()
 
     def spawn(self, same_state: bool = False, **options: Any) -> ToolEnv:
-        """Another of the same, which shares the tools; `options` are the environment's."""
+        """Return another environment that shares the tools; `options` go to the inner environment."""
         arguments = {"form": self._form_name, "max_tool_uses": self._max_tool_uses, "rewards": self._rewards}
         arguments |= {"reads_reasoning": self._reads_reasoning}
         env = self.env.spawn(same_state=same_state, **options)
@@ -233,7 +233,7 @@ class ToolEnv:
         return (TextPart(text=written), *media) if media else written
 
     async def _used(self, calls: Sequence[ToolCall]) -> tuple[list[ToolResult], float]:
-        """One after the other, as far as uses are left."""
+        """Run the calls one after the other, up to `max_tool_uses`; return their results, and the reward."""
         counts, rewards = self._episode.counts, self._rewards
         results: list[ToolResult] = []
         reward = 0.0

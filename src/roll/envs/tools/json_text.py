@@ -26,10 +26,11 @@ _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """The value that begins at `start`, after white space, and where it ends. Takes time in proportion to its length.
+    """Parse the value that begins at `start`, after whitespace; return it and its end. The time is linear in its
+    length.
 
     Raises:
-        MalformedJsonError: there is none, or it is too long or too deep.
+        MalformedJsonError: There is no value, or it is too long or too deep.
     """
     piece = text[start : start + LONGEST_JSON]
     skipped = len(piece) - len(piece.lstrip())
@@ -50,7 +51,7 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
 
 
 def _check(value: Any) -> None:
-    """Bounded depth, and text that can be encoded: half of a surrogate pair cannot."""
+    """Check that the depth is bounded and that all text can be encoded, which an unpaired surrogate cannot."""
     level = [value]
     for _ in range(DEEPEST):
         below: list[Any] = []
@@ -72,5 +73,5 @@ def _check(value: Any) -> None:
 
 
 def shown(value: Any) -> str:
-    """JSON as it is shown to models: one line, Unicode as it is."""
+    """Return JSON in the form shown to models: one line, with Unicode not escaped."""
     return json.dumps(value, ensure_ascii=False)

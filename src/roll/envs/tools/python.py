@@ -64,7 +64,7 @@ class _Python:
 
 
 def said(result: ExecutionResult, *, only_last_error_line: bool = False) -> str:
-    """What a program printed, and how it ended where that was not well."""
+    """Return a program's output, and its ending if it failed."""
     errors = result.stderr.decode(errors="replace").strip()
     if only_last_error_line:
         errors = errors.rpartition("\n")[2]

@@ -77,16 +77,16 @@ class SandboxLease:
         self._shared: _Shared | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> SandboxLease:
-        """A copy has a part of its own: what is open is not copied."""
+        """Return a copy that opens a manager of its own; the open one is not copied."""
         twin = copy.copy(self)
         twin._shared = None
         return twin
 
     async def manager(self) -> SandboxManager:
-        """The manager, started; the same one until `release`.
+        """Return the started manager; the same one until `release`.
 
         Raises:
-            SandboxUnavailableError: this machine cannot; the message says why and what to do.
+            SandboxUnavailableError: This machine cannot run sandboxes; the message has the reason and a remedy.
         """
         if self._shared is not None:
             return self._shared.manager

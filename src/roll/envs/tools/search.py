@@ -61,7 +61,7 @@ class BM25:
             self._postings[word] = numbers, idf * times / (times + norms[numbers])
 
     def search(self, query: str, num_results: int) -> list[Passage]:
-        """The best passages, the best first; only those that share a word with the query."""
+        """Return the passages with the highest scores, best first; only passages that share a word with the query."""
         scores = np.zeros(len(self.passages))
         for word in set(_words(query[:LONGEST_QUERY])):
             if word in self._postings:
@@ -72,7 +72,7 @@ class BM25:
 
 
 def passages_of(title: str, text: str) -> list[Passage]:
-    """A document in passages of at most `WORDS_PER_PASSAGE` words, cut between words."""
+    """Split a document into passages of at most `WORDS_PER_PASSAGE` words, between words."""
     words = text.split()
     pieces = range(0, len(words), WORDS_PER_PASSAGE)
     return [Passage(title=title, text=" ".join(words[start : start + WORDS_PER_PASSAGE])) for start in pieces]

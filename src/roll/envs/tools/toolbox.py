@@ -44,10 +44,10 @@ class Toolbox:
         object.__setattr__(self, "by_name", by_name)
 
     async def use(self, call: ToolCall) -> ToolResult:
-        """The result, or what is wrong with the call.
+        """Return the result of a call, or a description of its mistake.
 
         Raises:
-            InfraError: the tool failed, or took too long: not the model's doing.
+            InfraError: The tool failed or timed out, which is not the model's mistake.
         """
         try:
             content = await self._called(call)
@@ -80,7 +80,7 @@ class Toolbox:
 
 
 def _complaint(tool: Tool, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with arguments; empty if nothing is."""
+    """Return what is wrong with the arguments; empty if they are valid."""
     known = tool.parameters.get("properties", {})
     for name in arguments:
         if name not in known:
@@ -107,7 +107,7 @@ def _schema_complaint(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -
 
 
 def cut(text: str, most: int) -> str:
-    """Text of at most about `most` characters: a longer one loses its middle, which is said."""
+    """Truncate a text to about `most` characters: a note replaces the middle of a longer text."""
     if len(text) <= most:
         return text
     head, tail = (most + 1) // 2, most // 2

@@ -68,7 +68,10 @@ class Workspace(SandboxOptions):
             return await self._session.run(command, wall_s=self.time_limit_s)
 
     async def _opened(self) -> Session:
-        """A shell; in a sandbox that has had one, it is the model's doing where there cannot be another."""
+        """Open a shell.
+
+        If the sandbox had a shell before and a new one fails, that is the model's mistake.
+        """
         try:
             return await self.sandbox.session(cwd=self.sandbox.home)
         except SandboxError as error:
@@ -126,7 +129,7 @@ class _Tool:
 
 
 def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
-    """The tools over a workspace that was begun."""
+    """Return the tools of a workspace that has begun."""
 
     async def shell(command: str) -> str:
         result = await workspace.run(command)

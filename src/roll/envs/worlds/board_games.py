@@ -16,7 +16,7 @@ class Game(Protocol):
     turn: int
 
     def moves(self) -> list[str]:
-        """Those allowed now, in lower case."""
+        """Return the legal moves, in lower case."""
         ...
 
     def play(self, move: str) -> None:
@@ -24,15 +24,15 @@ class Game(Protocol):
         ...
 
     def seen(self, seat: int) -> str:
-        """What a seat knows."""
+        """Return the information that a seat has."""
         ...
 
     def rewards(self) -> tuple[float, float] | None:
-        """Of both seats; `None` while the game goes on."""
+        """Return the rewards of both seats, or `None` while the game is running."""
         ...
 
     def best(self) -> str:
-        """An expert's move."""
+        """Return an expert's move."""
         ...
 
 
@@ -80,7 +80,7 @@ def _won(board: str) -> str:
 
 @functools.cache
 def _value(board: str, mark: str) -> int:
-    """What the position is worth to whoever moves next, 1, 0 or −1."""
+    """Return the value of the position for the player who moves next: 1, 0 or −1."""
     if _won(board):
         return -1
     if "." not in board:
@@ -149,7 +149,7 @@ class KuhnPoker:
         )
 
     def rewards(self) -> tuple[float, float] | None:
-        """In halves of the two chips that can be lost."""
+        """Return the rewards in units of the two chips that can be lost: 0.5 is one chip."""
         last = self._history[-1:] and self._history[-1]
         if last == "fold":
             won = 0.5 if self.turn == 0 else -0.5  # whose turn it would be next did not fold
@@ -162,7 +162,10 @@ class KuhnPoker:
         return won, -won
 
     def best(self) -> str:
-        """Sound, no equilibrium: with a King bet and call, with a Queen call only as beginner, with a Jack neither."""
+        """Return a sound move, though not an equilibrium strategy.
+
+        With a King, bet and call; with a Queen, call only as the first player; with a Jack, do neither.
+        """
         card = self._cards[self.turn]
         if "bet" in self._history:
             return "call" if card == 2 or (card == 1 and self.turn == 0) else "fold"

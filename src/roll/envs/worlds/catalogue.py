@@ -50,7 +50,7 @@ class Product:
 
 @functools.cache
 def catalogue() -> Mapping[str, Product]:
-    """All products by number."""
+    """Return all products by number."""
     random = Random("catalogue")
     products: dict[str, Product] = {}
     for department, kinds in _KINDS.items():
@@ -72,7 +72,7 @@ def catalogue() -> Mapping[str, Product]:
 
 @functools.cache
 def index() -> BM25:
-    """Over titles, departments and attributes; a passage's title is the product's number."""
+    """Build an index over titles, departments and attributes; the title of a passage is the number of its product."""
     return BM25(
         [
             Passage(title=p.asin, text=f"{p.title} {p.department} {' '.join(sorted(p.attributes))}")

@@ -218,11 +218,11 @@ class CodeQuestion(World, SandboxOptions):
         return ("All cases are right." if right else "Not all cases are right."), float(right), True, False, info
 
     def sample_random_action(self) -> str:
-        """A program that does something else."""
+        """Return a program that does not solve the task."""
         return f"```python\ndef solve(x):\n    return {self.chance.randint(0, 9)}\n```"
 
     def solution(self) -> str:
-        """The action of one who knows how."""
+        """Return an expert's action."""
         return f"```python\ndef solve({self._task.arguments}):\n    {self._task.solution}\n```"
 
     async def close(self) -> None:
@@ -231,12 +231,12 @@ class CodeQuestion(World, SandboxOptions):
 
 
 def _plain(value: Any) -> Any:
-    """As JSON gives it back."""
+    """Convert a value as a round trip through JSON would."""
     return json.loads(json.dumps(value))
 
 
 def program_in(action: str) -> str:
-    """The last fenced block, or else all of the text where it defines `solve`; bounded, and plain Unicode."""
+    """Return the last fenced block, or the whole text if it defines `solve`; bounded, and valid Unicode."""
     text = action.encode(errors="replace").decode().replace("\0", "")
     end = text.rfind("```")
     start = text.rfind("```", 0, max(end, 0))

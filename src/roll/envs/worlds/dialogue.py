@@ -106,7 +106,7 @@ class Booking(World):
         return f"User: {text}", 0.0, False, self._turn >= self.max_turns, self._info()
 
     def _scripted(self, action: str) -> str:
-        """Whatever is asked for; by the first two things at most, as people answer."""
+        """Answer a question; at most two topics per turn, as people do."""
         asked = action.casefold()
         named = [name for name, (_, words) in SLOTS.items() if any(word in asked for word in words)][:2]
         if not named:
@@ -127,13 +127,13 @@ class Booking(World):
         return {"state": repr([m["content"] for m in self._messages[1:]])}
 
     def sample_random_action(self) -> str:
-        """A question, or a guess."""
+        """Return a question, or a guess."""
         if self.chance.random() < 0.7:
             return f"What {self.chance.choice(list(SLOTS))} would you like?"
         values = {name: self.chance.choice(options) for name, (options, _) in SLOTS.items()}
         return f"book({', '.join(f'{name}={value}' for name, value in values.items())})"
 
     def solution(self) -> list[str]:
-        """The questions and the booking of one who knows what is wanted."""
+        """Return an expert's questions and booking."""
         questions = [f"What {name} would you like?" for name in self._wishes if name not in self._told]
         return [*questions, f"book({', '.join(f'{name}={value}' for name, value in self._wishes.items())})"]

@@ -47,7 +47,7 @@ class Task:
     count: int = 1
 
     def done(self, house: House) -> bool:
-        """Whether it is."""
+        """Return whether the task is done."""
         if self.treatment == "light":
             return house.lit and house.place == self.target and house.kind(house.carried) == self.thing
         there = [thing for thing in house.holds[self.target] if house.kind(thing) == self.thing]
@@ -74,18 +74,18 @@ class House:
 
     @staticmethod
     def kind(name: str) -> str:
-        """`mug` of `mug 2`."""
+        """Return the kind of a thing: `mug` for `mug 2`."""
         return name.rpartition(" ")[0]
 
     def where(self) -> dict[str, str]:
-        """Each thing's furniture."""
+        """Return the furniture that each thing is at."""
         return {thing: name for name, things in self.holds.items() for thing in things}
 
     def _closed(self, name: str) -> bool:
         return self.kind(name) in KINDS["closed"] and name not in self.opened
 
     def commands(self) -> list[str]:
-        """All that can be carried out now, in order."""
+        """Return all commands that are valid now, in order."""
         place = self.place
         found = [f"go to {name}" for name in self.holds if name != place]
         if place:
@@ -141,7 +141,7 @@ class House:
 
 
 def furnished(random: Random, kind: str) -> tuple[House, Task]:
-    """A room and a task of this kind that can be done in it and is not done yet."""
+    """Return a room and a task of this kind that can be done in it and is not done yet."""
     names = [f"{name} {n}" for name, most in HOLDERS.items() for n in range(1, random.randint(1, most) + 1)]
     house = House(holds={name: set() for name in names})
     treatment = "light" if kind == "look_at_obj_in_light" else _TREATMENTS.get(kind, "")

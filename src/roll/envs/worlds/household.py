@@ -67,11 +67,11 @@ class Household(World):
         return {"state": repr((state, lying)), "admissible": house.commands(), "task": self._task.kind}
 
     def sample_random_action(self) -> str:
-        """Any command that can be carried out."""
+        """Return a random valid command."""
         return self.chance.choice(self._house.commands())
 
     def solution(self) -> list[str]:
-        """The commands of one who knows where everything is."""
+        """Return an expert's commands, with full knowledge of the house."""
         return plan(self._house, self._task)
 
 
@@ -108,7 +108,7 @@ def plan(house: House, task: Task) -> list[str]:
 
 
 def _command(action: str) -> str:
-    """The last line that is not empty, in lower case and single spaces, without a mark before it."""
+    """Return the last non-empty line, in lower case with single spaces, without a list mark in front."""
     lines = [line for line in action[-2_000:].splitlines() if line.strip()]
     words = lines[-1][:_LONGEST_COMMAND].lower().strip(" .>`*").split() if lines else []
     return " ".join(words).replace(" on ", " in ").replace(" into ", " in ")

@@ -31,7 +31,7 @@ class _Rule:
 
 
 def derived(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
-    """All traits that follow for one person, with the depth of the shortest derivation."""
+    """Return all traits that follow for one person, with the depth of the shortest derivation."""
     depth = dict.fromkeys(facts, 0)
     level = 0
     while True:
@@ -91,7 +91,7 @@ class RuleTaker(World):
         return f"{question} {wish}", {"state": question}
 
     def _statement(self, person: str, last: str, never: list[str]) -> str:
-        """One that is as true as `_truth` says, whichever way it is put."""
+        """Return a statement with the truth value `_truth`, negated or not at random."""
         negated = self.random.random() < 0.5
         trait = self.random.choice(never) if negated == self._truth else last
         return f"{person} is {'not ' if negated else ''}{trait}"
@@ -106,11 +106,11 @@ class RuleTaker(World):
         return ("Right." if right else "Wrong."), float(right), True, False, info
 
     def sample_random_action(self) -> str:
-        """A guess."""
+        """Return a guess."""
         return f"\\boxed{{{self.chance.choice(['True', 'False'])}}}"
 
     def solution(self) -> str:
-        """The action of one who knows."""
+        """Return an expert's action."""
         return f"\\boxed{{{self._truth}}}"
 
 

@@ -20,7 +20,7 @@ _FRACTION = re.compile(r"([+-]?)\\[dt]?frac\{([+-]?\d{1,30})\}\{(\d{1,30})\}")
 
 
 def number_in(answer: str) -> Fraction | None:
-    """The number that an answer is: whole, decimal or a fraction, with thousands' commas, `$` and `%` let pass."""
+    """Parse a number: whole, decimal or a fraction; thousands separators, `$` and `%` are accepted."""
     bare = answer.replace(",", "").replace("$", "").replace("\\%", "").replace("%", "").strip().rstrip(".")
     fraction = _FRACTION.fullmatch(bare)
     if fraction:
@@ -133,9 +133,9 @@ class MathQuestion(World):
         return ("Right." if number == self._answer else "Wrong."), float(number == self._answer), True, False, info
 
     def sample_random_action(self) -> str:
-        """Some number."""
+        """Return a random number."""
         return f"\\boxed{{{self.chance.randint(-100, 100)}}}"
 
     def solution(self) -> str:
-        """The action of one who knows."""
+        """Return an expert's action."""
         return f"\\boxed{{{self._answer}}}"

@@ -73,7 +73,7 @@ class _Corpus:
 
 @functools.cache
 def corpus() -> _Corpus:
-    """The world's documents and what they say."""
+    """Return the world's documents and their facts."""
     random = Random("multi-hop")
     used: set[str] = set()
 
@@ -152,11 +152,11 @@ class MultiHop(World):
         return ("Right." if right else f"Wrong: it is {self._answer}."), float(right), True, False, info
 
     def sample_random_action(self) -> str:
-        """Some name."""
+        """Return a random name."""
         return f"\\boxed{{{self.chance.choice(corpus().passages).title}}}"
 
     def solution(self) -> list[str]:
-        """The actions of one who looks everything up, with calls in tags."""
+        """Return the actions of an expert who looks up every fact, with calls in tags."""
         found = [self._start]
         for relation in self._chain:
             found.append(corpus().facts[relation, found[-1]])
@@ -166,6 +166,6 @@ class MultiHop(World):
 def multi_hop(
     hops: int = 2, num_results: int = 3, max_tool_uses: int = 6, form: str = "auto", explain: bool = True
 ) -> ToolEnv:
-    """`MultiHop` with the tool `search` over its corpus."""
+    """Build `MultiHop` with the tool `search` over its corpus."""
     search = Search(corpus().index, num_results)
     return ToolEnv(MultiHop(hops), [search], form=form, max_tool_uses=max_tool_uses, explain=explain)

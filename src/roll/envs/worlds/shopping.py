@@ -43,10 +43,11 @@ class Goal:
 
 
 def purchase_reward(goal: Goal, bought: Product, chosen: dict[str, str]) -> float:
-    """WebShop's: r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1).
+    """Compute WebShop's reward: r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| +
+    |U_opt| + 1).
 
-    r_type, which there is estimated from texts, is 1 for the same kind of product, 0.5 for another of its department
-    and 0 for any other: here the kinds are known.
+    WebShop estimates r_type from texts. Here the kinds are known: r_type is 1 for the same kind of product, 0.5 for
+    another kind of the same department and 0 for any other.
     """
     same_kind, same_department = bought.kind == goal.product.kind, bought.department == goal.product.department
     kind = 1.0 if same_kind else 0.5 if same_department else 0.0
@@ -179,7 +180,7 @@ class Shopping(World):
         return {"state": repr(state), "admissible": clicks or ["search[<words>]"]}
 
     def sample_random_action(self) -> str:
-        """A search for something, or a click on anything that the page has."""
+        """Return a random search, or a click on a random link of the page."""
         clickable = self._clickable()
         if not clickable:
             product = self.chance.choice(list(catalogue().values()))
@@ -187,7 +188,7 @@ class Shopping(World):
         return f"click[{self.chance.choice(clickable)}]"
 
     def solution(self) -> list[str]:
-        """The actions of one who knows what to buy."""
+        """Return the actions of an expert who knows the product to buy."""
         goal = self._goal
         query = " ".join([goal.product.title, *sorted(goal.product.attributes)])
         found = [passage.title for passage in index().search(query, MOST_RESULTS)]
@@ -207,7 +208,7 @@ def _is_number(name: str) -> bool:
 
 
 def _read(action: str) -> tuple[str | None, str]:
-    """Command and what it is about: the last one that the text has."""
+    """Parse the last command in the text and its argument."""
     text = action[-2_000:]
     search, click = text.rfind("search["), text.rfind("click[")
     start = max(search, click)

@@ -121,21 +121,21 @@ class Terminal(World, SandboxOptions):
         return {"state": repr((self._task.text, self._commands)), "family": self._family}
 
     def spawn(self, same_state: bool = False, **options: Any) -> Self:
-        """Another one.
+        """Return another environment with the same settings.
 
         Raises:
-            UnsupportedError: `same_state`: sandboxes are not copied with what runs in them.
+            UnsupportedError: `same_state` is set: a sandbox cannot be copied with its running processes.
         """
         if same_state:
             raise UnsupportedError("a terminal cannot be spawned in the same state: repeat the seed and the commands.")
         return super().spawn(**options)
 
     def sample_random_action(self) -> str:
-        """Some harmless command."""
+        """Return a harmless command."""
         return self.chance.choice(["ls -R", "pwd", "cat *", "echo hello > answer.txt", "python3 --version", SUBMIT])
 
     def solution(self) -> list[str]:
-        """The actions of one who knows how."""
+        """Return an expert's actions."""
         return [self._task.solution, SUBMIT]
 
     async def close(self) -> None:
@@ -144,7 +144,7 @@ class Terminal(World, SandboxOptions):
 
 
 def command_in(action: str) -> str:
-    """The first fenced block, or else all of the text; bounded, and plain Unicode."""
+    """Return the first fenced block, or the whole text; bounded, and valid Unicode."""
     text = action.encode(errors="replace").decode()
     for fence in _FENCES:
         start = text.find(fence)

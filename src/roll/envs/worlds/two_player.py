@@ -45,15 +45,15 @@ class Match:
         return self._game.turn
 
     def moves(self) -> list[str]:
-        """Those allowed now."""
+        """Return the legal moves."""
         return self._game.moves()
 
     def best(self) -> str:
-        """A move that an expert would make; ties are broken by the order of moves."""
+        """Return an expert's move; ties are broken by the order of moves."""
         return self._game.best()
 
     def observe(self, seat: int) -> str:
-        """What a seat sees, with the moves if it is its turn."""
+        """Return the observation of a seat, with the legal moves if it is its turn."""
         seen = self._game.seen(seat)
         return f"{seen}\nMoves: {', '.join(self.moves())}. Put yours into \\boxed{{}}." if seat == self.turn else seen
 
@@ -68,7 +68,7 @@ class Match:
         return True
 
     def state(self, seat: int) -> str:
-        """The name of what a seat knows."""
+        """Return the name of the seat's information state."""
         return f"{seat} {self._game.seen(seat)}"
 
 
@@ -123,7 +123,7 @@ class TwoPlayer(World):
         return observation, reward, False, self._turn >= self.max_turns, self._info()
 
     def _answered(self, note: str = "") -> Any:
-        """The opponent's moves until it is our turn, and a note where it gave none."""
+        """Play the opponent's moves until it is the agent's turn; return a note for each move that was not legal."""
         if self._match.rewards is not None or self._match.turn == self._seat:
             return note
         return then(self._their_text(), lambda text: self._answered(note + self._moved(text)))
@@ -149,9 +149,9 @@ class TwoPlayer(World):
         return {"state": self._match.state(self._seat), "admissible": [f"\\boxed{{{move}}}" for move in moves]}
 
     def sample_random_action(self) -> str:
-        """Any allowed move."""
+        """Return a random legal move."""
         return f"\\boxed{{{self.chance.choice(self._match.moves())}}}" if self._match.rewards is None else "\\boxed{}"
 
     def solution(self) -> str:
-        """An expert's next move."""
+        """Return an expert's next move."""
         return f"\\boxed{{{self._match.best()}}}"

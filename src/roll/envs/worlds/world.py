@@ -26,7 +26,7 @@ class World:
     """For random actions alone: drawing one changes no episode."""
 
     def begin(self, seed: int | None) -> None:
-        """A new episode's random numbers; without a seed, some that follow from the episodes before."""
+        """Seed a new episode's generators; without a seed, derive one from the episodes before."""
         seed = self.random.getrandbits(64) if seed is None else seed
         self.random, self.chance = Random(seed), Random(f"actions {seed}")
 
@@ -36,10 +36,10 @@ class World:
         return self
 
     def spawn(self, same_state: bool = False, **options: Any) -> Self:
-        """Another one, where wanted with other options, or in this one's state.
+        """Return another world, with other options or in this one's state.
 
         Raises:
-            ValueError: both are wanted.
+            ValueError: `same_state` and options are both given.
         """
         if not same_state:
             return replace(self, **options)
@@ -49,10 +49,10 @@ class World:
 
 
 def chosen(what: str, names: Collection[str] | None, known: Collection[str]) -> tuple[str, ...]:
-    """The names that an argument has; all that are known where it has none.
+    """Return the names in an argument, or all known names if it is `None`.
 
     Raises:
-        ValueError: one is unknown.
+        ValueError: A name is unknown.
     """
     if unknown := set(names or ()) - set(known):
         raise ValueError(f"{what} {sorted(unknown)} are unknown: there are {list(known)}")
@@ -60,9 +60,9 @@ def chosen(what: str, names: Collection[str] | None, known: Collection[str]) -> 
 
 
 def final_answer(text: str, longest: int = 1_000) -> str | None:
-    r"""What the last `\boxed{…}` or `<answer>…</answer>` holds, without surrounding white space; `None` without one.
+    r"""Return the content of the last `\boxed{…}` or `<answer>…</answer>`, stripped; `None` if the text has neither.
 
-    One pass over at most `longest` characters, whatever is in them.
+    The search is one pass over at most `longest` characters, whatever the text holds.
     """
     box, tag = text.rfind("\\boxed{"), text.rfind("<answer>")
     if max(box, tag) < 0:

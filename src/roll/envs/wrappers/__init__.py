@@ -40,11 +40,11 @@ _NEED_TOKENIZER = ("concat_chat", "concat_chat_on_reset")
 
 
 def wrapped(env: Any, name: str, options: Mapping[str, Any]) -> Any:
-    """An environment with one wrapper around it.
+    """Return an environment with one wrapper around it.
 
     Raises:
-        ConfigError: there is none of this name.
-        DataError: it refuses the options.
+        ConfigError: The wrapper does not exist.
+        DataError: The wrapper rejects its options.
     """
     functions = wrapper_functions(name)
     if len(functions) != 1:
@@ -57,14 +57,14 @@ def wrapped(env: Any, name: str, options: Mapping[str, Any]) -> Any:
 
 
 def wrapper_functions(names: str, tokenizer: Any = None) -> list[Callable[[Any], Any]]:
-    """Wrappers by name, to be put around an environment in this order.
+    """Return wrappers by name, in the order in which to apply them.
 
     Args:
-        names: separated by commas, such as `concat_with_action,episode_tracking`.
-        tokenizer: of the model, for those that write a chat template.
+        names: Names separated by commas, such as `concat_with_action,episode_tracking`.
+        tokenizer: The model's tokenizer, for wrappers that write a chat template.
 
     Raises:
-        ConfigError: a name is unknown, or the tokenizer is missing.
+        ConfigError: A name is unknown, or the tokenizer is missing.
     """
     functions: list[Callable[[Any], Any]] = []
     for name in filter(None, (part.strip() for part in names.split(","))):

@@ -86,7 +86,7 @@ class ObservationHistory(EnvWrapper):
 
 
 def _without_shown(info: dict[str, Any]) -> dict[str, Any]:
-    """What is in the observation now is not to be shown again."""
+    """Return the information without the prefix and the suffix, which are part of the observation now."""
     return {key: value for key, value in info.items() if key not in ("prefix", "suffix")}
 
 

@@ -29,7 +29,9 @@ __all__ = ["FORMS", "MOST_CALLS", "TEMPLATE", "CallForm", "Found", "form_named"]
 
 
 def _parse(text: str, tools: Tools) -> Found:
-    """By what the text is marked with; unmarked JSON last, since an answer may be JSON as well."""
+    """Parse calls in the form that the text's markers show; unmarked JSON comes last, since an answer may be JSON as
+    well.
+    """
     if is_harmony(text):
         return HARMONY.parse(text, tools)
     if gemma.MARK in text:

@@ -51,10 +51,10 @@ class CallForm:
 
 
 def call_of(value: Any) -> ToolCall:
-    """The call that a JSON value describes, with its arguments under `arguments` or `parameters`.
+    """Return the call that a JSON value describes, with its arguments under `arguments` or `parameters`.
 
     Raises:
-        MalformedJsonError: it describes none.
+        MalformedJsonError: The value does not describe a call.
     """
     match value:
         case {"function": dict(function)}:
@@ -76,7 +76,7 @@ def call_of(value: Any) -> ToolCall:
 
 
 def with_calls(value: Any) -> Found:
-    """The calls of a JSON value: one, or a list of them."""
+    """Return the calls of a JSON value: one, or a list of them."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     values = value if isinstance(value, list) else [value]
@@ -91,5 +91,5 @@ def with_calls(value: Any) -> Found:
 
 
 def json_signatures(tools: Sequence[Tool]) -> str:
-    """One line of JSON for each tool."""
+    """Return one line of JSON per tool."""
     return "\n".join(shown(signature(tool)) for tool in tools)

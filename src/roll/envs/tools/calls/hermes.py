@@ -43,7 +43,7 @@ def _end(text: str, start: int) -> int:
 
 
 def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
-    """The call, and where its tag ends: behind the JSON, which may hold the tag's text itself."""
+    """Return the call and the end of its tag: after the JSON, which may contain the text of the closing tag itself."""
     function = _FUNCTION.match(text, start)
     if function:
         end = _end(text, start)
@@ -56,7 +56,9 @@ def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
 
 
 def _tagged(name: str, body: str, tools: Tools) -> ToolCall:
-    """`<parameter=key>value</parameter>` …: values are as they stand, but for one line break at either end."""
+    """Parse `<parameter=key>value</parameter>` …; values are kept as they are, except for one line break at either
+    end.
+    """
     if not NAME.fullmatch(name):
         raise MalformedJsonError("a function's name is a word")
     arguments: dict[str, object] = {}

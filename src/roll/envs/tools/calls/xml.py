@@ -19,14 +19,16 @@ _FENCE, _FENCE_END = "```python\n", "```"
 
 
 def main_argument(tool: Tool) -> str | None:
-    """The argument that a tag's content stands for: the first that is required, or else the first."""
+    """Return the argument that the content of a tag is assigned to: the first required one, or else the first."""
     properties = list(tool.parameters.get("properties", {}))
     required = [name for name in tool.parameters.get("required", ()) if name in properties]
     return next(iter(required or properties), None)
 
 
 def typed(tool: Tool | None, argument: str, text: str) -> Any:
-    """An argument's text as its schema has it: text where that says `string` or nothing, else JSON where it is any."""
+    """Convert an argument's text to its schema's type: text if the type is `string` or missing, else JSON if it
+    parses.
+    """
     schema = tool.parameters.get("properties", {}).get(argument, {}) if tool is not None else {}
     if not isinstance(schema, dict) or schema.get("type", "string") == "string":
         return text
@@ -77,7 +79,7 @@ def _call(tool: Tool, body: str) -> ToolCall:
 
 
 def _tagged(tool: Tool, body: str) -> dict[str, Any] | None:
-    """Arguments in tags of their own; `None` where the body is not made of these."""
+    """Parse arguments in tags of their own; return `None` if the body does not consist of such tags."""
     opening = re.compile(r"\s{0,64}<(" + "|".join(map(re.escape, tool.parameters["properties"])) + ")>")
     arguments: dict[str, Any] = {}
     position = 0

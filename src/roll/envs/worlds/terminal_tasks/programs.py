@@ -22,7 +22,7 @@ _BUGS: tuple[tuple[str, str, str, str], ...] = (
 
 
 def _value(signature: str, body: str, call: str) -> object:
-    """What a correct function of `_BUGS` gives: our own text, not a model's."""
+    """Return the value of a correct function of `_BUGS`: it runs this module's own code, not a model's."""
     names: dict[str, object] = {}
     exec(f"def {signature}:\n{body}\nvalue = {call}", names)
     return names["value"]

@@ -12,7 +12,7 @@ __all__ = ["SETTINGS"]
 
 
 def _edited(text: str, path: str, before: str, old: str, new: str) -> Task:
-    """One line is replaced, and nothing else."""
+    """Return a task to replace one line, and nothing else."""
     after = before.replace(old, new)
     script = f"sed -i 's|^{old}$|{new}|' {path}"
     return Task(text=text, files={path: before}, checks=[holds(path, after.strip())], solution=script)

@@ -39,17 +39,17 @@ class Task:
 
 
 def holds(path: str, expected: object) -> Check:
-    """The file holds this."""
+    """Return a check that the file has this content."""
     return Check(path=path, expected=str(expected))
 
 
 def answer(expected: object) -> Check:
-    """`answer.txt` holds this."""
+    """Return a check that `answer.txt` has this content."""
     return holds(ANSWER, expected)
 
 
 def prints(command: str, expected: object, stdin: str = "") -> Check:
-    """The command prints this."""
+    """Return a check that the command prints this text."""
     return Check(command=command, expected=str(expected), stdin=stdin)
 
 
@@ -60,5 +60,5 @@ _WORDS = (
 
 
 def words(random: Random, count: int) -> list[str]:
-    """Different words."""
+    """Return different random words."""
     return random.sample(_WORDS, count)
