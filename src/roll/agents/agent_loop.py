@@ -105,7 +105,7 @@ class AgentLoop:
         return replace(found, final_text=renderer.final_text(last.token_ids, last.context))
 
     def _trained(self, calls: Sequence[Call]) -> Sequence[Call]:
-        """The calls that are trained, after a note where they are not all."""
+        """Return the calls to train on; add a note if some are left out."""
         if self._config.train == "all" or not calls:
             return calls
         chain = [calls[place] for place in main_chain(calls)]
@@ -156,15 +156,15 @@ async def _ended(work: asyncio.Future[str | None]) -> None:
 
 @asynccontextmanager
 async def open_agents(config: AgentConfig, sandbox: SandboxConfig, *, max_context: int) -> AsyncIterator[AgentLoop]:
-    """The endpoint and the program behind one loop; both end with the block.
+    """Run the body with an agent loop, whose endpoint and program are closed at the end.
 
     Args:
-        config: the agent.
-        sandbox: of the run, for an agent in a sandbox.
-        max_context: of the engines, in tokens.
+        config: The agent's settings.
+        sandbox: The run's sandbox settings, for an agent in a sandbox.
+        max_context: Longest context of the engines, in tokens.
 
     Raises:
-        UserError: the agent cannot be run here.
+        UserError: The agent cannot be run on this machine.
     """
     from roll.agents.server import AgentServer  # with the server's library, only where there is an agent
 

@@ -65,10 +65,10 @@ class Part:
 async def converse(
     session: Session, conversation: Conversation, *, n: int = 1, max_tokens: int | None = None, stop: Sequence[str] = ()
 ) -> list[Answer]:
-    """Answers to a conversation, which will be known again when it goes on.
+    """Return answers to a conversation, which are remembered for when the conversation continues.
 
     Raises:
-        Refusal: it is not answered.
+        Refusal: The request is rejected.
     """
     contexts = session.contexts
     if conversation.demands and not session.tells_demands:
@@ -90,18 +90,18 @@ async def converse(
 
 
 def assistant(answer: Answer) -> Message:
-    """An answer as a message of the conversation that goes on."""
+    """Return an answer as a message, for the conversation to continue from."""
     calls = [function_call(call.call_id, call.name, call.arguments) for call in answer.tool_calls]
     return chat_message("assistant", answer.text, tool_calls=calls)
 
 
 def blocks(answer: Answer) -> list[ToolCall | str]:
-    """Its text, where there is one or nothing else, and its calls of tools."""
+    """Return the answer's text, unless it is empty and there are tool calls, and its tool calls."""
     return [*([answer.text] if answer.text or not answer.tool_calls else []), *answer.tool_calls]
 
 
 def usage(answers: Sequence[Answer]) -> tuple[int, int]:
-    """How many tokens the answers follow, and how many they are."""
+    """Return the numbers of tokens of the context and of the answers."""
     return len(answers[0].call.context), sum(len(answer.call.token_ids) for answer in answers)
 
 
@@ -109,7 +109,7 @@ def usage(answers: Sequence[Answer]) -> tuple[int, int]:
 
 
 def streamed(answer: Answer, write: Callable[[Part], Iterable[bytes]]) -> Iterator[Piece]:
-    """An answer part by part, each as a dialect writes it."""
+    """Return an answer as parts of a stream, each in a dialect's form."""
     return (Piece(data, answer, part.sent) for part in _parts(answer) for data in write(part))
 
 

@@ -76,7 +76,9 @@ class AgentsTool(wire.Body):
 
 
 def _tool_kind(value: Any) -> str:
-    """Those without a schema are the vendor's own, of which only its own models know how they are called."""
+    """Return the kind of a tool: tools without a schema are the vendor's own, and only the vendor's models can call
+    them.
+    """
     has_schema = isinstance(value, dict) and isinstance(value.get("input_schema"), dict)
     return "Custom" if has_schema or type_of(value) in ("", "custom") else "Foreign"
 
@@ -165,7 +167,7 @@ def _conversation(request: CountRequest, notes: Notes) -> Conversation:
 
 
 def _offers(tools: Sequence[AgentsTool | Foreign], notes: Notes) -> list[Offer]:
-    """The tools; one that is deferred is shown where the agent's own search for tools refers to it."""
+    """Return the tools; a deferred tool is shown once the agent's own tool search refers to it."""
     left_out = [_foreign_name(tool) for tool in tools if isinstance(tool, Foreign)]
     vendor_searches = any(name.startswith("tool_search_tool") for name in left_out)
     offers = [
@@ -194,7 +196,7 @@ def _without_billing(system: Content) -> Content:
 
 
 def _messages(said: Said, notes: Notes, tools: Mapping[str, str]) -> list[Message]:
-    """One message as chat templates take it; what tools said comes first, each as a message of its own."""
+    """Convert a message to the form of chat templates; tool results come first, each as a message of its own."""
     if isinstance(said.content, str):
         return [wire.chat_message(said.role, said.content)]
     text = text_of([block for block in said.content if isinstance(block, TextPart | Foreign)], notes, tools)

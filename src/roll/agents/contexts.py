@@ -114,10 +114,10 @@ class Contexts:
         self._texts: dict[str, IntArray] = {}
 
     def of_conversation(self, conversation: Conversation) -> IntArray:
-        """[C] ids up to where the answer begins.
+        """Return token IDs up to the start of the answer, shape [C].
 
         Raises:
-            Refusal: the template refuses it, or it is far too long.
+            Refusal: The template rejects the conversation, or it is far too long.
         """
         self._bound(_num_bytes(conversation), "messages")
         conversation = self._restored(conversation)
@@ -155,10 +155,10 @@ class Contexts:
         return len(self.of_conversation(conversation))
 
     def of_text(self, text: str) -> IntArray:
-        """[C] ids of a text to be continued.
+        """Return the token IDs of a text to be continued, shape [C].
 
         Raises:
-            Refusal: it is empty or far too long.
+            Refusal: The text is empty or far too long.
         """
         self._bound(len(text.encode()), "prompt")
         known = max((seen for seen in self._texts if text.startswith(seen)), key=len, default="")
@@ -176,7 +176,7 @@ class Contexts:
         token_ids: IntArray,
         stopped_by: str | None = None,
     ) -> None:
-        """An answer was given to a conversation; a stop text may have ended it."""
+        """Record the answer to a conversation, and the stop text that ended it, if any."""
         restored, known = self._restored(conversation), _Known(context, token_ids)
         self._answers[restored.digest_with(answer)] = known
         if stopped_by is not None and not answer.tool_calls:
@@ -195,10 +195,11 @@ class Contexts:
         return (None, "") if begun is None else (self._stopped[before][begun], text[len(begun) :])
 
     def _restored(self, conversation: Conversation) -> Conversation:
-        """The conversation with calls of tools as they were given.
+        """Return the conversation with its tool calls in their original form.
 
-        Agents send a call back with the defaults of its tool filled in. The call is known by its id. One of which
-        anything that the model wrote was changed stays as the agent has it.
+        Agents send a call back with the tool's default arguments filled in. Calls are matched by their ID. A call in
+        which
+        the agent changed an argument that the model wrote stays as the agent sent it.
         """
         if not self._calls:
             return conversation
@@ -219,7 +220,7 @@ class Contexts:
         return known if same else call
 
     def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
-        """A text was continued; `text` is all of it, as the agent has it."""
+        """Record a continued text; `text` is all of it, as the agent received it."""
         if self._is_end(token_ids[-1:]):
             token_ids = token_ids[:-1]  # no text says it
         if text:
@@ -228,17 +229,17 @@ class Contexts:
     def _after(
         self, answer: Message, following: Sequence[Message], ended: bool, tools: Sequence[Any], added: str = ""
     ) -> IntArray:
-        """Ids from an answer's last token to where the next answer begins.
+        """Return the token IDs from an answer's last token to the start of the next answer.
 
         Args:
-            answer: of the assistant.
-            following: what came after it.
-            ended: whether a token that ends answers ended it; otherwise that is among what comes.
-            tools: for the template.
-            added: by the agent, to the answer.
+            answer: The assistant's message.
+            following: The messages after it.
+            ended: Whether the answer has its end token; otherwise the end token is part of the returned IDs.
+            tools: Tools for the template.
+            added: Text that the agent appended to the answer.
 
         Raises:
-            DataError: the template refuses the conversation, or nothing in it ends an answer.
+            DataError: The template rejects the conversation, or nothing in its text ends an answer.
         """
         renderer = self._renderer
         if not renderer.has_template:
@@ -282,7 +283,9 @@ def _num_bytes(conversation: Conversation) -> int:
 
 
 def _marked(answer: Message, added: str) -> Message:
-    """The answer, marked near its end: in its text, and in the last of its calls, as some templates drop the text."""
+    """Return the answer with a mark near its end: in its text, and in its last tool call, as some templates drop the
+    text.
+    """
     marked = replace(answer, content=_MARK + added)
     if answer.tool_calls:
         *before, last = answer.tool_calls
@@ -292,7 +295,7 @@ def _marked(answer: Message, added: str) -> Message:
 
 
 def _with_demands(conversation: Conversation) -> Sequence[Message]:
-    """The messages, with what is demanded of the answer behind the last one."""
+    """Return the messages, with the demands on the answer appended to the last one."""
     *before, last = conversation.messages
     told = joined_content([last.content, *(words for _, words in conversation.demands)])
     return [*before, replace(last, content=told)] if conversation.demands else conversation.messages

@@ -51,7 +51,7 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Messages of users and of the system that follow each other, as one; calls and results stay apart."""
+    """Join consecutive messages of users and of the system into one; tool calls and results stay separate."""
     said: list[Message] = []
     for message in messages:
         last = said[-1] if said else None

@@ -157,14 +157,15 @@ def choices(
     whole: Callable[[Answer], dict[str, Any]],
     chunks: Callable[[Answer, Part], list[dict[str, Any]]],
 ) -> Reply:
-    """A reply of OpenAI's older interfaces: an object with a choice for each answer, or a stream of chunks of them.
+    """Build a reply of OpenAI's older interfaces: an object with a choice per answer, or a stream of chunks.
 
     Args:
-        request: says which.
-        head: of the object and of every chunk.
-        answers: to the request.
-        whole: what is said of an answer.
-        chunks: the same of a part of one; the last one's has what is known at the end.
+        request: The request, which says whether to stream.
+        head: Fields of the object and of every chunk.
+        answers: The answers to the request.
+        whole: A function that returns the fields of a complete answer.
+        chunks: A function that returns the fields of each chunk of an answer's part; the last chunk has the fields that
+            are known only at the end.
     """
     given, written = usage(answers)
     used = {"usage": {"prompt_tokens": given, "completion_tokens": written, "total_tokens": given + written}}
@@ -253,7 +254,7 @@ def _said(answer: Answer, texts: Collection[str]) -> dict[str, Any]:
 
 
 def _call(call: ToolCall, texts: Collection[str], *, begun: bool = False) -> dict[str, Any]:
-    """A call; one that has only `begun` lacks its arguments."""
+    """Return a tool call in OpenAI's form; if it has only `begun`, its arguments are empty."""
     if call.name in texts:
         body = {"name": call.name, "input": "" if begun else as_text(call.arguments)}
         return {"id": call.call_id, "type": "custom", "custom": body}
@@ -284,7 +285,7 @@ def _rest(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _finish_reason(answer: Answer) -> str:
-    """As OpenAI names it."""
+    """Return the finish reason by OpenAI's name."""
     if answer.call.finish_reason != "stop":
         return "length"
     return "tool_calls" if answer.tool_calls else "stop"

@@ -134,7 +134,7 @@ def _response(
 
 
 def _tool(tool: Any) -> dict[str, Any]:
-    """A tool as the agent sent it."""
+    """Return a tool as the agent sent it."""
     said: dict[str, Any] = tool.model_dump()
     return said | {"parameters": tool.parameters or {}, "strict": False} if said["type"] == "function" else said
 

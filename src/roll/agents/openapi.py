@@ -36,7 +36,7 @@ _REFUSED = {
 
 @functools.cache
 def description() -> dict[str, Any]:
-    """All routes, with what they take."""
+    """Return the OpenAPI description of all routes."""
     models = sorted(set(_BODIES.values()), key=lambda model: model.__name__)
     _, schemas = models_json_schema(
         [(model, "validation") for model in models], ref_template="#/components/schemas/{model}"

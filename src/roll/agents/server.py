@@ -106,7 +106,7 @@ class AgentServer:
     # ---- requests
 
     async def _answered(self, request: web.BaseRequest) -> web.StreamResponse:
-        """Every error in the form that the vendor's clients read."""
+        """Handle a request; return every error in the form of the vendor's clients."""
         try:
             return await self._page(request)
         except Refusal as refusal:

@@ -118,18 +118,18 @@ class Session:
         tools: Sequence[Mapping[str, Any]] = (),
         raw: bool = False,
     ) -> list[Answer]:
-        """Answers of the model to one context.
+        """Generate answers of the model to one context.
 
         Args:
-            context: [C]
-            n: how many.
-            max_tokens: of each; the session's own bounds hold beside it.
-            stop: texts that end an answer.
-            tools: whose calls are told apart in them.
-            raw: they are texts, in which nothing is told apart.
+            context: Token IDs, shape [C].
+            n: Number of answers.
+            max_tokens: Longest answer, in tokens; the session's own bounds apply too.
+            stop: Texts that end an answer.
+            tools: Tools whose calls are parsed in the answers.
+            raw: Whether answers are plain texts, without reasoning to separate.
 
         Raises:
-            Refusal: the session is over, its budget is used up, the context is too long, or we failed.
+            Refusal: The session is over, its budget is used up, the context is too long, or the infrastructure failed.
         """
         self._check(n)
         sampling = self._first.sampling
@@ -224,7 +224,7 @@ class Session:
         return thought, None if answer is None else answer.lstrip("\n") if thought else answer
 
     def num_tokens_of(self, token_ids: IntArray, num_characters: int) -> int:
-        """How many of the tokens it takes to say so many characters; half a character says none."""
+        """Return the number of leading tokens that cover so many characters; a partial character does not count."""
         said = self.renderer.decode(token_ids)[:num_characters]
         low, high = 0, len(token_ids)
         while low < high:
@@ -242,7 +242,7 @@ class Session:
             self.refused.append(said)
 
     def received(self, call: Call, num_characters: int) -> None:
-        """The agent left before it had all of an answer: only what it was sent is kept of it."""
+        """Truncate a call to the part that was sent, after the agent disconnected before the end of the answer."""
         place = next((place for place, known in enumerate(self.calls) if known is call), None)
         if place is None:
             return
@@ -298,13 +298,13 @@ class Session:
     # ---- its end
 
     def fail(self, error: Exception) -> None:
-        """We failed it."""
+        """Record a failure of the infrastructure, which fails the session."""
         if not self.failed.done():
             self.failed.set_exception(error)
             self.failed.exception()  # counts as looked at: nobody may be waiting
 
     def close(self) -> None:
-        """It is over; requests under way are aborted."""
+        """End the session and abort its running requests."""
         self._closed = True
         for task in list(self._running):
             task.cancel()
@@ -333,10 +333,10 @@ class Sessions:
             self._ended.append(session.session_id)
 
     def find(self, key: str) -> Session:
-        """The session that a key opens.
+        """Return the session of a key.
 
         Raises:
-            Refusal: none does, or it is over.
+            Refusal: The key is invalid, or its session is over.
         """
         session_id, _, _ = key.rpartition(".")
         session = self._open.get(session_id)

@@ -124,7 +124,7 @@ def _is_json(arguments: Mapping[str, Any]) -> bool:
 
 
 def plainly(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """A conversation for a template that knows no tools: they, calls of them, and what they said, as text."""
+    """Return a conversation for a template without tools, with tools, tool calls and results written as text."""
     said: list[Message] = []
     for message in messages:
         role, content = message.role, message.text

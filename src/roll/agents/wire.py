@@ -129,15 +129,15 @@ B = TypeVar("B", bound=BaseModel)
 
 
 def checked(model: type[B], raw: bytes, notes: Notes | None = None) -> B:
-    """The body of a request.
+    """Parse and validate the body of a request.
 
     Args:
-        model: of the body.
-        raw: as it was sent.
-        notes: receives the fields that are not served.
+        model: The body's model.
+        raw: The body as it was sent.
+        notes: Receives the fields that are not supported.
 
     Raises:
-        Refusal: names the field that is wrong.
+        Refusal: The body is invalid; the message names the field.
     """
     try:
         return model.model_validate_json(raw, context=_Reading(notes))
@@ -165,7 +165,7 @@ def _repaired(raw: bytes) -> bytes:
 
 
 def _place(loc: Sequence[int | str]) -> str:
-    """`messages[2].content` of pydantic's path, without the names of alternatives that it tried."""
+    """Return pydantic's path as `messages[2].content`, without the names of the alternatives that it tried."""
     place = ""
     for part in loc:
         if isinstance(part, int):
@@ -181,7 +181,7 @@ def _place(loc: Sequence[int | str]) -> str:
 def chat_message(
     role: str, content: str, *, tool_calls: Sequence[Mapping[str, Any]] = (), tool_call_id: str = ""
 ) -> Message:
-    """A message as chat templates take it."""
+    """Return a message in the form of chat templates."""
     return Message(
         role=cast(Speaker, "system" if role == "developer" else role),
         content=content,
@@ -191,7 +191,7 @@ def chat_message(
 
 
 def function_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -> dict[str, Any]:
-    """A call of a tool as chat templates take it: arguments as an object where they are one."""
+    """Return a tool call in the form of chat templates: arguments as an object if they can be parsed as one."""
     if isinstance(arguments, str):
         try:
             value = from_json(arguments, allow_inf_nan=False)
@@ -202,7 +202,7 @@ def function_call(call_id: str, name: str, arguments: str | Mapping[str, Any]) -
 
 
 def function_tool(name: str, description: str | None, parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A tool as chat templates take it."""
+    """Return a tool in the form of chat templates."""
     schema = parameters or {"type": "object", "properties": {}}
     return {"type": "function", "function": {"name": name, "description": description or "", "parameters": schema}}
 
@@ -258,6 +258,6 @@ def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
 
 
 def event(data: Mapping[str, Any], name: str = "") -> bytes:
-    """One server-sent event."""
+    """Return one server-sent event."""
     head = f"event: {name}\n".encode() if name else b""
     return head + b"data: " + to_json(data) + b"\n\n"

@@ -49,10 +49,10 @@ def _existing(path: str) -> Path:
 
 
 def _source(directory: str, metadata: Mapping[str, Any]) -> Path:
-    """The directory that a rollout gets a copy of.
+    """Return the directory that is copied for a rollout.
 
     Raises:
-        ConfigError: the prompt lacks a column, or there is no such directory.
+        ConfigError: The prompt lacks a column, or the directory does not exist.
     """
 
     def value(match: re.Match[str]) -> str:
@@ -67,15 +67,15 @@ def _source(directory: str, metadata: Mapping[str, Any]) -> Path:
 
 @asynccontextmanager
 async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> AsyncIterator[Path | None]:
-    """A directory for one rollout, which is removed at the end; `None`: the run's own.
+    """Run the body with a directory for one rollout, which is removed at the end; `None` is the run's own directory.
 
     Args:
-        directory: as `AgentConfig.directory` has it.
-        metadata: of the prompt.
+        directory: The value of `AgentConfig.directory`.
+        metadata: The prompt's metadata.
 
     Raises:
-        ConfigError: there is nothing to copy.
-        InfraError: it cannot be made, for instance on a full disk.
+        ConfigError: There is nothing to copy.
+        InfraError: The directory cannot be created, for instance on a full disk.
     """
     if directory is None:
         yield None

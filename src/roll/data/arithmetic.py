@@ -48,7 +48,7 @@ class ArithmeticPrompts:
         )
 
     def terms(self, index: int) -> tuple[int, str, int]:
-        """What an item asks for: `(3, "+", 4)`."""
+        """Return the terms of an item: `(3, "+", 4)`."""
         config = self._config
         pair, which = divmod(index, len(config.operations))
         span = config.max_operand - config.min_operand + 1
@@ -57,12 +57,13 @@ class ArithmeticPrompts:
 
 
 def arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:
-    """Training and held-out prompts. They share no ordered pair: where `(3, 4)` is held out, it is for every operation.
+    """Return training and held-out prompts, which share no ordered pair: `(3, 4)` is held out for all operations or
+    for none.
 
-    Operands 1 … 9 make 81 pairs; with `held_out` 0.3, 57 are trained on and 24 held out.
+    Operands 1 … 9 make 81 pairs; with `held_out` 0.3, 57 pairs are trained on and 24 are held out.
 
     Raises:
-        DataError: there are too few pairs to hold any out, or to keep any, or too many to list.
+        DataError: There are too few pairs to hold any out or to keep any, or too many to list.
     """
     num_pairs = (config.max_operand - config.min_operand + 1) ** 2
     if num_pairs > MAX_PAIRS:

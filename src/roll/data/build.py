@@ -62,7 +62,7 @@ class Data:
     """In tokens, over training and held-out prompts; `None` where there are too many to render them all."""
 
     def evaluation(self, num_prompts: int) -> list[PromptDraw]:
-        """The first `num_prompts` held-out prompts (all, where there are fewer), always the same ones."""
+        """Return the first `num_prompts` held-out prompts (all, if there are fewer), always the same ones."""
         prompts = [self.held_out[i] for i in range(min(num_prompts, len(self.held_out)))]
         return held_out_draws(prompts, self.renderer, self.max_prompt_tokens)
 
@@ -70,7 +70,7 @@ class Data:
 def held_out_draws(
     prompts: Sequence[Prompt], renderer: ChatRenderer, max_prompt_tokens: int | None = None
 ) -> list[PromptDraw]:
-    """Prompts rendered for evaluation; their draw ids count from 0 and are not in the ledger."""
+    """Render prompts for evaluation; their draw IDs count from 0 and are not in the ledger."""
     render = partial(prompt_tokens, renderer=renderer)
     return [
         PromptDraw(draw_id=i, prompt=p, token_ids=render_checked(p, render, max_prompt_tokens))
@@ -143,10 +143,10 @@ class _Loaded:
 def load_source(
     config: DataConfig, domain: str, seed: int, pipeline: str = ""
 ) -> tuple[Source[Prompt], Source[Prompt]]:
-    """Training and held-out prompts of one entry.
+    """Return training and held-out prompts of one entry.
 
     Raises:
-        DataError: the source cannot be read, or leaves nothing to train on.
+        DataError: The source cannot be read, or leaves nothing to train on.
     """
     load = SOURCES.get(config.source.partition(":")[0])
     is_table = isinstance(config, FileData | HuggingFaceData | PythonData)

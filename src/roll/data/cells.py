@@ -33,10 +33,10 @@ class BadRow(DataError):
 
 
 def column(row: Row, name: str, where: str, option: str) -> Any:
-    """The row's value in the column that `option` names.
+    """Return the row's value in the column that `option` names.
 
     Raises:
-        BadRow: it has no such column.
+        BadRow: The row has no such column.
     """
     if name not in row:
         columns = ", ".join(short(column) for column in list(row)[:20]) or "none"
@@ -50,27 +50,28 @@ def column(row: Row, name: str, where: str, option: str) -> Any:
 
 
 def is_null(value: Any) -> bool:
-    """Whether a cell says nothing: null, or what data frames write for it (NaN, NA, NaT)."""
+    """Return whether a cell is null, or the value that data frames write for null (NaN, NA, NaT)."""
     return (
         value is None or (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
     )
 
 
 def as_list(value: Any) -> Any:
-    """An array, or a column of a data frame, as the list that it holds; anything else as it is."""
+    """Return an array, or a column of a data frame, as a list; any other value unchanged."""
     return value.tolist() if hasattr(value, "tolist") and not isinstance(value, str) else value
 
 
 def unicode_text(value: str, what: str, where: str) -> str:
-    """The text, if it is one: half a surrogate pair, which JSON can spell, has no tokens.
+    """Return the text, after checking that it can be tokenized: JSON can express unpaired surrogates, which have no
+    tokens.
 
     Args:
-        value: a cell, or a part of one.
-        what: it is, for messages: "column 'text'".
-        where: file and line.
+        value: A cell, or a part of one.
+        what: The name of the value, for messages: "column 'text'".
+        where: File and line.
 
     Raises:
-        BadRow: it is none.
+        BadRow: The text is not valid Unicode.
     """
     try:
         value.encode()

@@ -77,16 +77,16 @@ class ChatRenderer:
         return _joined(messages, self.spelt(np.array([self.end_token])) if _answered(messages) else "")
 
     def tokens(self, text: str) -> IntArray:
-        """[P] ids of a text of `text`."""
+        """Return the token IDs of a text that `text` returned, shape [P]."""
         return self.piece(text, first=not self.has_template)
 
     def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
-        """The text of an answer, special tokens included, and whether one at its end, not in the text, ended it.
+        """Return the text of an answer, with special tokens, and whether an end token, which the text lacks, ended it.
 
         Args:
-            answer: [T] ids.
-            after: [C] ids before it: some tokenizers show a space only where it stands behind something.
-            stops: ids that end an answer, beside the special ones.
+            answer: Token IDs, shape [T].
+            after: Token IDs before the answer, shape [C]: some tokenizers write a space only after another token.
+            stops: IDs that end an answer, in addition to the special tokens.
         """
         ended = bool(len(answer)) and (int(answer[-1]) in stops or self._special.has(self.spelt(answer[-1:])))
         body, anchor = answer[: len(answer) - ended], after[-1:]
@@ -94,11 +94,11 @@ class ChatRenderer:
         return (whole[len(before) :] if whole.startswith(before) else self.spelt(body)), ended
 
     def following(self, text: str, ended: bool) -> IntArray | None:
-        """[N] ids of what a template puts behind an answer; `None` where no special token parts the two.
+        """Return the token IDs behind an answer, shape [N]; `None` if no special token separates them from the answer.
 
         Args:
-            text: from the answer's last character on: what ends its message, and all after that.
-            ended: the answer has a token that stands for the one which ends the message: it is not among the ids.
+            text: The template's text from the end of the answer's content on, with the end of its message.
+            ended: Whether the answer already has the end token, which the returned IDs then leave out.
         """
         end = self._special.beginning(text)
         if end is None:
@@ -127,11 +127,11 @@ class ChatRenderer:
         return True
 
     def spelt(self, token_ids: IntArray) -> str:
-        """The text, special tokens included, as the model wrote it."""
+        """Return the text, special tokens included, as the model wrote it."""
         return self._decoder.spelt(token_ids)
 
     def piece(self, text: str, *, first: bool = False) -> IntArray:
-        """[N] ids of a piece of text; before the `first` one stands what the tokenizer puts before texts."""
+        """Return the token IDs of a text, shape [N]; only the `first` piece gets the tokenizer's begin tokens."""
         if not text.isascii():
             text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
         if self._backend is not None:
@@ -141,7 +141,7 @@ class ChatRenderer:
         return np.asarray(self._beginning.once(text, ids) if first else ids, dtype=np.int32)
 
     def harmless(self, text: str) -> str:
-        """Text of others, unable to end a message and begin one in another's name: the model reads `< |im_end|>`."""
+        """Return foreign text that cannot end a message or begin one of another role: the model reads `< |im_end|>`."""
         return text if self._boundaries is None else parted(text, self._boundaries)
 
     @cached_property
@@ -224,7 +224,7 @@ class ChatRenderer:
         return ends_only_last(self._template.render, self._special)
 
     def plain(self, text: str) -> tuple[IntArray, BoolArray]:
-        """[L] ids of a text with the tokenizer's own special tokens and the one that ends it; all are learnt."""
+        """Return the token IDs of a text with the tokenizer's special and end tokens, shape [L], and the loss mask."""
         ids = self._beginning.once(text, self._tokenizer(text, verbose=False)["input_ids"])
         end = self.end_token
         ids += [end] if ids[-1:] != [end] else []
@@ -250,11 +250,11 @@ class ChatRenderer:
         return max(map(len, self._tokenizer.get_vocab()))
 
     def special_in(self, text: str) -> str | None:
-        """The first special token that is spelt in the text, which the model would take for the real one."""
+        """Return the first special token that occurs in the text, which the tokenizer would take for the real one."""
         return self._special.first(text)
 
     def _without_template(self, messages: Sequence[Message], places: Sequence[int]) -> tuple[IntArray, BoolArray]:
-        """Texts one after the other as `render`, `answer` and `follow_up` put them, without a template."""
+        """Return token IDs and loss mask without a template: texts joined as `render`, `answer` and `follow_up` do."""
         ids: list[IntArray] = []
         learnt: list[bool] = []
         first = next(i for i, message in enumerate(messages) if message.role == "assistant")
@@ -270,10 +270,10 @@ class ChatRenderer:
         return np.concatenate(ids), mask
 
     def answer(self, text: str) -> IntArray:
-        """Ids of an answer as the model would write it, with the token that ends its message.
+        """Return the token IDs of an answer as the model would write it, with the token that ends its message.
 
         Raises:
-            DataError: the template begins an assistant's message differently once there is one.
+            DataError: The template begins an assistant's message differently once there is one.
         """
         if not self.has_template:
             ids = [*self._tokenizer(text, add_special_tokens=False)["input_ids"], self.end_token]
@@ -288,12 +288,13 @@ class ChatRenderer:
         return ids[mask]
 
     def follow_up(self, observation: str) -> IntArray:
-        """Ids that come between two answers: from the end of the assistant's message to where its next one begins.
+        """Return the token IDs between two answers: from the end of the assistant's message to the start of its next
+        one.
 
-        They are what the template puts after a message's last token (its stop token, which the model wrote itself).
+        They follow the last token of the message (its stop token, which the model wrote itself).
 
         Raises:
-            DataError: the template refuses a second turn, or changes what came before it.
+            DataError: The template rejects a second turn, or changes the turns before it.
         """
         if not self.has_template:
             return np.asarray(

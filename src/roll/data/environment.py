@@ -40,7 +40,7 @@ class EpisodeList:
 
 
 def environment_prompts(config: EnvironmentData, domain: str, seed: int) -> tuple[EpisodeList, EpisodeList]:
-    """Episodes 0, 1, … to train on, and the ones after them for evaluation."""
+    """Return episodes 0, 1, … for training, and the episodes after them for evaluation."""
     del seed
     count = config.num_episodes
     return EpisodeList(config, domain, 0, count), EpisodeList(config, domain, count, config.num_held_out)

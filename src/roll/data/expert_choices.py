@@ -21,14 +21,14 @@ __all__ = ["experts_by_context", "first_known"]
 
 
 def first_known(records: Sequence[IntArray | None], length: int) -> IntArray | None:
-    """What is known of one sequence from several records of its beginnings, the earlier record before the later.
+    """Merge several records of prefixes of one sequence; where they overlap, the earliest record counts.
 
     Args:
-        records: each [L, layers, k] of a beginning of it, -1 where unknown; `None`: nothing was recorded.
-        length: of the sequence.
+        records: Expert IDs of a prefix, each of shape [L, layers, k], -1 where unknown; `None` if nothing was recorded.
+        length: Length of the sequence.
 
     Returns:
-        [length, layers, k]; `None` where there is no record.
+        Expert IDs, shape [length, layers, k]; `None` without any record.
     """
     known = [record[:length] for record in records if record is not None]
     if not known:
@@ -43,11 +43,11 @@ def first_known(records: Sequence[IntArray | None], length: int) -> IntArray | N
 
 
 def experts_by_context(rollout: Rollout, records: Sequence[tuple[int, IntArray | None]]) -> tuple[IntArray, ...]:
-    """`Rollout.experts` of a rollout that has everything else.
+    """Compute `Rollout.experts` of a rollout that is otherwise complete.
 
     Args:
-        rollout: with its branches.
-        records: of every request, in order: where its answer begins in the rollout's tokens, and `Generation.experts`.
+        rollout: The rollout, with its branches.
+        records: Per request, in order: the start of its answer in the rollout's tokens, and `Generation.experts`.
     """
     if all(record is None for _, record in records):
         return ()

@@ -25,10 +25,10 @@ LONGEST_LINE = 64 * 2**20
 
 
 def file_tables(config: FileTable) -> tuple[Table, Table | None]:
-    """The file, and the one that is held out, if it is another.
+    """Return the file's table, and the held-out table if it is another file.
 
     Raises:
-        DataError: one does not exist, or is of another kind.
+        DataError: A file does not exist, or is of an unsupported type.
     """
     return open_table(Path(config.path)), None if config.held_out_path is None else open_table(
         Path(config.held_out_path)
@@ -36,10 +36,10 @@ def file_tables(config: FileTable) -> tuple[Table, Table | None]:
 
 
 def open_table(path: Path) -> Table:
-    """The file as a table; nothing is read yet.
+    """Return the file as a table; nothing is read yet.
 
     Raises:
-        DataError: it does not exist, or is of another kind.
+        DataError: The file does not exist, or is of an unsupported type.
     """
     path = path.expanduser()
     if not path.is_file():
@@ -77,7 +77,7 @@ class JsonlTable:
         self._identity = (0, 0)
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
-        """Reads line after line; see `Table.scan`."""
+        """Read the file line by line; see `Table.scan`."""
         try:
             with self._path.open("rb") as file:
                 self._identity = _identity(file.fileno())
@@ -93,7 +93,7 @@ class JsonlTable:
             raise DataError(f"'{self._path}' cannot be read: {error.strerror}.") from error
 
     def row(self, index: int) -> Row:
-        """Reads the line again; see `Table.row`."""
+        """Read the line again; see `Table.row`."""
         try:
             with self._path.open("rb") as file:
                 if _identity(file.fileno()) != self._identity:
@@ -104,11 +104,11 @@ class JsonlTable:
             raise DataError(f"'{self._path}' cannot be read any more: {error.strerror}.") from error
 
     def key(self, index: int) -> str:
-        """The number of the row's line, from 1, as text."""
+        """Return the number of the row's line, from 1, as text."""
         return str(self._lines[index])
 
     def where(self, index: int) -> str:
-        """The file and the line's number."""
+        """Return the file and the line's number."""
         return f"'{self._path}', line {self._lines[index]}"
 
 
@@ -118,7 +118,7 @@ def _identity(descriptor: int) -> tuple[int, int]:
 
 
 def _object_or_error(line: bytes, where: str) -> Row | DataError:
-    """The row, or what is wrong with its line; a file of which no line has an end is refused as a whole."""
+    """Return the row, or the error in its line; a file without any line end is rejected as a whole."""
     if len(line) >= LONGEST_LINE:
         raise DataError(f"{where}: the line is longer than {LONGEST_LINE:,} bytes: is this a JSON Lines file?")
     try:
@@ -168,7 +168,7 @@ class ParquetTable:
         self._table: Any = None
 
     def scan(self, limit: int | None) -> Iterator[Row]:
-        """Loads the file; see `Table.scan`."""
+        """Load the file and yield its rows; see `Table.scan`."""
         from pyarrow import parquet
 
         try:
@@ -185,9 +185,9 @@ class ParquetTable:
         return ArrowRow(self._table.slice(index, 1).to_pylist()[0])
 
     def key(self, index: int) -> str:
-        """The row's number from 1."""
+        """Return the row's number from 1."""
         return str(index + 1)
 
     def where(self, index: int) -> str:
-        """The file and the row's number from 1."""
+        """Return the file and the row's number from 1."""
         return f"'{self._path}', row {index + 1}"

@@ -120,10 +120,10 @@ KINDS = (
 
 
 def functions_prompts(config: FunctionsData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Training and held-out prompts; they share no pair of kind and constant.
+    """Return training and held-out prompts, which share no pair of kind and constant.
 
     Raises:
-        DataError: `held_out` leaves none for one of the two.
+        DataError: `held_out` leaves no prompt for one of the two.
     """
     pairs = [(kind, k) for kind in KINDS for k in range(2, 2 + config.num_constants)]
     order = np.random.default_rng([seed, 0xF0C5]).permutation(len(pairs))

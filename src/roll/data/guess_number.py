@@ -13,10 +13,10 @@ _MOST_LISTED = 9
 
 
 def guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """One prompt for every secret number, for training and for evaluation alike.
+    """Return one prompt per secret number, the same for training and evaluation.
 
-    All of them read the same, so no answer can be learnt by heart: what is learnt is where to guess first, and what
-    `higher` and `lower` mean.
+    All prompts have the same text, so no answer can be memorized: the policy learns the first guess, and the meaning of
+    `higher` and `lower`.
     """
     del seed
     sides = (domain, f"{domain}/held_out")
@@ -28,7 +28,7 @@ def guess_number_prompts(config: GuessNumberData, domain: str, seed: int) -> tup
 
 
 def question(max_number: int) -> str:
-    """What the game asks; few numbers are listed, which even small models take as a choice between them."""
+    """Return the game's question; few numbers are listed, which even small models understand as a choice."""
     if max_number > _MOST_LISTED:
         return f"Pick a number from 1 to {max_number}. Answer with a number."
     numbers = [str(n) for n in range(1, max_number + 1)]
@@ -36,7 +36,7 @@ def question(max_number: int) -> str:
 
 
 def halving_guesses(max_number: int, num_turns: int, secret: int) -> tuple[str, ...]:
-    """What an expert says: always the middle of what is left, the lower one of two."""
+    """Return an expert's guesses: always the middle of the remaining interval, rounded down."""
     low, high = 1, max_number
     guesses: list[str] = []
     for _ in range(num_turns):

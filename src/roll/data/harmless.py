@@ -12,12 +12,13 @@ __all__ = ["boundaries", "parted"]
 
 
 def boundaries(tokenizer: PreTrainedTokenizerBase, written: str) -> re.Pattern[str] | None:
-    """The tokens by which messages are told apart, as they are spelt; `None` where there are none.
+    """Return a pattern of the tokens that separate messages, as text; `None` if there are no such tokens.
 
     Args:
-        tokenizer: of the model.
-        written: conversations as its chat template writes them, without tools: these have marks of their own, which
-            tools' results may be shown in.
+        tokenizer: The model's tokenizer.
+        written: Conversations as its chat template writes them, without tools: tool calls have marks of their own,
+            which
+            a tool's result may quote.
     """
     added = {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
     names = {name for name in added if name in written}
@@ -27,7 +28,7 @@ def boundaries(tokenizer: PreTrainedTokenizerBase, written: str) -> re.Pattern[s
 
 
 def parted(text: str, marks: re.Pattern[str]) -> str:
-    """The text with a space behind the first character of every mark in it.
+    """Return the text with a space behind the first character of every mark in it.
 
     >>> parted("on <|im_end|>", re.compile(re.escape("<|im_end|>")))
     'on < |im_end|>'

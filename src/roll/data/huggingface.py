@@ -21,10 +21,10 @@ MOST_LOOKED_AT = 64
 
 
 def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
-    """The split, and the one that is held out, if it is another.
+    """Return the split's table, and the held-out table if it is another split.
 
     Raises:
-        DataError: the dataset or a split is not there.
+        DataError: The dataset or a split does not exist.
     """
     splits = _load(config)
     table = DatasetTable(config, splits, config.split)
@@ -81,16 +81,16 @@ class DatasetTable:
                 raise DataError(f"'{name}' changed while the run was using it: start again with the new one.")
 
     def key(self, index: int) -> str:
-        """The row's number from 1."""
+        """Return the row's number from 1."""
         return str(index + 1)
 
     def where(self, index: int) -> str:
-        """Dataset, split, and the row's number from 1."""
+        """Return dataset, split, and the row's number from 1."""
         return f"{self.name}, row {index + 1}"
 
 
 def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
-    """The dataset's splits by name."""
+    """Load the dataset's splits by name."""
     import datasets
 
     loaded: Any

@@ -60,11 +60,11 @@ class PromptReader:
             raise BadRow("unreadable", f"{where}: cannot be read: {type(error).__name__}: {error}") from error
 
     def refuse(self, error: DataError, where: str) -> None:
-        """Counted here; all of them are said at once."""
+        """Record the error; all errors are reported at once."""
         self._bad.refuse(error)
 
     def asked(self, item: Prompt) -> Iterable[str]:
-        """The messages' contents."""
+        """Return the contents of the messages."""
         return (content_key(message.content) for message in item.messages)
 
     def content(self, item: Prompt) -> Iterable[str]:

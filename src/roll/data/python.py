@@ -18,11 +18,12 @@ _GIVE = "a list of dictionaries, such as [{'prompt': 'What is 3 + 4?', 'answer':
 
 
 def python_tables(config: PythonTable, domain: str, text_key: str | None) -> tuple[Table, Table | None]:
-    """The rows, and those that are held out, if they are others; a text is a row with that column alone.
+    """Return the table of the rows, and the held-out table if the rows are others; a text becomes a row with one
+    column.
 
     Raises:
-        DataError: there are none, or they are no rows.
-        ConfigError: the user's function cannot be imported.
+        DataError: There are no rows, or they are malformed.
+        ConfigError: The user's function cannot be imported.
     """
     rows, held_out = config.given
     if rows is None:
@@ -32,7 +33,7 @@ def python_tables(config: PythonTable, domain: str, text_key: str | None) -> tup
 
 
 def _made(config: PythonTable, domain: str) -> tuple[Any, Any]:
-    """What the user's function or class gives, and its `held_out`, if it has that."""
+    """Return the result of the user's function or class, and its `held_out` attribute, if any."""
     if config.function is None:
         raise DataError(
             f"the rows of '{domain}' are Python objects, which no file keeps: give them again, as "
@@ -89,9 +90,9 @@ class ObjectTable:
         return row
 
     def key(self, index: int) -> str:
-        """The row's number from 0, as Python counts."""
+        """Return the row's number from 0, as Python counts."""
         return str(index)
 
     def where(self, index: int) -> str:
-        """The row's number from 0."""
+        """Return the row's number from 0."""
         return f"{self.name}, row {index}"

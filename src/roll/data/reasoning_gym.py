@@ -19,10 +19,10 @@ HELD_OUT_SEED_OFFSET = 1_000_003
 
 
 def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
-    """A reasoning-gym dataset.
+    """Load a reasoning-gym dataset.
 
     Raises:
-        DataError: there is no such task, or it refuses the options.
+        DataError: The task does not exist, or rejects the options.
     """
     import reasoning_gym
     from reasoning_gym.factory import DATASETS
@@ -50,10 +50,10 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
 
 
 def reasoning_gym_prompts(config: ReasoningGymData, domain: str, seed: int) -> tuple[PromptList, PromptList]:
-    """Training prompts, and held-out ones that do not occur among them.
+    """Return training prompts, and held-out prompts that do not occur among them.
 
     Raises:
-        DataError: there is no such task, it refuses the options, or it has too few different questions to hold any out.
+        DataError: The task does not exist, rejects the options, or has too few different questions to hold any out.
     """
     num_held_out = round(config.size * config.held_out)
     training = _prompts(config, domain, seed, config.size, "")
@@ -85,7 +85,7 @@ def _prompts(config: ReasoningGymData, domain: str, seed: int, size: int, prefix
 
 
 def _entry(task: Any, name: str, seed: int, index: int) -> dict[str, Any]:
-    """One item. Some tasks draw from the process's own generator besides their seeded one: it is seeded for them."""
+    """Return one item, drawn with the process-wide generator seeded, as some tasks draw from it too."""
     before = random.getstate()
     random.seed(f"{name}/{seed}/{index}")
     try:

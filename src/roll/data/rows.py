@@ -46,11 +46,11 @@ class Table(Protocol):
         ...
 
     def key(self, index: int) -> str:
-        """What the row's uid ends with: its number (or line) from 1."""
+        """Return the end of the row's UID: its number (or line) from 1."""
         ...
 
     def where(self, index: int) -> str:
-        """The row's place, for messages."""
+        """Return the row's place, for messages."""
         ...
 
 
@@ -61,23 +61,23 @@ class RowReader(Protocol[T]):
     limit: int | None
 
     def read(self, row: Row, key: str, where: str) -> T:
-        """One row, whose uid ends with `key`.
+        """Read one row, whose UID ends with `key`.
 
         Raises:
-            DataError: it is malformed.
+            DataError: The row is malformed.
         """
         ...
 
     def refuse(self, error: DataError, where: str) -> None:
-        """A row cannot be read: raises, or leaves it out."""
+        """Handle a row that cannot be read: raise, or skip it."""
         ...
 
     def asked(self, item: T) -> Iterable[str]:
-        """What the model is asked: items that ask for the same are on the same side of what is held out."""
+        """Return the question in the item: items with the same question are on the same side of the held-out split."""
         ...
 
     def content(self, item: T) -> Iterable[str]:
-        """All of it."""
+        """Return all content of the item."""
         ...
 
 
@@ -98,31 +98,31 @@ class RowItems(Generic[T]):
         return self._reader.read(self._table.row(row), self._prefix + self._table.key(row), self.where(index))
 
     def where(self, index: int) -> str:
-        """The place of the item's row, for messages."""
+        """Return the place of the item's row, for messages."""
         return self._table.where(int(self._rows[index]))
 
     def without(self, indices: Collection[int]) -> RowItems[T]:
-        """All but these."""
+        """Return the items without those at `indices`."""
         return RowItems(
             self._reader, self._table, np.delete(self._rows, sorted(indices)), self.fingerprint, self._prefix
         )
 
 
 def split_rows(reader: RowReader[T], tables: tuple[Table, Table | None], seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """What to train on and what is held out: a share of the first table, or the second one.
+    """Return the training items and the held-out items: a share of the first table, or the second table.
 
     Raises:
-        DataError: a table cannot be read, is empty, or a row is malformed; or all is in both tables.
+        DataError: A table cannot be read, is empty, or a row is malformed; or all rows are in both tables.
     """
     table, held_out = tables
     return _by_share(reader, table, seed) if held_out is None else _by_table(reader, table, held_out, seed)
 
 
 def _scan(reader: RowReader[T], table: Table, prefix: str) -> Iterator[tuple[int, T]]:
-    """Every row's number and item, checked.
+    """Yield every row's number and item, checked.
 
     Raises:
-        DataError: there is no row, or one is malformed.
+        DataError: There is no row, or a row is malformed.
     """
     number = -1
     for number, row in enumerate(table.scan(reader.limit)):

@@ -14,17 +14,19 @@ __all__ = ["build_batch", "build_samples"]
 
 
 def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[TrainingSample, ...]:
-    """One training sample for every context of a rollout, as the engine saw it; the loss counts what the policy wrote.
+    """Return one training sample per context of a rollout, as the engine saw it; the loss counts the policy's own
+    tokens.
 
     >>> # prompt of 3 tokens, answer of 2:                     loss_mask [F F F T T]
     >>> # then a context of 4 in their place, answer of 1:     loss_mask [F F F F T]
 
-    All but contexts together are the rollout's tokens, in order. The first sample has the rollout's id, others have it
-    with their number behind.
+    The tokens behind the contexts are together the rollout's tokens, in order. The first sample has the rollout's ID;
+    the
+    others have that ID with their number appended.
 
     Args:
-        rollout: the attempt.
-        max_new_tokens: longest answer of one turn.
+        rollout: The rollout.
+        max_new_tokens: Longest answer of one turn.
     """
     num_tokens = len(rollout.token_ids)
     written = np.zeros(num_tokens, dtype=np.bool_)
@@ -66,7 +68,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
 
 
 def build_batch(rollouts: Sequence[Rollout], *, temperature: float, max_new_tokens: int) -> TrainingBatch:
-    """All rollouts of a step as one batch, with advantages of 0."""
+    """Return all rollouts of a step as one batch, with advantages of 0."""
     return TrainingBatch(
         samples=tuple(s for rollout in rollouts for s in build_samples(rollout, max_new_tokens=max_new_tokens)),
         temperature=temperature,

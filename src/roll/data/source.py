@@ -47,7 +47,7 @@ class Fingerprint:
         self._digest.update("\x01".join(content).encode("utf-8", "surrogatepass") + b"\x02")
 
     def text(self) -> str:
-        """The digest so far, in hexadecimal."""
+        """Return the digest so far, in hexadecimal."""
         return self._digest.hexdigest()
 
 
@@ -87,7 +87,7 @@ class Interleaved(Generic[T]):
 
 
 def content_of_prompt(prompt: Prompt) -> list[str]:
-    """Everything that makes this prompt another one than others."""
+    """Return all content that distinguishes the prompt from others."""
     chat = map(content_of_message, prompt.messages)
     rest = content_of_rest(prompt.tools, prompt.template_kwargs)
     return [prompt.uid, prompt.answer, *chat, *prompt.expert, *rest]
@@ -139,7 +139,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def content_hash(asked: Iterable[str], seed: int = 0) -> int:
-    """64 bits of what the model is asked, so that the same question has the same hash wherever it stands."""
+    """Return a 64-bit hash of the question, which is the same wherever the question occurs."""
     content = "\x00".join(asked)
     digest = hashlib.blake2b(f"{seed}/{content}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big")

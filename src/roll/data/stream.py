@@ -62,7 +62,7 @@ class WeightedStream(ABC, Generic[T, D]):
 
     @abstractmethod
     def _drawn(self, draw_id: int, item: T, position: int) -> D:
-        """The item as this draw."""
+        """Return the item as a draw."""
 
     @property
     def num_items(self) -> int:
@@ -80,7 +80,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._sources[self._most_behind()].domain
 
     def peek(self, count: int) -> list[T]:
-        """The first `count` items of the first source, in the source's own order; draws nothing."""
+        """Return the first `count` items of the first source, in the source's own order; draws nothing."""
         items = self._sources[0].items
         return [items[i] for i in range(min(count, len(items)))]
 
@@ -98,18 +98,18 @@ class WeightedStream(ABC, Generic[T, D]):
         return found
 
     def draw(self, count: int, domain: str | None = None) -> list[D]:
-        """The next `count` draws; of one domain, where it is given.
+        """Return the next `count` draws; only from `domain`, if it is given.
 
         Raises:
-            DataError: an item cannot be used.
+            DataError: An item cannot be used.
         """
         return [self._next(domain) for _ in range(count)]
 
     def again(self, draw_id: int, domain: str, position: int) -> D:
-        """An item that was drawn before, by what its draw said of it.
+        """Return an item that was drawn before, by the domain and position of its draw.
 
         Raises:
-            CheckpointError: no source has this domain.
+            CheckpointError: No source has this domain.
         """
         which = self._which(domain)
         if which is None:
@@ -117,17 +117,17 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._at(draw_id, which, position)
 
     def repeat(self, domain: str, position: int) -> D:
-        """The next draw, but of an item that was drawn before, which moves no source on.
+        """Return the next draw with an item that was drawn before; no source advances.
 
         Raises:
-            CheckpointError: no source has this domain.
+            CheckpointError: No source has this domain.
         """
         draw = self.again(self.num_drawn, domain, position)
         self._num_repeated[self._index(domain)] += 1
         return draw
 
     def position_of(self, domain: str, item: int) -> int:
-        """Where in its first epoch a source's item comes, by its place in the source."""
+        """Return the position of a source's item in its first epoch, from its index in the source."""
         which = self._index(domain)
         return int(np.flatnonzero(self._order(which, 0) == item)[0])
 
@@ -151,7 +151,9 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._drawn(draw_id, source.items[int(self._order(which, epoch)[offset])], position)
 
     def _most_behind(self) -> int:
-        """The source whose count is furthest below its share of the next total (the first of equals)."""
+        """Return the index of the source whose count is furthest below its share of the next total (the first, on a
+        tie).
+        """
         total = sum(source.weight for source in self._sources)
         due = self.num_drawn + 1
         counts = zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
@@ -159,7 +161,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return max(range(len(lag)), key=lambda i: (round(lag[i], 9), -i))
 
     def _order(self, which: int, epoch: int) -> IntArray:
-        """The source's shuffled order in this epoch; kept for the current epoch."""
+        """Return the source's shuffled order in this epoch; cached for the current epoch."""
         kept = self._orders.get(which)
         if kept is None or kept[0] != epoch:
             source = self._sources[which]
@@ -169,14 +171,14 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._orders[which][1]
 
     def state(self) -> dict[str, Any]:
-        """Where the stream stands: plain data, a few values per source."""
+        """Return the stream's position as plain data, a few values per source."""
         return {
             source.domain: {"num_drawn": drawn, "num_repeated": repeated, **self._settings(source)}
             for source, drawn, repeated in zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
         }
 
     def _settings(self, source: WeightedSource[T]) -> dict[str, Any]:
-        """What the meaning of a position depends on."""
+        """Return the settings that determine the item at a position."""
         return {
             self.size_name: len(source.items),
             "weight": source.weight,

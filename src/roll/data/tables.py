@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 def table_prompts(
     config: FileData | HuggingFaceData | PythonData, domain: str, seed: int, pipeline: str = ""
 ) -> tuple[RowItems[Prompt], RowItems[Prompt]]:
-    """Training and held-out prompts of a table, or of a table each.
+    """Return training and held-out prompts, from one table or from a table each.
 
     Raises:
-        DataError: a table is missing, malformed (with the row's place), or empty.
-        ConfigError: the user's function, which makes the rows, cannot be imported.
+        DataError: A table is missing, malformed (with the row's place), or empty.
+        ConfigError: The user's function, which returns the rows, cannot be imported.
     """
     bad = BadRows()
     sides = split_rows(PromptReader(config, domain, bad, pipeline), tables_of(config, domain, config.prompt_key), seed)
@@ -54,16 +54,16 @@ def say_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, 
 def tables_of(
     config: FileTable | HuggingFaceTable | PythonTable, domain: str, text_key: str | None
 ) -> tuple[Table, Table | None]:
-    """The table, and the one that is held out, if it is another; nothing is read yet.
+    """Return the table, and the held-out table if it is another one; nothing is read yet.
 
     Args:
-        config: the source.
-        domain: its name, for messages.
-        text_key: the column that a row stands for which is a text alone.
+        config: The source.
+        domain: The source's name, for messages.
+        text_key: The column for rows that are a text alone.
 
     Raises:
-        DataError: one is not there, or is of another kind.
-        ConfigError: the user's function, which makes the rows, cannot be imported.
+        DataError: A table does not exist, or is of an unsupported type.
+        ConfigError: The user's function, which returns the rows, cannot be imported.
     """
     match config:
         case FileTable():

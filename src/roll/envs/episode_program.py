@@ -57,6 +57,6 @@ def serve(lines: Iterable[str], write: Callable[[str], object]) -> None:
 
 
 def main() -> None:
-    """Read calls from standard input and write answers to file descriptor 3, so that printed text cannot corrupt them."""
+    """Read calls from standard input; write answers to file descriptor 3, so that printed text cannot corrupt them."""
     with os.fdopen(3, "w", encoding="utf-8") as replies:
         serve(sys.stdin, lambda line: print(line, file=replies, flush=True))

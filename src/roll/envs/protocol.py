@@ -94,7 +94,7 @@ def _typed(value: Any) -> str:
 
 
 def brief(value: Any) -> str:
-    """Return the begin of a value's `repr`, for messages about environments."""
+    """Return the start of a value's `repr`, for messages about environments."""
     try:
         text = repr(value)
     except Exception:  # of a class of the user's own, or nested too deeply

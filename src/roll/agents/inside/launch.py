@@ -17,7 +17,7 @@ MOST_ANSWER = 2**20
 
 
 async def carry(reader, writer):
-    """One direction of a connection."""
+    """Forward one direction of a connection."""
     try:
         while data := await reader.read(PIECE):
             writer.write(data)

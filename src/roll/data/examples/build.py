@@ -55,10 +55,10 @@ class Examples:
     report: Report
 
     def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
-        """The draw's samples; or why it is left out, where its source says that such examples are.
+        """Return the draw's samples, or the reason it is skipped, if its source skips such examples.
 
         Raises:
-            UnusableExample: it cannot be learnt from, and is not to be left out.
+            UnusableExample: The example cannot be trained on, and must not be skipped.
         """
         config = self.settings[draw.example.domain]
         try:
@@ -69,7 +69,7 @@ class Examples:
             raise UnusableExample(error.reason, f"example '{draw.uid}': {error}") from error
 
     def evaluation(self, num_examples: int) -> list[ExampleDraw]:
-        """The first so many held-out examples (all, where there are fewer), always the same ones."""
+        """Return the first `num_examples` held-out examples (all, if there are fewer), always the same ones."""
         chosen = [self.held_out[i] for i in range(min(num_examples, len(self.held_out)))]
         return [ExampleDraw(draw_id=i, example=example, position=-1) for i, example in enumerate(chosen)]
 
@@ -143,10 +143,10 @@ def build_examples(
 
 
 def count_examples(configs: Sequence[ExampleDataConfig], kind: ExampleKind, seed: int, pipeline: str = "") -> int:
-    """Examples to train on, as far as that can be said without the model's tokenizer.
+    """Count the training examples, as far as possible without the model's tokenizer.
 
     Raises:
-        DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
+        DataError: A source cannot be read or is empty, or rows cannot be trained on; the message names all of them.
     """
     loaded = list(_load(configs, kind, seed, lambda text: None, pipeline))
     _refuse_bad_rows(loaded)

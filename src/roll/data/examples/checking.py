@@ -39,7 +39,9 @@ class Check:
     """Examples with an answer that the template renders otherwise as the conversation goes on."""
 
     def usable(self, source: Source, config: ExampleDataConfig, bad: BadRows) -> Source:
-        """The source without examples that cannot be learnt from; of too many, some are tried and none is left out."""
+        """Return the source without the examples that cannot be trained on; a large source is only sampled and kept
+        whole.
+        """
         numbers = range(0, len(source), 1 if self.every else max(len(source) // NUM_MEASURED, 1))
         out: list[int] = []
         for index in numbers:
@@ -65,7 +67,7 @@ class Check:
             self.num_rewritten += any(_num_answers(side) > _num_learnt(sample) for side, sample in sides)
 
     def report(self, bad: Mapping[str, BadRows]) -> Report:
-        """All that was found, with what is wrong with the rows of each domain."""
+        """Build the report of all findings, with the problems in the rows of each domain."""
         looked_at = "" if self.every else f" of the {self.num_rendered:,} looked at"
         notes = []
         if self.num_cut:
@@ -94,12 +96,12 @@ def _num_answers(conversation: Conversation) -> int:
 
 
 def _num_learnt(sample: TrainingSample) -> int:
-    """Stretches of tokens that are learnt."""
+    """Count the contiguous spans of trained tokens."""
     return int(np.count_nonzero(np.diff(sample.loss_mask.astype(np.int8)) == 1))
 
 
 def left_out(config: ExampleDataConfig, reason: str) -> bool:
-    """Whether the source says that what is wrong for this reason is left out."""
+    """Return whether the source skips examples with this kind of problem."""
     if reason == TOO_LONG and config.too_long == "skip":
         return True
     return isinstance(config, ExampleColumns) and config.on_bad_row == "skip"

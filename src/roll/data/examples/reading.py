@@ -105,11 +105,11 @@ class ExampleReader:
         check_columns(row, config, self._columns, where)
 
     def refuse(self, error: DataError, where: str) -> None:
-        """Counted here; all of them are said at once."""
+        """Record the error; all errors are reported at once."""
         self._bad.refuse(error)
 
     def asked(self, item: Example) -> Iterable[str]:
-        """The messages before the first answer, or the text."""
+        """Return the messages before the first answer, or the common prefix of the texts."""
         conversation = item.conversations[0]
         if conversation.text is not None:
             return [conversation.text[: _common(*(str(c.text) for c in item.conversations))]]
@@ -118,7 +118,7 @@ class ExampleReader:
         return [content_key(m.content) for m in conversation.messages[:first]]
 
     def content(self, item: Example) -> Iterable[str]:
-        """Everything that makes it another example than others."""
+        """Yield all content that distinguishes the example from others."""
         yield f"{item.uid}\x00{item.preferred}\x00{item.target}"
         for conversation in item.conversations:
             yield f"{conversation.num_given}\x00{conversation.text or ''}"
@@ -204,7 +204,7 @@ def _pair(reading: RowReading, config: ExampleColumns, where: str) -> tuple[Conv
 
 
 def _common(*texts: str) -> int:
-    """Characters that all texts begin with."""
+    """Return the length of the texts' common prefix, in characters."""
     shortest = min(map(len, texts))
     return next((i for i in range(shortest) if len({text[i] for text in texts}) > 1), shortest)
 

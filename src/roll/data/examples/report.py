@@ -28,7 +28,7 @@ class Report:
     """What else a user should know."""
 
     def lines(self) -> Iterator[str]:
-        """What to tell the user; nothing where all is well."""
+        """Yield the lines of the report; none if there are no findings."""
         for domain, rows in self.bad.items():
             if rows.counts:
                 yield from rows.lines(domain)

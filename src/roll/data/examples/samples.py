@@ -40,10 +40,10 @@ class Rendering:
     sees the whole answer."""
 
     def samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
-        """One sample for each conversation of the example, all of one unit; and whether an answer lost its end.
+        """Return one sample per conversation of the example, all of one unit; and whether an answer was truncated.
 
         Raises:
-            UnusableExample: it is too long, nothing is left to learn, or the template cannot render it.
+            UnusableExample: The example is too long, has no trained token, or the template cannot render it.
         """
         example = draw.example
         rendered, cut = self._rendered(example.conversations, too_long)
@@ -67,7 +67,7 @@ class Rendering:
         return samples, cut
 
     def _rendered(self, conversations: tuple[Conversation, ...], too_long: TooLong) -> tuple[list[Tokens], bool]:
-        """The tokens of each conversation within the context, and whether some are cut."""
+        """Return the tokens of each conversation within the context, and whether some are truncated."""
         limit = None if self.max_tokens is None else self.max_tokens - self.score_at_end
         if limit is not None and too_long != "cut":
             self._refuse_books(conversations, limit)
@@ -96,7 +96,7 @@ class Rendering:
         return rendered, cut
 
     def _refuse_books(self, conversations: tuple[Conversation, ...], limit: int) -> None:
-        """Texts that cannot fit, whatever their tokens are; it takes a minute to make tokens of the longest lines."""
+        """Reject texts that cannot fit, whatever their tokens are: tokenizing the longest lines would take a minute."""
         longest = max(len(c.text or "") + sum(len(m.text) for m in c.messages) for c in conversations)
         if longest > LONG and longest > limit * self.renderer.longest_token:
             raise UnusableExample(
@@ -118,14 +118,16 @@ class Rendering:
 
 
 def _shared_prefix(rendered: list[Tokens]) -> int:
-    """Tokens that both sides of a pair begin with and none of which is learnt; 0 for one alone."""
+    """Return the number of leading tokens that both sides of a pair share and that are not trained on; 0 for one side
+    alone.
+    """
     if len(rendered) == 1:
         return 0
     return min([_common(rendered), *(int(np.argmax(mask)) for _, mask in rendered)])
 
 
 def _common(rendered: list[Tokens]) -> int:
-    """Tokens that both sides begin with."""
+    """Return the length of the common prefix of both sides, in tokens."""
     (a, _), (b, _) = rendered
     length = min(len(a), len(b))
     different = np.flatnonzero(a[:length] != b[:length])

@@ -33,11 +33,11 @@ class ArithmeticExamplesSource:
         return Example(uid=prompt.uid, domain=prompt.domain, conversations=(conversation,))
 
     def where(self, index: int) -> str:
-        """The sum, for messages."""
+        """Return the sum, for messages."""
         return self[index].uid
 
     def without(self, indices: Collection[int]) -> ArithmeticExamplesSource:
-        """All but these."""
+        """Return a source without the items at `indices`."""
         kept = [number for i, number in enumerate(self._numbers) if i not in indices]
         return ArithmeticExamplesSource(self._prompts, self._answer_template, kept)
 
@@ -45,10 +45,10 @@ class ArithmeticExamplesSource:
 def arithmetic_examples(
     config: ArithmeticExamples, domain: str, seed: int
 ) -> tuple[ArithmeticExamplesSource, ArithmeticExamplesSource]:
-    """Training and held-out examples: the same operand pairs as `arithmetic_prompts`.
+    """Return training and held-out examples, with the same operand pairs as `arithmetic_prompts`.
 
     Raises:
-        DataError: there are too few pairs, or too many.
+        DataError: There are too few pairs, or too many.
     """
     training, held_out = arithmetic_prompts(config, domain, seed)
     template = config.answer_template

@@ -80,7 +80,7 @@ class JudgeModel:
         """Tokens that end a text between quotation marks."""
 
     def render(self, messages: Sequence[Message]) -> list[int]:
-        """Return the token IDs of the conversation, up to the begin of the model's answer.
+        """Return the token IDs of the conversation, up to the start of the model's answer.
 
         Raises:
             DataError: The model's chat template rejects the conversation.

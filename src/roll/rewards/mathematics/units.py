@@ -153,7 +153,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def _begin_of_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
-    """Return the begin of the trailing run of tokens of these kinds and their separators, or the end if there is no
+    """Return the start of the trailing run of tokens of these kinds and their separators, or the end if there is no
     such run.
     """
     begin = tokens[-1].end()
