@@ -309,7 +309,7 @@ def last_formula(text: str, *, whole: bool = False) -> str | None:
 
 
 def last_line(text: str, *, whole: bool = False) -> str | None:
-    """Return the end of the last line: the part after `is`, `are`, `:` or `=` (not `=` if `whole`), or the whole line."""
+    """Return the end of the last line: the part after `is`, `are`, `:` or `=` (not `=` if `whole`), or all of it."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if not lines:
         return None

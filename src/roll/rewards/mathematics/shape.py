@@ -124,7 +124,7 @@ def _after_membership(text: str) -> str:
 
 
 def _list(parts: list[str], separators: list[str], deepest: int) -> Shape:
-    r"""Parse a list without brackets; `p=5,q=2;p=7,q=2` is a list of points; inequalities joined by `or` are a union."""
+    r"""Parse a list without brackets; `p=5,q=2;p=7,q=2` is a list of points; inequalities with `or` are a union."""
     if ";" in separators and "," in separators:
         points: list[list[str]] = [[]]
         for part, separator in zip(parts, [*separators, ";"], strict=True):

@@ -165,7 +165,7 @@ class Service:
         return wire.encode(value, self.tree)
 
     def tree(self, value, base):
-        """Return the tree of a value that cannot be sent as it is, or None if the encoding of its base class suffices."""
+        """Return the tree of a value that cannot be sent as it is; None if the encoding of its base class suffices."""
         if isinstance(value, type) and issubclass(value, Exception):
             return exceptions.describe(value, self.number)
         if base is None or (base in (*_MUTABLE, *_SIMPLE) and has_own_names(value, base)):
