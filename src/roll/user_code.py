@@ -22,17 +22,28 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from roll.errors import ConfigError, in_one_line, raised_at
 from roll.registry import import_object, looked_from, nearest
 
-__all__ = ["BEGUN_IN", "check_call", "code_fingerprint", "load_function", "names_own_code", "source_files"]
+__all__ = [
+    "BEGUN_IN",
+    "check_call",
+    "code_fingerprint",
+    "load_function",
+    "loaded_modules",
+    "names_own_code",
+    "source_files",
+]
 
 logger = logging.getLogger(__name__)
 
 BEGUN_IN = "ROLL_BEGUN_IN"
 """Environment variable of a process that another one started elsewhere (Ray's workers): that one's directory."""
+_loaded: set[Path] = set()
+"""Files of the user's own that were imported."""
 
 
 def load_function(path: str, kind: str) -> Callable[..., Any]:
@@ -99,8 +110,9 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
     finally:
         _return_to(directory, path)
     _say_what_is_imported(path, directory)
+    _loaded.update(source_files(path, directory))
     if not callable(function):
-        raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function.")
+        raise ConfigError(f"{kind} '{path}' is of type {type(function).__name__}, not a function or a class.")
     return function
 
 
@@ -111,6 +123,14 @@ def _return_to(directory: str, path: str) -> None:
             return
     os.chdir(directory)
     logger.warning("'%s' changes the current directory while it is imported: it was changed back.", path)
+
+
+def loaded_modules() -> list[ModuleType]:
+    """Return the modules of the user's own that this process has imported: files named in a configuration, and the
+    local ones that these import. Another process does not find them by their names.
+    """
+    modules = list(sys.modules.values())
+    return [each for each in modules if (file := getattr(each, "__file__", None)) and Path(file).resolve() in _loaded]
 
 
 def _from_file(file: Path, name: str, kind: str) -> object:

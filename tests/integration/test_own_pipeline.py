@@ -1,11 +1,9 @@
-"""A pipeline in a user's own folder: three files, which run by the loop of all others, synchronous and asynchronous."""
+"""A pipeline of the user's own, from one file of theirs: named in the configuration, run by the loop of all others."""
 
 from __future__ import annotations
 
 import json
-import sys
-import textwrap
-from collections.abc import Iterator
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,108 +11,90 @@ import pytest
 from chaos.harness import tiny_config
 
 import roll
-from roll.config.pipelines import PIPELINES as CONFIGURATIONS
-from roll.pipelines.registry import CHECKS, PIPELINES
+from roll.cli.main import run as command
+from roll.errors import CheckpointError, ConfigError
 
-FILES = {
-    "configuration.py": """
-        from typing import Literal
-
-        from roll.config.base import option
-        from roll.config.online import OnlineConfig
-
-
-        class LongestConfig(OnlineConfig):
-            '''Learn to write the longest answers.'''
-
-            pipeline: Literal["longest"] = option("longest", "Which pipeline runs.")
-            num_kept: int = option(1, "Of each group.", ge=1)
-    """,
-    "pipeline.py": """
-        from contextlib import asynccontextmanager
-        from functools import partial
-
-        from roll.algorithms.losses import LikelihoodLoss
-        from roll.data.samples import build_batch
-        from roll.pipelines.evaluation import measure
-        from roll.pipelines.learner import Learner
-        from roll.pipelines.learning.state import LearningState
-        from roll.pipelines.online.answers import AnswersObjective
-        from roll.pipelines.online.loop import train
-        from roll.pipelines.online.opening import Placed, facts, open_online, policy_spec
-        from roll.pipelines.preparation import prepare
-        from roll.pipelines.registry import Pipeline
-        from roll.running import in_thread
-
-
-        def longest(rollouts, num_kept):
-            best = sorted(rollouts, key=lambda rollout: -len(rollout.token_ids))
-            return [(rollout,) for rollout in best[:num_kept]]
-
-
-        def objective(online):
-            rollout = online.config.rollout
-
-            async def build(choice):
-                found = choice.rollouts
-                return build_batch(found, temperature=rollout.temperature, max_new_tokens=rollout.max_new_tokens)
-
-            choose = partial(longest, num_kept=online.config.num_kept)
-            return AnswersObjective(online=online, choose=choose, build=build, loss=LikelihoodLoss())
-
-
-        @asynccontextmanager
-        async def start(config, session):
-            prepared = await in_thread(prepare, config)
-            placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]
-            learner = lambda started: Learner(policy=started[0])
-            async with open_online(config, session, prepared, placed, learner) as online:
-                yield partial(train, online, objective(online))
-
-
-        PIPELINE = Pipeline(open=start, facts=partial(facts, method="longest"), evaluate=measure, state=LearningState)
-    """,
-    "check.py": """
-        from roll.pipelines.online.check.inspection import inspect_run
-
-
-        def inspect(config):
-            return inspect_run(config, "longest")
-    """,
-}
+LONGEST = Path(__file__).parents[2] / "examples" / "pipelines" / "longest.py"
+PIPELINE = "pipelines/longest.py:Longest"
 
 
 @pytest.fixture
-def own_pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    folder = tmp_path / "longest"
-    folder.mkdir()
-    for name, text in FILES.items():
-        (folder / name).write_text(textwrap.dedent(text))
-    monkeypatch.syspath_prepend(str(tmp_path))
-    kept = [dict(registry._entries) for registry in (CONFIGURATIONS, PIPELINES, CHECKS)]
-    CONFIGURATIONS.register("longest", "longest.configuration:LongestConfig")
-    PIPELINES.register("longest", "longest.pipeline:PIPELINE")
-    CHECKS.register("longest", "longest.check:inspect")
-    yield "longest"
-    for registry, entries in zip((CONFIGURATIONS, PIPELINES, CHECKS), kept, strict=True):
-        registry._entries.clear()
-        registry._entries.update(entries)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "longest"]:
-        del sys.modules[name]
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The user's, with the pipeline in it; commands are run there."""
+    (tmp_path / "pipelines").mkdir()
+    shutil.copy(LONGEST, tmp_path / "pipelines")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(model: Path, num_steps: int = 2, ratio: float = 0.0, **changes: Any) -> dict[str, Any]:
+    base = tiny_config(model, num_steps=num_steps) | {"pipeline": PIPELINE, "num_kept": 2, "output_dir": "runs"}
+    base["rollout"] = {**base["rollout"], "scheduling": {"async_ratio": ratio}}
+    return base | {"evaluation": {"before_training": False, "num_prompts": 1}} | changes
+
+
+def steps(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
+    return [row for row in map(json.loads, lines) if row["kind"] == "train"]
 
 
 @pytest.mark.parametrize("ratio", [0.0, 2.0])
-def test_own_pipeline_of_three_files_trains_by_the_loop_of_all(
-    tmp_path: Path, tiny_model: Path, own_pipeline: str, ratio: float
-) -> None:
-    assert len(FILES) <= 4
-    base: dict[str, Any] = tiny_config(tiny_model, num_steps=4) | {"pipeline": own_pipeline, "num_kept": 2}
-    base["rollout"] = {**base["rollout"], "scheduling": {"async_ratio": ratio}}
-    base |= {"output_dir": str(tmp_path / "runs"), "evaluation": {"before_training": False, "num_prompts": 1}}
+def test_own_pipeline_of_one_file_trains_by_the_loop_of_all(folder: Path, tiny_model: Path, ratio: float) -> None:
+    base = config(tiny_model, 4, ratio)
     assert roll.check(base).problems == []
     roll.train(base)
-    lines = (tmp_path / "runs" / "run" / "metrics.jsonl").read_text().splitlines()
-    found = [row for row in map(json.loads, lines) if row["kind"] == "train"]
+    found = steps(folder)
     assert [row["step"] for row in found] == [1, 2, 3, 4] and found[-1]["policy_version"] == 4
     assert max(row["rollout/staleness_max"] for row in found) <= ratio
     assert all(row["data/groups_trained"] == 3 for row in found)
+
+
+def test_own_pipeline_is_run_by_the_commands(
+    folder: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "run.yaml").write_text(json.dumps(config(tiny_model)))
+    assert command(["check", "run.yaml"]) == 0 and command(["train", "run.yaml"]) == 0
+    assert command(["resume", "runs/run", "training.num_steps=3"]) == 0
+    assert [row["step"] for row in steps(folder)] == [1, 2, 3]
+    assert command(["eval", "run.yaml", "--model", "runs/run"]) == 0
+    assert command(["config", "explain", "--pipeline", PIPELINE, "num_kept"]) == 0
+    assert "of each group" in capsys.readouterr().out
+
+
+def test_own_pipeline_with_a_loss_of_its_file_trains_on_the_ranks_of_ray(folder: Path, tiny_model: Path) -> None:
+    file = folder / "pipelines" / "longest.py"
+    own = "class OwnLoss(LikelihoodLoss):\n    pass\n\n\nclass Longest:"
+    file.write_text(file.read_text().replace("class Longest:", own).replace("LikelihoodLoss())", "OwnLoss())"))
+    apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": [1]}, "devices_per_node": 2}
+    roll.train(config(tiny_model, cluster=apart))
+    assert [row["step"] for row in steps(folder)] == [1, 2]
+
+
+def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_model: Path) -> None:
+    roll.train(config(tiny_model, 1))
+    with (folder / "pipelines" / "longest.py").open("a") as file:
+        file.write("# changed\n")
+    with pytest.raises(CheckpointError, match=f"the code of '{PIPELINE}' changed"):
+        roll.resume("runs/run", ["training.num_steps=2"])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("Longest = 3", "pipeline 'wrong.py:Longest' is of type int, not a function or a class."),
+        ("class Longest:\n    config = 1", "pipeline 'wrong.py:Longest' lacks check, open, facts, evaluate, state: "),
+        (
+            "class Longest:\n    config = check = open = facts = evaluate = state = 1",
+            "pipeline 'wrong.py:Longest': its `config` must be a subclass of roll.config.run.RunConfig.",
+        ),
+        ("def Longest(x): ...", "pipeline 'wrong.py:Longest' is called with (), which (x) does not take"),
+        ("class Longes: ...", "pipeline: 'wrong.py' has no 'Longest'. Did you mean 'Longes'?"),
+    ],
+)
+def test_own_pipeline_that_is_wrong_is_refused_when_the_configuration_is_loaded(
+    folder: Path, tiny_model: Path, text: str, words: str
+) -> None:
+    (folder / "wrong.py").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        roll.load_config(config(tiny_model, pipeline="wrong.py:Longest"))
+    assert words in str(caught.value)

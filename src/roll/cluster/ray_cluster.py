@@ -44,7 +44,7 @@ from roll.process_environment import socket_directory
 from roll.protocols import WorkerPool
 from roll.tracking import RunDirectory
 from roll.training import TrainerSpec
-from roll.user_code import BEGUN_IN
+from roll.user_code import BEGUN_IN, loaded_modules
 
 __all__ = ["RayCluster", "open_ray"]
 
@@ -84,6 +84,8 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
             f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
             "cluster.devices_per_node, or wait until other jobs end."
         )
+    for module in loaded_modules():  # what a pipeline of the user's own sends, a loss for one, no worker can import
+        ray.cloudpickle.register_pickle_by_value(module)
     devices = reserved_devices(group, placement.num_nodes, per_node, PLACEMENT_TIMEOUT_S) if accelerators else None
     return RayCluster(roles, placement, group, devices=devices, owned=owned, run=run)
 

@@ -26,7 +26,6 @@ from roll.cluster.ray_answers import answer
 from roll.config.training import TRAINERS
 from roll.errors import WorkerDiedError
 from roll.protocols import TrainBackend, TrainerGroup
-from roll.registry import import_object
 from roll.training import TrainerSpec
 from roll.training.outgoing import outgoing
 from roll.types import TrainingBatch, WeightUpdate
@@ -58,9 +57,8 @@ class TrainerActor:
 
     def build(self, spec: TrainerSpec, backend: str) -> None:
         """Import the back-end, whose path it is, and load the model."""
-        make: Any = import_object(backend)
         self._spec = spec
-        self._backend = make(spec)
+        self._backend = TRAINERS.get(backend)(spec)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
         """Any method of the backend's."""

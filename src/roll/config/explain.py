@@ -74,7 +74,7 @@ def merged(keys: Sequence[Key]) -> list[Key]:
 
 
 def _unknown(name: str, model: type[Section]) -> str:
-    if elsewhere := [pipeline for pipeline in PIPELINES if _keys_named(name, PIPELINES.get(pipeline))]:
+    if elsewhere := [pipeline for pipeline in PIPELINES.built_in if _keys_named(name, PIPELINES.get(pipeline))]:
         others = f" (or {', '.join(elsewhere[1:])})" if elsewhere[1:] else ""
         return f"'{name}' is a key of another pipeline: add --pipeline {elsewhere[0]}{others}."
     line = unknown_key(tuple(name.split(".")), Document(name="", tree={}), model)

@@ -127,7 +127,8 @@ def _pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
     if isinstance(name, str) and name in PIPELINES:
         return PIPELINES.get(name)
     hint = nearest(str(name), list(PIPELINES))
-    raise ConfigError(f"'pipeline'{origin}: {show(name)} is not known.{hint} Known: {', '.join(PIPELINES)}.")
+    known = ", ".join([*PIPELINES, "path/to/file.py:Class"])
+    raise ConfigError(f"'pipeline'{origin}: {show(name)} is not known.{hint} Known: {known}.")
 
 
 def _pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:

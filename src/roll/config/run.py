@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from pydantic import model_validator
 
 from roll.config.alarms import AlarmsConfig
-from roll.config.base import NAME, Section, option, path_option
+from roll.config.base import EXTENSION, NAME, Section, option, path_option
 from roll.config.cluster import ClusterConfig, RoleDevices
 from roll.config.model import ModelConfig
 from roll.config.operations import CheckpointConfig, TrackingConfig
@@ -23,7 +23,12 @@ S = TypeVar("S")
 class RunConfig(Section):
     """The base of every pipeline's configuration, which adds sections of its own."""
 
-    pipeline: str = option(..., "Which pipeline runs.")
+    pipeline: str = option(
+        ...,
+        "Which pipeline runs: a name, `path/to/file.py:Class`, `package.module:Class`, or a name that an installed "
+        "package gives (entry points `roll.pipelines`).",
+        pattern=EXTENSION,
+    )
     name: str = option(
         ...,
         "Name of the run and of its directory.",

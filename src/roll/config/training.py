@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from pydantic import ValidationInfo, field_validator
 
-from roll.config.base import Section, option
+from roll.config.base import EXTENSION, Section, option
 from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
-from roll.errors import ConfigError
-from roll.registry import Registry
+from roll.extensions import ExtensibleRegistry
 
 if TYPE_CHECKING:
     from roll.protocols import TrainBackend
@@ -21,13 +20,14 @@ __all__ = ["TRAINERS", "Fp8Recipe", "TrainingConfig", "closes_heap"]
 
 Fp8Recipe: TypeAlias = Literal["none", "rowwise_with_gw_hp", "rowwise"]
 
-TRAINERS: Registry[Callable[..., TrainBackend]] = Registry(
+TRAINERS: ExtensibleRegistry[Callable[..., TrainBackend]] = ExtensibleRegistry(
     "train back-end",
     {
         "torch": "roll.training.backend:TorchBackend",
         "deepspeed": "roll.training.deepspeed.backend:DeepSpeedBackend",
         "megatron": "roll.training.megatron.backend:MegatronBackend",
     },
+    group="roll.trainers",
 )
 """By the name in `training.backend`, what makes one rank of a trainer from its `roll.training.TrainerSpec`. It is here
 so that a name that nobody knows is refused when a configuration is loaded."""
@@ -59,7 +59,9 @@ class TrainingConfig(Section):
     max_grad_norm: float = option(1.0, "Gradients are scaled down to this norm.", gt=0)
     backend: str = option(
         "torch",
-        "Train back-end: `torch`, `deepspeed` or `megatron` (extras), or a name that was added to `TRAINERS`.",
+        "Train back-end: `torch`, `deepspeed` or `megatron` (extras). Or one of your own: a name that an installed "
+        "package gives (entry points `roll.trainers`), or `path/to/file.py:Class`.",
+        pattern=EXTENSION,
     )
     parallel: ParallelConfig = option(
         ParallelConfig(),
@@ -143,11 +145,7 @@ class TrainingConfig(Section):
     def _known(cls, name: str, info: ValidationInfo) -> str:
         if name == "deepspeed" and info.data.get("optimizer") != "adamw":
             raise ValueError("the back-end deepspeed has AdamW in 32 bits alone: set training.optimizer to adamw")
-        try:
-            TRAINERS.path(name)
-        except ConfigError as error:
-            raise ValueError(str(error).rstrip(".")) from None
-        return name
+        return TRAINERS.checked(name)
 
     @field_validator("parallel")
     @classmethod

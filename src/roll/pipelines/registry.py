@@ -1,6 +1,7 @@
 """The pipelines by name: how each runs, measures a model, and is looked at before it starts.
 
-Their names are those of `roll.config.pipelines`; each has a package here, with a `pipeline` and a `check`.
+Their names are those of `roll.config.pipelines`; each has a package here, with a `pipeline` and a `check`. One of the
+user's own is a class with all of this and its `config`, which `pipeline: path/to/file.py:Class` names.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from roll.config.pipelines import PIPELINES as CONFIGURATIONS
+from roll.config.pipelines import PipelineRegistry
 from roll.pipelines.state import RunState
 from roll.preflight import Report
-from roll.registry import Registry
 
 if TYPE_CHECKING:
     from roll.pipelines.run import Session
@@ -48,10 +49,10 @@ class Pipeline:
     """What its runs remember between steps."""
 
 
-PIPELINES: Registry[Pipeline] = Registry(
-    "pipeline", {name: f"roll.pipelines.{name}.pipeline:PIPELINE" for name in CONFIGURATIONS}
+PIPELINES: PipelineRegistry[Pipeline] = PipelineRegistry(
+    {name: f"roll.pipelines.{name}.pipeline:PIPELINE" for name in CONFIGURATIONS.built_in}, part=None
 )
-CHECKS: Registry[Callable[[Any], Report]] = Registry(
-    "pipeline", {name: f"roll.pipelines.{name}.check:inspect" for name in CONFIGURATIONS}
+CHECKS: PipelineRegistry[Callable[[Any], Report]] = PipelineRegistry(
+    {name: f"roll.pipelines.{name}.check:inspect" for name in CONFIGURATIONS.built_in}, part="check"
 )
 """What `roll check` finds out; apart from the others, since it needs no torch."""

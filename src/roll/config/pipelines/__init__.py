@@ -1,15 +1,67 @@
 """One module for each pipeline: the sections that its configuration is composed of, and what they must agree on.
 
-Each module exports its class as `CONFIG`; a new pipeline is a new module and a line here.
+Each module exports its class as `CONFIG`; a new pipeline is a new module and a line here. One of the user's own is a
+class elsewhere, which `pipeline: path/to/file.py:Class` names.
 """
 
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
 from roll.config.run import RunConfig
-from roll.registry import Registry
+from roll.errors import ConfigError, in_one_line, raised_at
+from roll.extensions import ExtensibleRegistry
+from roll.process_environment import prepare_environment
+from roll.user_code import check_call, load_function
 
-__all__ = ["DEFAULT_PIPELINE", "PIPELINES"]
+__all__ = ["DEFAULT_PIPELINE", "PIPELINES", "PipelineRegistry"]
 
-PIPELINES: Registry[type[RunConfig]] = Registry(
-    "pipeline",
+T = TypeVar("T")
+
+_PARTS = ("config", "check", "open", "facts", "evaluate", "state")
+
+
+class PipelineRegistry(ExtensibleRegistry[T]):
+    """One part of every pipeline by its name: each of this package has its parts in modules of their own.
+
+    Args:
+        entries: names to import paths of that part.
+        part: the attribute that it is of a pipeline of the user's own; `None`: the pipeline itself.
+    """
+
+    def __init__(self, entries: dict[str, str], part: str | None) -> None:
+        super().__init__("pipeline", entries, group="roll.pipelines")
+        self._part = part
+
+    def get(self, name: str) -> T:
+        """Import and return this part of a pipeline.
+
+        Raises:
+            ConfigError: there is no such pipeline, it cannot be imported or built, or it lacks a part.
+        """
+        if name in self._entries:
+            return super().get(name)
+        own = _own_pipeline(self.path(name))
+        return cast(T, own if self._part is None else getattr(own, self._part))
+
+
+def _own_pipeline(path: str) -> Any:
+    """Build a pipeline of the user's own."""
+    prepare_environment()  # its file imports torch
+    factory = load_function(path, "pipeline")
+    check_call(factory, f"pipeline '{path}'")
+    try:
+        pipeline = factory()
+    except Exception as error:
+        raise ConfigError(f"pipeline '{path}' cannot be built ({raised_at(error)}): {in_one_line(error)}") from error
+    if missing := [part for part in _PARTS if not hasattr(pipeline, part)]:
+        raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md says what each is.")
+    if not (isinstance(pipeline.config, type) and issubclass(pipeline.config, RunConfig)):
+        raise ConfigError(f"pipeline '{path}': its `config` must be a subclass of roll.config.run.RunConfig.")
+    return pipeline
+
+
+PIPELINES: PipelineRegistry[type[RunConfig]] = PipelineRegistry(
     {
         "agentic": "roll.config.pipelines.agentic:CONFIG",
         "distill": "roll.config.pipelines.distill:CONFIG",
@@ -21,6 +73,7 @@ PIPELINES: Registry[type[RunConfig]] = Registry(
         "preference": "roll.config.pipelines.preference:CONFIG",
         "sft": "roll.config.pipelines.sft:CONFIG",
     },
+    part="config",
 )
 DEFAULT_PIPELINE = "rlvr"
 """Of files that do not say."""
