@@ -1,1 +1,1 @@
-"""Advantages, losses and filters: pure functions of tensors."""
+"""Advantages, losses and filters: pure functions of arrays and tensors."""

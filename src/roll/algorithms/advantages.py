@@ -3,7 +3,7 @@
     shaped rewards ─ (R - mean) / std ─► outcomes          `normalise`
     outcomes ─ over tokens or turns ─► returns ─ whitening ─ clip ─► advantages
 
-NumPy only: the controller runs this, without torch.
+NumPy only: the controller process runs this code and does not import torch.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Estimator: TypeAlias = Literal["outcome", "token", "turn", "chunk", "anchor_stat
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """What the rewards of a batch say about its tokens; lists are by episode."""
+    """Advantages and returns of a batch, one array per episode."""
 
     advantages: list[FloatArray]
-    """[T] each; 0 where the policy did not write the token."""
+    """Shape [T] each; 0 where the policy did not write the token."""
     returns: list[FloatArray] = field(default_factory=list)
-    """[T] each, what a critic should learn; empty without one."""
+    """Targets of a critic, shape [T] each; empty without a critic."""
 
 
 def estimate(
@@ -55,23 +55,24 @@ def estimate(
     clip: float | None = None,
     penalised: bool = False,
 ) -> Estimate:
-    """Advantages of all episodes of a batch; see `roll.config.algorithm_parts.AdvantageConfig`.
+    """Compute the advantages of all episodes of a batch; see `roll.config.algorithm_parts.AdvantageConfig`.
 
     Args:
-        episodes: all that count for whitening and for states met again.
-        outcomes: [n] their normalised rewards (`normalised`): the total one for `outcome`, `chunk` and `anchor_state`;
-            for the others that of the whole, to which rewards of turns and tokens are added as they are.
-        estimator: how they spread over tokens.
-        std: `anchor_state` divides step advantages by a deviation, unless it is `none`.
-        gamma: discount per token, or per turn for `turn`, `chunk` and `anchor_state`.
-        gae_lambda: of `gae`.
-        step_weight: of `anchor_state`.
-        whiten: over all tokens, or all turns.
-        clip: bound of the result.
-        penalised: whether outcomes of the whole have the rewards per token in them.
+        episodes: All episodes that count for whitening and for repeated states.
+        outcomes: Normalized rewards of the episodes (`normalised`), shape [n]. For `outcome`, `chunk` and
+            `anchor_state` the total reward; for the other estimators the reward of the whole rollout, to which rewards
+            per turn and per token are added unchanged.
+        estimator: How rewards are spread over tokens.
+        std: For `anchor_state`: step advantages are divided by a standard deviation unless `std` is `none`.
+        gamma: Discount per token; for `turn`, `chunk` and `anchor_state`, per turn.
+        gae_lambda: Lambda of `gae`.
+        step_weight: Weight of the step advantages of `anchor_state`.
+        whiten: Whether to whiten over all tokens, over all turns, or not at all.
+        clip: Bound on the absolute value of an advantage.
+        penalised: Whether the outcomes of whole rollouts already include the rewards per token.
 
     Raises:
-        ValueError: `gae` has no values.
+        ValueError: `gae` is used and an episode has no critic values.
     """
     returns: list[Float64Array] = []
     if estimator == "gae":
@@ -86,7 +87,7 @@ def estimate(
         if whiten == "turn":
             turns = whitened(turns)
         tokens = [per_token(e, t) for e, t in zip(episodes, turns, strict=True)]
-        if estimator != "turn" and not penalised:  # whose returns have them
+        if estimator != "turn" and not penalised:  # returns of `turn` include the rewards per token
             tokens = _with_token_rewards(episodes, tokens)
     if whiten == "token":
         tokens = whitened(tokens)
@@ -99,7 +100,7 @@ def estimate(
 
 
 def _with_token_rewards(episodes: Sequence[Episode], tokens: list[Float64Array]) -> list[Float64Array]:
-    """Add what rewards per token come to after each token (a KL penalty in the reward)."""
+    """Add the sum of the rewards per token from each token on (a KL penalty in the reward)."""
     return [
         t if e.token_rewards is None else t + discounted(e.token_rewards[e.mask].astype(np.float64), 1.0)
         for e, t in zip(episodes, tokens, strict=True)
@@ -133,18 +134,19 @@ def _values(episode: Episode) -> Float64Array:
 
 
 def _spread_out(episode: Episode, tokens: Float64Array) -> FloatArray:
-    """Values of the policy's tokens [n] at their places among all [T]."""
+    """Scatter the values of the policy's tokens [n] into an array over all tokens [T], with zeros elsewhere."""
     result = np.zeros(episode.num_tokens, dtype=np.float32)
     result[episode.mask] = tokens
     return result
 
 
 def drop_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], share: float) -> list[BoolArray]:
-    """Which tokens hold the smallest `share` of all values under the masks.
+    """Return a mask of the tokens that hold the smallest `share` of all values under the masks.
 
-    AsyPPO (arXiv 2510.01656): where critics agree, tokens leave the policy gradient. They are those below the value at
-    place floor(share x n) of the n sorted ones. Of equal values there all stay or all go, whatever the order of the
-    batch; where critics agree everywhere, as before their first update, all stay.
+    AsyPPO (arXiv 2510.01656): tokens on which the critics agree leave the policy gradient. Dropped tokens are those
+    below the value at index floor(share x n) of the n sorted values. Tokens of equal value are all kept or all dropped,
+    independent of the order of the batch; where critics agree everywhere, as before their first update, all tokens are
+    kept.
     """
     together = np.sort(concatenated([np.asarray(v, np.float64)[m] for v, m in zip(values, masks, strict=True)]))
     if not len(together):
@@ -154,6 +156,6 @@ def drop_smallest(values: Sequence[FloatArray], masks: Sequence[BoolArray], shar
 
 
 def rescaled_weights(weights: Float64Array) -> Float64Array:
-    """Factors with mean 1; all 1 where their sum is 0."""
+    """Rescale weights to mean 1; all become 1 if their sum is 0."""
     total = float(weights.sum())
     return weights * (len(weights) / total) if total > 0 else np.ones_like(weights)

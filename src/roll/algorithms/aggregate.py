@@ -1,6 +1,6 @@
-"""How per-token losses become one number: a rule is a weight per token, the loss the weighted sum.
+"""Aggregation of per-token losses: a rule assigns a weight to each token, and the loss is the weighted sum.
 
-The counts are those of the global batch, so the shares of all micro-batches and ranks add up to its loss.
+Counts are over the global batch, so the shares of all micro-batches and ranks add up to the loss of the global batch.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Aggregation: TypeAlias = Literal["sequence_mean", "token_mean", "constant_length
 
 
 def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
-    """Weight of every token [N] in the loss of the global batch.
+    """Return the weight of every token in the loss of the global batch, shape [N].
 
     `sequence_mean`: 1 / (tokens of its sequence x sequences), GRPO, arXiv 2402.03300.
     `token_mean`: 1 / tokens, DAPO, arXiv 2503.14476.
@@ -25,7 +25,7 @@ def token_weights(inputs: LossInputs, aggregation: Aggregation) -> Tensor:
     `sequence_sum`: 1 / sequences, the log-prob of a sequence as a whole, REINFORCE.
 
     Raises:
-        ValueError: the rule is unknown.
+        ValueError: The rule is unknown.
     """
     if aggregation == "sequence_mean":
         return (1.0 / (inputs.sequence_lengths * inputs.num_sequences))[inputs.sequence_ids]

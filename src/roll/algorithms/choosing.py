@@ -1,4 +1,4 @@
-"""Which of a step's rollouts are learnt from where no algorithm says so: all, the best, or pairs. NumPy only."""
+"""Selection of a step's training rollouts in pipelines without an RL algorithm: all, the best, or pairs. NumPy only."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from roll.types import Fate, Group, Rollout
 __all__ = ["Answers", "Choice", "Pairing", "answers_below", "best_answers", "chosen", "pairs", "why_failed"]
 
 Answers: TypeAlias = tuple[Rollout, ...]
-"""That are learnt from together: one alone, or the better and the worse one of a pair."""
+"""Rollouts that are trained together: a single one, or the better and the worse one of a pair."""
 Pairing: TypeAlias = Literal["best_worst", "all"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What a step learns from, and what became of every group."""
+    """The rollouts that a step trains on, and the fate of every group."""
 
     answers: tuple[Answers, ...]
     """In the order of their groups."""
     fates: dict[int, tuple[Fate, str]]
-    """By draw id, with the reason where it is not trained."""
+    """By draw id: the group's fate, and the reason if it is not trained."""
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """All that is learnt from; one that is in several pairs as often."""
+        """All rollouts that are trained; a rollout in several pairs is repeated."""
         return tuple(rollout for answers in self.answers for rollout in answers)
 
 
 def chosen(groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[Answers] | str]) -> Choice:
-    """Choose in every group.
+    """Choose the rollouts of every group that are trained.
 
-    A rollout that infrastructure failed is never chosen; a group in which all failed has fate `failed`.
+    A rollout that failed for an infrastructure error is never chosen; a group in which all rollouts failed has fate
+    `failed`.
 
     Args:
-        groups: of the step.
-        choose: from a group's scored rollouts, what is learnt from, or why nothing is.
+        groups: Groups of the step.
+        choose: Function of a group's scored rollouts that returns the answers to train on, or why there are none.
     """
     answers: list[Answers] = []
     fates: dict[int, tuple[Fate, str]] = {}
@@ -56,19 +57,24 @@ def chosen(groups: Iterable[Group], choose: Callable[[Sequence[Rollout]], list[A
 
 
 def why_failed(group: Group) -> str:
-    """What infrastructure says of a group without a scored rollout that has a token."""
+    """Return why a group has no scored rollout with a token: the infrastructure errors of its rollouts."""
     return "; ".join(sorted({r.cause for r in group.rollouts if r.cause})) or "no rollout has a token"
 
 
 def answers_below(rollouts: Sequence[Rollout], *, num_tokens: int) -> list[Answers] | str:
-    """Every one whose ids are below `num_tokens`: a padded model may write ids beyond those that another has."""
+    """Return every rollout whose token ids are all below `num_tokens`.
+
+    A policy with a padded vocabulary may sample ids that the teacher's vocabulary does not have.
+    """
     return [(rollout,) for rollout in rollouts if int(rollout.token_ids.max()) < num_tokens] or (
         f"every answer has a token with an id of {num_tokens:,} or more, which its teacher does not have"
     )
 
 
 def best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: float) -> list[Answers] | str:
-    """The `keep` best whose reward is `min_reward` or more (RAFT, arXiv 2304.06767); of equal ones the first."""
+    """Return the `keep` best rollouts whose reward is at least `min_reward` (RAFT, arXiv 2304.06767); ties go to the
+    first.
+    """
     rewards = _rewards(rollouts)
     best = [int(i) for i in np.argsort(-rewards, kind="stable")[:keep] if rewards[i] >= min_reward]
     if not best:
@@ -77,12 +83,12 @@ def best_answers(rollouts: Sequence[Rollout], *, keep: int, min_reward: float) -
 
 
 def pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: float = 0.0) -> list[Answers] | str:
-    """Pairs of a better and a worse answer.
+    """Return pairs of a better and a worse answer, or the reason why a group has none.
 
     Args:
-        rollouts: of one group.
-        pairing: the best one with the worst one (of equal ones the first), or every two.
-        min_difference: of their rewards; 0: any at all.
+        rollouts: The rollouts of one group.
+        pairing: `best_worst` pairs the best with the worst rollout (ties go to the first), `all` pairs every two.
+        min_difference: Smallest reward difference of a pair; 0 accepts any difference.
     """
     rewards = _rewards(rollouts)
     if reason := reason_to_leave_out(rewards):
@@ -102,5 +108,5 @@ def pairs(rollouts: Sequence[Rollout], *, pairing: Pairing, min_difference: floa
 
 
 def _rewards(rollouts: Sequence[Rollout]) -> np.ndarray:
-    """[G] as they were given."""
+    """Return the rewards before shaping, shape [G]."""
     return np.array([r.reward.value for r in rollouts if r.reward is not None], dtype=np.float64)

@@ -1,25 +1,25 @@
-"""Corrections for tokens that another policy than the newest one sampled, or another program than the trainer.
+"""Importance corrections for tokens sampled by an older policy version, or by an engine that differs numerically.
 
-Three policies know the log-prob of a sampled token:
+Three policies assign a log-prob to a sampled token:
 
     rollout    the engine's, under the policy version that sampled the token
-    behavior   the trainer's, under the same version: the "old logits" that arXiv 2605.12070 misses
+    behavior   the trainer's, under the same version: the "old logits" that are missing according to arXiv 2605.12070
     old        the trainer's, under the policy before this update
 
     log(old / rollout)  =  log(behavior / rollout)  +  log(old / behavior)
          both           =        mismatch           +       staleness
 
-Mismatch is what engine and trainer compute differently from the same weights: kernels, dtypes, 8-bit weights, top_p,
-and keys and values that an engine kept of older weights. Staleness is what the policy has learned since the token was
-sampled. A rollout that was interrupted by weight syncs has tokens of several versions.
+Mismatch is the difference between engine and trainer under the same weights: kernels, dtypes, 8-bit weights, top_p, and
+KV cache entries that an engine kept from older weights. Staleness is the change of the policy since the token was
+sampled. A rollout that was interrupted by weight syncs has tokens of several policy versions.
 
     factor w = exp(log-ratio) at some level, a constant;   weight = min(w, upper), or 1;   mask_low <= w <= mask_high
 
-`corrects` names the log-ratio. `both` needs nothing further, and mixes the two wherever tokens are stale. The others
-need `behavior_logprobs`, which the trainer computes from snapshots of its weights; without stale tokens
-behavior is old.
+`corrects` names the log-ratio. `both` needs no further log-probs, and mixes mismatch and staleness for stale tokens.
+The other two need `behavior_logprobs`, which the trainer computes from snapshots of its weights; for a token that is
+not stale, behavior equals old.
 
-Weights and masks multiply a token's policy-gradient objective alone. A masked token stays in the counts that normalise
+Weights and masks multiply only a token's policy-gradient objective. A masked token stays in the counts that normalize
 the loss. Sources: truncated importance sampling (Yao et al. 2025, fengyao.notion.site/off-policy-rl); sequence and
 geometric masks (IPA, arXiv 2512.24873 eq. 8; ROLL's `train_infer_correction`); the decomposition (arXiv 2605.12070).
 """
@@ -51,7 +51,7 @@ def off_policy(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
     """Return the log-ratio [N] of old / rollout (`both`), behavior / rollout or old / behavior, clamped.
 
     Raises:
-        ValueError: the batch does not have these log-probs.
+        ValueError: The batch does not have the log-probs.
     """
     above, below = _RATIOS[corrects]
     return clamped(inputs.need(f"{above}_logprobs") - inputs.need(f"{below}_logprobs"))
@@ -59,11 +59,11 @@ def off_policy(inputs: LossInputs, corrects: Corrects = "both") -> Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Correction:
-    """See `roll.config.correction.CorrectionConfig`.
+    """An importance correction; see `roll.config.correction.CorrectionConfig`.
 
-    Every level, mask and veto corrects what `corrects` names: by default mismatch and staleness together. Log-ratios
-    are clamped to ± `LOG_RATIO_LIMIT`, of tokens and again of what they come to. `chunk` and `geometric` are geometric
-    means over a chunk's or sequence's tokens, `sequence` is the product.
+    Levels, masks and the veto all use the log-ratio that `corrects` names: by default mismatch and staleness together.
+    Log-ratios are clamped to ± `LOG_RATIO_LIMIT`, per token and again after pooling. `chunk` and `geometric` are
+    geometric means over the tokens of a chunk or sequence, `sequence` is the product.
     """
 
     corrects: Corrects = "both"
@@ -79,7 +79,7 @@ class Correction:
         return self.level in ("sequence", "geometric") or self.veto is not None
 
     def factor(self, inputs: LossInputs) -> Tensor:
-        """w of every token [N], without gradient."""
+        """Return the importance factor w of every token, shape [N], without gradient."""
         difference = off_policy(inputs, self.corrects).detach()
         if self.level == "token":
             return difference.exp()
@@ -88,13 +88,13 @@ class Correction:
         return clamped(pool(difference, ids))[ids].exp()
 
     def truncates(self, inputs: LossInputs) -> Tensor:
-        """[N] bool: whose factor exceeds `upper`."""
+        """Return a mask [N] of the tokens whose factor exceeds `upper`."""
         if self.upper is None:
             return torch.zeros_like(inputs.sequence_ids, dtype=torch.bool)
         return self.factor(inputs) > self.upper
 
     def weights(self, inputs: LossInputs) -> Tensor:
-        """What multiplies every token's objective [N]: 0 where it is left out."""
+        """Return the weight of every token's objective, shape [N]; 0 where the token is masked out."""
         factor = self.factor(inputs)
         weight = torch.ones_like(factor) if self.upper is None else factor.clamp(max=self.upper)
         if self.mask_low is not None:

@@ -6,22 +6,23 @@
 
     local    amplify the tokens with the largest jumps |WAAD_t - WAAD_t+1|: a phrase begins
     global   amplify the anchors: the tokens with the largest FAI
-    coupled  an anchor inside a phrase that another token introduced shares its amplification with that token
+    coupled  an anchor inside a phrase shares its amplification with the token that introduced the phrase
 
 A is the mean of the heads' attention maps, row t the attention of token t to the tokens s <= t. The trainer computes
-the maps and their statistics (`training.attention_maps`) from the weights below; what follows from them is here.
+the maps and their statistics (`training.attention_maps`) with the distance weights below; this module turns the
+statistics into factors.
 
-What the paper leaves open, and what is chosen:
+Choices where the paper leaves details open:
 
-* Heads are sorted for each sample on its own, over all observed layers together: a factor then depends on its sample
-  alone, not on what else is in the batch. Means over t are taken over the answer's tokens, the only ones that are
-  weighted; so no map of the prompt's own rows is needed.
-* A sample's last token (the last that the loss counts) predicts nothing and never goes through the network: it has no
-  row of its own, attends to no other, and keeps the WAAD of the token before it, so that neither has a jump.
-* The last token of any turn has no jump: what follows it is the environment's.
-* FAI is cut at the end of the sample, and is 0 for tokens that nothing in its range follows.
-* Only tokens that the loss counts are chosen or share, and a share of them is rounded up. A token whose score is 0 is
-  never chosen: in an answer shorter than FAI's range no token is an anchor, and nothing is amplified.
+* Heads are sorted per sample, over all observed layers together: a factor then depends on its sample alone, not on the
+  rest of the batch. Means over t are taken over the answer's tokens, the only ones that are weighted, so the prompt's
+  rows of the maps are not needed.
+* A sample's last token (the last that the loss counts) predicts no token and does not go through the network: it has no
+  row in the map, and gets the WAAD of the token before it, so that neither has a jump.
+* The last token of any turn has no jump: the environment's tokens follow it.
+* FAI is cut at the end of the sample, and is 0 for tokens without a later token in its range.
+* Only tokens that the loss counts are chosen or share amplification, and a share of them is rounded up. A token whose
+  score is 0 is never chosen: in an answer shorter than FAI's range no token is an anchor, and nothing is amplified.
 * `coupled` needs two thresholds and a share that the paper does not give; they are quantiles over the sample's own
   tokens, so they fit any model. See `credit_factors`.
 """
@@ -43,30 +44,30 @@ CreditForm: TypeAlias = Literal["local", "global", "coupled"]
 Int64Array: TypeAlias = NDArray[np.int64]
 
 HEAD_SHARE = 0.3
-"""Of all heads: so many are local, and so many global."""
+"""Share of all heads that are local, and share that are global."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistanceWeights:
-    """What an entry A[t, s] of an attention map counts for, by its distance t - s = 0 … N - 1."""
+    """Weights of the entries A[t, s] of an attention map by their distance t - s = 0 … N - 1."""
 
     distance: FloatArray
-    """[N] t - s: sum over s, and mean over t, to a head's distance."""
+    """[N] t - s: a head's distance is the sum over s, averaged over t."""
     waad: FloatArray
-    """[N] min(t - s, W): sum over s to WAAD_t."""
+    """[N] min(t - s, W): WAAD_t is the sum over s."""
     fai: FloatArray
-    """[N] 1 within FAI's range, else 0: sum over t, and divide by `num_followers`, to FAI_s."""
+    """[N] 1 within FAI's range, else 0: FAI_s is the sum over t, divided by `num_followers`."""
     num_followers: FloatArray
-    """[N] by s: tokens within FAI's range of token s, at least 1."""
+    """[N] number of tokens within FAI's range of token s, at least 1."""
 
 
 def distance_weights(num_tokens: int, *, window: int, horizon: tuple[int, int]) -> DistanceWeights:
-    """For a sample of N tokens.
+    """Return the distance weights of a sample of N tokens.
 
     Args:
         num_tokens: N.
         window: W, in tokens.
-        horizon: FAI's range: it counts tokens so much later, first and last included.
+        horizon: Range of FAI: the first and the last distance that count, in tokens, both included.
     """
     first, last = horizon
     assert 1 <= first <= last and window >= 1, (horizon, window)
@@ -81,22 +82,26 @@ def distance_weights(num_tokens: int, *, window: int, horizon: tuple[int, int]) 
 
 
 def head_groups(distances: NDArray[np.floating], share: float = HEAD_SHARE) -> tuple[Int64Array, Int64Array]:
-    """Local and global heads: those with the smallest and the largest mean distance [K]; at least one each."""
+    """Return the indices of the local and the global heads: the heads with the smallest and the largest mean distance.
+
+    Each group has at least one head. `distances` has shape [K].
+    """
     count = max(round(share * len(distances)), 1)
     order = np.argsort(distances, kind="stable")
     return np.sort(order[:count]), np.sort(order[-count:])
 
 
 def jumps(waad: FloatArray, mask: BoolArray) -> FloatArray:
-    """|WAAD_t - WAAD_t+1| [L] between tokens of `mask`; 0 for the last one of a turn."""
+    """Return |WAAD_t - WAAD_t+1| between tokens of `mask`, shape [L]; 0 for the last token of a turn."""
     together = mask & np.append(mask[1:], False)[: len(mask)]
     return np.where(together, np.abs(np.diff(waad, append=waad[-1:])), np.float32(0.0))
 
 
 def top_share(scores: FloatArray, mask: BoolArray, share: float) -> BoolArray:
-    """The tokens [L] with the largest scores: a share of those in `mask`, rounded up; earlier ones first where equal.
+    """Return a mask [L] of the tokens with the largest scores.
 
-    A score of 0 is never chosen.
+    The number of tokens is `share` of those in `mask`, rounded up; ties go to the earlier token. A token with score 0
+    is never chosen.
     """
     candidates = np.flatnonzero(mask & (scores > 0))
     count = math.ceil(share * int(mask.sum()) - 1e-9)  # 0.1 x 30 is a little above 3
@@ -118,24 +123,27 @@ def credit_factors(
     calm_quantile: float = 0.5,
     jump_quantile: float = 0.6,
 ) -> FloatArray:
-    """Factors [L] in 1 … `amplification` on the advantages of a sample's tokens; 1 outside `mask`.
+    """Compute the factors on the advantages of a sample's tokens, shape [L], between 1 and `amplification`; 1 outside
+    `mask`.
 
     In the coupled form, an anchor t is *dominated* if it does not itself look far back and one of the tokens just
-    before it opened a phrase: WAAD_t is at most the `calm_quantile` of the sample's, and the largest jump among the
-    `introduction` tokens before it is at least the `jump_quantile` of the sample's. It then keeps (1 - back_share) of
-    its amplification, and its introduction, the token of that jump (the nearest of equal ones), gets back_share of it.
-    What a token gets twice is added up, to at most the whole amplification.
+    before it opened a phrase: WAAD_t is at most the `calm_quantile` of the sample, and the largest jump among the
+    `introduction` tokens before it is at least the `jump_quantile` of the sample. A dominated anchor keeps (1 -
+    back_share) of its amplification; the remaining back_share goes to its introduction, the token of that jump (the
+    nearest in a tie). A token that gets amplification twice gets the sum, capped at `amplification`.
 
     Args:
-        statistics: of the sample, [L] each.
-        mask: [L] the tokens that the loss counts.
-        form: which tokens are chosen: those of the local, the global or the coupled pattern above.
-        amplification: factor on chosen tokens.
-        share: of the sample's tokens that is chosen.
-        introduction: how many tokens back an introduction is looked for; the paper tries 1 to 3.
-        back_share: half by default: anchor and introduction then weigh the same.
-        calm_quantile: the median by default, which calls half of the tokens calm.
-        jump_quantile: by default 1 - 0.4, which makes introductions the tokens that the local form amplifies.
+        statistics: Attention statistics of the sample, [L] each.
+        mask: Tokens that the loss counts, shape [L].
+        form: Which tokens are chosen: those of the local, the global or the coupled pattern of the module docstring.
+        amplification: Factor on chosen tokens.
+        share: Share of the sample's tokens that is chosen.
+        introduction: How many tokens back to look for an introduction; the paper tries 1 to 3.
+        back_share: Share that moves to the introduction; with the default of one half, anchor and introduction get the
+            same.
+        calm_quantile: Quantile of WAAD up to which a token counts as calm; by default the median.
+        jump_quantile: Quantile of jumps from which a token counts as an introduction; with the default of 1 - 0.4,
+            introductions are the tokens that the local form amplifies.
     """
     gain = amplification - 1.0
     jump = jumps(statistics.waad, mask)
@@ -159,7 +167,9 @@ def _amplified(gains: NDArray[np.floating], amplification: float) -> FloatArray:
 
 
 def _largest_before(scores: NDArray[np.floating], reach: int) -> tuple[NDArray[np.floating], Int64Array]:
-    """The largest score among the `reach` tokens before each token, and where it is; the nearest of equal ones."""
+    """Return the largest score among the `reach` tokens before each token, and its index; ties go to the nearest
+    token.
+    """
     largest = np.full(len(scores), -np.inf)
     source = np.zeros(len(scores), dtype=np.int64)
     for back in range(1, min(reach, len(scores) - 1) + 1):

@@ -1,4 +1,4 @@
-"""Which groups and rollouts are trained, and which groups no outcome can save. NumPy only."""
+"""Filters of groups and rollouts, and the early detection of groups that cannot pass the filters. NumPy only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Keep", "is_doomed", "kept_rollouts", "reason_to_leave_out", "top_var
 
 Keep: TypeAlias = Literal["all", "positive", "best", "worst", "extremes"]
 TOLERANCE = 1e-9
-"""Of what is said of a group before its end."""
+"""Tolerance of the filters' bounds when a group is judged before it is complete."""
 
 
 def reason_to_leave_out(
@@ -25,7 +25,7 @@ def reason_to_leave_out(
     max_mean: float | None = None,
     min_std: float | None = None,
 ) -> str:
-    """Why a group with these rewards [G] is not trained; empty where it is."""
+    """Return why a group with rewards [G] is not trained; an empty string if it is trained."""
     if not len(rewards):
         return "it has no rollout"
     if skip_zero_variance and has_zero_variance(rewards):
@@ -49,16 +49,19 @@ def is_doomed(
     max_mean: float | None = None,
     min_std: float | None = None,
 ) -> bool:
-    """Whether a group fails the same filter, whatever its missing rewards are within the range.
+    """Return whether a group will fail the filters for every value of its missing rewards within the range.
 
     The mean is largest (smallest) where all missing rewards are highest (lowest). The deviation is a convex function of
-    them, so it is largest at a corner of the cube, and by symmetry only the number of highest ones matters.
+    the missing rewards, so it is largest at a corner of the cube, and by symmetry only the number of highest ones
+    matters.
 
     Args:
-        rewards: those that are known.
-        missing: how many are not; with none, the filters themselves decide.
-        reward_range: lowest and highest possible reward.
-        min_mean: see `reason_to_leave_out`, as for the next two.
+        rewards: The known rewards.
+        missing: Number of missing rewards; with 0, the result is False and the filters themselves decide.
+        reward_range: Lowest and highest possible reward.
+        min_mean: See `reason_to_leave_out`.
+        max_mean: See `reason_to_leave_out`.
+        min_std: See `reason_to_leave_out`.
     """
     if missing <= 0:
         return False
@@ -74,9 +77,10 @@ def is_doomed(
 
 
 def kept_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
-    """Which rollouts of a group [G] are trained, ascending; of equal rewards the earlier ones.
+    """Return the indices of the rollouts of a group that are trained, ascending; ties go to the earlier rollout.
 
-    `positive` is RAFT's rejection sampling (arXiv 2504.11343): reward above 0. `extremes`: `num` best and `num` worst.
+    `positive` is RAFT's rejection sampling (arXiv 2504.11343): reward above 0. `extremes`: the `num` best and the `num`
+    worst. `rewards` has shape [G].
     """
     if keep == "all":
         return list(range(len(rewards)))
@@ -88,6 +92,9 @@ def kept_rollouts(rewards: Float64Array, keep: Keep, num: int) -> list[int]:
 
 
 def top_variance(stds: Sequence[float], share: float) -> list[int]:
-    """Which groups have the largest deviations, ascending: ceil(share x n), of equals the earlier (StarPO-S)."""
+    """Return the indices of the groups with the largest deviations, ascending (StarPO-S).
+
+    The number of groups is ceil(share x n); ties go to the earlier group.
+    """
     num = int(np.ceil(share * len(stds) - 1e-9))
     return sorted(np.argsort(-np.asarray(stds, dtype=np.float64), kind="stable")[:num].tolist())

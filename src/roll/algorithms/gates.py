@@ -1,7 +1,7 @@
-"""Gates: how a ratio r and an advantage A become an objective per token, to be maximised.
+"""Gates: functions of a ratio r and an advantage A that return an objective per token, to be maximized.
 
-Each is a few lines and a `Gate`: a picklable callable `(log_ratio [N], logprobs [N], advantages [N]) -> objective [N]`.
-At r = 1 the gradient of every one of them is that of A log pi, except for weights that are its own (`SignSplit`).
+A gate is a picklable callable `(log_ratio [N], logprobs [N], advantages [N]) -> objective [N]`; see `Gate`. At r = 1
+the gradient of every gate is that of A log pi, up to a gate's own weights (`SignSplit`).
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = [
 
 
 class Gate(Protocol):
-    """The seam."""
+    """Interface of gates."""
 
     @property
     def exponentiates(self) -> bool:
-        """Whether it takes the log-ratio's exponential, and so needs it clamped."""
+        """Whether the gate takes the exponential of the log-ratio, which must then be clamped."""
         ...
 
     def __call__(self, log_ratio: Tensor, logprobs: Tensor, advantages: Tensor) -> Tensor:
-        """Objective of every token [N]."""
+        """Return the objective of every token, shape [N]."""
         ...
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """[N] bool, for the metrics: tokens on whose objective a bound acts."""
+        """Return a mask [N], for metrics, of the tokens whose objective a bound changes."""
         ...
 
 
 class _Exponential:
-    """A gate of the ratio itself."""
+    """A gate that exponentiates the log-ratio."""
 
     __slots__ = ()
 
@@ -83,7 +83,7 @@ class MinClip(_Exponential):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DualClip(MinClip):
-    """`MinClip`, and where A < 0 never below bound x A: arXiv 1912.09729 eq. 5."""
+    """`MinClip` that, where A < 0, is never below bound x A: arXiv 1912.09729 eq. 5."""
 
     bound: float = 3.0
 
@@ -183,12 +183,12 @@ class SoftGate(_Unbounded):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserGate:
-    """A gate of the user's; it is built where it runs, so it need not be picklable."""
+    """A user-defined gate; it is built in the process that runs it, so it need not be picklable."""
 
     path: str
     """`package.module:Class`, or `path/to/file.py:Class`."""
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Its arguments."""
+    """Keyword arguments of the class."""
 
     @property
     def exponentiates(self) -> bool:
@@ -198,15 +198,15 @@ class UserGate:
         return self._built()(log_ratio, logprobs, advantages)
 
     def clipped(self, ratio: Tensor, advantages: Tensor) -> Tensor:
-        """See `Gate.clipped`; a gate that does not say it has no bound."""
+        """Return the user gate's `clipped`; a gate without that method is treated as unbounded."""
         own = getattr(self._built(), "clipped", None)
         return torch.zeros_like(ratio, dtype=torch.bool) if own is None else own(ratio, advantages)
 
     def check(self) -> None:
-        """Build it.
+        """Build the gate and check that it is callable.
 
         Raises:
-            ConfigError: it cannot be imported, does not take its options, or cannot be called as a gate is.
+            ConfigError: The class cannot be imported, does not accept its options, or is not callable as a gate.
         """
         gate = self._built()
         if not callable(gate):

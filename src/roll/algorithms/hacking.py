@@ -1,6 +1,7 @@
-"""Marks of a reward that is being hacked: what a policy does that found a way to be paid without solving the task.
+"""Metrics that indicate reward hacking: a policy that earns reward without solving the task.
 
-Each is a figure of one step's answers; `alarms` says when one is too high. None is a proof: they say where to look.
+Each metric is computed from one step's answers; `alarms` reports when one is too high. None is a proof of hacking; they
+show where to look.
 """
 
 from __future__ import annotations
@@ -17,23 +18,23 @@ from roll.types import Group, Rollout
 __all__ = ["BASELINE_STEPS", "hacking_metrics", "repeated_text_share", "shared_ngram_share"]
 
 BASELINE_STEPS = 5
-"""First steps of a run, whose answers' length is the measure for later ones."""
+"""Number of first steps of a run whose mean answer length is the baseline of later steps."""
 FEWEST_WORDS = 12
-"""Shorter answers may well be equal: `The answer is 7.`"""
+"""Shorter answers may legitimately be equal: `The answer is 7.`"""
 WORD_NGRAM, TOKEN_NGRAM = 8, 4
 MOST_WORDS, MOST_CHARACTERS = 500, 8_000
-"""Of each answer that are looked at, from its beginning."""
+"""Number of words and characters of each answer that are examined, from its beginning."""
 MOST_TOKENS = 4_096
-"""Of each answer that are looked at, from its end: there a loop is found that an answer does not leave any more."""
+"""Number of tokens of each answer that are examined, from its end, where an endless repetition is found."""
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def hacking_metrics(groups: Sequence[Group], first_lengths: Sequence[float]) -> dict[str, float]:
-    """What a step's answers show; about 0.4 ms for each, however long.
+    """Compute the reward-hacking metrics of a step's answers; takes about 0.4 ms per answer, however long.
 
     Args:
-        groups: all that were generated.
-        first_lengths: mean length of answers in the run's first steps, as far as it got.
+        groups: All generated groups.
+        first_lengths: Mean answer length of each of the run's first steps, up to `BASELINE_STEPS` of them.
     """
     scored = [rollout for group in groups for rollout in group.scored]
     if not scored:
@@ -64,10 +65,10 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Share of longer answers whose words were all given, in the same order, to another prompt too.
+    """Return the share of longer answers whose exact sequence of words also answers another prompt.
 
     Args:
-        answers: prompt's uid and words of each.
+        answers: UID of the prompt and words of each answer.
     """
     long = [(uid, tuple(words)) for uid, words in answers if len(words) >= FEWEST_WORDS]
     asked: dict[tuple[str, ...], set[str]] = defaultdict(set)
@@ -77,10 +78,10 @@ def repeated_text_share(answers: Sequence[tuple[str, list[str]]]) -> float:
 
 
 def shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
-    """Share of the answers' runs of `WORD_NGRAM` words that answers to half of the prompts or more have, and to two.
+    """Return the share of n-grams of `WORD_NGRAM` words that occur for at least half of the prompts, and at least two.
 
     Args:
-        answers: prompt's uid and words of each.
+        answers: UID of the prompt and words of each answer.
     """
     prompts = {uid: number for number, uid in enumerate(dict.fromkeys(uid for uid, _ in answers))}
     grams = [_ngrams(np.array([hash(word) for word in words], np.int64), WORD_NGRAM) for _, words in answers]
@@ -99,7 +100,7 @@ def shared_ngram_share(answers: Sequence[tuple[str, list[str]]]) -> float:
 
 
 def _ngrams(items: np.ndarray, size: int) -> np.ndarray:
-    """[N - size + 1], a number for each run of `size` of `items` [N], whole numbers; equal ones have equal numbers."""
+    """Hash each n-gram of `size` integers of `items` [N], shape [N - size + 1]; equal n-grams have equal hashes."""
     count = max(0, len(items) - size + 1)
     found = np.zeros(count, np.uint64)
     for place in range(size):
@@ -114,7 +115,7 @@ def _repeats_itself(rollout: Rollout) -> bool:
 
 
 def _correlation(a: Sequence[float], b: Sequence[float]) -> float:
-    """Pearson's; 0 where one does not vary."""
+    """Return the Pearson correlation; 0 if one of the sequences is constant."""
     if len(a) < 2 or len(set(a)) == 1 or len(set(b)) == 1:
         return 0.0
     return statistics.correlation(a, b)

@@ -1,4 +1,4 @@
-"""The records of losses, under the name by which users' own losses have imported them; they live in `roll.types`."""
+"""Inputs and outputs of losses, re-exported from `roll.types` under the module name that user losses import."""
 
 from roll.types import LossInputs, LossOutputs, SequenceAttention
 

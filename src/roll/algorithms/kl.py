@@ -1,6 +1,6 @@
 """Estimators of KL(policy || reference) per sampled token (Schulman 2020, joschu.net/blog/kl-approx).
 
-Of tensors in a loss, with a gradient; of NumPy arrays for a penalty in the reward, without torch.
+They take tensors in a loss, with a gradient, and NumPy arrays for a penalty in the reward, without torch.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ KLEstimator: TypeAlias = Literal["k1", "k2", "k3", "absolute", "full"]
 Array = TypeVar("Array", "Tensor", NDArray[np.floating[Any]])
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to ± this before `exp`, so that one absurd token cannot make the loss infinite."""
+"""Log-ratios are clamped to ± this before `exp`, so that a single outlier token cannot make the loss infinite."""
 
 
 def kl_per_token(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = "k3") -> Array:
-    """KL estimate of every token [N]; differentiable in `logprobs`.
+    """Return the KL estimate of every token, shape [N]; differentiable in `logprobs`.
 
     `k1`: log p/q, unbiased, high variance. As a loss its gradient is 0 in expectation: use it to measure.
     `k2`: (log p/q)^2 / 2, biased, low variance; its gradient is that of the true KL.
     `k3`: q/p - 1 - log q/p, unbiased, never negative (GRPO's choice).
     `absolute`: |log p/q|.
-    `full` is not per sampled token: it comes with the inputs (`LossInputs.full_kl`).
+    `full` is not an estimate from sampled tokens: the inputs already hold it (`LossInputs.full_kl`).
 
     Raises:
-        ValueError: the estimator is unknown.
+        ValueError: The estimator is unknown.
     """
     difference: Any = logprobs - ref_logprobs
     if estimator == "k1":
@@ -48,18 +48,18 @@ def kl_per_token(logprobs: Array, ref_logprobs: Array, estimator: KLEstimator = 
 
 
 def adapted_coefficient(coefficient: float, kl: float, *, target: float, num_rollouts: int, horizon: int) -> float:
-    """The adaptive KL coefficient (Ziegler et al. 2019, arXiv 1909.08593, section 2.2):
-    coefficient x (1 + clip(kl / target - 1, -0.2, 0.2) x min(num_rollouts / horizon, 1)).
+    """Return the adaptive KL coefficient of the next step (Ziegler et al. 2019, arXiv 1909.08593, section 2.2).
 
-    The last factor is Ziegler's, where the horizon is longer than a step; a shorter one could make the coefficient
+    The result is coefficient x (1 + clip(kl / target - 1, -0.2, 0.2) x min(num_rollouts / horizon, 1)). Ziegler's last
+    factor is num_rollouts / horizon; it is capped at 1 because a horizon shorter than a step could make the coefficient
     negative.
 
     Args:
-        coefficient: of the step that was made.
-        kl: divergence per token that it measured.
-        target: where it should be.
-        num_rollouts: of the step.
-        horizon: rollouts over which an error of 20 % changes the coefficient by 20 %.
+        coefficient: Coefficient of the last step.
+        kl: Divergence per token measured in the last step.
+        target: Target divergence per token.
+        num_rollouts: Number of rollouts of the last step.
+        horizon: Number of rollouts over which an error of 20 % changes the coefficient by 20 %.
     """
     error = min(max(kl / target - 1.0, -0.2), 0.2)
     return coefficient * (1.0 + error * min(num_rollouts / horizon, 1.0))

@@ -1,4 +1,4 @@
-"""Parts of a batch: for several optimiser steps, and for several critics. Pure functions."""
+"""Splits of a batch into mini-batches for several optimizer steps, and into shares of several critics."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["critic_share", "minibatches"]
 
 
 def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterator[TrainingBatch]:
-    """Cut a batch into `num` parts of whole groups, of nearly equal numbers of samples.
+    """Split a batch into `num` mini-batches of whole groups, of nearly equal numbers of samples.
 
-    A group stays together, so that its prompt is computed once; the order of groups is drawn from `seed`. Fewer groups
-    than parts give fewer parts. A part without a token in the loss is left out.
+    A group stays together, so that its prompt is computed once; the order of groups is drawn from `seed`. A batch with
+    fewer groups than `num` gives fewer mini-batches. A mini-batch without a loss token is left out.
     """
     if num == 1:
         if batch.num_loss_tokens:
@@ -37,16 +37,17 @@ def minibatches(batch: TrainingBatch, num: int, seed: tuple[int, ...]) -> Iterat
 
 
 def critic_share(batch: TrainingBatch, critic: int, num_critics: int, first: int = 0) -> TrainingBatch:
-    """What one of several critics learns from: each group's rollouts are dealt out in turn (AsyPPO).
+    """Return the samples that one of several critics learns from: each group's rollouts are dealt out in turn (AsyPPO).
 
-    Each group's deal goes on where the one before it ended, so that no critic gets the odd rollout of every group: the
-    shares of a batch, and of a group, differ by one rollout at most.
+    The deal of a group continues where that of the previous group ended, so that no critic gets the odd rollout of
+    every group: the shares of a batch, and of a group, differ by one rollout at most.
 
     Args:
-        batch: of one step.
-        critic: which one.
-        num_critics: see there.
-        first: which critic gets the batch's first rollout; the step's number, so that it is not always the same.
+        batch: The batch of one step.
+        critic: Index of the critic.
+        num_critics: Number of critics.
+        first: Offset of the deal, by which the critic that gets the batch's first rollout rotates; pass the step
+            number.
     """
     rollouts = batch.sequences
     groups = places_by_key([batch.samples[samples[0]].unit for samples in rollouts])

@@ -1,7 +1,8 @@
-"""Means and deviations of rewards: over nothing, a group, the batch, or the run so far. NumPy only.
+"""Normalization of rewards by mean and deviation over a group, the batch, or the run so far. NumPy only.
 
-The GRPO paper does not say which standard deviation it means. Group and batch have the unbiased one (n - 1), as in the
-published implementations, so that learning rates carry over from them; whitening has the population's, as in GEM.
+The GRPO paper does not specify which standard deviation it uses. The scopes `group` and `batch` use the unbiased one
+(n - 1), as the published implementations do, so that their learning rates carry over; whitening uses the population
+deviation, as GEM does.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ EPSILON = 1e-6
 """Added to a standard deviation before dividing by it."""
 
 ROUNDING = 1e-12
-"""A spread below this share of the rewards that it is made of is rounding, and counts as none."""
+"""A deviation below this share of the magnitude of the rewards is a rounding error, and counts as 0."""
 
 WHITENING_EPSILON = 1e-8
 """Added to a variance, as the published implementations of PPO and REINFORCE++ do."""
 
 
 def has_zero_variance(rewards: Sequence[float] | Float64Array) -> bool:
-    """Whether all rewards of a group [G] are equal, which says nothing about any rollout."""
+    """Return whether all rewards of a group [G] are equal, in which case they carry no learning signal."""
     return len(rewards) == 0 or bool(np.max(rewards) == np.min(rewards))
 
 
@@ -55,7 +56,7 @@ class Moments:
     squares: float = 0.0
 
     def including(self, values: Float64Array) -> Moments:
-        """With more values."""
+        """Return the moments with more values included."""
         if not len(values):
             return self
         count = self.count + len(values)
@@ -70,22 +71,22 @@ class Moments:
         return float(np.sqrt(self.squares / (self.count - 1))) if self.count > 1 else 0.0
 
     def to_json(self) -> list[float]:
-        """Plain data."""
+        """Return the moments as a list of numbers."""
         return [self.count, self.mean, self.squares]
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Moments:
-        """What `to_json` made."""
+        """Build the moments from the list that `to_json` returned."""
         return cls(int(value[0]), float(value[1]), float(value[2]))
 
 
 def _centre(values: Float64Array) -> float:
-    """Mean; exactly the common value where all values are equal, whatever rounding says."""
+    """Return the mean; exactly the common value if all values are equal, without a rounding error."""
     return float(values[0]) if np.ptp(values) == 0 else float(np.mean(values))
 
 
 def _spread(values: Float64Array) -> float:
-    """Unbiased standard deviation; exactly 0 where all values are equal."""
+    """Return the unbiased standard deviation; exactly 0 if all values are equal."""
     return 0.0 if len(values) < 2 or np.ptp(values) == 0 else float(np.std(values, ddof=1))
 
 
@@ -99,28 +100,28 @@ def normalised(
     running: Mapping[str, Moments] | None = None,
     epsilon: float = EPSILON,
 ) -> tuple[Float64Array, dict[str, Moments]]:
-    """(reward - mean) / (std + epsilon) of every episode [n].
+    """Compute (reward - mean) / (std + epsilon) of every episode, shape [n].
 
-    Where all values in scope are equal, but for rounding, there is no spread to divide by, and the difference stays as
-    it is (a group minus its own mean is then 0). What is left of a reward when those of turns are taken off is seldom
-    equal to the last bit.
+    Where all values in scope are equal up to rounding, the difference is not divided (a group minus its own mean is
+    then 0). Equality is up to rounding because subtracting turn rewards from a total rarely leaves bitwise equal
+    numbers.
 
     Args:
-        episodes: all that were scored, before any filter: batch scopes count every one.
-        rewards: [n].
-        mean: `leave_one_out`: of the group's other rollouts (RLOO, arXiv 2402.14740 eq. 8), the reward itself minus
-            itself in a group of one. `length_weighted`: sum of length x reward over sum of lengths in the group (OPO,
-            arXiv 2505.23585 eq. 5). `greedy`: `Episode.greedy_reward` (ReMax, arXiv 2310.10505).
-        std: the divisor.
-        per_domain: batch and running scopes are kept for each domain on its own.
-        running: of earlier batches, by domain; this batch is included before it is used.
-        epsilon: keeps tiny spreads from blowing up.
+        episodes: All scored episodes, before any filter: batch scopes count every one.
+        rewards: Reward of each episode, shape [n].
+        mean: The baseline. `leave_one_out`: mean of the group's other rollouts (RLOO, arXiv 2402.14740 eq. 8); in a
+            group of one, the reward itself. `length_weighted`: sum of length x reward over sum of lengths in the group
+            (OPO, arXiv 2505.23585 eq. 5). `greedy`: `Episode.greedy_reward` (ReMax, arXiv 2310.10505).
+        std: The scope of the standard deviation to divide by.
+        per_domain: Whether batch and running scopes are kept per domain.
+        running: Moments of earlier batches, by domain; this batch is included before they are used.
+        epsilon: Added to the standard deviation, so that a tiny one does not blow up the result.
 
     Returns:
-        Normalised rewards, and the moments including this batch.
+        Normalized rewards, and the moments including this batch.
 
     Raises:
-        ValueError: a reward is not finite, or a greedy reward is missing.
+        ValueError: A reward is not finite, or a greedy reward is missing.
     """
     if not np.isfinite(rewards).all():
         raise ValueError(f"rewards must be finite, got {rewards[~np.isfinite(rewards)][:3].tolist()}")
@@ -148,12 +149,14 @@ def normalised(
 
 
 def _size(episode: Episode, reward: float) -> float:
-    """Return how large the numbers are that a reward was computed from, which its rounding is a share of."""
+    """Return the magnitude of the numbers that a reward was computed from, to which its rounding error is relative."""
     return abs(float(reward)) + sum(abs(turn) for turn in episode.turn_rewards)
 
 
 def standardised(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:
-    """[n] (reward - mean) / (std + epsilon) within each group (GRPO); 0 where all of a group are equal."""
+    """Compute (reward - mean) / (std + epsilon) within each group (GRPO), shape [n]; 0 if a group's rewards are all
+    equal.
+    """
     result = rewards.copy()
     for index in places_by_key(groups).values():
         own = rewards[index]
@@ -162,7 +165,7 @@ def standardised(rewards: Float64Array, groups: Sequence[Any]) -> Float64Array:
 
 
 def places_by_key(keys: Sequence[Any]) -> dict[Any, list[int]]:
-    """Where each key stands, in the order in which they appear first."""
+    """Return the indices of each key, with keys in the order of their first occurrence."""
     found: dict[Any, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         found[key].append(index)
@@ -184,9 +187,10 @@ def _own_baseline(mean: str, episodes: Sequence[Episode], rewards: Float64Array,
 
 
 def whitened(values: Sequence[Float64Array], epsilon: float = WHITENING_EPSILON) -> list[Float64Array]:
-    """(x - mean) / sqrt(variance + epsilon) over all entries of all arrays; one entry alone stays as it is.
+    """Compute (x - mean) / sqrt(variance + epsilon) over all entries of all arrays; a single entry stays unchanged.
 
-    Mean 0 and population deviation 1, unless they differ by less than some 1e-4: that is noise, and stays small.
+    The result has mean 0 and population deviation 1, unless the entries differ by less than about 1e-4: such
+    differences are noise, and stay small.
     """
     together = concatenated(values)
     if len(together) < 2:

@@ -1,4 +1,4 @@
-"""Which sequences of a micro-batch are compared with which."""
+"""Pairs of chosen and rejected sequences in a micro-batch."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Pairs", "pair_margins", "pairs_of", "shares_right"]
 
 
 class Pairs(NamedTuple):
-    """[P] int64 each: sequences of this micro-batch, pair after pair."""
+    """Indices of the chosen and the rejected sequence of each pair in the micro-batch, int64 [P] each."""
 
     chosen: Tensor
     rejected: Tensor
 
 
 def pairs_of(inputs: LossInputs) -> Pairs:
-    """The pairs of a micro-batch: two sequences of one unit, of which one is preferred.
+    """Return the pairs of a micro-batch: two sequences of one unit, of which one is preferred.
 
     Raises:
-        ValueError: the batch does not say what is preferred, or a unit is not such a pair.
+        ValueError: The batch has no `preferred` column, or a unit is not such a pair.
     """
     units, preferred = inputs.need("unit_ids"), inputs.need("preferred")
     order = torch.argsort(2 * units + (~preferred).to(units.dtype))
@@ -41,12 +41,12 @@ def pairs_of(inputs: LossInputs) -> Pairs:
 
 
 def shares_right(difference: Tensor) -> Tensor:
-    """Return how right each comparison is: 1 above 0, 0 below, and a tie is half right, as a coin's toss would be."""
+    """Return the accuracy of each comparison: 1 above 0, 0 below, and 0.5 for a tie, the expectation of a coin toss."""
     return 0.5 * (difference.sign() + 1.0)
 
 
 def pair_margins(inputs: LossInputs, pairs: Pairs, constant: float = 0.0) -> Tensor | None:
-    """[P] by how much the chosen answer should be better: the pair's own target plus a constant; `None`: by nothing."""
+    """Return the margin of each pair, shape [P]: the pair's own target plus a constant; `None` if no margin applies."""
     if inputs.targets is not None:
         return inputs.targets[pairs.chosen] + constant
     return inputs.sequence_lengths.new_full(pairs.chosen.shape, constant) if constant else None

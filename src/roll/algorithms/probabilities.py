@@ -1,4 +1,4 @@
-"""Probabilities by their logarithms."""
+"""Functions of probabilities that are given as logarithms."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ __all__ = ["log_complement", "log_odds"]
 
 
 def log_complement(logprobs: Tensor) -> Tensor:
-    """log(1 - p); a p that rounds to 1 counts as the largest below it, so that the result is finite."""
+    """Compute log(1 - p); a p that rounds to 1 is treated as the largest value below 1, so that the result is finite."""
     return (-torch.expm1(_below_one(logprobs))).log()
 
 
 def log_odds(logprobs: Tensor) -> Tensor:
-    """log(p / (1 - p)), finite as `log_complement` is."""
+    """Compute log(p / (1 - p)), with the same bound on p as `log_complement`."""
     return _below_one(logprobs) - log_complement(logprobs)
 
 

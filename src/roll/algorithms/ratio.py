@@ -1,7 +1,7 @@
-"""The ratio of new to old probability: of a token, a chunk, or a whole sequence.
+"""The ratio of new to old probability of a token, a chunk, or a whole sequence.
 
-Log-ratios are clamped to ± `LOG_RATIO_LIMIT` wherever they are exponentiated, and only there: that clamp is part of
-every formula here.
+Log-ratios are clamped to ± `LOG_RATIO_LIMIT` wherever they are exponentiated, and only there; the formulas in this
+module do not write the clamp out.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ __all__ = [
 ]
 
 RatioAgainst: TypeAlias = Literal["old", "rollout", "behavior"]
-"""Whose log-prob the denominator is; see `roll.algorithms.correction`."""
+"""Log-prob in the denominator; see `roll.algorithms.correction`."""
 
 RatioLevel: TypeAlias = Literal["token", "chunk", "sequence", "sequence_token"]
 Reduction: TypeAlias = Literal["geometric", "product"]
 
 
 def clamped(log_ratio: Tensor) -> Tensor:
-    """Within ± `LOG_RATIO_LIMIT`, so that `exp` stays finite."""
+    """Clamp a log-ratio to ± `LOG_RATIO_LIMIT`, so that `exp` stays finite."""
     return torch.clamp(log_ratio, -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 def segment_sums(values: Tensor, segment_ids: Tensor) -> Tensor:
-    """Sum of every segment [K] of `values` [N]; ids are 0 … K-1."""
+    """Return the sum of every segment of `values` [N], shape [K]; ids are 0 … K-1."""
     size = int(segment_ids[-1]) + 1 if len(segment_ids) else 0
     return values.new_zeros(size).index_add(0, segment_ids, values)
 
 
 def segment_means(values: Tensor, segment_ids: Tensor) -> Tensor:
-    """Mean of every segment [K]."""
+    """Return the mean of every segment, shape [K]."""
     return segment_sums(values, segment_ids) / segment_sums(torch.ones_like(values), segment_ids)
 
 
 def over_limit(inputs: LossInputs, *, against: RatioAgainst, token_limit: float) -> Tensor:
-    """[N] bool, for the metrics: tokens whose log-ratio `log_ratio` cuts at `token_limit`."""
+    """Return a mask [N], for metrics, of the tokens whose log-ratio `log_ratio` cuts at `token_limit`."""
     return _difference(inputs, against).detach() * inputs.need("advantages").sign() > token_limit
 
 
@@ -62,7 +62,7 @@ def _as_it_is(log_ratio: Tensor) -> Tensor:
 
 
 def segments(inputs: LossInputs, level: str) -> Tensor:
-    """The ids [N] of the segments that a level speaks of."""
+    """Return the segment ids [N] of a level: chunk ids for `chunk` if the batch has them, else sequence ids."""
     if level == "chunk" and inputs.chunk_ids is not None:
         return inputs.chunk_ids
     return inputs.sequence_ids
@@ -77,17 +77,18 @@ def log_ratio(
     token_limit: float | None = None,
     bounded: bool = True,
 ) -> Tensor:
-    """log pi/old of every token [N], differentiable in `logprobs`.
+    """Compute log pi/old of every token, shape [N], differentiable in `logprobs`.
 
     Args:
-        inputs: the tokens.
-        level: a chunk's or sequence's value is the same at all its tokens. `sequence_token` has the sequence's value
-            and at each token its own gradient: sg(s) + log pi - sg(log pi) (GSPO, arXiv 2507.18071, eq. 14).
-        reduce: mean of the tokens' log-ratios, or their sum.
-        against: the denominator.
-        token_limit: before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
-            objective (GMPO, arXiv 2507.20673, eq. 4): above it where A > 0 it is cut, below where A < 0.
-        bounded: whether it is clamped, for what exponentiates it; a clamped log-ratio has no gradient.
+        inputs: The loss inputs.
+        level: Level of the ratio; all tokens of a chunk or sequence share its value. `sequence_token` has the
+            sequence's value and at each token the token's own gradient: sg(s) + log pi - sg(log pi) (GSPO, arXiv
+            2507.18071, eq. 14).
+        reduce: Whether a segment's log-ratio is the mean or the sum of its tokens' log-ratios.
+        against: Which log-prob is the denominator.
+        token_limit: Before the mean is taken, a token's log-ratio may exceed ± this only where that lowers the
+            objective (GMPO, arXiv 2507.20673, eq. 4): it is cut above the limit where A > 0, below it where A < 0.
+        bounded: Whether to clamp the log-ratio, as needed before `exp`; a clamped log-ratio has no gradient.
     """
     limited = clamped if bounded else _as_it_is
     difference = _difference(inputs, against)

@@ -1,6 +1,6 @@
-"""Returns and advantages over time: per token, per turn, with a critic, and by states met again. NumPy only.
+"""Returns and advantages over time: per token, per turn, with a critic, and by repeated states. NumPy only.
 
-Time runs over the tokens that the policy wrote; the environment's are skipped, as if its turns followed each other.
+Time steps are the tokens that the policy wrote; the environment's tokens are skipped.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["chunk_returns", "discounted", "gae", "per_token", "step_advantages",
 
 
 def discounted(rewards: Float64Array, gamma: float) -> Float64Array:
-    """G_t = r_t + gamma G_{t+1}, [n]."""
+    """Compute G_t = r_t + gamma G_{t+1}, shape [n]."""
     result = np.zeros(len(rewards))
     running = 0.0
     for index in range(len(rewards) - 1, -1, -1):
@@ -27,9 +27,10 @@ def discounted(rewards: Float64Array, gamma: float) -> Float64Array:
 
 
 def token_rewards(episode: Episode, outcome: float) -> Float64Array:
-    """Reward of every token that the policy wrote [n]: a turn's on its last token, plus `Episode.token_rewards`.
+    """Return the reward of every token that the policy wrote, shape [n].
 
-    A turn without a token leaves its reward to the last token before it, or where there is none to the first one.
+    A turn's reward falls on its last token, and `Episode.token_rewards` are added. The reward of a turn without a token
+    falls on the last token before the turn or, if there is none, on the first token.
     """
     rewards = np.zeros(episode.num_tokens)
     if episode.token_rewards is not None:
@@ -45,37 +46,42 @@ def token_rewards(episode: Episode, outcome: float) -> Float64Array:
 
 
 def chunk_returns(episode: Episode, value: float, gamma: float) -> Float64Array:
-    """G_k = gamma^(K-1-k) value of every turn [K]: one value for the whole, discounted by the turns that follow (IPA,
-    arXiv 2512.24873 eq. 7, where it is the final reward)."""
+    """Compute G_k = gamma^(K-1-k) value of every turn, shape [K] (IPA, arXiv 2512.24873 eq. 7).
+
+    One value for the whole rollout is discounted by the number of turns that follow; in the paper it is the final
+    reward.
+    """
     return value * gamma ** np.arange(len(episode.spans) - 1, -1, -1, dtype=np.float64)
 
 
 def turn_returns(episode: Episode, outcome: float, gamma: float) -> Float64Array:
-    """G_k = sum_{j >= k} gamma^(j-k) r_j of every turn [K] (GEM, arXiv 2510.01051); rewards per token are their
-    turn's."""
+    """Compute G_k = sum_{j >= k} gamma^(j-k) r_j of every turn, shape [K] (GEM, arXiv 2510.01051).
+
+    Rewards per token are added to the reward of their turn.
+    """
     return discounted(turn_rewards_of(episode, outcome) + episode.turn_token_rewards, gamma)
 
 
 def gae(rewards: Float64Array, values: Float64Array, gamma: float, gae_lambda: float) -> Float64Array:
-    """Generalised advantage estimation [n] (arXiv 1506.02438 eq. 16).
+    """Compute the generalized advantage estimate, shape [n] (arXiv 1506.02438 eq. 16).
 
-    The value after the last token is 0, whatever ended the episode: a token limit is part of the task.
+    The value after the last token is 0, however the episode ended: a token limit is part of the task.
     """
     following = np.append(values[1:], 0.0)
     return discounted(rewards + gamma * following - values, gamma * gae_lambda)
 
 
 def per_token(episode: Episode, by_turn: Float64Array) -> Float64Array:
-    """A value per turn [K] as one per token that the policy wrote [n]."""
+    """Repeat a value per turn [K] for every token that the policy wrote [n]."""
     return np.repeat(by_turn, [end - start for start, end in episode.spans])
 
 
 def step_advantages(episodes: Sequence[Episode], *, gamma: float, std: Scope) -> list[Float64Array]:
-    """GiGPO's step advantage of every turn [K] (arXiv 2505.10978 eq. 6-8).
+    """Compute GiGPO's step advantage of every turn, shape [K] (arXiv 2505.10978 eq. 6-8).
 
     Turns of one group that began in the same state are compared by their discounted returns; equal states of different
-    prompts are not. A state met once has advantage 0. Rewards per token do not count: they are of the policy, and the
-    states are the environment's.
+    prompts are not compared. A state that occurs once has advantage 0. Rewards per token do not count: they belong to
+    the policy, and states belong to the environment.
     """
     returns = [discounted(turn_rewards_of(episode, episode.reward), gamma) for episode in episodes]
     anchors: dict[tuple[int, str], list[tuple[int, int]]] = defaultdict(list)

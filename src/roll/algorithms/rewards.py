@@ -1,4 +1,4 @@
-"""What a rollout's reward counts for: shaped as it is trained, judged as filters see it, normalised.
+"""Shaping and normalization of rewards, and the value by which filters judge a rollout.
 
 reward ─ algorithm.reward ─► shaped ─┬─ filters.metric ─► judged: which groups are trained
                                      └─ (R - mean) / std ─► outcomes
@@ -31,21 +31,22 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedRollout:
-    """A scored rollout and what its reward counts for: computed once in a step, and carried to the weights."""
+    """A scored rollout and its shaped reward, computed once per step and used up to the token weights."""
 
     rollout: Rollout
     episode: Episode
-    """The rollout as advantages see it: its turns and their rewards."""
+    """Turns and rewards of the rollout, from which advantages are computed."""
     trained: float
-    """`Episode.total`, but for rounding: rewards that were given as equal, and shaped alike, stay equal."""
+    """`Episode.total` without rounding errors: equal rewards that are shaped alike stay equal."""
     judged: float
-    """By which its group is filtered: see `filters.metric`."""
+    """Value by which the rollout's group is filtered: see `filters.metric`."""
 
 
 def soft_overlong(length: int, max_length: int, buffer: int) -> float:
-    """DAPO's soft overlong punishment (arXiv 2503.14476 eq. 13), 0 … 1.
+    """Return DAPO's soft overlong penalty, between 0 and 1 (arXiv 2503.14476 eq. 13).
 
-    0 up to `max_length` - `buffer` tokens, then linear, 1 at `max_length` and beyond; a buffer of 0 switches it off.
+    It is 0 up to `max_length` - `buffer` tokens, then linear, and 1 at `max_length` and beyond; a buffer of 0 disables
+    it.
     """
     if buffer <= 0:
         return 0.0
@@ -65,9 +66,9 @@ def shaped_reward(
     overlong_penalty: float = 1.0,
     format_penalty: float = 0.0,
 ) -> float:
-    """clip(scale x reward + shift) - overlong penalty - format penalty; see `RewardShapingConfig`.
+    """Compute clip(scale x reward + shift) - overlong penalty - format penalty; see `RewardShapingConfig`.
 
-    Within ± `LARGEST`.
+    The result is clamped to ± `LARGEST`.
     """
     value = scale * reward + shift
     if clip is not None:
@@ -82,14 +83,14 @@ def shaped_rollout(
     """Shape the reward of a scored rollout.
 
     Args:
-        rollout: see there.
-        algorithm: how rewards are shaped, and groups judged.
-        max_new_tokens: longest answer of one turn; a rollout's limit is that of all turns that its prompt has.
-        greedy_reward: of the greedy answer to the same prompt.
+        rollout: The scored rollout.
+        algorithm: Settings of reward shaping and of the filters.
+        max_new_tokens: Longest answer of one turn; a rollout's limit is this times the turns of its prompt.
+        greedy_reward: Reward of the greedy answer to the same prompt.
     """
     reward, spans = rollout.reward, rollout.spans
     assert reward is not None, "the rollout was scored"
-    value = reward.value - sum(turn.reward for turn in rollout.replayed)  # no turn of its own had a part in these
+    value = reward.value - sum(turn.reward for turn in rollout.replayed)  # replayed turns are not the rollout's own
     shaped = partial(
         shaped_reward,
         length=sum(turn.end - turn.start for turn in spans),
@@ -116,18 +117,18 @@ def shaped_rollout(
 def judged_range(
     reward_range: tuple[float, float], algorithm: AlgorithmConfig, *, single_turn: bool
 ) -> tuple[float, float] | None:
-    """Between what `ShapedRollout.judged` must lie where rewards are in `reward_range`; `None` where nothing bounds it.
+    """Return the range of `ShapedRollout.judged` for rewards in `reward_range`; `None` if it is unbounded.
 
     Args:
-        reward_range: lowest and highest reward as it is given.
-        algorithm: its settings.
-        single_turn: whether no prompt has several turns.
+        reward_range: Lowest and highest reward before shaping.
+        algorithm: The algorithm's settings.
+        single_turn: Whether every prompt has a single turn.
     """
     low, high = reward_range
     shaping = algorithm.reward
     if algorithm.filters.metric == "accuracy":
         return min(low, 0.0), max(high, 1.0)
-    if shaping.clip is not None and not single_turn:  # the clip spares the rewards of turns, which are not known
+    if shaping.clip is not None and not single_turn:  # turn rewards are not clipped, and their range is unknown
         return None
     longest, settings = shaping.overlong_buffer, shaping.model_dump()
     return (
@@ -137,14 +138,14 @@ def judged_range(
 
 
 def is_whole(algorithm: AlgorithmConfig) -> bool:
-    """Whether one value counts for the whole rollout, its turns' rewards included."""
+    """Return whether the estimator assigns one value to the whole rollout, including the rewards of its turns."""
     return algorithm.advantage.estimator in ("outcome", "chunk", "anchor_state")
 
 
 def compared_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
-    """What baselines and deviations are taken of.
+    """Return the reward from which baselines and deviations are computed.
 
-    Where one value counts for the whole, rewards of turns and rewards per token (a KL penalty) are part of it.
+    If the estimator assigns one value to the whole rollout, it includes rewards per turn and per token (a KL penalty).
     """
     return episode.penalised_total if is_whole(algorithm) else episode.reward
 
@@ -152,7 +153,7 @@ def compared_reward(episode: Episode, algorithm: AlgorithmConfig) -> float:
 def outcomes_of(
     episodes: Sequence[Episode], algorithm: AlgorithmConfig, moments: Mapping[str, Moments] | None = None
 ) -> tuple[Float64Array, dict[str, Moments]]:
-    """Normalised rewards [n] of all scored rollouts of a step, and the moments of the run with them."""
+    """Return the normalized rewards [n] of all scored rollouts of a step, and the run's moments including them."""
     settings = algorithm.advantage
     rewards = np.array([compared_reward(episode, algorithm) for episode in episodes], dtype=np.float64)
     if settings.function is not None:

@@ -1,4 +1,4 @@
-"""From scored groups to what a step learns from: shaped and normalised rewards, and which rollouts are trained."""
+"""Selection of the rollouts that a step trains on, with their shaped and normalized rewards."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ __all__ = ["Selection", "doom_of", "group_reason", "select"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """What a step learns from, and what became of every group."""
+    """The rollouts that a step trains on, and the fate of every group."""
 
     trained: tuple[ShapedRollout, ...]
-    """The policy's own, in the order of their groups."""
+    """The policy's own rollouts, in the order of their groups."""
     others: tuple[ShapedRollout, ...] = ()
-    """Scored ones that are not trained: they count in baselines, deviations and whitening."""
+    """Scored rollouts that are not trained: they count in baselines, deviations and whitening."""
     outcomes: Float64Array
-    """[n + m] normalised rewards of `trained`, then of `others`."""
+    """[n + m] normalized rewards of `trained`, then of `others`."""
     demonstrations: tuple[ShapedRollout, ...] = ()
-    """Experts' rollouts that are trained as well, in no baseline."""
+    """Expert rollouts that are also trained; they are in no baseline."""
     fates: dict[int, tuple[Fate, str]]
-    """By draw id, with the reason where it is not trained."""
+    """By draw id: the group's fate, and the reason if it is not trained."""
     accuracies: dict[int, float] = field(default_factory=dict)
-    """Of every group, by draw id: share of solved rollouts, or the mean reward where solving has no meaning."""
+    """By draw id: the group's share of solved rollouts, or its mean reward if rewards do not decide correctness."""
     moments: dict[str, Moments] = field(default_factory=dict)
-    """Of all rewards of the run, this step's included."""
+    """Moments of all rewards of the run by domain, including this step's."""
 
     @property
     def rollouts(self) -> tuple[Rollout, ...]:
-        """All that is trained: the policy's own, then demonstrations."""
+        """All trained rollouts: the policy's own, then demonstrations."""
         return tuple(shaped.rollout for shaped in (*self.trained, *self.demonstrations))
 
 
@@ -55,20 +55,20 @@ def select(
     demonstrations: Sequence[Rollout] = (),
     decided: Mapping[int, tuple[Fate, str]] | None = None,
 ) -> Selection:
-    """Shape and normalise rewards, and leave out groups and rollouts as the filters say.
+    """Shape and normalize rewards, and leave out groups and rollouts as the filters say.
 
-    A rollout that infrastructure failed is in no baseline; a group in which all failed has fate `failed`. Baselines and
-    deviations count every scored rollout, also those that are then left out.
+    A rollout that failed for an infrastructure error is in no baseline; a group in which all rollouts failed has fate
+    `failed`. Baselines and deviations count every scored rollout, including rollouts that are then filtered out.
 
     Args:
-        groups: of the step.
-        algorithm: its settings.
-        max_new_tokens: longest answer of one turn, in tokens.
-        moments: of the run before this step, for `running` scopes.
-        greedy: a greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
-        demonstrations: experts' rollouts of some of the prompts; in no baseline, and filtered by nothing but
-            `algorithm.imitation`. A draw whose demonstration is trained has been trained.
-        decided: by draw id, fates of groups that were stopped before their end, and of draws that were given up.
+        groups: Groups of the step.
+        algorithm: The algorithm's settings.
+        max_new_tokens: Longest answer of one turn, in tokens.
+        moments: Moments of the run before this step, for `running` scopes.
+        greedy: A greedy answer to each prompt, for the baseline `greedy`; a group without one has failed.
+        demonstrations: Expert rollouts of some of the prompts; they are in no baseline, and only `algorithm.imitation`
+            filters them. A draw whose demonstration is trained counts as trained.
+        decided: By draw id, fates of groups that were stopped early and of abandoned draws.
     """
     shape = partial(shaped_rollout, algorithm=algorithm, max_new_tokens=max_new_tokens)
     answers = (shape(rollout) for group in greedy for rollout in group.scored)
@@ -101,7 +101,9 @@ def select(
 
 
 def _imitated(demonstrations: Iterable[ShapedRollout], groups: Sequence[Group], when: str) -> tuple[ShapedRollout, ...]:
-    """Those that earned something and, with `when: unsolved`, more than the policy did by itself."""
+    """Return the demonstrations with a positive reward that, with `when: unsolved`, also beat the policy's best
+    reward.
+    """
     best = {g.draw.draw_id: _given(g).max() for g in groups if g.scored}
 
     def is_imitated(shown: ShapedRollout) -> bool:
@@ -113,7 +115,7 @@ def _imitated(demonstrations: Iterable[ShapedRollout], groups: Sequence[Group], 
 
 
 def _given(group: Group) -> Float64Array:
-    """[G] rewards as they were given."""
+    """Return a group's rewards before shaping, shape [G]."""
     return np.array([bounded(r.reward.value) for r in group.scored if r.reward], dtype=np.float64)
 
 
@@ -123,7 +125,7 @@ def _accuracy(group: Group) -> float:
 
 
 def group_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) -> str:
-    """Why a group will not be trained, as far as it alone decides that; empty where it may be."""
+    """Return why a group will not be trained, judged by the group alone; an empty string if it may be trained."""
     shaped = [shaped_rollout(rollout, algorithm, max_new_tokens) for rollout in group.scored]
     return _fate(group, shaped, algorithm.filters)[1]
 
@@ -131,14 +133,17 @@ def group_reason(group: Group, algorithm: AlgorithmConfig, max_new_tokens: int) 
 def doom_of(
     algorithm: AlgorithmConfig, reward_range: tuple[float, float], max_new_tokens: int, *, single_turn: bool
 ) -> Callable[[Sequence[Rollout], int], bool] | None:
-    """What says that a group cannot pass its filters any more, whatever its missing rollouts earn; `None` where nothing
-    could.
+    """Return a predicate that tells whether a group can no longer pass the filters; `None` if no group can be ruled
+    out early.
+
+    The predicate takes a group's finished rollouts and its number of missing ones, and considers every possible reward
+    of the missing ones.
 
     Args:
-        algorithm: its filters, and how rewards are shaped.
-        reward_range: lowest and highest reward, as it is given.
-        max_new_tokens: longest answer of one turn.
-        single_turn: whether no prompt has several turns.
+        algorithm: Settings of the filters and of reward shaping.
+        reward_range: Lowest and highest reward before shaping.
+        max_new_tokens: Longest answer of one turn.
+        single_turn: Whether every prompt has a single turn.
     """
     filters = algorithm.filters
     bounds = {"min_mean": filters.min_mean, "max_mean": filters.max_mean, "min_std": filters.min_std}
@@ -169,7 +174,9 @@ def _fate(group: Group, shaped: Sequence[ShapedRollout], filters: FilterConfig) 
 
 
 def _kept(group: Sequence[ShapedRollout], filters: FilterConfig) -> list[ShapedRollout]:
-    """The rollouts of a group that are trained, if the group is: chosen by the reward that they are trained with."""
+    """Return the rollouts of a group that are trained if the group is, chosen by the reward that they are trained
+    with.
+    """
     index = kept_rollouts(np.array([s.trained for s in group], dtype=np.float64), filters.keep, filters.keep_num)
     kept = [group[i] for i in index if group[i].episode.num_written]
     return [s for s in kept if s.rollout.finished or not filters.drop_unfinished]

@@ -1,4 +1,4 @@
-"""A teacher's judgement of sampled tokens as advantages: on-policy distillation by policy gradient, without torch."""
+"""Advantages from a teacher's log-probs of sampled tokens: on-policy distillation by policy gradient. NumPy only."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ def teacher_advantages(
     coefficient: float = 1.0,
     limit: float | None = None,
 ) -> FloatArray:
-    """-coefficient (log pi_t - log teacher_t) of every token the policy sampled; 0 elsewhere.
+    """Compute -coefficient (log pi_t - log teacher_t) of every token that the policy sampled, shape [L]; 0 elsewhere.
 
-    Its mean is minus the reverse KL, so a policy-gradient loss with these as advantages, without a baseline and without
-    looking ahead, lowers KL(policy || teacher) token by token (Thinking Machines, "On-Policy Distillation", 2025;
-    MiMo-V2-Flash, 2025). Added to a reward's advantages, both are learned from.
+    The mean is minus the reverse KL. A policy-gradient loss with these advantages, with neither a baseline nor returns,
+    therefore lowers KL(policy || teacher) token by token (Thinking Machines, "On-Policy Distillation", 2025;
+    MiMo-V2-Flash, 2025). Added to the advantages of a reward, they train both objectives.
 
     Args:
-        logprobs: [L] of the policy that sampled, as the trainer computes them.
-        teacher_logprobs: [L] of the teacher, given the same tokens.
-        loss_mask: [L] True where the policy sampled the token.
-        coefficient: of the divergence, against other advantages.
-        limit: advantages are cut at this size, in nats; `None`: they are not.
+        logprobs: Log-probs of the sampling policy as the trainer computes them, shape [L].
+        teacher_logprobs: Log-probs of the teacher for the same tokens, shape [L].
+        loss_mask: True where the policy sampled the token, shape [L].
+        coefficient: Weight of the divergence relative to other advantages.
+        limit: Bound on the absolute value of an advantage, in nats; `None` for no bound.
 
     Raises:
-        ValueError: the arrays are of different lengths.
+        ValueError: The arrays have different lengths.
     """
     if not logprobs.shape == teacher_logprobs.shape == loss_mask.shape:
         shapes = [array.shape for array in (logprobs, teacher_logprobs, loss_mask)]

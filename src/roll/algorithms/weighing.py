@@ -1,4 +1,4 @@
-"""From a selection to weights per token: advantages, a critic's targets, masks, factors. Pure functions of arrays.
+"""Token weights of a selection: advantages, critic targets, masks, factors. Pure functions of arrays.
 
 selection ─ values, KL penalty ─► episodes ─► advantages ─ critics' agreement ─ factors ─► training batch
 """
@@ -36,19 +36,20 @@ def weigh(
     token_rewards: Sequence[FloatArray] = (),
     **columns: Sequence[Any],
 ) -> TrainingBatch:
-    """Complete the samples of a batch: every token gets its advantage, and whatever else the algorithm wants of it.
+    """Complete the samples of a batch with advantages and the other columns that the algorithm needs.
 
     Args:
-        batch: of the selection's rollouts, in order: one sample or, where its history was rewritten, several of each.
-        selection: what was chosen; demonstrations come last.
-        algorithm: its settings.
-        values: [M][n][L] by critic and sample.
-        token_rewards: [n][L] rewards per token, such as a KL penalty. Where one value counts for a whole rollout, their
-            sum is part of it before baseline and deviation are taken.
-        columns: [n] what else was computed of the samples (log-probs, attention), by the names of their fields.
+        batch: The batch of the selection's rollouts, in order: one sample per rollout, or several if its history was
+            rewritten.
+        selection: The selected rollouts; demonstrations come last.
+        algorithm: The algorithm's settings.
+        values: [M][n][L] values by critic and sample.
+        token_rewards: [n][L] rewards per token, such as a KL penalty. If the estimator assigns one value to a whole
+            rollout, their sum is included before baseline and deviation are computed.
+        columns: [n] other columns of the samples (log-probs, attention), by field name.
 
     Raises:
-        ConfigError: the user's own estimator returned something else than asked for.
+        ConfigError: The user's estimator returned an invalid value.
     """
     num_own, samples = len(selection.trained), batch.samples
     rollouts = [[samples[i] for i in places] for places in batch.sequences]
@@ -80,7 +81,10 @@ def weigh(
 
 
 def _imitation(episode: Episode, algorithm: AlgorithmConfig) -> NDArray[np.floating[Any]]:
-    """[T] weight x G of a demonstration: its own return, which no baseline touches (arXiv 2512.24873 eq. 7 and 10)."""
+    """Return weight x G for every token of a demonstration, shape [T].
+
+    G is the demonstration's own return, without a baseline (arXiv 2512.24873 eq. 7 and 10).
+    """
     settings, result = algorithm.advantage, np.zeros(episode.num_tokens)
     if settings.estimator == "chunk":
         turns = chunk_returns(episode, episode.total, settings.gamma)
@@ -98,14 +102,14 @@ def kl_token_rewards(
     algorithm: AlgorithmConfig,
     coefficient: float,
 ) -> list[FloatArray]:
-    """-coefficient x KL of every token [n][L], 0 outside the loss mask; for a penalty in the reward.
+    """Compute -coefficient x KL of every token [n][L], 0 outside the loss mask; used for a KL penalty in the reward.
 
     Args:
-        batch: its samples' masks.
-        logprobs: [n][L] of the policy before the update.
-        ref_logprobs: [n][L] of the reference.
-        algorithm: names the estimator.
-        coefficient: as it is at this step.
+        batch: The batch, for the loss masks of its samples.
+        logprobs: Log-probs of the policy before the update, [n][L].
+        ref_logprobs: Log-probs of the reference, [n][L].
+        algorithm: Settings that name the estimator.
+        coefficient: KL coefficient of this step.
     """
     result = []
     for sample, own, ref in zip(batch.samples, logprobs, ref_logprobs, strict=True):
@@ -117,39 +121,42 @@ def kl_token_rewards(
 
 
 def _rows(columns: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Columns of a rollout's samples as one row of each sample."""
+    """Transpose the columns of a rollout's samples into one row per sample."""
     return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
 
 def _after_prompt(arrays: Sequence[FloatArray], rollouts: Sequence[Sequence[TrainingSample]]) -> list[FloatArray]:
-    """[n][T] of the first rollouts, from arrays [L] of their samples, without contexts; empty where there is none."""
+    """Concatenate arrays [L] of each rollout's samples, without their contexts, into [n][T]; empty if `arrays` is
+    empty.
+    """
     left = iter(arrays)
     own = ([next(left)[sample.prefix_length :] for sample in rollout] for rollout in rollouts)
     return [np.concatenate(parts) for parts in own] if arrays else []
 
 
 def _deviation(of_critics: Sequence[FloatArray]) -> FloatArray:
-    """[L] population deviation of the critics' values."""
+    """Return the population deviation of the critics' values, shape [L]."""
     return np.asarray(np.std(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
 def _mean(of_critics: Sequence[FloatArray]) -> FloatArray:
-    """[L] mean of the critics' values."""
+    """Return the mean of the critics' values, shape [L]."""
     return np.asarray(np.mean(of_critics, axis=0, dtype=np.float64), np.float32)
 
 
 def _aligned(answer: Any, rollout: Sequence[TrainingSample]) -> list[FloatArray]:
-    """[T] as [L] of each of the rollout's samples, with zeros on its context."""
+    """Split an array [T] into one array [L] per sample of the rollout, with zeros on each sample's context."""
     ends = np.cumsum([len(sample) - sample.prefix_length for sample in rollout])
     parts = np.split(np.asarray(answer, np.float32), ends[:-1])
     return [np.concatenate([np.zeros(s.prefix_length, np.float32), own]) for s, own in zip(rollout, parts, strict=True)]
 
 
 def _episodes(selection: Selection, values: Sequence[FloatArray], penalties: Sequence[FloatArray]) -> list[Episode]:
-    """Of all scored rollouts, the trained ones first, with what a critic and a KL penalty say of their tokens.
+    """Return all scored episodes, the trained ones first, with the critics' values and the KL penalties of their
+    tokens.
 
-    Of rollouts that are not trained no log-probs are known: each of their tokens counts with the trained ones' mean
-    reward per token, so that a penalty which all pay alike moves no baseline.
+    Log-probs of rollouts that are not trained are unknown: each of their tokens gets the trained tokens' mean penalty,
+    so that a penalty common to all rollouts does not move any baseline.
     """
     episodes = [shaped.episode for shaped in (*selection.trained, *selection.others)]
     if penalties:
@@ -164,7 +171,7 @@ def _episodes(selection: Selection, values: Sequence[FloatArray], penalties: Seq
 
 
 def _estimate(everyone: list[Episode], selection: Selection, algorithm: AlgorithmConfig) -> Estimate:
-    """Advantages of the trained episodes; the others have their part in baselines, deviations and whitening."""
+    """Return the advantages of the trained episodes; the others count in baselines, deviations and whitening."""
     settings, num, outcomes = algorithm.advantage, len(selection.trained), selection.outcomes
     if settings.function is not None:
         function = load_function(settings.function, "advantage function")
@@ -172,7 +179,7 @@ def _estimate(everyone: list[Episode], selection: Selection, algorithm: Algorith
     penalised = is_whole(algorithm) and settings.mean != "greedy" and any(e.token_rewards is not None for e in everyone)
     if penalised:
         outcomes, _ = outcomes_of(everyone, algorithm)
-    if settings.estimator == "gae":  # critics were not asked for more
+    if settings.estimator == "gae":  # only trained rollouts have critic values
         everyone, outcomes = everyone[:num], outcomes[:num]
     own = settings.model_dump(exclude={"mean", "per_domain", "function"})
     found = estimate(everyone, outcomes, penalised=penalised, **own)
@@ -180,7 +187,9 @@ def _estimate(everyone: list[Episode], selection: Selection, algorithm: Algorith
 
 
 def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episode]) -> Estimate:
-    """The user's estimator: `def advantages(episodes: list[Episode]) -> list` of one number, or [T], for each."""
+    """Call the user's estimator, `def advantages(episodes: list[Episode]) -> list`: one number, or an array [T], per
+    episode.
+    """
     try:
         given = [np.asarray(value, dtype=np.float32) for value in function(episodes)]
     except Exception as error:
@@ -200,12 +209,12 @@ def _own_estimate(function: Callable[..., Any], path: str, episodes: list[Episod
 
 
 def _smallest(values: list[FloatArray], masks: list[BoolArray], share: float) -> list[BoolArray]:
-    """The tokens that hold the smallest share of values; nothing where the share is 0."""
+    """Return a mask of the tokens with the smallest share of values; an empty list if the share is 0."""
     return drop_smallest(values, masks, share) if share > 0 and values else []
 
 
 def _factors(episodes: Sequence[Episode], accuracies: Mapping[int, float], algorithm: AlgorithmConfig) -> Float64Array:
-    """[n] factors on whole rollouts, by difficulty and length."""
+    """Return the factors on whole rollouts by difficulty and length, shape [n]."""
     factors = np.ones(len(episodes))
     if algorithm.weights.difficulty:
         solved = np.array([accuracies[episode.group] for episode in episodes])

@@ -1,4 +1,4 @@
-"""Losses: `roll.protocols.LossFn`s, from `LossInputs` to `LossOutputs`."""
+"""Losses: implementations of `roll.protocols.LossFn`, from `LossInputs` to `LossOutputs`."""
 
 from roll.algorithms.losses.credited import CreditedLoss
 from roll.algorithms.losses.distillation import DistillationLoss, TopDistillationLoss

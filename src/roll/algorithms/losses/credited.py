@@ -1,8 +1,8 @@
-"""Any loss with its advantages weighted by attention: A'_t = gamma_t A_t (arXiv 2510.13554).
+"""A wrapper that weights the advantages of a loss by attention: A'_t = gamma_t A_t (arXiv 2510.13554).
 
-The maps come from the forward pass that gives the log-probs, so nothing is computed twice. The factors depend on the
-sample and the weights alone, and the advantages enter a loss through the product A'_t: so it makes no difference that
-they are weighted here and not before.
+The attention maps come from the forward pass that computes the log-probs, so nothing is computed twice. The factors
+depend only on the sample and the weights, and the advantages enter a loss only through the product A'_t, so weighting
+them here is equivalent to weighting them beforehand.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["CreditedLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CreditedLoss:
-    """See `credit_factors` for all fields but the first two."""
+    """A loss with attention-weighted advantages; `credit_factors` documents all fields except the first two."""
 
     loss: LossFn
-    """Gets the weighted advantages."""
+    """The wrapped loss; its inputs have the weighted advantages."""
     range: AttentionRange
     form: CreditForm = "coupled"
     amplification: float = 1.5
@@ -36,14 +36,16 @@ class CreditedLoss:
 
     @property
     def needs(self) -> Needs:
-        """What the inner loss needs, and attention."""
+        """The needs of the wrapped loss, plus attention."""
         return replace(self.loss.needs, attention=self.range)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share. An expert's tokens are not weighted: the policy's attention did not choose them.
+        """Compute the micro-batch's share of the loss.
+
+        Expert tokens are not weighted: the policy's attention did not choose them.
 
         Raises:
-            ValueError: the statistics did not come.
+            ValueError: The attention statistics are missing.
         """
         if inputs.attention is None:
             raise ValueError("attention credit needs LossInputs.attention, which the trainer did not bring")
@@ -57,7 +59,7 @@ class CreditedLoss:
         return replace(outputs, metrics={**outputs.metrics, "policy/credit_factor": mean})
 
     def _factors(self, statistics: AttentionStatistics, mask: BoolArray) -> FloatArray:
-        """[n] of the tokens that the loss counts."""
+        """Return the factors of the tokens that the loss counts, shape [n]."""
         factors = credit_factors(
             statistics,
             mask,

@@ -1,4 +1,4 @@
-"""Losses that bring the policy near a teacher: over the whole vocabulary, or over the teacher's likeliest tokens."""
+"""Distillation losses: over the whole vocabulary, or over the teacher's top-k tokens."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ _REVERSE = Divergence()
 class DistillationLoss:
     """The mean divergence from a teacher that the trainer holds, exact over the vocabulary.
 
-    On texts of the student's own it is on-policy distillation, arXiv 2306.13649 (GKD), without a gradient through the
-    sampling; on others, the classic one, arXiv 1503.02531. A temperature's gradient is not multiplied by its square.
+    On texts that the student sampled it is on-policy distillation, arXiv 2306.13649 (GKD), without a gradient through
+    the sampling; on other texts it is classic distillation, arXiv 1503.02531. With a temperature, the gradient is not
+    multiplied by the temperature's square.
     """
 
     divergence: Divergence = _REVERSE
@@ -35,21 +36,21 @@ class DistillationLoss:
         return Needs(divergence=self.divergence)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: the trainer did not bring the divergence.
+            ValueError: The divergence is missing.
         """
         return _outputs(inputs, inputs.need("divergence"), self.aggregation)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopDistillationLoss:
-    """The mean of KL(teacher || policy) over the k likeliest tokens of a teacher, as they were stored.
+    """The mean of KL(teacher || policy) over a teacher's stored top-k tokens.
 
-    All other tokens count as one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; it is never above the
-    exact divergence. In float32, a p' or q' below 1.2e-7 counts as that, and has no gradient: with one or two tokens, a
-    policy that is surer of them than this is no longer drawn back to a less sure teacher.
+    All other tokens count as one: sum_k q log(q / p) + q' log(q' / p') with q' = 1 - sum_k q; this is never above the
+    exact divergence. In float32, a p' or q' below 1.2e-7 is clamped to 1.2e-7 and has no gradient: with k of 1 or 2, a
+    policy more confident than this is no longer pulled back to a less confident teacher.
     """
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
@@ -58,17 +59,17 @@ class TopDistillationLoss:
     """The policy's log-probs of the same tokens."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: the teacher's tokens did not come.
+            ValueError: The teacher's top-k log-probs are missing.
         """
         policy, teacher = (_complete(inputs.need(name)) for name in ("top_logprobs", "teacher_top_logprobs"))
         return _outputs(inputs, (teacher.exp() * (teacher - policy)).sum(1), self.aggregation)
 
 
 def _complete(logprobs: Tensor) -> Tensor:
-    """[N, k + 1] log-probs of a whole distribution."""
+    """Append the log-prob of all other tokens, so that each row is a whole distribution, shape [N, k + 1]."""
     return torch.cat([logprobs, log_complement(torch.logsumexp(logprobs, dim=1, keepdim=True))], dim=1)
 
 

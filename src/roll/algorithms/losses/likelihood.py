@@ -1,4 +1,4 @@
-"""The loss of supervised fine-tuning: the negative log-likelihood of the tokens that are to be imitated."""
+"""The loss of supervised fine-tuning: the negative log-likelihood of the target tokens."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class LikelihoodLoss:
     """loss = -sum_t w_t log p_t over all loss tokens of the global batch."""
 
     aggregation: Literal["token_mean", "sequence_mean"] = "token_mean"
-    """`token_mean` counts every token alike, `sequence_mean` every text: see `token_weights`."""
+    """`token_mean` weights all tokens equally, `sequence_mean` all sequences: see `token_weights`."""
     needs = Needs()
-    """Nothing but the policy's log-probs."""
+    """Only the policy's log-probs."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: the network does not say log-probs.
+            ValueError: The network does not return log-probs.
         """
         logprobs = inputs.need("logprobs")
         nll = -logprobs.detach().sum() / inputs.num_tokens

@@ -1,16 +1,16 @@
-"""The policy loss, put together from independent parts.
+"""The policy loss, composed of independent parts.
 
     loss = sum_t w_t [ -c_t gate(r_t, A_t) + beta KL_t - eta m_t H_t ]
 
     r_t  ratio of new to old probability           `algorithms.ratio`
-    gate how ratio and advantage become one        `algorithms.gates`
-    c_t  engine's against the trainer's policy     `algorithms.correction`
-    w_t  from tokens to one number                 `algorithms.aggregate`
-    KL_t distance to the reference model           `algorithms.kl`
-    H_t  entropy, where m_t asks for a bonus
+    gate objective of ratio and advantage          `algorithms.gates`
+    c_t  engine and staleness correction           `algorithms.correction`
+    w_t  token weights of the aggregation          `algorithms.aggregate`
+    KL_t divergence from the reference model       `algorithms.kl`
+    H_t  entropy, for tokens with m_t = 1
 
-Advantages come with the tokens. An expert's tokens have objective A log pi: no ratio, no correction, and none of the
-divergences that are estimated from samples, since the policy did not sample them.
+Advantages are a column of the inputs. Expert tokens have objective A log pi, without a ratio, a correction, or a
+divergence estimated from samples, since the policy did not sample them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _CORRECTION = Correction()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyLoss:
-    """Every policy-gradient method, by its parts; the defaults are PPO's clip as GRPO uses it.
+    """A policy-gradient loss composed of its parts; the defaults are PPO's clip as GRPO uses it.
 
-    Metrics are means over the loss tokens of the global batch that the policy sampled. An expert's tokens have no ratio
-    and no engine's log-prob, so those metrics are absent where a batch has demonstrations alone.
+    Metrics are means over the loss tokens of the global batch that the policy sampled. Expert tokens have neither a
+    ratio nor an engine log-prob, so these metrics are absent if a batch has only demonstrations.
     """
 
     ratio_level: RatioLevel = "token"
@@ -49,13 +49,13 @@ class PolicyLoss:
     aggregation: Aggregation = "sequence_mean"
     correction: Correction = _CORRECTION
     kl_coefficient: float = 0.0
-    """0 leaves the penalty out; `ref_logprobs` are then not needed."""
+    """0 disables the penalty; `ref_logprobs` are then not needed."""
     kl_estimator: KLEstimator = "k3"
     entropy_coefficient: float = 0.0
 
     @property
     def needs(self) -> Needs:
-        """What its penalty and its bonus are computed from."""
+        """Inputs from which the penalty, the bonus and pooled ratios are computed."""
         return Needs(
             entropy=self.entropy_coefficient > 0,
             full_kl=self.kl_coefficient > 0 and self.kl_estimator == "full",
@@ -63,10 +63,10 @@ class PolicyLoss:
         )
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share of the loss of the global batch.
+        """Compute the micro-batch's share of the loss of the global batch.
 
         Raises:
-            ValueError: something that the loss is computed from did not come.
+            ValueError: A column that the loss needs is missing.
         """
         ratio = log_ratio(
             inputs,
@@ -106,7 +106,7 @@ class PolicyLoss:
     def _metrics(
         self, inputs: LossInputs, ratio_log: Tensor, weights: Tensor, corrections: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """Sums and maxima."""
+        """Compute the metrics: means over the global batch, of which this is the micro-batch's share, and maxima."""
         advantages, ratio = inputs.need("advantages"), clamped(ratio_log).exp()
         logprobs = inputs.need("logprobs").detach()
         token_log_ratio = clamped(logprobs - inputs.need("old_logprobs"))
@@ -115,7 +115,7 @@ class PolicyLoss:
         if self.ratio_token_limit is not None and self.ratio_level != "token":
             clipped |= over_limit(inputs, against=self.ratio_against, token_limit=self.ratio_token_limit)
         truncated = (corrections > 0) & self.correction.truncates(inputs)
-        if inputs.expert is not None:  # no engine sampled these tokens, and no gate sees them
+        if inputs.expert is not None:  # no engine sampled expert tokens, and no gate applies
             difference, ratio = difference.masked_fill(inputs.expert, 0.0), ratio.masked_fill(inputs.expert, 1.0)
         factor = difference.exp()
         by_token = {

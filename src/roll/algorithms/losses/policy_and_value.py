@@ -1,4 +1,4 @@
-"""A policy's loss and that of a value head on the same network, in one: L + c L_value (PPO, arXiv 1707.06347 eq. 9)."""
+"""The sum of a policy loss and a value head's loss on the same network: L + c L_value (PPO, arXiv 1707.06347 eq. 9)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["PolicyAndValueLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PolicyAndValueLoss:
-    """Both losses divide by counts of the global batch, and so does their sum."""
+    """A policy loss plus a weighted value loss; both divide by counts of the global batch, and so does the sum."""
 
     policy: LossFn
     value: ValueLoss
@@ -21,14 +21,14 @@ class PolicyAndValueLoss:
 
     @property
     def needs(self) -> Needs:
-        """What the policy's loss needs, and values."""
+        """The needs of the policy loss, plus values."""
         return replace(self.policy.needs, values=True)
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: values or returns did not come.
+            ValueError: Values or returns are missing.
         """
         policy, value = self.policy(inputs), self.value(inputs)
         return replace(

@@ -1,6 +1,6 @@
-"""Losses of a reward model: its value is the state after a whole text.
+"""Losses of a reward model, whose score is the value of the state after the whole sequence.
 
-Each sequence has one loss token, a dummy after its last one, so that `values` [N] are the scores of the sequences.
+Each sequence has one loss token, a dummy token after the last one, so that `values` [N] are the sequences' scores.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ __all__ = ["BradleyTerryLoss", "RegressionLoss"]
 class BradleyTerryLoss:
     """-log sigmoid(r_w - r_l - m) + c (r_w + r_l)^2, a mean over the pairs of the global batch.
 
-    Bradley-Terry as in InstructGPT, arXiv 2203.02155 eq. 1; margins m, a pair's `target`, of Llama 2, arXiv 2307.09288
-    eq. 2; centring, which keeps scores around 0, arXiv 2312.09244.
+    Bradley-Terry as in InstructGPT, arXiv 2203.02155 eq. 1; margins m, a pair's `target`, as in Llama 2, arXiv
+    2307.09288 eq. 2; centering, which keeps scores around 0, as in arXiv 2312.09244.
     """
 
     centring: float = 0.0
     """c; TRL recommends 0.01."""
     needs = Needs(whole_units=True)
-    """Both answers of a pair, scored by a critic."""
+    """Both answers of a pair in one micro-batch."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: a unit is not a pair, or the network does not say one value of each sequence.
+            ValueError: A unit is not a pair, or the network does not return one value for each sequence.
         """
         scores, pairs = _scores(inputs), pairs_of(inputs)
         chosen, rejected = scores[pairs.chosen], scores[pairs.rejected]
@@ -54,16 +54,16 @@ class BradleyTerryLoss:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RegressionLoss:
-    """(r - y)^2 against the score y that a sequence should get, a mean over the sequences of the global batch."""
+    """(r - y)^2 with the target score y of a sequence, a mean over the sequences of the global batch."""
 
     needs = Needs()
-    """Nothing but a critic's values."""
+    """Only the values of a critic."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: there are no targets, or the network does not say one value of each sequence.
+            ValueError: Targets are missing, or the network does not return one value for each sequence.
         """
         scores, targets = _scores(inputs), inputs.need("targets")
         error = scores - targets
@@ -77,7 +77,7 @@ class RegressionLoss:
 
 
 def _scores(inputs: LossInputs) -> Tensor:
-    """[S]"""
+    """Return the score of every sequence, shape [S]."""
     values = inputs.need("values")
     if len(values) != len(inputs.sequence_lengths):
         raise ValueError("a reward model scores texts: each sample has one token in the loss, after its last one")

@@ -1,4 +1,4 @@
-"""Several losses on the same tokens as one: a reward's and a teacher's, a preference's and a likelihood."""
+"""A weighted sum of losses on the same tokens, such as a policy loss and a distillation loss."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ __all__ = ["SummedLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SummedLoss:
-    """sum_i weight_i L_i. Each divides by counts of the global batch, and so does their sum."""
+    """sum_i weight_i L_i. Each loss divides by counts of the global batch, and so does the sum."""
 
     parts: tuple[tuple[float, LossFn], ...]
-    """Weight and loss; where two report a metric of the same name, the first does."""
+    """Weight and loss of each part; if two parts report a metric of the same name, the first part's is kept."""
 
     @property
     def needs(self) -> Needs:
-        """What any of them needs.
+        """The union of the needs of all losses.
 
         Raises:
-            ValueError: two need the same thing in different ways, as two divergences.
+            ValueError: Two losses need different variants of the same input, such as two divergences.
         """
         return _all_of([loss.needs for _, loss in self.parts])
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: something that one of them needs did not come.
+            ValueError: A column that one of the losses needs is missing.
         """
         weights, found = [weight for weight, _ in self.parts], [loss(inputs) for _, loss in self.parts]
         return LossOutputs(

@@ -1,4 +1,4 @@
-"""A loss of the user's: `def loss(inputs: LossInputs) -> LossOutputs`, by import path or by file."""
+"""A user-defined loss: `def loss(inputs: LossInputs) -> LossOutputs`, given by import path or by file."""
 
 from __future__ import annotations
 
@@ -17,33 +17,33 @@ __all__ = ["UserLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UserLoss:
-    """Calls the function; it is imported where it runs, so it need not be picklable."""
+    """Calls the user's function, which is imported in the process that runs it, so it need not be picklable."""
 
     path: str
 
     @property
     def needs(self) -> Needs:
-        """Its attribute `needs`; by default nothing but the policy's log-probs, of whole sequences, since what it does
-        with a sequence's tokens is not known.
+        """The function's attribute `needs`; by default the policy's log-probs of whole sequences, since the function
+        may combine a sequence's tokens.
         """
         return getattr(load_function(self.path, "loss"), "needs", Needs(whole_sequences=True))
 
     def check(self) -> None:
-        """Import it.
+        """Import the function and check its signature.
 
         Raises:
-            ConfigError: it cannot be imported, does not take its argument, or its `needs` are something else.
+            ConfigError: The function cannot be imported, does not accept its argument, or has an invalid `needs`.
         """
         check_call(load_function(self.path, "loss"), f"loss '{self.path}'", "inputs")
         if not isinstance(self.needs, Needs):
             raise ConfigError(f"loss '{self.path}': its needs are of type {type(self.needs).__name__}, not Needs.")
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share; see `LossInputs` for what it must divide by.
+        """Compute the micro-batch's share of the loss; `LossInputs` documents the counts to divide by.
 
         Raises:
-            ConfigError: it cannot be imported.
-            LossError: it failed, or returned something else.
+            ConfigError: The function cannot be imported.
+            LossError: The function failed, or did not return a valid `LossOutputs`.
         """
         function = load_function(self.path, "loss")
         try:
@@ -56,7 +56,7 @@ class UserLoss:
 
 
 def _problem(outputs: object, inputs: LossInputs) -> str | None:
-    """Return why a trainer cannot use what a loss returned; `None` where it can."""
+    """Return why a loss's return value is invalid; `None` if it is valid."""
     if not isinstance(outputs, LossOutputs):
         return f"{type(outputs).__name__}, not a LossOutputs"
     if not isinstance(outputs.loss, Tensor) or outputs.loss.ndim:

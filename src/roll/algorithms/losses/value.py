@@ -1,8 +1,8 @@
-"""The critic's loss: the squared error of PPO, arXiv 1707.06347 eq. 9, with the value clip of its authors' code.
+"""The critic's loss: the squared error of PPO, arXiv 1707.06347 eq. 9, with the value clip of OpenAI Baselines.
 
 loss = mean_t 1/2 max( (V - G)^2, (clip(V, V_old - e, V_old + e) - G)^2 )
 
-Without a clip it is 1/2 (V - G)^2. The clip is in no paper; it comes from OpenAI Baselines.
+Without a clip the loss is 1/2 (V - G)^2. The clip is not described in a paper.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ __all__ = ["ValueLoss"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueLoss:
-    """Squared error of values against returns, over all loss tokens of the global batch; an expert's have none.
+    """Squared error of values against returns, over all loss tokens of the global batch; expert tokens have error 0.
 
     Metrics are means over the tokens that the policy sampled.
     """
 
     clip: float | None = None
-    """e; `None`: no clip."""
+    """Clip range e; `None` for no clip."""
     needs = Needs()
-    """Nothing but a critic's values; within `PolicyAndValueLoss`, that asks for them."""
+    """Only the values of a critic; inside `PolicyAndValueLoss`, that class requests the values."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: values, returns or, to clip, old values did not come.
+            ValueError: Values, returns or, with a clip, old values are missing.
         """
         values, returns = inputs.need("values"), inputs.need("returns")
         old = inputs.old_values if self.clip is None else inputs.need("old_values")
-        if inputs.expert is not None:  # an expert's return says nothing of what the policy would get
+        if inputs.expert is not None:  # an expert's return does not estimate the policy's return
             values, returns = (x.masked_fill(inputs.expert, 0.0) for x in (values, returns))
             old = None if old is None else old.masked_fill(inputs.expert, 0.0)
         error = (values - returns).square()

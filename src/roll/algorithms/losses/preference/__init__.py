@@ -1,4 +1,4 @@
-"""Losses of preferences: of two answers to one prompt, or of answers that are wanted or not."""
+"""Preference losses: on pairs of answers to one prompt, or on single answers labeled desirable or undesirable."""
 
 from roll.algorithms.losses.preference.pairs import PreferenceLoss
 from roll.algorithms.losses.preference.single import KTOLoss, reference_point

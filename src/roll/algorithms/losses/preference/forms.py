@@ -1,7 +1,7 @@
-"""How the scores of a pair become a loss.
+"""Forms of pair losses: functions of the scores of a pair.
 
 With s_w, s_l the scores of the chosen and the rejected answer (see `PreferenceLoss`), d = s_w - s_l, z = beta d, and
-ls = log sigmoid. Each form is a few lines: a picklable callable `(chosen [P], rejected [P], beta) -> losses [P]`.
+ls = log sigmoid. Each form is a picklable callable `(chosen [P], rejected [P], beta) -> losses [P]`.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ __all__ = [
 
 
 class PairForm(Protocol):
-    """The seam."""
+    """Interface of forms."""
 
     takes_margin: ClassVar[bool]
-    """Whether it sees the scores through their difference alone, so that a margin can shift it."""
+    """Whether the form depends only on the difference of the scores, so that a margin can shift the difference."""
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
-        """Loss of every pair [P]."""
+        """Return the loss of every pair, shape [P]."""
         ...
 
 
 class _OfDifference:
-    """A form of d alone."""
+    """A form that depends only on d."""
 
     __slots__ = ()
 
@@ -50,7 +50,7 @@ class _OfDifference:
 
 
 class _OfEach:
-    """A form that compares each score with a constant too."""
+    """A form that also compares each score with a constant."""
 
     __slots__ = ()
 
@@ -59,10 +59,10 @@ class _OfEach:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sigmoid(_OfDifference):
-    """-ls(z): DPO, arXiv 2305.18290 eq. 7, and whatever else takes a preference for a Bradley-Terry one.
+    """-ls(z): DPO, arXiv 2305.18290 eq. 7, and other methods with a Bradley-Terry model of preferences.
 
-    With a smoothing e, the share of labels that are thought to be wrong, it is conservative DPO (Mitchell, "A note on
-    DPO with noisy preferences", 2023): -(1 - e) ls(z) - e ls(-z). `robust` takes the noise out on average instead,
+    With label smoothing e, the assumed share of wrong labels, it is conservative DPO (Mitchell, "A note on DPO with
+    noisy preferences", 2023): -(1 - e) ls(z) - e ls(-z). With `robust`, the loss is unbiased under that noise instead,
     arXiv 2403.00409: [-(1 - e) ls(z) + e ls(-z)] / (1 - 2 e).
     """
 
@@ -149,7 +149,7 @@ class NcaPair(_OfEach):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SppoHard(_OfEach):
-    """(s_w - 1 / (2 beta))^2 + (s_l + 1 / (2 beta))^2: SPPO, arXiv 2405.00675 eq. 4.7, who wins being certain."""
+    """(s_w - 1 / (2 beta))^2 + (s_l + 1 / (2 beta))^2: SPPO, arXiv 2405.00675 eq. 4.7, with certain (hard) winners."""
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:
         """See `PairForm`."""
@@ -176,8 +176,9 @@ class ApoDown(_OfEach):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OddsRatio(_OfEach):
-    """-beta ls(log odds_w - log odds_l), odds = p / (1 - p), log p = s: ORPO, arXiv 2403.07691 eq. 6, its lambda as
-    beta. Scores must be mean log-probs without a reference.
+    """-beta ls(log odds_w - log odds_l), odds = p / (1 - p), log p = s: ORPO, arXiv 2403.07691 eq. 6.
+
+    `beta` is the paper's lambda. Scores must be mean log-probs without a reference.
     """
 
     def __call__(self, chosen: Tensor, rejected: Tensor, beta: float) -> Tensor:

@@ -1,12 +1,12 @@
-"""Preferences between two answers, put together from independent parts.
+"""The preference loss on pairs of answers, composed of independent parts.
 
     loss = 1 / pairs sum_pairs [ form(s_w, s_l) + alpha NLL_w ]
 
     s     score of an answer: sum or mean over its tokens of log pi_t - log ref_t, or of log pi_t alone
-    form  how the scores of both become a loss                 `forms`
-    NLL   of the chosen answer, which keeps it likely
+    form  loss of the two scores, see `forms`
+    NLL   negative log-likelihood of the chosen answer, which keeps the chosen answer likely
 
-Named methods differ in these parts alone: DPO is the defaults; SimPO takes means without a reference and a margin.
+Named methods differ only in these parts: the defaults are DPO; SimPO uses means without a reference, and a margin.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ _SIGMOID = Sigmoid()
 class PreferenceLoss:
     """A mean over the pairs of the global batch; the defaults are DPO's.
 
-    Metrics are means over its pairs: rewards are beta times scores. A pair of equal rewards is half right.
+    Metrics are means over the pairs; a reward is beta times a score. A pair of equal rewards counts half in accuracy.
     """
 
     form: PairForm = _SIGMOID
     beta: float = 0.1
-    """What a score is multiplied by to be a reward; IPO's tau, ORPO's lambda."""
+    """Factor from scores to rewards; IPO's tau, ORPO's lambda."""
     scores: Literal["sum", "mean"] = "sum"
-    """Of an answer's tokens."""
+    """Whether an answer's score is the sum or the mean over its tokens."""
     against_reference: bool = True
-    """Scores are log-ratios to the reference; otherwise log-probs, and `ref_logprobs` are not needed."""
+    """Whether scores are log-ratios to the reference; if not, they are log-probs, and `ref_logprobs` are not needed."""
     margin: float = 0.0
-    """By how much the chosen answer's reward should be greater (SimPO's gamma). A pair's `target` is added to it."""
+    """Required excess of the chosen answer's reward (SimPO's gamma); a pair's `target` is added to it."""
     likelihood: float = 0.0
-    """alpha."""
+    """Coefficient alpha of the NLL."""
     likelihood_mean: Literal["tokens", "answers"] = "tokens"
-    """Over all tokens of the batch's chosen answers; or over each answer's, then over answers (arXiv 2404.19733)."""
+    """Mean over all tokens of the chosen answers, or over each answer's tokens and then answers (arXiv 2404.19733)."""
     needs = Needs(whole_units=True)
     """Both answers of a pair."""
 
@@ -58,10 +58,10 @@ class PreferenceLoss:
             raise ValueError("odds are of mean log-probs: set scores to 'mean' and against_reference to False")
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: a unit is not a pair, a column is missing, or pairs have margins that the form cannot take.
+            ValueError: A unit is not a pair, a column is missing, or pairs have margins that the form does not accept.
         """
         pairs = pairs_of(inputs)
         scores = sequence_scores(inputs, mean=self.scores == "mean", against_reference=self.against_reference)
@@ -79,7 +79,7 @@ class PreferenceLoss:
         return LossOutputs(loss=loss, metrics=metrics)
 
     def _likelihood(self, inputs: LossInputs, pairs: Pairs) -> Tensor:
-        """The share of the chosen answers' mean."""
+        """Return the micro-batch's share of the mean negative log-likelihood of the chosen answers."""
         sums = segment_sums(inputs.need("logprobs"), inputs.sequence_ids)[pairs.chosen]
         if self.likelihood_mean == "tokens":
             return -sums.sum() / inputs.num_preferred_tokens
@@ -99,7 +99,7 @@ class PreferenceLoss:
 
 
 def sequence_scores(inputs: LossInputs, *, mean: bool, against_reference: bool) -> Tensor:
-    """[S] sum or mean of every sequence's log-ratios to the reference, or of its log-probs."""
+    """Return the sum or mean of every sequence's log-ratios to the reference, or of its log-probs, shape [S]."""
     per_token = inputs.need("logprobs")
     if against_reference:
         per_token = per_token - inputs.need("ref_logprobs")

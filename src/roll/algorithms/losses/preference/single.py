@@ -1,8 +1,8 @@
-"""Answers that are wanted or not, each on its own: KTO, arXiv 2402.01306.
+"""KTO, arXiv 2402.01306: a loss on single answers labeled desirable or undesirable.
 
-loss = mean_y { w_D [1 - sigmoid(beta (s - z0))]  wanted,   w_U [1 - sigmoid(beta (z0 - s))]  not }
+loss = mean_y { w_D [1 - sigmoid(beta (s - z0))]  desirable,   w_U [1 - sigmoid(beta (z0 - s))]  undesirable }
 
-with s = log pi(y|x) - log ref(y|x), and z0 the reference point: how far the policy has left the reference.
+with s = log pi(y|x) - log ref(y|x), and z0 the reference point: the policy's divergence from the reference.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ __all__ = ["KTOLoss", "reference_point"]
 class KTOLoss:
     """A mean over the answers of the global batch.
 
-    Metrics of wanted answers are means over these, those of the others over those; `preference/margin` is the
-    difference of both rewards. An answer is told rightly that is wanted and above the reference point, or neither; one
-    at this point is half right.
+    Rewards of desirable and undesirable answers are averaged separately; `preference/margin` is the difference of the
+    two means. An answer counts as accurate if it is desirable and above the reference point, or undesirable and below
+    it; an answer at the reference point counts half.
     """
 
     reference_point: float
-    """z0, in nats: see `reference_point`. 0 is APO-zero without pairs, arXiv 2408.06266."""
+    """z0, in nats: see `reference_point`. With 0, the loss is APO-zero without pairs, arXiv 2408.06266."""
     beta: float = 0.1
     desirable_weight: float = 1.0
-    """w_D. The paper wants w_D n_D / (w_U n_U) between 1 and 3/2, where n counts examples of either kind."""
+    """w_D. The paper recommends w_D n_D / (w_U n_U) between 1 and 3/2, where n counts examples of either kind."""
     undesirable_weight: float = 1.0
     """w_U."""
     needs = Needs(whole_sequences=True)
-    """Nothing but the policy's log-probs."""
+    """The policy's log-probs, of whole sequences."""
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """The micro-batch's share.
+        """Compute the micro-batch's share of the loss.
 
         Raises:
-            ValueError: the batch does not say what is preferred, or has no reference's log-probs.
+            ValueError: The batch has no `preferred` column or no log-probs of the reference.
         """
         wanted = inputs.need("preferred")
         scores = sequence_scores(inputs, mean=False, against_reference=True)
@@ -73,14 +73,14 @@ class KTOLoss:
 
 
 def reference_point(logprobs: Sequence[float], ref_logprobs: Sequence[float]) -> float:
-    """z0 = max(0, mean of log pi(y'|x) - log ref(y'|x)) over prompts with an answer to another prompt of the batch.
+    """Compute z0 = max(0, mean of log pi(y'|x) - log ref(y'|x)), where y' is an answer to another prompt of the batch.
 
     Args:
-        logprobs: of each such answer as a whole, by the policy before the update.
-        ref_logprobs: the same by the reference.
+        logprobs: Log-prob of each mismatched answer as a whole, under the policy before the update.
+        ref_logprobs: Log-prob of each mismatched answer under the reference.
 
     Raises:
-        ValueError: there is none.
+        ValueError: The sequences are empty.
     """
     if not len(logprobs):
         raise ValueError("the reference point is a mean over answers to other prompts: there is none")
