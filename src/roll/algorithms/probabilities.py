@@ -9,7 +9,7 @@ __all__ = ["log_complement", "log_odds"]
 
 
 def log_complement(logprobs: Tensor) -> Tensor:
-    """Compute log(1 - p); a p that rounds to 1 is treated as the largest value below 1, so that the result is finite."""
+    """Compute log(1 - p); a p that rounds to 1 is treated as the largest value below 1, so the result is finite."""
     return (-torch.expm1(_below_one(logprobs))).log()
 
 

@@ -1,4 +1,4 @@
-"""Scheduling of rollouts: asyncio alone, with the running loop's clock; no torch, ray, or vLLM."""
+"""Scheduling of rollouts: asyncio only, with the running loop's clock; no torch, ray, or vLLM."""
 
 from roll.rollout.attempts import SamplingPlan
 from roll.rollout.batch import Batch, BatchSpec

@@ -1,13 +1,13 @@
-"""One rollout from its place in the queue to its reward.
+"""Attempts at one rollout, from the queue to the reward.
 
     queued ──► generating (turns, through the proxy) ──► rewarding ──► accepted
-       ▲───── again, within its budget ◄── infrastructure failed ──┘
+       ▲──── retry, up to max_attempts ◄── infrastructure error ───┘
 
 Invariants:
-    - a rollout that the infrastructure failed is issued again within its budget, then marked `infra_error`: it never
-      gets a reward of 0 and never enters a baseline; where no repetition can help, it is marked at once;
-    - once a prompt turned out malformed, nothing more is generated for it;
-    - a request's seed depends on the run's seed, the draw, and the index alone: not on time, engines, or attempts.
+    - a rollout that fails for an infrastructure error is retried up to `max_attempts`, then marked `infra_error`: it
+      never gets a reward of 0 and never enters a baseline; an error that a retry cannot fix is marked at once;
+    - once a prompt turns out to be malformed, nothing more is generated for it;
+    - a request's seed depends only on the run's seed, the draw, and the index: not on time, engines, or attempts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Attempts", "SamplingPlan", "request_seed"]
 logger = logging.getLogger(__name__)
 
 LONGEST_WAIT_S = 60.0
-"""Between two attempts."""
+"""Longest backoff between two attempts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,53 +43,53 @@ class SamplingPlan:
     """How many rollouts each prompt gets, and how they are sampled."""
 
     purpose: str
-    """`train`, `eval`, …; part of every request's id and seed."""
+    """Purpose, such as `train` or `eval`; part of every request's id and seed."""
     group_size: int
     sampling: SamplingParams
-    """Its seed is replaced by each request's own."""
+    """Sampling parameters; each request replaces the seed by its own."""
 
     def rollout_id(self, draw: PromptDraw, index: int) -> RolloutId:
-        """The id of a rollout that this plan samples."""
+        """Return the id of a rollout sampled under this plan."""
         return RolloutId(purpose=self.purpose, draw_id=draw.draw_id, index=index)
 
 
 def request_seed(run_seed: int, purpose: str, draw_id: int, index: int) -> int:
-    """A request's seed: 31 bits of a hash, so it is the same on every machine and in every process."""
+    """Return the seed of a request: 31 bits of a hash, so that it is the same on every machine and in every process."""
     digest = hashlib.blake2b(f"{run_seed}/{purpose}/{draw_id}/{index}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") >> 1
 
 
 @dataclass(eq=False)
 class Attempts:
-    """Makes rollouts."""
+    """Generates and scores rollouts, with retries."""
 
     proxy: LLMProxy
-    """Where requests go."""
+    """Proxy that gets all requests."""
     rewards: Mapping[str, Reward]
-    """By domain."""
+    """Reward function of each domain."""
     renderer: Renderer
-    """Tokens to text, and what comes between two turns."""
+    """Converts tokens to text, and renders the text between two turns."""
     life: LifeCycle = field(default_factory=LifeCycle)
-    """Where every rollout stands."""
+    """State of every rollout."""
     _: KW_ONLY
     seed: int
-    """Of the run."""
+    """Seed of the run."""
     max_attempts: int = 3
-    """How often a rollout that infrastructure failed is issued before its fate is `infra_error`."""
+    """Number of attempts at a rollout before its fate is `infra_error`."""
     retry_wait_s: float = 0.0
-    """Wait before the second attempt; twice as long before each later one."""
+    """Backoff before the second attempt; doubles before each later one."""
     replicate: bool = True
     """Whether a prompt's rollouts may run on different engines."""
     loop: RolloutLoop | None = None
-    """Makes a rollout, in place of ROLL's own."""
+    """User-defined loop that replaces ROLL's own."""
     hosts: EnvHosts = field(default_factory=EnvHosts)
     """Where environments run."""
     episodes: EpisodePlan = field(default_factory=EpisodePlan)
-    """How conversations with them are held."""
+    """How episodes are played."""
     on_rollout: Callable[[Rollout], None] = lambda rollout: None
-    """Told of every rollout as it ends (for a display); must return at once."""
+    """Called with every rollout that ends (for a display); must return at once."""
     _malformed: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
-    """By domain and uid, prompts that no answer can be scored for, and why."""
+    """By domain and UID: prompts for which no answer can be scored, and why."""
 
     async def attempt(
         self,
@@ -100,14 +100,14 @@ class Attempts:
         on_start: Callable[[], None] = lambda: None,
         before_reward: asyncio.Event | None = None,
     ) -> Rollout:
-        """One rollout and its reward.
+        """Generate and score one rollout, with retries.
 
         Args:
-            draw: its prompt.
-            index: within its group.
-            plan: how to sample.
-            on_start: called when an engine first gets it.
-            before_reward: scoring waits for this.
+            draw: The prompt draw.
+            index: Index of the rollout within its group.
+            plan: How to sample.
+            on_start: Called when an engine first gets a request of the rollout.
+            before_reward: Event for which scoring waits.
         """
         rollout_id = plan.rollout_id(draw, index)
         self.life.begin(rollout_id)
@@ -123,7 +123,7 @@ class Attempts:
         return rollout
 
     def discard(self, rollout: Rollout) -> None:
-        """A rollout was scored, but nobody needs it any more."""
+        """Abort a scored rollout whose result is no longer needed."""
         if rollout.status is RolloutStatus.COMPLETED:
             self.life.move(rollout.rollout_id, RolloutState.ABORTED, "not needed")
 
@@ -163,7 +163,7 @@ class Attempts:
             try:
                 if rollout is None:
                     rollout = replace(await loop(draw, index, request, generate, self.renderer), purpose=plan.purpose)
-                if life.state(rollout_id) is RolloutState.QUEUED:  # only its reward is due, or a loop without a model
+                if life.state(rollout_id) is RolloutState.QUEUED:  # only its reward is retried, or no model is called
                     life.move(rollout_id, RolloutState.GENERATING)
                 life.move(rollout_id, RolloutState.REWARDING)
                 if before_reward is not None:
@@ -188,7 +188,7 @@ class Attempts:
 
 
 def _nothing(draw: PromptDraw, rollout_id: RolloutId) -> Rollout:
-    """An attempt that never got an answer."""
+    """Return an empty rollout for an attempt that never got an answer."""
     return Rollout(
         draw_id=draw.draw_id,
         index=rollout_id.index,

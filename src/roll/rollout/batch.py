@@ -1,4 +1,4 @@
-"""The batches of a run: what each is made of, and what a step gets."""
+"""Specification of a run's batches, and the batch that a step gets."""
 
 from __future__ import annotations
 
@@ -15,45 +15,47 @@ __all__ = ["Batch", "BatchSpec"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchSpec:
-    """What the controller makes batches of, and what it asks of finished groups."""
+    """Prompt source, sampling plans, size and filters of the controller's batches."""
 
     draw: Callable[[int, str | None], Sequence[PromptDraw]]
-    """The next prompts, of one domain if it is given; recorded in the ledger by the caller."""
+    """Returns the next prompts, optionally of one domain; the caller records the draws in the ledger."""
     plans: tuple[SamplingPlan, ...]
-    """Of a group and its companions."""
+    """Sampling plan of a group, then those of its companions."""
     batch_size: int
     """Groups per step, N."""
     num_steps: int | None = None
-    """Batches that will be asked for; nothing is launched that no step could train."""
+    """Number of batches of the run; nothing is launched that no step could train."""
     left_out: Callable[[Group], str] | None = None
-    """Why a filter leaves a group out, empty if it passes; given where another group takes its place."""
+    """Returns why a filter leaves a group out, empty if it passes; set if groups that are left out are replaced."""
     max_refills: int = 0
-    """Groups that may take others' places, in each step, as a multiple of N."""
+    """Replacement groups that a step may launch, as a multiple of N."""
     doomed: Doom | None = None
+    """Predicate that tells whether a group can no longer pass the filters."""
     weights: Mapping[str, float] = field(default_factory=dict)
-    """Of the domains, where they are trained in this proportion (`Quotas`); none: the mix is free."""
+    """Weights of the domains if they are trained in fixed proportion (`Quotas`); empty if the mix is free."""
     num_dealt: int = 0
-    """Places in training that an earlier process dealt out to the domains."""
+    """Places in training that an earlier process dealt to the domains."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Batch:
-    """What a step gets, and what became of everything else since the last one."""
+    """The groups of a step, and the outcome of all other draws since the last step."""
 
     groups: list[Group] = field(default_factory=list)
-    """To be trained, and those in `left_out`; by draw id."""
+    """Groups to train, and the groups in `left_out`; by draw id."""
     companions: dict[str, list[Group]] = field(default_factory=dict)
-    """By purpose, of the same draws."""
+    """Companion groups of the same draws, by purpose."""
     left_out: dict[int, str] = field(default_factory=dict)
-    """By draw id, why a group that was replaced by another one is not trained."""
+    """By draw id: why a group that was replaced by another one is not trained."""
     expired: dict[int, str] = field(default_factory=dict)
-    """By draw id, why a draw will never be trained."""
+    """By draw id: why a draw will never be trained."""
     expired_lengths: list[int] = field(default_factory=list)
-    """Tokens of finished rollouts that were thrown away with their groups."""
+    """Lengths in tokens of finished rollouts that were discarded with their groups."""
     num_refills: int = 0
+    """Number of replacement groups."""
     kind: str = ""
-    """Of the round: `short`, `long` or `last` with tail batching, otherwise empty."""
+    """Kind of round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: list[int] = field(default_factory=list)
-    """Of each group, in policy versions, by when it began."""
+    """Staleness of each group in policy versions, from its first rollout's begin."""
     census: Census | None = None
-    """What counts beside what was launched, where the policy chooses among rollouts."""
+    """Statistics of counted and launched rollouts, if the scheduling chooses among rollouts."""

@@ -1,26 +1,26 @@
-"""SampleBuffer: the groups that are not yet trained, and which of them a step may take.
+"""SampleBuffer: groups that are not yet trained, and which of them a step may take.
 
     admit ──► (start: policy version v) ──► finish ──► take ──► settle (trained)
                          └──────────────► discard (filtered, expired, aborted) ◄──┘
 
 A group that began under policy version v may be trained by the update from version n to n + 1 iff n - v <= A, the
-staleness bound; no token of it is older than v. So its deadline is the update at n = v + A, and each update takes N
-groups. A take of N at version n is *admissible* iff afterwards every deadline can still be met:
+staleness bound; no token of the group is older than v. So the group's deadline is the update at n = v + A, and each
+update takes N groups. A take of N at version n is *admissible* iff afterwards every deadline can still be met:
 
     for j = 0 … A:   #{live groups with v <= n - A + j} - #{of these taken}  <=  j N         (earliest deadline first)
 
 While at most N + ⌈αN⌉ groups wait to be taken, ⌈α⌉ = A, and at most A N of them while others are trained, an admissible
-take always exists among the live groups, by induction: what remains with v <= n - A + j after the take at n, and for
-j = A what began during that update as well, is what the take at n + 1 finds with v <= (n + 1) - A + (j - 1), at most
-j N; and all that it finds are at most N + ⌈αN⌉ <= (1 + A) N. Whether one exists among the *finished* groups decides how
-long to wait. Taking the oldest finished groups is admissible whenever any choice is, since it takes the most from every
-prefix.
+take always exists among the live groups. Proof by induction: the groups with v <= n - A + j that remain after the take
+at n, including for j = A the groups that began during that update, are the groups that the take at n + 1 finds with
+v <= (n + 1) - A + (j - 1), at most j N; in total it finds at most N + ⌈αN⌉ <= (1 + A) N groups. Whether an admissible
+take exists among the *finished* groups decides how long to wait. Taking the oldest finished groups is admissible
+whenever any choice is, since it takes the most from every prefix.
 With A = 0 every live group must be finished: synchronous training.
 
 Invariants:
     - a group is admitted once, and is then live until it is taken and settled, or discarded;
-    - the number of live groups that nobody has taken never exceeds the limit that `admit` is given;
-    - under `wait`, no group with n - v > A is ever taken, and none has to be dropped.
+    - the number of live groups that are not taken never exceeds the limit passed to `admit`;
+    - under `wait`, a group with n - v > A is never taken, and no group has to be dropped.
 """
 
 from __future__ import annotations
@@ -39,33 +39,33 @@ class LiveGroup:
 
     run: GroupRun
     order: int
-    """Of its launch."""
+    """Index in launch order."""
     version: int | None = None
-    """Policy version under which its first rollout began; `None`: none has begun, so it can only get younger."""
+    """Policy version under which the first rollout began; `None` before that, when the group does not age yet."""
     finished: int | None = None
-    """Place in the order in which groups finished."""
+    """Index in the order in which groups finished; `None` until then."""
     taken: bool = False
 
     @property
     def draw_id(self) -> int:
-        """The id of the draw that it answers."""
+        """Id of the group's draw."""
         return self.run.draw.draw_id
 
 
 class SampleBuffer:
-    """Keeps live groups and their ages.
+    """Stores live groups and their ages.
 
     Args:
-        batch_size: groups per update, N.
-        max_staleness: A.
-        waits: whether a take must leave every deadline within reach; otherwise what misses its own is `overdue`.
+        batch_size: Groups per update, N.
+        max_staleness: Staleness bound A.
+        waits: Whether a take must leave every deadline within reach; if not, groups past their deadline are `overdue`.
     """
 
     def __init__(self, batch_size: int, max_staleness: int, *, waits: bool = True) -> None:
         self.version = 0
         """The trainer's policy version n."""
         self.num_taken = 0
-        """Groups that are being trained."""
+        """Number of groups that are being trained."""
         self._batch_size = batch_size
         self._max_staleness = max_staleness
         self._waits = waits
@@ -80,7 +80,7 @@ class SampleBuffer:
         return len(self._live)
 
     def __iter__(self) -> Iterator[LiveGroup]:
-        """Live groups, in launch order."""
+        """Iterate over live groups, in launch order."""
         return iter(self._live.values())
 
     def __getitem__(self, draw_id: int) -> LiveGroup:
@@ -91,12 +91,12 @@ class SampleBuffer:
 
     @property
     def num_ready(self) -> int:
-        """Finished groups that nobody has taken."""
+        """Number of finished groups that are not taken."""
         return len(self._ready)
 
     @property
     def ready(self) -> list[LiveGroup]:
-        """Finished groups that nobody has taken, in the order in which they finished."""
+        """Finished groups that are not taken, in the order in which they finished."""
         return list(self._ready.values())
 
     @property
@@ -105,7 +105,7 @@ class SampleBuffer:
         return [live for live in self._live.values() if live.finished is None]
 
     def admit(self, run: GroupRun, limit: int) -> None:
-        """A group is launched; `limit` bounds those that nobody has taken."""
+        """Add a group that is launched; `limit` bounds the number of live groups that are not taken."""
         draw_id = run.draw.draw_id
         assert draw_id not in self._live, f"draw {draw_id} is admitted twice"
         waiting = len(self._live) - self.num_taken
@@ -115,7 +115,7 @@ class SampleBuffer:
         self._count(self._untaken, None, 1)
 
     def start(self, draw_id: int) -> None:
-        """Its first rollout begins, under the current version."""
+        """Record that a group's first rollout begins under the current policy version."""
         live = self._live.get(draw_id)
         if live is not None and live.version is None:
             self._count(self._untaken, None, -1)
@@ -123,7 +123,7 @@ class SampleBuffer:
             self._count(self._untaken, live.version, 1)
 
     def finish(self, draw_id: int) -> None:
-        """It has all its rollouts and rewards."""
+        """Record that a group has all its rollouts and rewards."""
         live = self._live[draw_id]
         assert live.finished is None, f"group {draw_id} finishes twice"
         live.finished = self._num_finished
@@ -132,13 +132,13 @@ class SampleBuffer:
         self._count(self._untaken_ready, live.version, 1)
 
     def discard(self, draw_id: int) -> None:
-        """It will not be trained."""
+        """Remove a group that will not be trained."""
         live = self._live.pop(draw_id)
         assert not live.taken, f"group {draw_id} is being trained"
         self._forget(live)
 
     def may_take(self) -> bool:
-        """Whether finished groups allow an admissible take of N (of all, where fewer are live)."""
+        """Return whether finished groups allow an admissible take of N groups (of all, if fewer are live)."""
         untaken = sum(self._untaken.values())
         if self.num_ready < min(self._batch_size, untaken) or not untaken:
             return False
@@ -155,12 +155,12 @@ class SampleBuffer:
         return True
 
     def oldest_ready(self) -> list[LiveGroup]:
-        """What an update takes: the N oldest finished groups, of equals those launched first; in launch order."""
+        """Return the N oldest finished groups, in launch order; ties go to the group that was launched first."""
         found = sorted(self._ready.values(), key=lambda live: (self._age_key(live), live.order))[: self._batch_size]
         return sorted(found, key=lambda live: live.order)
 
     def take(self, draw_id: int) -> LiveGroup:
-        """A finished group goes into training; it stays live until it is settled."""
+        """Take a finished group for training; it stays live until it is settled."""
         live = self._live[draw_id]
         assert live.finished is not None and not live.taken, f"group {draw_id} cannot be taken"
         staleness = self.version - self._age_key(live)
@@ -171,7 +171,7 @@ class SampleBuffer:
         return live
 
     def settle_taken(self) -> list[LiveGroup]:
-        """The update is done: what was taken leaves the buffer."""
+        """Remove and return the taken groups, once their update is done."""
         done = [live for live in self._live.values() if live.taken]
         for live in done:
             del self._live[live.draw_id]
@@ -179,7 +179,7 @@ class SampleBuffer:
         return done
 
     def overdue(self) -> list[LiveGroup]:
-        """Groups that the update at the current version may not train any more."""
+        """Return the groups that are too old for the update at the current version."""
         oldest = self.version - self._max_staleness
         return [
             live for live in self._live.values()

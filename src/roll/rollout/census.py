@@ -1,12 +1,12 @@
-"""What a choice among rollouts left out: rewards and lengths of what counts, beside all that was launched.
+"""Selection bias of scheduling: rewards and lengths of the counted rollouts compared with all launched ones.
 
     launched = counted (the groups that a step got) + unused (scored, but not chosen) + stopped (never finished)
 
-A policy that takes what finishes first takes short answers, and where length and reward are related, rewards that are
-not those of the policy that is trained. What was scored but not used says how far both means are off. Answers that
-were stopped have no reward, and are longer than what was chosen in their place, so the difference of these means is a
-lower bound of the bias in length. An estimate of the whole bias takes a stand-in for each of them: had it gone on, it
-would have finished after the last rollout of its group that counts, so that one is the nearest whose reward is known.
+A scheduler that takes the rollouts that finish first takes short answers and, if length and reward are correlated, a
+biased sample of rewards. Rollouts that were scored but not used show how far both means are off. Stopped answers have
+no reward, and are longer than the answers chosen instead of them, so the difference of these means is a lower bound of
+the bias in length. To estimate the whole bias, each stopped answer gets a stand-in: it would have finished after the
+last counted rollout of its group, so that rollout is the nearest one with a known reward.
 
 A prompt that is deferred and launched again counts once for every launch.
 """
@@ -24,19 +24,19 @@ __all__ = ["Census"]
 
 @dataclass(kw_only=True, slots=True)
 class Census:
-    """What became of the rollouts that one step accounts for."""
+    """Statistics of the rollouts that one step accounts for."""
 
     counted: list[tuple[float, int]] = field(default_factory=list)
     """Reward and tokens of each rollout of the step's groups."""
     unused: list[tuple[float, int]] = field(default_factory=list)
-    """The same of rollouts that were scored and not chosen."""
+    """Reward and tokens of each rollout that was scored and not chosen."""
     launched: list[tuple[float, int]] = field(default_factory=list)
-    """The same of all rollouts of the step's groups, with stand-ins for those that were stopped."""
+    """Reward and tokens of all rollouts of the step's groups, with stand-ins for stopped rollouts."""
     num_stopped: int = 0
-    """Rollouts that were stopped before they had a reward."""
+    """Number of rollouts that were stopped before they had a reward."""
 
     def add(self, run: GroupRun, *, counts: bool) -> None:
-        """Count a group that has ended or was stopped; `counts` says whether the step gets it."""
+        """Add a group that has ended or was stopped; `counts` is True if the step gets the group."""
         chosen = {rollout.index for rollout in run.group.scored} if counts else set()
         for rollout in run.scored:
             (self.counted if rollout.index in chosen else self.unused).extend(_facts([rollout]))
@@ -46,8 +46,10 @@ class Census:
             self.launched += _facts([*run.scored, *[last] * run.num_stopped])
 
     def metrics(self) -> dict[str, float]:
-        """Means of what counts, of all that finished and, an estimate, of all that was launched for the step's groups;
-        the share that was stopped.
+        """Compute mean reward and length of the counted, of all finished and of all launched rollouts, and the stopped
+        share.
+
+        The means over launched rollouts are estimates, with stand-ins for stopped rollouts.
         """
         finished = [*self.counted, *self.unused]
         launched = len(finished) + self.num_stopped

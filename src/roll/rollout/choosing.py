@@ -1,19 +1,20 @@
-"""What a synchronous round launches, and which finished groups close it.
+"""Which prompts a synchronous round launches, and which finished groups close it.
 
     queue            N prompts; closes when all are done
     + redundancy     rN prompts; closes at N: the first launched (`launch_order`), or the first finished
     tail batching    short round: rN prompts x rR rollouts, closes at N complete prompts, leftovers are deferred;
                      long round, when N prompts are deferred: these, without redundancy (RollPacker, arXiv 2509.21009)
 
-Near the end of a run a round launches no more than the rounds after it can still train: its redundancy shrinks, and
-tail batching ends with rounds that begin with what is deferred. So, of D deferred prompts, with L rounds to come,
+Near the end of a run a round launches no more prompts than the later rounds can still train: its redundancy shrinks,
+and tail batching ends with rounds that begin with the deferred prompts. So, with D deferred prompts and L rounds left,
 
     D <= L N     before every round, and D = 0 after the last
 
-holds from the start (D = 0) and is kept: a plain round takes min(D, N) of them, and any other draws at most as many new
-spare prompts as leave D <= (L - 1) N. With quotas it holds in each domain, for the places that it will be dealt.
+holds from the start (D = 0) and is an invariant: a plain round takes min(D, N) deferred prompts, and any other round
+draws only as many new spare prompts as leave D <= (L - 1) N. With quotas it holds in each domain, for the places that
+the domain will be dealt.
 
-With α > 0 there are no rounds: the buffer's freshness rule alone decides.
+With α > 0 there are no rounds: the buffer's staleness rule alone decides.
 """
 
 from __future__ import annotations
@@ -31,50 +32,50 @@ from roll.types import PromptDraw
 __all__ = ["ByDomain", "Round", "choose", "next_round", "take_first"]
 
 ByDomain: TypeAlias = Mapping[str | None, int]
-"""Numbers of prompts; all under `None` where the mix of domains is free."""
+"""Number of prompts by domain; the only key is `None` if the domain mix is free."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Round:
-    """One synchronous step's launch."""
+    """The launch of one synchronous step."""
 
     places: ByDomain
     """Groups that the step trains."""
     num_rollouts: int
-    """Of each prompt."""
+    """Rollouts per prompt."""
     first_finished: bool = False
     deferred: ByDomain = field(default_factory=dict)
-    """Prompts that earlier rounds left, to begin with, and to wait for."""
+    """Deferred prompts that the round begins with and waits for."""
     spare: ByDomain = field(default_factory=dict)
     """New prompts beyond those that the step trains."""
     spare_deferred: ByDomain = field(default_factory=dict)
-    """Deferred ones beyond those that it waits for: without them the queue would grow wherever much is redundant."""
+    """Deferred prompts beyond those that it waits for: without them the queue would grow under high redundancy."""
     kind: str = ""
     mandatory: set[int] = field(default_factory=set)
-    """Draws that the round waits for, so that nothing is deferred twice."""
+    """Draw ids that the round waits for, so that no draw is deferred twice."""
 
     @property
     def speculates(self) -> bool:
-        """Whether more is launched than the step trains."""
+        """Whether more prompts are launched than the step trains."""
         return any(self.spare.values()) or any(self.spare_deferred.values())
 
     @property
     def num_prompts(self) -> int:
-        """Prompts that the step launches, spare ones included."""
+        """Number of prompts that the step launches, including spare ones."""
         return sum(map(sum, (self.places.values(), self.spare.values(), self.spare_deferred.values())))
 
 
 def next_round(
     config: SchedulingConfig, *, places: ByDomain, deferred: ByDomain, later: ByDomain | None, group_size: int
 ) -> Round:
-    """Decide what to launch.
+    """Decide which prompts to launch.
 
     Args:
-        config: the policies.
-        places: groups that the step trains; N in all.
-        deferred: prompts that wait in the deferred queue.
-        later: groups that the steps after this one train; `None` where nobody knows how many there will be.
-        group_size: rollouts that a group needs, R.
+        config: Scheduling policies.
+        places: Groups that the step trains; N in total.
+        deferred: Prompts in the deferred queue.
+        later: Groups that later steps train; `None` if the number of steps is unknown.
+        group_size: Rollouts that a group needs, R.
     """
     wanted = sum(places.values())
     first = {domain: min(deferred.get(domain, 0), count) for domain, count in places.items()}
@@ -111,7 +112,7 @@ def next_round(
 def take_first(
     deferred: deque[PromptDraw], counts: ByDomain, domain_of: Callable[[PromptDraw], str | None]
 ) -> list[PromptDraw]:
-    """Remove the first draws of each domain from the queue, so many of each; domain by domain."""
+    """Remove and return the first `counts` draws of each domain from the queue, domain by domain."""
     found: dict[str | None, list[PromptDraw]] = {domain: [] for domain in counts}
     for _ in range(len(deferred)):
         draw = deferred.popleft()
@@ -124,13 +125,13 @@ def take_first(
 
 
 def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
-    """The groups that the step takes, or `None` while it has to wait.
+    """Return the groups that the step takes, or `None` while it has to wait.
 
     Args:
-        buffer: live groups.
-        current: what was launched.
-        wanted: groups that the step trains.
-        quota: groups of each domain; empty where the mix is free.
+        buffer: Live groups.
+        current: The launch of this round.
+        wanted: Number of groups that the step trains.
+        quota: Number of groups of each domain; empty if the domain mix is free.
     """
     if not current.speculates:
         if len(buffer) == 0:
@@ -146,7 +147,7 @@ def choose(buffer: SampleBuffer, current: Round, wanted: int, quota: Counter[str
 
 
 def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> list[LiveGroup] | None:
-    """The first that were launched, once nothing launched before the last of them still runs."""
+    """Return the first `wanted` groups in launch order, or `None` while one of them still runs."""
     taken: list[LiveGroup] = []
     for live in _within((live for live in buffer if not live.taken), wanted, quota):
         if live.finished is None:
@@ -156,7 +157,7 @@ def _launched_first(buffer: SampleBuffer, wanted: int, quota: Counter[str]) -> l
 
 
 def _within(entries: Iterable[LiveGroup], wanted: int, quota: Counter[str]) -> Iterable[LiveGroup]:
-    """The first `wanted` entries, of each domain no more than its quota."""
+    """Yield the first `wanted` groups, at most the quota of each domain."""
     left = Counter(quota)
     count = 0
     for live in entries:

@@ -1,26 +1,27 @@
-"""AsyncController: keeps rollouts running ahead of training, within the freshness bound, and makes up the batches.
+"""AsyncController: keeps rollouts running ahead of training, within the staleness bound, and assembles the batches.
 
     stream ──► deferred, fresh draws ──► admit (≤ N + ⌈αN⌉ groups) ──► RolloutScheduler ──► SampleBuffer
                       ▲                                                            │
                       └── defer ◄── leftovers of a step that closed early          ▼
     settle(version) ◄── sync ◄── suspend ◄── train on ◄───────────────────── next_batch()
 
-The loop calls `next_batch`, trains, brings the weights to the engines inside `updating()`, and calls `settle`. With
-α > 0, `settle` launches the next groups at once, so that they run beside the next step, and `next_batch` as many as
-freshness allows beside the batch that it gives; with α = 0, it launches alone, so that nothing runs between two steps.
+The training loop calls `next_batch`, trains, syncs weights to the engines inside `updating()`, and calls `settle`. With
+α > 0, `settle` launches the next groups at once, so that they run during the next step, and `next_batch` also launches
+as many groups as the staleness bound allows; with α = 0, only `next_batch` launches, so that no rollout runs between
+two steps.
 
-How many may that be? A group that begins while version n is trained to n + 1 has version n, and the updates from n + 1
-to n + ⌈α⌉ can train it: so beside a batch that is being trained, ⌈α⌉ N groups may wait, run or lie in the buffer. For
-whole α these are the N + ⌈αN⌉ without the batch, and nothing is launched before `settle`; for others it is more, and
-without it α = 0.5 would launch half of the next batch only after training, and with answers of one length gain nothing.
+A group that begins while version n is trained to n + 1 has version n, and the updates from n + 1 to n + ⌈α⌉ can train
+it: so while a batch is being trained, ⌈α⌉ N other groups may wait, run or lie in the buffer. For integer α these are
+the N + ⌈αN⌉ without the batch, and nothing is launched before `settle`. For other α the number is larger; otherwise
+α = 0.5 would launch half of the next batch only after training, and with answers of equal length gain nothing.
 
 Invariants:
-    - every draw that was launched is in exactly one place: live, deferred, or in the batch that accounts for it
-      (trained, left out, expired); none is lost, none is trained twice;
+    - every launched draw is in exactly one place: live, deferred, or in the batch that accounts for it (trained, left
+      out, expired); no draw is lost, and no draw is trained twice;
     - with α > 0, at most N + ⌈αN⌉ groups that no step has taken are live, and at most ⌈α⌉ N while a batch is trained,
-      so at most (1 + ⌈α⌉) N finished ones lie in the buffer, those that are trained included;
-    - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and nothing is dropped
-      for its age; with `drop`, what gets older is stopped and expires;
+      so the buffer has at most (1 + ⌈α⌉) N finished groups, including those that are being trained;
+    - with `wait`, no token of a batch is more than ⌈α⌉ policy versions older than the trainer, and no group is dropped
+      for its age; with `drop`, groups past that age are stopped and expire;
     - which groups a synchronous step trains depends on time only under `first_finished`.
 """
 
@@ -48,15 +49,15 @@ __all__ = ["AsyncController"]
 
 
 class AsyncController:
-    """Decides what is launched, what waits, and which groups make the next batch.
+    """Decides which groups are launched, and which groups form the next batch.
 
     Args:
-        scheduler: makes rollouts.
-        proxy: suspended while weights change.
-        config: the policies.
-        spec: where prompts come from, how many make a batch, and what passes.
-        version: the trainer's policy version.
-        pending: draws that an earlier process left in flight; launched first.
+        scheduler: Makes rollouts.
+        proxy: Proxy that is suspended while weights change.
+        config: Scheduling policies.
+        spec: Prompt source, size and filters of batches.
+        version: The trainer's policy version.
+        pending: Draws that an earlier process left in flight; launched first.
     """
 
     def __init__(
@@ -91,7 +92,7 @@ class AsyncController:
         self._census = Census()
         self._num_refills = 0
         self._refills_due: list[str] = []
-        """Domains of groups whose places are to be filled when a round of `batch` has ended."""
+        """Domains of the replacement groups to launch when a round of type `batch` has ended."""
         self._scoring = asyncio.Event() if config.type == "batch" else None
         self._num_generating = 0
         self._changed = asyncio.Event()
@@ -100,13 +101,13 @@ class AsyncController:
         if self._scoring is not None:
             scheduler.life.listen(self._watch_generation)
 
-    # ---- what the loop calls
+    # ---- called by the training loop
 
     async def next_batch(self) -> Batch:
         """Wait for the groups of the next step.
 
         Raises:
-            Exception: whatever ended a rollout that is neither the model's nor the infrastructure's failure.
+            Exception: A rollout failed with an error that is neither the model's nor the infrastructure's.
         """
         if not self.buffer.running and not self.buffer.num_ready:
             self._open_round()
@@ -121,9 +122,9 @@ class AsyncController:
 
     @asynccontextmanager
     async def updating(self) -> AsyncIterator[None]:
-        """Inside, engines stand still and may get new weights; rollouts in flight go on afterwards.
+        """Run the body with all engines paused, for a weight sync; rollouts in flight continue afterwards.
 
-        After an error they stand still for good: they may hold a mixture of weights, or be changing them still.
+        After an error the engines stay paused: their weights may be mixed, or still changing.
         """
         if self._config.async_ratio == 0:  # nothing is in flight between two batches
             yield
@@ -133,11 +134,11 @@ class AsyncController:
         await self._proxy.resume()
 
     async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
-        """The step is done: let go of its groups, and launch what may run beside the next one.
+        """Finish the step: release its groups, and launch the groups that may run during the next step.
 
         Args:
-            version: the trainer's policy version now, which engines hold.
-            trained: the rollouts that the update learned from.
+            version: The trainer's current policy version, which the engines hold.
+            trained: Ids of the rollouts that the update trained on.
         """
         life = self._scheduler.life
         for live in self.buffer.settle_taken():
@@ -158,7 +159,7 @@ class AsyncController:
             self._fill()
 
     async def close(self) -> None:
-        """Stop everything that runs."""
+        """Stop all running groups."""
         runs = [live.run for live in self.buffer]
         await self._scheduler.stop(runs)
         for run in runs:
@@ -166,7 +167,7 @@ class AsyncController:
         await asyncio.gather(*self._stopping, return_exceptions=True)
 
     def in_flight(self) -> list[PromptDraw]:
-        """Draws that were launched or deferred, and that no batch has accounted for yet; by draw id."""
+        """Return the draws that were launched or deferred and that no batch has accounted for yet, by draw id."""
         live = [entry.run.draw for entry in self.buffer if not entry.taken]
         unreported = [run.draw for run, _ in [*self._left_out.values(), *self._expired.values()]]
         return sorted([*live, *self._deferred, *unreported], key=lambda draw: draw.draw_id)
@@ -174,7 +175,7 @@ class AsyncController:
     # ---- launching
 
     def _open_round(self) -> None:
-        """Nothing runs: decide what the next step launches."""
+        """Launch the groups of the next step; called when no group runs."""
         size = self._spec.batch_size
         if self._config.async_ratio > 0:
             self._fill()
@@ -199,11 +200,11 @@ class AsyncController:
             self._launch(self._spec.draw(count, domain))
 
     def _share_of(self, draw: PromptDraw) -> str | None:
-        """The domain whose place a draw takes."""
+        """Return the domain whose quota a draw counts against; `None` if the domain mix is free."""
         return draw.prompt.domain if self._quotas else None
 
     def _fill(self) -> None:
-        """Launch as much as may be live beside what is being trained."""
+        """Launch as many groups as may be live during the current update."""
         size, training = self._spec.batch_size, self.buffer.num_taken > 0
         limit = min(self._limit, self._config.max_staleness * size) if training else self._limit
         if self._batches_left is not None:
@@ -236,7 +237,7 @@ class AsyncController:
                 self._num_generating += len(run.tasks)
 
     def _on_end(self, run: GroupRun) -> None:
-        """A group is complete: keep it, or put another one in its place."""
+        """Handle a complete group: keep it, or leave it out and launch a replacement."""
         self._changed.set()
         if run.error is not None:
             self._error = self._error or run.error
@@ -261,7 +262,7 @@ class AsyncController:
                 self._launch(self._spec.draw(1, domain if self._quotas else None))
 
     def _has_spare(self, domain: str) -> bool:
-        """Whether enough groups are live without one of this domain."""
+        """Return whether enough groups are live without one group of this domain."""
         if not self._quota:
             return len(self.buffer) > self._spec.batch_size
         return sum(live.run.draw.prompt.domain == domain for live in self.buffer) > self._quota[domain]
@@ -272,7 +273,7 @@ class AsyncController:
         return self._spec.left_out(run.group) if self._spec.left_out is not None else ""
 
     def _watch_generation(self, event: Transition) -> None:
-        """`batch`: scoring begins when nothing is generated any more."""
+        """Start scoring once no rollout is generating; used by the scheduling type `batch`."""
         assert self._scoring is not None
         if event.rollout_id.purpose not in {plan.purpose for plan in self._spec.plans}:
             return
@@ -316,7 +317,7 @@ class AsyncController:
         return batch
 
     async def _leave(self, rest: Sequence[LiveGroup]) -> None:
-        """The step has what it needs: leftovers are deferred, or expire."""
+        """Defer or expire the leftover groups of a step that has enough groups."""
         if self._config.leftovers == "drop":
             await self._expire(rest, "redundant: the step had enough groups")
             return

@@ -1,10 +1,10 @@
-"""The contexts of a conversation, one after the other: each goes on from the last, token by token, or is written anew.
+"""The successive contexts of a conversation: each one extends the last token by token, or is tokenized anew.
 
     messages (`history`) ─ chat template ─► text ─┬─ begins with what the engine saw and wrote: + the rest's tokens
                                                   └─ does not (thinking dropped, spaces stripped, …): the text's tokens
 
-What the model wrote stands in the first kind of context as the tokens that it sampled, whatever their text would be
-tokenised to, and in the second as the template renders it.
+A context of the first kind contains the model's answers as the sampled tokens, however their text would be tokenized;
+a context of the second kind contains them as the template renders them.
 """
 
 from __future__ import annotations
@@ -26,62 +26,63 @@ __all__ = ["Dialogue", "Following"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Following:
-    """A context that may come next."""
+    """A candidate for the next context."""
 
     token_ids: IntArray
-    """[C]"""
+    """Tokens of the context, shape [C]."""
     text: str
-    """As the template writes it."""
+    """Text of the context as the template renders it."""
     added: IntArray | None = None
-    """[N] its tokens behind the last context and the answer to it; `None` where it does not begin with these."""
+    """[N] tokens after the last context and its answer; `None` if the context does not begin with both."""
     prompt: Sequence[Message] = ()
     exchanges: Sequence[Exchange] = ()
     form: ToolForm = "written"
 
     @property
     def num_new(self) -> int:
-        """Tokens that are not known from the last context and its answer."""
+        """Number of tokens that are not in the last context and its answer."""
         return len(self.token_ids if self.added is None else self.added)
 
 
 @dataclass(eq=False, kw_only=True)
 class Dialogue:
-    """Which context the next answer follows."""
+    """A conversation and the context that the next answer follows."""
 
     renderer: Renderer
     history: History
     prompt: Sequence[Message]
-    """With which the conversation began or, after a summary, goes on."""
+    """Messages with which the conversation began or, after a summary, continues."""
     context: IntArray
-    """[C] that the last answer follows, or the next one will."""
+    """[C] context of the last answer, or of the next one."""
     tools: Sequence[Mapping[str, Any]] = ()
     stops: Collection[int] = ()
-    """Tokens that end an answer, beside special ones."""
+    """Tokens that end an answer, in addition to special tokens."""
     _exchanges: Sequence[Exchange] = ()
     _form: ToolForm = "written"
-    """In which the template takes what tools are asked and say; those before it, it refused."""
+    """Form in which the template accepts tool calls and replies; it refused the earlier forms of `TOOL_FORMS`."""
     _text: str | None = None
-    """Of the context; of the prompt's only once it is needed."""
+    """Text of the context; that of the first prompt is rendered only when it is needed."""
     _answer: IntArray | None = None
-    """To the context; `None` where it has none yet."""
+    """Answer to the context; `None` before the answer."""
 
     def answered(self, token_ids: IntArray) -> None:
-        """The model answered the context."""
+        """Record the model's answer to the context."""
         self._answer = token_ids
 
     def begin_anew(self, prompt: Sequence[Message]) -> None:
-        """All that was said is forgotten; what is heard next stands behind this prompt's last text."""
+        """Drop all exchanges and continue from a new prompt; the next replies are appended to its last message."""
         self.prompt, self._exchanges, self._answer = prompt, (), None
 
     def following(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]] = ()) -> Following:
-        """The context that would come next.
+        """Return the context that would come next.
 
         Args:
-            replies: to the last answer. Where a template has no place for a tool's, a user says it.
-            calls: of tools in the answer, as they were understood: some templates refuse a tool's reply without.
+            replies: Replies to the last answer. If the template does not support tool messages, a tool's reply becomes
+                a user message.
+            calls: Parsed tool calls of the answer: some templates refuse a tool's reply without them.
 
         Raises:
-            DataError: the template refuses the conversation.
+            DataError: The template refuses the conversation.
         """
         if self._answer is None:
             prompt = with_said(self.prompt, joined_said(replies))
@@ -100,12 +101,16 @@ class Dialogue:
         return self._after(exchanges, TOOL_FORMS[-1], ended)
 
     def go_on(self, following: Following) -> None:
-        """It does come next."""
+        """Continue the conversation with a context that `following` returned."""
         self.context, self._text, self._answer = following.token_ids, following.text, None
         self.prompt, self._exchanges, self._form = following.prompt, following.exchanges, following.form
 
     def _after(self, exchanges: list[Exchange], form: ToolForm, ended: bool) -> Following:
-        """Some templates put the spaces around an answer themselves, so it may have to go without its own."""
+        """Return the context after the exchanges, appended to the last context if the template renders that as a
+        prefix.
+
+        Some templates insert the whitespace around an answer themselves, so the answer is also tried without its own.
+        """
         assert self._text is not None and self._answer is not None
         *before, said = exchanges
         body = said.answer.text

@@ -1,10 +1,10 @@
-"""EngineGroup: which engines a role has, and which of them are awake.
+"""EngineGroup: the engines of a role, and which of them are awake.
 
     add ──► replace: it is started ──► awake ◄──wake── asleep ──► retire
                                          └───sleep──────►┘
 
-Weight sync and routing ask the group, so that what changes here is all that changes. When an engine comes or goes,
-`EngineTransitions` sees to it that nobody is lost on the way; what becomes of one that fails, `EngineFleet` decides.
+Weight sync and routing read the group, so membership changes only here. `EngineTransitions` moves requests to other
+engines when an engine joins or leaves; `EngineFleet` decides about an engine that fails.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["EngineGroup"]
 
 
 class EngineGroup(ABC):
-    """The engines of a role, seen from the controller; `cluster/` has the one."""
+    """The engines of a role, seen from the controller; implemented in `cluster/`."""
 
     @property
     @abstractmethod
@@ -29,36 +29,36 @@ class EngineGroup(ABC):
 
     @abstractmethod
     def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
-        """Take a member in; `replace` starts it, and it is none of `engines` before.
+        """Add a member; it is not in `engines` until `replace` starts it.
 
         Args:
-            engine_id: no other member has it.
-            make: makes an engine that is not started yet; called again whenever it is replaced.
+            engine_id: Unique id of the member.
+            make: Builds an engine without starting it; called again whenever the engine is replaced.
         """
 
     @abstractmethod
     async def retire(self, engine_id: str) -> None:
-        """End a member, and forget it."""
+        """Shut a member down and remove it."""
 
     @abstractmethod
     async def replace(self, engine_id: str) -> InferenceEngine:
-        """End what is left of a member and start a fresh engine in its place, with the same id and initial weights."""
+        """Shut down the remains of a member and start a fresh engine with the same id and the initial weights."""
 
     @abstractmethod
     async def close(self) -> None:
-        """End all."""
+        """Shut all members down."""
 
     def awake(self) -> list[InferenceEngine]:
-        """Return the members that have the memory of their devices, in their order."""
+        """Return the members that hold their device memory, in the order in which they were added."""
         return [engine for engine in self.engines if all(engine is not other for other in self._asleep)]
 
     async def sleep(self, engine: InferenceEngine) -> None:
-        """Let a member give its memory back; weight syncs leave it out from now on.
+        """Put a member to sleep, which frees its device memory; weight syncs skip it from now on.
 
         Raises:
-            UnsupportedError: the engine cannot do it here; it stays awake.
+            UnsupportedError: The engine does not support sleep here; it stays awake.
         """
-        awake = self.awake()  # of those that were replaced nothing is remembered
+        awake = self.awake()  # drops engines that were replaced
         self._asleep[:] = [each for each in self.engines if each is engine or all(each is not other for other in awake)]
         try:
             await engine.sleep()
@@ -67,7 +67,7 @@ class EngineGroup(ABC):
             raise
 
     async def wake(self, engine: InferenceEngine) -> None:
-        """Let a member take its memory again; it needs a weight sync before it answers."""
+        """Wake a member, which allocates its memory again; it needs a weight sync before it answers."""
         await engine.wake()
         self._woke(engine)
 

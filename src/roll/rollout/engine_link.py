@@ -1,15 +1,15 @@
-"""All calls to one engine: each of them ends, whatever becomes of the engine.
+"""All calls to one engine: each call ends, even if the engine dies or hangs.
 
     caller ──► call, a task of the link's own ──► engine
        ▲                  │
        └── its answer ◄───┴── or EngineDiedError, as soon as the engine is lost: it died, or it hangs
 
-    caller is cancelled ──► orphan ──abort, and again──► the engine lets go ──► its place is free
+    caller is canceled ──► orphan ──abort, and again──► the engine releases it ──► its slot is free
 
 Invariants:
-    - a call belongs to the link: who cancels its caller ends neither the call nor what the link knows of it;
-    - a request counts as the engine's until the engine has let go of it: it answered, or is lost;
-    - after `lose`, nobody waits for the engine any more, and nothing that it still says is heard;
+    - a call belongs to the link: canceling the caller ends neither the call nor the link's record of it;
+    - a request counts as the engine's until the engine has released it: it answered, or the engine is lost;
+    - after `lose`, no caller waits for the engine any more, and its late answers are ignored;
     - an engine that owes an answer and makes no step for longer than its pace allows (`Pace`) is lost. A paused engine
       owes no tokens.
 """
@@ -33,38 +33,38 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 ABORT_AGAIN_S = 1.0
-"""After an abort was answered, how long an engine has to let go before it is asked again."""
+"""Time after an acknowledged abort before the abort is repeated."""
 
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    """One that the engine has not answered."""
+    """A call that the engine has not answered."""
 
     task: asyncio.Task[Any]
     answer: asyncio.Future[Any]
     request_id: str = ""
-    """Of a generation; empty for anything else."""
+    """Id of a generation request; empty for any other call."""
     on_end: Callable[[], None] | None = None
     gone: asyncio.Future[None] | None = None
-    """Of an orphan: done once the engine has let go."""
+    """For an orphan: done once the engine has released the request."""
 
 
 class EngineLink:
-    """The only way to one engine, until it is lost.
+    """The connection through which all calls to one engine go, until the engine is lost.
 
     Args:
-        engine: at the other end.
-        on_lost: told once that the engine is lost.
+        engine: The engine.
+        on_lost: Called once when the engine is lost.
     """
 
     def __init__(self, engine: InferenceEngine, on_lost: Callable[[EngineLink], None]) -> None:
         self.engine = engine
         self.lost: EngineDiedError | None = None
-        """Why it is not used any more."""
+        """Why the engine is lost; `None` while it is in use."""
         self.hangs = False
-        """It was lost because it made no progress."""
+        """Whether the engine was lost because it made no progress."""
         self.has_answered = False
-        """It has generated something."""
+        """Whether the engine has completed a generation."""
         self._on_lost = on_lost
         self._calls: dict[asyncio.Task[Any], _Call] = {}
         self._num_requests = 0
@@ -78,14 +78,14 @@ class EngineLink:
     # ---- calls
 
     async def generate(self, request: GenerationRequest, on_end: Callable[[], None]) -> Generation:
-        """Run a request; when its caller is cancelled, it is aborted at the engine.
+        """Run a request; if the caller is canceled, the request is aborted at the engine.
 
         Args:
-            request: its id is unique among those under way; an orphan of the same id ends first.
-            on_end: called once, when the engine has nothing more to do with it.
+            request: A request with an id that is unique among those in progress; an orphan of the same id ends first.
+            on_end: Called once, when the engine has released the request.
 
         Raises:
-            EngineDiedError: the engine is lost.
+            EngineDiedError: The engine is lost.
         """
         try:
             await self.end_orphan(request.request_id)
@@ -103,11 +103,11 @@ class EngineLink:
         return generation
 
     async def end_orphan(self, request_id: str) -> None:
-        """Wait until the engine has let go of an earlier request of this id whose caller is gone."""
+        """Wait until the engine has released an earlier request of this id whose caller was canceled."""
         await self._gone([call for call in self._orphans if call.request_id == request_id])
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """See `InferenceEngine.abort`. It raises `EngineDiedError` if the engine is lost, as all calls do."""
+        """See `InferenceEngine.abort`. Like all calls, it raises `EngineDiedError` if the engine is lost."""
         await self._begin(self.engine.abort(request_ids)).answer
 
     async def pause(self, mode: PauseMode) -> None:
@@ -124,7 +124,7 @@ class EngineLink:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it was paused, and not resumed since."""
+        """Whether the engine is paused."""
         return self._paused
 
     async def abort_all(self) -> None:
@@ -134,26 +134,26 @@ class EngineLink:
             await self.abort(ids)
 
     async def end_orphans(self) -> None:
-        """Wait until the engine has let go of every request whose caller is gone by now."""
+        """Wait until the engine has released every request whose caller was canceled so far."""
         await self._gone(list(self._orphans))
 
     def lose(self, error: EngineDiedError) -> None:
-        """The engine is not used any more: everyone who waits for it hears why."""
+        """Mark the engine as lost: every pending call to it raises the error."""
         if self.lost is not None:
             return
         self.lost = error
         self._stop_timers()
-        self._on_lost(self)  # first: what becomes free below is not given to this engine again
+        self._on_lost(self)  # first, so that slots released below are not given to this engine again
         calls, self._calls = self._calls, {}
         for task, call in calls.items():
             task.cancel()
             if not call.answer.done():
                 call.answer.set_exception(self._died())
-                call.answer.exception()  # its caller may be gone in this very instant
+                call.answer.exception()  # marks it as retrieved: the caller may just have been canceled
             self._ended(call)
 
     def close(self) -> None:
-        """Watch it no longer: the run ends."""
+        """Stop watching the engine; called when the run ends."""
         self._stop_timers()
 
     def _begin(
@@ -188,7 +188,7 @@ class EngineLink:
             self.lose(error)
 
     def _ended(self, call: _Call) -> None:
-        """The engine has nothing more to do with it."""
+        """Release the resources of a call that the engine no longer works on."""
         self._num_requests -= bool(call.request_id)
         self._orphans.discard(call)
         if call.gone is not None:
@@ -197,7 +197,7 @@ class EngineLink:
             call.on_end()
 
     async def _one_by_one(self, work: Callable[[], Awaitable[None]], *, paused: bool) -> None:
-        """Pauses and resumes take effect in the order in which they were asked for, also where callers gave up."""
+        """Run pauses and resumes in the order of their calls, even if a caller was canceled."""
         async with self._in_order:
             await work()
         self._paused = paused
@@ -208,7 +208,7 @@ class EngineLink:
         assert self.lost is not None, "the engine is lost"
         return EngineDiedError(self.lost.engine_id, self.lost.cause)
 
-    # ---- requests whose callers are gone
+    # ---- requests whose callers were canceled
 
     def _orphan(self, call: _Call) -> None:
         call.gone = asyncio.get_running_loop().create_future()
@@ -218,14 +218,14 @@ class EngineLink:
         self._sweeper = asyncio.get_running_loop().call_soon(self._sweep)
 
     def _sweep(self) -> None:
-        """Ask the engine to let go of all orphans."""
+        """Abort all orphans at the engine."""
         self._sweeper = None
         if self._orphans and self.lost is None:
             ids = [call.request_id for call in self._orphans]
             self._begin(self.engine.abort(ids)).answer.add_done_callback(self._swept)
 
     def _swept(self, answer: asyncio.Future[None]) -> None:
-        """It may have come before the request itself, so it is repeated until the engine has let go."""
+        """Schedule another abort while orphans are left: an abort may reach the engine before its request does."""
         if answer.cancelled() or self.lost is not None:
             return
         if (error := answer.exception()) is not None:
@@ -237,13 +237,13 @@ class EngineLink:
     async def _gone(calls: Collection[_Call]) -> None:
         waiting = [call.gone for call in calls if call.gone is not None]
         if waiting:
-            await asyncio.wait(waiting)  # leaves them alone when its caller is cancelled
+            await asyncio.wait(waiting)  # unlike `gather`, does not cancel the futures with the caller
 
-    # ---- does it hang?
+    # ---- hang detection
 
     @property
     def _owes(self) -> bool:
-        """Whether an answer is due: tokens, unless it is paused, or a word to anything else that it was asked."""
+        """Whether the engine owes an answer: tokens, unless it is paused, or the result of another call."""
         return len(self._calls) > self._num_requests or bool(self._num_requests and not self._paused)
 
     def _watch(self) -> None:
@@ -259,7 +259,7 @@ class EngineLink:
         loop = asyncio.get_running_loop()
         now, steps = loop.time(), self.engine.load().num_steps
         if steps is None and len(self._calls) == self._num_requests:
-            self._pace.begin(now)  # nothing shows whether it works on them
+            self._pace.begin(now)  # the engine does not report steps, so progress on requests is unknown
         if self._pace.look(now, steps or 0, late_s=now - due):
             self.hangs = True
             slowest = self._pace.slowest_s

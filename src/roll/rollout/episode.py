@@ -1,13 +1,13 @@
-"""An episode: a conversation with an environment, token-exact whatever the model's chat template does to earlier turns.
+"""Episodes: conversations with an environment, token-exact even if the chat template rewrites earlier turns.
 
     prompt ─► context ─► model ─► tokens of a turn ─► env.step ─► observation ─┐
                  ▲                                                             │
-                 └── `Dialogue`: goes on from what the engine saw, or a `Branch` begins
+                 └── `Dialogue`: extends the context that the engine saw, or a `Branch` begins
 
 Invariants:
-    - a turn's tokens are those that the engine sampled, behind the context that the engine was given;
-    - what the model wrote is in the rollout once, but for summaries that are not to be trained;
-    - no request and its answer are longer than the context.
+    - a turn's tokens are those that the engine sampled, after the context that the engine was given;
+    - every answer of the model is in the rollout once, except summaries that are not trained;
+    - a request and its answer together fit into the context.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from roll.types import (
 __all__ = ["EpisodePlan", "loop_for", "opened", "play"]
 
 CHARS_PER_TOKEN = 16
-"""A text with more of them for every token of the context is cut before it is tokenised."""
+"""A text with more characters than this times the context's tokens is cut before it is tokenized."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,20 +57,20 @@ class EpisodePlan:
     """How the episodes of a run are played; see `roll.config.episodes`."""
 
     max_context: int | None = None
-    """Tokens of a context and the answer to it, at most; `None`: there is always room."""
+    """Limit on the tokens of a context and its answer; `None` for no limit."""
     history: History = field(default_factory=History)
-    """Where a prompt's environment says nothing of it."""
+    """Default for prompts whose environment does not set a history."""
     long_observations: Literal["cut", "end"] = "cut"
     min_answer_tokens: int = 1
 
 
 def loop_for(prompt: Prompt, hosts: EnvHosts | None = None, plan: EpisodePlan | None = None) -> RolloutLoop:
-    """The loop that makes a prompt's rollouts, unless the user gives another one.
+    """Return the loop that makes a prompt's rollouts unless the user configured another one.
 
     Args:
-        prompt: one with an environment is played.
-        hosts: where environments run.
-        plan: how episodes are played.
+        prompt: The prompt; one with an environment is played as an episode.
+        hosts: Where environments run.
+        plan: How episodes are played.
     """
     if prompt.environment is None:
         return single_answer
@@ -87,16 +87,17 @@ async def play(
     hosts: EnvHosts | None = None,
     plan: EpisodePlan | None = None,
 ) -> Rollout:
-    """A conversation with the prompt's environment, until one of the two ends it or the prompt's turns are over.
+    """Play an episode with the prompt's environment until the environment or the model ends it or the turn limit is
+    reached.
 
-    An answer that was cut off ends the episode: the model did not finish its turn. So does a context without room for
-    another answer; the rollout's finish reason is `context` then.
+    An answer that was cut off ends the episode: the model did not finish its turn. A context without room for another
+    answer also ends it; the finish reason is then `context`.
 
-    Where the draw has an anchor, the turns before it are played again first: with the recorded answers in place of the
-    model's, and all else as it was. From there on they are context (`Rollout.replayed`).
+    If the draw has an anchor, the turns before the anchor are replayed first, with the recorded answers instead of the
+    model's. After the anchor, the replayed turns are context (`Rollout.replayed`).
 
     Raises:
-        ReplayError: what is heard at the anchor is not what was heard there before.
+        ReplayError: The environment's observations, rewards or states differ from the recorded ones.
     """
     settings, anchor = draw.prompt.environment, draw.anchor
     assert settings is not None, "`loop_for` plays only prompts with an environment"
@@ -139,23 +140,24 @@ async def play(
 
 
 def _action(answer: Generation, dialogue: Dialogue, renderer: Renderer) -> str:
-    """Return what the model wrote; a thought that the prompt began, and that never ends, with the mark of a thought."""
+    """Return the answer's text; an unfinished thought that the prompt began gets an opening `<think>` tag."""
     said = renderer.decode(answer.token_ids)
     unmarked = not renderer.final_text(answer.token_ids, dialogue.context) and answer_of(said)
     return f"<think>\n{said}" if unmarked else said
 
 
 def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePlan) -> PromptDraw:
-    """The draw, with what the environment asks as its prompt; of a text without room for an answer, the middle is cut.
+    """Return the draw with the environment's first observation as its prompt; the middle of an observation that is too
+    long is cut.
 
     Args:
-        draw: of a prompt with an environment.
-        begun: first observation, and information; with `tools`, the chat template says what the model may call.
-        renderer: of the model.
-        plan: how episodes are played.
+        draw: A draw of a prompt with an environment.
+        begun: First observation and info; if the info has `tools`, the chat template lists them for the model.
+        renderer: Renderer of the model.
+        plan: How episodes are played.
 
     Raises:
-        DataError: not even a part of it leaves room, or the template has no place for tools.
+        DataError: The prompt does not fit even with a cut observation, or the template does not support tools.
     """
     assert draw.prompt.environment is not None
     opening = draw.prompt.environment.opening
@@ -194,7 +196,7 @@ def opened(draw: PromptDraw, begun: Started, renderer: Renderer, plan: EpisodePl
 
 @dataclass(eq=False, kw_only=True)
 class _Episode:
-    """An episode under way: how much room it has, and what is recorded of it."""
+    """The state and the recorded turns of an episode in progress."""
 
     draw: PromptDraw
     first: GenerationRequest
@@ -202,10 +204,10 @@ class _Episode:
     plan: EpisodePlan
     dialogue: Dialogue
     full: bool = False
-    """It ended because the context is full."""
+    """Whether the episode ended because the context is full."""
     counts: Counter[str] = field(default_factory=Counter)
     begun: bool = False
-    """What was replayed is over."""
+    """Whether the replay has ended."""
     _replayed: tuple[Turn, ...] = ()
     _num_requests: int = 0
     _generations: list[Generation] = field(default_factory=list)
@@ -213,15 +215,16 @@ class _Episode:
     _turns: list[Turn] = field(default_factory=list)
     _branches: list[Branch] = field(default_factory=list)
     _position: int = 0
-    """Tokens recorded so far."""
+    """Number of tokens recorded so far."""
 
-    # ---- asking
+    # ---- generation
 
     async def ask(self, most: int | None = None) -> Generation:
-        """The model's answer to the context, of as many tokens as it may have and there is room for.
+        """Generate the model's answer to the context, within the token limit and the room in the context.
 
         Args:
-            most: for a summary; else what the run says, and room is kept to ask for one.
+            most: Token limit of a summary. By default, the limit is the run's, and room is reserved for requesting a
+                summary.
         """
         wanted = most or self.first.sampling.max_new_tokens
         budget = wanted
@@ -235,13 +238,13 @@ class _Episode:
         self.dialogue.answered(answer.token_ids)
         return answer
 
-    # ---- listening
+    # ---- observations
 
     async def hear(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]]) -> bool:
-        """Take what was said into the next context; false where that has no room for an answer.
+        """Add the environment's replies to the next context; return False if there is no room for an answer.
 
-        Where the history is a summary and room is short, the model is asked for one first; then what is too long is
-        cut, or ends the episode.
+        If the history is a summary and room is short, the model writes a summary first. Replies that are still too long
+        are cut, or end the episode.
         """
         limit = CHARS_PER_TOKEN * (self.plan.max_context or 0)
         too_long = self.plan.max_context is not None and max(len(reply.text) for reply in replies) > limit
@@ -259,7 +262,7 @@ class _Episode:
         return True
 
     def _cut(self, replies: Sequence[Message], calls: Sequence[Mapping[str, Any]], limit: int) -> Following | None:
-        """The next context with as much of the replies as there is room for; `None` where there is none at all."""
+        """Return the next context with the replies cut to fit; `None` if it does not fit even without their text."""
         assert self.plan.max_context is not None
         following = longest_fitting(
             lambda limit: self.dialogue.following(shortened(replies, limit), calls),
@@ -271,7 +274,7 @@ class _Episode:
         return following
 
     async def _summarise(self) -> bool:
-        """Let the model say what happened, and begin anew with that; false where there is no room for it."""
+        """Let the model summarize the episode and restart the context from the summary; return False without room."""
         history, renderer = self.dialogue.history, self.dialogue.renderer
         asking = self.dialogue.following([Message(role="user", content=history.summary_request)])
         if self.plan.max_context is not None and len(asking.token_ids) >= self.plan.max_context:
@@ -289,7 +292,7 @@ class _Episode:
 
     @property
     def _reserve(self) -> int:
-        """Room that is kept for asking for a summary."""
+        """Tokens that are reserved for requesting and writing a summary."""
         history, renderer = self.dialogue.history, self.dialogue.renderer
         if history.kind != "summary":
             return 0
@@ -297,7 +300,7 @@ class _Episode:
         return history.summary_tokens + len(renderer.tokens(asked))
 
     def _missing(self, following: Following, answer_tokens: int | None = None) -> int:
-        """Tokens by which the context is too long for an answer of so many, by default the fewest."""
+        """Return by how many tokens the context is too long for an answer of `answer_tokens`, by default the least."""
         if self.plan.max_context is None:
             return 0
         least = min(self.plan.min_answer_tokens, self.first.sampling.max_new_tokens)
@@ -310,10 +313,10 @@ class _Episode:
     # ---- recording
 
     def begin_here(self, anchor: Anchor, state: str) -> None:
-        """What was replayed is context from here on, if it is what it was.
+        """Check the replayed turns against the record, and turn them into context.
 
         Raises:
-            ReplayError: it is not.
+            ReplayError: The replay differs from the record.
         """
         said = zip((answer.token_ids for answer in self._generations), self._between, strict=True)
         played = Played(
@@ -335,7 +338,7 @@ class _Episode:
         self.dialogue.go_on(following)
 
     def _record(self, following: Following) -> None:
-        """The next turn follows this context."""
+        """Record the context that the next turn follows."""
         added = following.added
         if added is None:
             self._branches.append(Branch(start=self._position, context=following.token_ids))
@@ -343,14 +346,14 @@ class _Episode:
         self._position += len(self._between[-1])
 
     def note_turn(self, answer: Generation, *, reward: float = 0.0, state: str = "") -> None:
-        """The answer is a turn, to be trained."""
+        """Record an answer as a turn to train on."""
         end = self._position + len(answer.token_ids)
         self._turns.append(Turn(start=self._position, end=end, reward=reward, state=state))
         self._generations.append(answer)
         self._position = end
 
     def rollout(self, index: int) -> Rollout:
-        """All of it, once it is over."""
+        """Build the rollout of the finished episode."""
         turns, branches = tuple(self._turns), tuple(self._branches)
         found = joined(self.draw, index, self._generations, self._between, turns, self.dialogue.renderer, branches)
         self.counts += Counter(contexts_rewritten=len(self._branches), contexts_full=int(self.full))
@@ -363,9 +366,11 @@ class _Episode:
 
 
 def _replies(observation: Content, info: Mapping[str, Any], renderer: Renderer) -> list[Message]:
-    """An observation as messages: a tool's (`use_tool`, as in GEM), several tools' (`tool_results`), or a user's.
+    """Convert an observation to messages of a tool (`use_tool`, as in GEM), of several tools (`tool_results`), or of a
+    user.
 
-    None of them can pass for another one, or for the model's own: see `ChatRenderer.harmless`.
+    Texts are escaped so that they cannot imitate the boundaries of another message or of the model's own: see
+    `ChatRenderer.harmless`.
     """
     results = info.get("tool_results") or [{"content": observation}]
     role = "tool" if info.get("tool_results") or info.get("use_tool") else "user"

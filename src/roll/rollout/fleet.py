@@ -1,16 +1,16 @@
-"""EngineFleet: which engines serve, and the one owner of the question what becomes of those that do not.
+"""EngineFleet: knows which engines serve, and replaces those that do not.
 
-    serving ──died, hangs, or found dead by others──► lost ──► replaced ──► brought to the weights ──► serving
-                                                       ▲            │ failed, or died again: after a pause
+    serving ──died, hangs, or found dead by others──► lost ──► replaced ──► weights are synced ──► serving
+                                                       ▲            │ failed, or died again: after a backoff
                                                        └────────────┴── six times in a row ──► given up
 
 Invariants:
-    - an engine that does not serve is being brought up, by one task of the fleet, or was given up; nobody else can end,
-      consume or forget a bring-up;
-    - an engine that was given up leaves its work to the others; where there are none left, `error` says so to everyone
-      who waits;
-    - what no repetition can mend (any error that is not an `InfraError`) is such an `error` at once;
-    - between `hold` and `let_go`, no engine is being started, nor one of those that are kept away.
+    - an engine that does not serve is being brought up by one task of the fleet, or was given up; only the fleet ends
+      or awaits a bring-up;
+    - the other engines take over the work of an engine that was given up; if no engine is left, `error` is raised for
+      every waiting request;
+    - an error that a retry cannot fix (any error that is not an `InfraError`) becomes such an `error` at once;
+    - between `hold` and `let_go`, no engine is being started; an engine that is kept away is not started either.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ logger = logging.getLogger(__name__)
 Change: TypeAlias = Literal["died", "hung", "replaced", "given up", "came", "left"]
 
 MAX_FAILURES = 6
-"""Of one engine in a row, without an answer in between; then it is given up."""
+"""Failures of one engine in a row, without an answer in between, after which it is given up."""
 PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Before an engine that failed twice is tried again; doubles with each failure."""
+"""First and longest backoff before an engine that failed twice is tried again; doubles with each failure."""
 START_LIMIT_S = 1800.0
-"""Longest time to start a fresh engine. What comes after that, the weight sync bounds by itself."""
+"""Timeout of starting a fresh engine. The weight sync that follows has its own timeout."""
 
 
 class EngineFleet:
-    """The engines of a run, of which those that are lost are replaced.
+    """The engines of a run; lost ones are replaced.
 
     Args:
-        engines: of the run.
-        prepare: brings a fresh engine to the current weights before it serves.
-        router: told which engines serve.
-        on_change: told of everything that happens to an engine.
+        engines: The engines of the run.
+        prepare: Syncs the current weights to a fresh engine before it serves.
+        router: Router that gets the serving engines.
+        on_change: Called on every change of an engine.
     """
 
     def __init__(
@@ -59,21 +59,21 @@ class EngineFleet:
         on_change: Callable[[Change], None],
     ) -> None:
         self.error: Exception | None = None
-        """Why no engine can be had."""
+        """Why no engine is available; `None` while one is."""
         self._engines = engines
         self._prepare = prepare
         self._router = router
         self._on_change = on_change
         self._links: dict[str, EngineLink] = {}
         self._failures: Counter[str] = Counter()
-        """In a row, by engine."""
+        """Failures in a row, by engine."""
         self._given_up: dict[str, Exception] = {}
         self._coming: dict[str, asyncio.Task[None]] = {}
         self._starting: dict[str, asyncio.Event] = {}
         self._held = False
         self._away: set[str] = set()
         self.standing: set[str] = set()
-        """Engines that sleep, or are suspended, by themselves: what stops and goes on is the others."""
+        """Engines that are asleep or suspended individually; pausing and resuming all engines skips them."""
         self._may_start, self._none_starts = asyncio.Event(), asyncio.Event()
         self._none_starts.set()
         self._closed = False
@@ -82,29 +82,29 @@ class EngineFleet:
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
-        """All engines of the run, in their order."""
+        """All engines of the run, in the order in which they were added."""
         return self._engines.engines
 
     @property
     def serving(self) -> list[EngineLink]:
-        """Links to engines that serve, in their order."""
+        """Links to serving engines, in order."""
         return [self._links[engine.engine_id] for engine in self._router.serving]
 
     def link(self, engine_id: str) -> EngineLink:
-        """The link to an engine; while that is being replaced, the link to the lost one.
+        """Return the link to an engine; while the engine is being replaced, the link to the lost one.
 
         Raises:
-            ConfigError: there is no such engine.
+            ConfigError: The group has no engine of this id.
         """
         if engine_id not in self._links:
             raise ConfigError(f"there is no engine '{engine_id}': the group has {', '.join(self._links) or 'none'}.")
         return self._links[engine_id]
 
     def replace(self, engine: InferenceEngine, cause: str) -> None:
-        """Somebody found an engine dead. One that was given up is tried once more."""
+        """Replace an engine that a caller found dead; an engine that was given up is tried once more."""
         engine_id = engine.engine_id
         link = self._links.get(engine_id)
-        if link is None:  # it has not served yet, or was retired meanwhile
+        if link is None:  # it has not served yet, or has been retired
             return
         if link.engine is engine and link.lost is None:
             link.lose(EngineDiedError(engine_id, cause))
@@ -115,7 +115,7 @@ class EngineFleet:
             self._start(engine_id)
 
     async def end_orphans(self) -> None:
-        """Wait until no engine works on a request whose caller is gone by now."""
+        """Wait until no engine works on a request whose caller was canceled so far."""
         await asyncio.gather(*(link.end_orphans() for link in list(self._links.values())))
 
     async def settle(self) -> None:
@@ -124,24 +124,22 @@ class EngineFleet:
             await asyncio.wait(self._coming.values())
 
     async def hold(self) -> None:
-        """From now on no engine is started, until `let_go`; returns once every one that is being started serves, or
-        failed.
-        """
+        """Block engine starts until `let_go`; return once every start in progress has succeeded or failed."""
         self._held = True
         await self._none_starts.wait()
 
     def let_go(self) -> None:
-        """Engines may be started again."""
+        """Allow engine starts again."""
         self._held = False
         self._may_start.set()
 
-    # ---- engines that come and go (`transitions`)
+    # ---- engines that join and leave (`transitions`)
 
     async def start(self, engine_id: str) -> None:
-        """Start a new member of the group once, as soon as that may be; then it serves.
+        """Start a new member of the group, as soon as starts are allowed; then it serves. There is no retry.
 
         Raises:
-            Exception: whatever its start raised.
+            Exception: The start failed.
         """
         await self._serve_fresh(engine_id)
         if isinstance(self.error, NoEngineError):
@@ -149,14 +147,14 @@ class EngineFleet:
         self._on_change("came")
 
     async def keep_away(self, engine_id: str) -> None:
-        """Let nothing be routed to an engine, nor started in its place; returns once nothing is being started."""
+        """Stop routing to an engine and starting replacements of it; return once no start of it is in progress."""
         self._router.remove(self.link(engine_id).engine.engine_id)
         self._away.add(engine_id)
         if engine_id in self._starting:
             await self._starting[engine_id].wait()
 
     def let_back(self, engine_id: str) -> None:
-        """Let an engine that was kept away serve, or be replaced, as any other."""
+        """Let an engine that was kept away serve, or be replaced, like any other engine."""
         self._away.discard(engine_id)
         self._may_start.set()
         if self._links[engine_id].lost is None:
@@ -164,7 +162,7 @@ class EngineFleet:
             self._on_change("came")
 
     async def forget(self, engine_id: str) -> None:
-        """An engine that is kept away is gone for good."""
+        """Remove an engine that is kept away, permanently."""
         if (task := self._coming.get(engine_id)) is not None:
             task.cancel()
             await asyncio.wait({task})
@@ -178,26 +176,26 @@ class EngineFleet:
         self._on_change("left")
 
     def serves(self, link: EngineLink) -> bool:
-        """Whether an engine may get requests by this link."""
+        """Return whether the engine of this link may get requests."""
         return link.lost is None and link.engine.engine_id not in self._away
 
     @property
     def working(self) -> list[EngineLink]:
-        """Links to engines that may decode, those that are to leave among them, in their order."""
+        """Links to engines that may decode, including those that are about to leave, in order."""
         return self.links(without=self.standing)
 
     def links(self, *, without: Collection[str]) -> list[EngineLink]:
-        """Return the links to engines that were not lost, but for some, in their order."""
+        """Return the links to engines that are not lost, except those in `without`, in order."""
         return [link for name, link in self._links.items() if link.lost is None and name not in without]
 
     async def may_change(self) -> None:
-        """Wait until engines are not held."""
+        """Wait until engine starts are allowed."""
         while self._held:
             self._may_start.clear()
             await self._may_start.wait()
 
     async def close(self) -> None:
-        """Replace nothing any more, and let go of what is being started."""
+        """Stop replacing engines, and cancel the starts in progress."""
         self._closed = True
         for link in self._links.values():
             link.close()
@@ -217,7 +215,7 @@ class EngineFleet:
     def _on_lost(self, link: EngineLink) -> None:
         engine_id = link.engine.engine_id
         assert link.lost is not None, "it was lost"
-        if self._links.get(engine_id) is not link:  # a last call to one that was retired
+        if self._links.get(engine_id) is not link:  # a last call to an engine that was retired
             return
         self._router.remove(engine_id)
         if self._closed:
@@ -236,11 +234,11 @@ class EngineFleet:
         task.add_done_callback(lambda task: self._came(engine_id, task))
 
     def _came(self, engine_id: str, task: asyncio.Task[None]) -> None:
-        if self._coming.get(engine_id) is task:  # the fresh one may have died already, and another be on its way
+        if self._coming.get(engine_id) is task:  # the fresh engine may have died, and another be starting
             del self._coming[engine_id]
 
     async def _bring_up(self, engine_id: str) -> None:
-        """Replace an engine again and again until one serves, or too many have failed."""
+        """Replace an engine, with retries, until one serves or too many have failed."""
         while True:
             repeated = self._failures[engine_id] - 2
             if repeated >= 0:
@@ -253,7 +251,7 @@ class EngineFleet:
                 if self._failures[engine_id] >= MAX_FAILURES:
                     self._give_up(engine_id, error)
                     break
-            except Exception as error:  # no machine's failure: it would come again
+            except Exception as error:  # not an infrastructure error: a retry would fail again
                 self._give_up(engine_id, error, final=True)
                 break
             else:
@@ -263,7 +261,7 @@ class EngineFleet:
         self._on_change("given up")
 
     async def _serve_fresh(self, engine_id: str) -> None:
-        """Start a fresh engine, as soon as that may be."""
+        """Start a fresh engine, as soon as starts are allowed."""
         while self._held or engine_id in self._away:
             self._may_start.clear()
             await self._may_start.wait()
@@ -282,7 +280,7 @@ class EngineFleet:
             if not (await asyncio.wait({start}, timeout=START_LIMIT_S))[0]:
                 raise EngineDiedError(engine_id, f"a fresh one did not start within {START_LIMIT_S:g} s")
         finally:
-            start.cancel()  # of one that hangs nobody waits for the end
+            start.cancel()  # a start that hangs is not awaited
         fresh = start.result()
         await self._prepare(fresh)
         return fresh
@@ -298,7 +296,7 @@ class EngineFleet:
             )
 
     def _find_none_left(self) -> bool:
-        """Say so, where all engines that there are were given up; a group without engines waits for one."""
+        """Set `error` if all engines were given up; a group without engines waits for one."""
         if not self._links or not self._given_up.keys() >= self._links.keys():
             return False
         engine_id, error = list(self._given_up.items())[-1]

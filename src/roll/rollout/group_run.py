@@ -1,6 +1,6 @@
-"""All attempts at one draw, under way.
+"""All attempts at one draw, in progress.
 
-A group is complete as soon as its result cannot change any more; attempts that are then still running are stopped.
+A group is complete as soon as its result is final; attempts that are then still running are stopped.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from roll.types import Group, PromptDraw, Rollout, RolloutId, RolloutStatus
 __all__ = ["Doom", "GroupRun"]
 
 Doom: TypeAlias = Callable[[Sequence[Rollout], int], bool]
-"""From the scored rollouts so far and the number of those still to come: whether no outcome could pass the filters."""
+"""Predicate of the scored rollouts so far and the number of missing ones: whether no outcome could pass the filters."""
 
 
 class GroupRun:
     """Runs the attempts at one draw as tasks.
 
     Args:
-        draw: the prompt.
-        plans: how its rollouts are sampled; the first one's make the group, the others' are companions (a greedy answer
-            for a baseline), given back beside it.
-        attempts: makes rollouts.
-        num_launched: rollouts to start for the group; more than `plans[0].group_size` are redundant.
-        first_finished: whether the first that finish make the group, or those that were launched first.
-        doomed: says that a group cannot pass its filters any more.
-        on_start: called when the first rollout gets an engine.
-        on_end: called once, when the group is complete, doomed, or has failed with an error.
-        before_reward: scoring waits for this.
+        draw: The prompt draw.
+        plans: Sampling plans; rollouts of the first plan form the group, those of the others are companions (a greedy
+            answer for a baseline), returned separately.
+        attempts: Makes rollouts.
+        num_launched: Rollouts to start for the group; those beyond `plans[0].group_size` are redundant.
+        first_finished: Whether the first rollouts that finish form the group, or those that were launched first.
+        doomed: Predicate that tells whether the group can no longer pass its filters.
+        on_start: Called when the first rollout gets an engine.
+        on_end: Called once, when the group is complete, can no longer pass its filters, or has failed with an error.
+        before_reward: Event for which scoring waits.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class GroupRun:
     ) -> None:
         self.draw = draw
         self.error: BaseException | None = None
-        """A failure that is neither the model's nor the infrastructure's."""
+        """An error that is neither the model's nor the infrastructure's."""
         self.ended = False
         self.doomed = False
         self._attempts = attempts
@@ -73,7 +73,7 @@ class GroupRun:
 
     @property
     def group(self) -> Group:
-        """What the group is made of; whole once it has ended."""
+        """The group with its chosen rollouts; complete once the run has ended."""
         chosen = self._chosen()
         return Group(draw=self.draw, rollouts=tuple(chosen))
 
@@ -87,28 +87,28 @@ class GroupRun:
 
     @property
     def scored(self) -> list[Rollout]:
-        """Every attempt of the group itself that was scored, chosen or not."""
+        """All scored rollouts of the group itself, chosen or not."""
         return [rollout for rollout in self._done.values() if _counts(rollout)]
 
     @property
     def num_stopped(self) -> int:
-        """Attempts of the group itself that were stopped, or will never end."""
+        """Number of attempts of the group itself that were stopped or have not ended."""
         return self._num_launched - len(self._done)
 
     @property
     def all_scored(self) -> list[Rollout]:
-        """Every rollout that was scored, of companions too."""
+        """All scored rollouts, including those of companions."""
         return [r for done in (self._done, *self._companions.values()) for r in done.values() if _counts(r)]
 
     def stop(self) -> None:
-        """Cancel what is running; `on_end` is not called any more."""
+        """Cancel the running attempts; `on_end` is not called any more."""
         self.ended = True
         for task in self._running:
             task.cancel()
 
     @property
     def tasks(self) -> list[asyncio.Task[Rollout]]:
-        """Attempts that have not ended, cancelled ones included."""
+        """Tasks of attempts that have not ended, including canceled ones."""
         return list(self._running)
 
     def _start(self) -> None:
@@ -125,7 +125,7 @@ class GroupRun:
             self.error = self.error or error
             self._end()
             return
-        if self.ended:  # it finished in the same instant in which it was stopped
+        if self.ended:  # it finished at the moment at which it was stopped
             self._attempts.discard(task.result())
             return
         if rollout_id.purpose != self._plan.purpose:
@@ -137,7 +137,9 @@ class GroupRun:
             self._end()
 
     def _is_doomed(self) -> bool:
-        """Whether no group that this may still become can pass its filters: whatever joins those that surely count."""
+        """Return whether the group can no longer pass its filters, whatever rollouts join those that are sure to be in
+        it.
+        """
         if self._doom is None:
             return False
         good = sorted(index for index, rollout in self._done.items() if _counts(rollout))
@@ -161,11 +163,11 @@ class GroupRun:
         return not any(running.purpose in self._companions for running in self._running.values())
 
     def _running_indices(self) -> list[int]:
-        """Indices of the group's own attempts that have not ended."""
+        """Return the indices of the group's own attempts that have not ended."""
         return [running.index for running in self._running.values() if running.purpose == self._plan.purpose]
 
     def _complete(self) -> bool:
-        """Whether the group's result is settled."""
+        """Return whether the group's result is final."""
         running = self._running_indices()
         if not running:
             return True
@@ -176,7 +178,7 @@ class GroupRun:
         return self._first_finished or good[size - 1] < min(running)
 
     def _chosen(self) -> list[Rollout]:
-        """The group's rollouts, by index; failed ones only where there are not enough others."""
+        """Return the group's rollouts, by index; failed ones are included only if there are not enough others."""
         good = [rollout for rollout in self._done.values() if _counts(rollout)]  # in the order in which they finished
         if not self._first_finished:
             good.sort(key=lambda rollout: rollout.index)

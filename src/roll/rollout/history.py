@@ -1,12 +1,12 @@
-"""What the model is shown of an episode's earlier turns: messages, from the prompt and what was said since.
+"""The messages of an episode's earlier turns that the model is shown.
 
-    full                p  a₁ o₁  a₂ o₂  a₃ o₃          p: prompt, aᵢ: answers, oᵢ: what the environment said to them
+    full                p  a₁ o₁  a₂ o₂  a₃ o₃          p: prompt, aᵢ: answers, oᵢ: the environment's replies
     thinking_stripped   p  b₁ o₁  b₂ o₂  b₃ o₃          bᵢ: aᵢ without its thinking
-    window of 1         p+o₂  a₃ o₃                     p+o: one message, so that roles go on alternating
+    window of 1         p+o₂  a₃ o₃                     p+o: one message, so that roles keep alternating
     stepwise            p+o₃                            a window of 0
-    summary             p+s+o₂  a₃ o₃                   s: what the model wrote of all before o₂
+    summary             p+s+o₂  a₃ o₃                   s: the model's summary of everything before o₂
 
-Pure functions. Whether the tokens that these messages become go on from what the engine saw is not their business.
+Pure functions of messages; `dialogue` decides whether their tokens extend the context that the engine saw.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = [
 
 ToolForm: TypeAlias = Literal["written", "calls", "user"]
 TOOL_FORMS: tuple[ToolForm, ...] = ("written", "calls", "user")
-"""How a template is shown tools' calls and replies: calls as the model wrote them; as a list, which some ask for; and
-replies as if a user said them, for templates that know no tools."""
+"""How a template gets tool calls and replies: calls as the model wrote them; as a list, which some templates require;
+and replies as user messages, for templates without tool support."""
 T = TypeVar("T")
 _OPEN, _CLOSE = "<think>", "</think>"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exchange:
-    """An answer, and what was said to it."""
+    """An answer, and the replies to it."""
 
     answer: Message
-    """In the model's own words, tools' calls among them."""
+    """The model's text, including tool calls."""
     replies: tuple[Message, ...]
     calls: tuple[Mapping[str, Any], ...] = ()
-    """As they were understood, see `Message`."""
+    """Parsed tool calls, see `Message`."""
 
     def in_form(self, form: ToolForm) -> Exchange:
-        """The same with its tools' calls and replies in another form."""
+        """Return the exchange with its tool calls and replies converted to another form."""
         if form == "written" or not any(reply.role == "tool" for reply in self.replies):
             return self
         if form == "calls" and self.calls:
@@ -57,12 +57,12 @@ class Exchange:
 
 
 def history_messages(history: History, prompt: Sequence[Message], exchanges: Sequence[Exchange]) -> list[Message]:
-    """The conversation that the next answer follows.
+    """Return the messages that the next answer follows.
 
     Args:
-        history: how much of it is shown.
-        prompt: with which the episode began, or goes on after a summary.
-        exchanges: since then, in order.
+        history: How much of the episode is shown.
+        prompt: Messages with which the episode began, or continues after a summary.
+        exchanges: Exchanges since then, in order.
     """
     if history.kind == "thinking_stripped":
         exchanges = [Exchange(answer=_stripped(one.answer), replies=one.replies) for one in exchanges]
@@ -75,12 +75,12 @@ def history_messages(history: History, prompt: Sequence[Message], exchanges: Seq
 
 
 def joined_said(messages: Iterable[Message]) -> Content:
-    """Return what messages say, as one content."""
+    """Return the contents of messages joined into one."""
     return joined_content([message.content for message in messages])
 
 
 def with_said(prompt: Sequence[Message], said: Content, *, keep_task: bool = True) -> list[Message]:
-    """Return the prompt with what was said behind its last message, or in place of all but its system's.
+    """Return the prompt with a text appended to its last message, or replacing all but the system message.
 
     >>> [asked] = with_said([Message(role="user", content="Guess.")], "Higher.")
     >>> asked.content
@@ -93,7 +93,7 @@ def with_said(prompt: Sequence[Message], said: Content, *, keep_task: bool = Tru
 
 
 def without_thinking(text: str) -> str:
-    """What stands behind a text's last thinking; nothing where it never stopped to think.
+    """Return the text after the last thinking section; empty if that section never ends.
 
     >>> without_thinking("<think>Two and two.</think>Four.")
     'Four.'
@@ -107,22 +107,22 @@ def _stripped(answer: Message) -> Message:
 
 
 def shortened(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
-    """Messages of which none has much more than `limit` characters: the middle of a longer one gives way to a note."""
+    """Shorten messages to about `limit` characters each, with a note in place of the middle of a longer text."""
     return tuple(
         replace(reply, content=with_texts(reply.content, lambda text: _middle_out(text, limit))) for reply in replies
     )
 
 
 def longest_fitting(make: Callable[[int], T], size: Callable[[T], int], *, most: int, room: int) -> T | None:
-    """What is made of as many characters as there is room for, or nearly; `None` where there is none even for 0.
+    """Return the result of `make` for nearly the largest number of characters that fits; `None` if even 0 does not fit.
 
-    Each attempt tokenises a context, so how many characters fit is told by what the last one came to.
+    Each attempt tokenizes a context, so the next limit is estimated from the size of the last attempt.
 
     Args:
-        make: of texts of so many characters each.
-        size: of what was made, in tokens.
-        most: characters.
-        room: the largest size.
+        make: Function from a character limit to a result.
+        size: Function from a result to its size in tokens.
+        most: Largest character limit to try.
+        room: Largest size, in tokens.
     """
     limit, found = most, make(most)
     if size(found) <= room:

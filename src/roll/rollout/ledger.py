@@ -4,7 +4,7 @@
 
 Invariants, checked on every call:
     - draw ids are opened in order, without gaps: 0, 1, 2, …
-    - a draw that is not in flight cannot be settled; so none is trained twice, and none is skipped unseen.
+    - a draw that is not in flight cannot be settled, so no draw is trained twice or skipped silently.
 
 The ledger is part of every checkpoint, as one JSON line per draw.
 """
@@ -25,15 +25,15 @@ __all__ = ["DataLedger", "LedgerEntry"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerEntry:
-    """One draw's record."""
+    """The record of one draw."""
 
     draw_id: int
     uid: str
     fate: Fate
     step: int
-    """At which it was drawn or, once settled, settled."""
+    """Step at which the draw was made or, if it is settled, settled."""
     why: str = ""
-    """For a draw that was not trained."""
+    """Why the draw was not trained."""
 
 
 class DataLedger:
@@ -65,7 +65,7 @@ class DataLedger:
         self._entries[draw_id] = LedgerEntry(draw_id=draw_id, uid=entry.uid, fate=fate, step=step, why=why)
 
     def forget_from(self, draw_id: int) -> list[int]:
-        """Drop this draw and all newer ones, which have no fate yet; they will be drawn again. Returns their ids."""
+        """Drop this draw and all newer ones, which have no fate yet and will be drawn again; return their ids."""
         forgotten = self._entries[draw_id:]
         settled = [entry.draw_id for entry in forgotten if entry.fate is not Fate.IN_FLIGHT]
         assert not settled, f"draws {settled} have a fate and cannot be forgotten"
@@ -73,25 +73,25 @@ class DataLedger:
         return [entry.draw_id for entry in forgotten]
 
     def counts(self) -> dict[str, int]:
-        """Number of draws by fate; every fate is present."""
+        """Return the number of draws by fate; every fate is present."""
         found = Counter(entry.fate.value for entry in self._entries)
         return {fate.value: found[fate.value] for fate in Fate}
 
     def in_flight(self) -> list[int]:
-        """Draws without a final fate."""
+        """Return the ids of draws without a final fate."""
         return [entry.draw_id for entry in self._entries if entry.fate is Fate.IN_FLIGHT]
 
     def dumps(self, count: int | None = None) -> str:
-        """The first `count` entries, or all, as JSON lines."""
+        """Return the first `count` entries, or all, as JSON lines."""
         entries = self._entries[:count]
         return "".join(json.dumps(asdict(entry), separators=(",", ":")) + "\n" for entry in entries)
 
     @classmethod
     def loads(cls, text: str) -> DataLedger:
-        """Read what `dumps` wrote.
+        """Load a ledger from the text that `dumps` returned.
 
         Raises:
-            CheckpointError: a line is malformed or ids have a gap.
+            CheckpointError: A line is malformed, or ids have a gap.
         """
         ledger = cls()
         for number, line in enumerate(text.splitlines()):

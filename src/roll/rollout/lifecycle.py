@@ -1,14 +1,14 @@
-"""The life of every rollout: one explicit state machine, one owner, every transition an event.
+"""The life cycle of every rollout: one explicit state machine with one owner; every transition is an event.
 
     queued ──► generating ──► rewarding ──► accepted ──► trained
       │  ◄──(again)── │  ◄──(again)── │         ├──► measured   (of an evaluation)
       └───────────────┴───────────────┴─────────┴──► filtered | expired | aborted | infra_error
 
 Invariants, checked on every move:
-    - what failed while it was queued (its environment, an engine before it took the request) is queued again;
-    - a rollout begins `queued` and ends in exactly one final state; none is lost, and none ends twice;
-    - only the moves of `MOVES` happen: nothing is trained that was not scored, or scored that was not generated;
-    - the number of live rollouts is the number of those that began less those that ended.
+    - a rollout that failed while queued (in its environment, or before an engine took the request) is queued again;
+    - a rollout begins `queued` and ends in exactly one final state; no rollout is lost or ends twice;
+    - only the moves of `MOVES` happen: a rollout is generated before it is scored, and scored before it is trained;
+    - the number of live rollouts is the number of rollouts that began minus those that ended.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ __all__ = ["FINAL", "MOVES", "LifeCycle", "LiveRollout", "RolloutState", "Transi
 
 
 class RolloutState(StrEnum):
-    """Where a rollout stands."""
+    """State of a rollout."""
 
     QUEUED = "queued"
     """Waits for a slot at an engine."""
     GENERATING = "generating"
     REWARDING = "rewarding"
     ACCEPTED = "accepted"
-    """Scored; waits for its group and for its step."""
+    """Scored; waits for its group and its step."""
     TRAINED = "trained"
     MEASURED = "measured"
     """Counted in an evaluation."""
@@ -44,32 +44,32 @@ class RolloutState(StrEnum):
     ABORTED = "aborted"
     """Stopped because its result is not needed."""
     INFRA_ERROR = "infra_error"
-    """We failed it, more often than its budget allows."""
+    """Failed for infrastructure errors in all attempts."""
 
 
 _S = RolloutState
 _GIVEN_UP = frozenset({_S.EXPIRED, _S.ABORTED, _S.INFRA_ERROR})
 MOVES: dict[RolloutState, frozenset[RolloutState]] = {
-    _S.QUEUED: frozenset({_S.GENERATING, _S.QUEUED}) | _GIVEN_UP,  # again: it failed before an engine took it
+    _S.QUEUED: frozenset({_S.GENERATING, _S.QUEUED}) | _GIVEN_UP,  # queued again: it failed before an engine took it
     _S.GENERATING: frozenset({_S.REWARDING, _S.QUEUED}) | _GIVEN_UP,
     _S.REWARDING: frozenset({_S.ACCEPTED, _S.QUEUED}) | _GIVEN_UP,
     _S.ACCEPTED: frozenset({_S.TRAINED, _S.MEASURED, _S.FILTERED, _S.EXPIRED, _S.ABORTED}),
 }
-"""From each live state to where a rollout may go; what is not a key is final."""
+"""Allowed moves from each live state; a state that is not a key is final."""
 FINAL = frozenset(_S) - frozenset(MOVES)
 
 
 @dataclass(frozen=True, slots=True)
 class Transition:
-    """One move of one rollout. `before` is `None` for its beginning."""
+    """One move of one rollout. `before` is `None` when the rollout begins."""
 
     rollout_id: RolloutId
     before: RolloutState | None
     after: RolloutState
     time: float
-    """Of the running loop, in seconds."""
+    """Time of the running loop, in seconds."""
     detail: str = ""
-    """The engine, or the reason."""
+    """The engine's id, or the reason."""
 
 
 @dataclass(slots=True)
@@ -79,7 +79,7 @@ class LiveRollout:
     rollout_id: RolloutId
     state: RolloutState
     since: float
-    """When it entered this state."""
+    """Time at which it entered this state."""
     began: float
     detail: str = ""
 
@@ -88,7 +88,7 @@ class LifeCycle:
     """Owner of all rollouts' states.
 
     Args:
-        listeners: told of every transition, in order; must return at once.
+        listeners: Called with every transition, in order; must return at once.
     """
 
     def __init__(self, *listeners: Callable[[Transition], None]) -> None:
@@ -97,28 +97,28 @@ class LifeCycle:
         self.last_move = -math.inf
         """Time of the latest transition."""
         self.totals: Counter[RolloutState] = Counter()
-        """How often each state was entered."""
+        """Number of times each state was entered."""
 
     def __len__(self) -> int:
         return len(self._live)
 
     def __iter__(self) -> Iterator[LiveRollout]:
-        """Live rollouts, in the order in which they began."""
+        """Iterate over live rollouts, in the order in which they began."""
         return iter(self._live.values())
 
     def listen(self, listener: Callable[[Transition], None]) -> None:
-        """Tell another listener from now on."""
+        """Add a listener."""
         self._listeners.append(listener)
 
     def begin(self, rollout_id: RolloutId) -> None:
-        """A rollout enters, queued."""
+        """Add a rollout, in state `queued`."""
         assert rollout_id not in self._live, f"rollout {rollout_id} begins twice"
         now = asyncio.get_running_loop().time()
         self._live[rollout_id] = LiveRollout(rollout_id, RolloutState.QUEUED, now, now)
         self._tell(rollout_id, None, RolloutState.QUEUED, now, "")
 
     def move(self, rollout_id: RolloutId, to: RolloutState, detail: str = "") -> None:
-        """A rollout goes on, or ends."""
+        """Move a rollout to another state; a final state removes it."""
         rollout = self._live.get(rollout_id)
         assert rollout is not None, f"rollout {rollout_id} is not live, so it cannot become {to}"
         before = rollout.state
@@ -131,12 +131,12 @@ class LifeCycle:
         self._tell(rollout_id, before, to, now, detail)
 
     def state(self, rollout_id: RolloutId) -> RolloutState | None:
-        """Where it stands; `None` once it has ended."""
+        """Return the state of a rollout; `None` once it has ended."""
         rollout = self._live.get(rollout_id)
         return rollout.state if rollout else None
 
     def counts(self) -> dict[RolloutState, int]:
-        """Live rollouts by state."""
+        """Return the number of live rollouts by state."""
         return Counter(rollout.state for rollout in self._live.values())
 
     def _tell(

@@ -1,6 +1,7 @@
-"""How one rollout comes about: a single answer, or a conversation with an environment (`roll.rollout.episode`).
+"""Rollout loops: a single answer, or a conversation with an environment (`roll.rollout.episode`).
 
-What the model wrote is never rendered or tokenised again, so the trainer sees exactly what the engine did.
+The model's answers are never rendered or tokenized again, so the trainer sees exactly the tokens that the engine
+sampled.
 """
 
 from __future__ import annotations
@@ -21,43 +22,45 @@ Generate: TypeAlias = Callable[[GenerationRequest], Awaitable[Generation]]
 
 
 class Renderer(Protocol):
-    """What loops need of `ChatRenderer`, which says more of each."""
+    """The methods of `ChatRenderer` that loops need; see its documentation for details."""
 
     @property
     def drops_tools(self) -> bool:
-        """Whether the template leaves out what a tool says."""
+        """Whether the template drops the replies of tools."""
         ...
 
     def follow_up(self, observation: str) -> IntArray:
-        """Ids from the end of the assistant's message to where its next one begins."""
+        """Return the ids from the end of an assistant message to the beginning of the next one."""
         ...
 
     def decode(self, token_ids: IntArray) -> str:
-        """The text of tokens, without special ones."""
+        """Return the text of tokens, without special tokens."""
         ...
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
-        """Return what an answer says after the model's reasoning; empty where that never ends."""
+        """Return the text of an answer after the model's reasoning; empty if the reasoning never ends."""
         ...
 
     def text(self, messages: Sequence[Message], tools: Sequence[Any] = ()) -> str:
-        """A conversation as the template writes it, up to where the next answer begins."""
+        """Render a conversation with the chat template, up to where the next answer begins."""
         ...
 
     def tokens(self, text: str) -> IntArray:
-        """Ids of such a text."""
+        """Return the token ids of a rendered text."""
         ...
 
     def harmless(self, text: str) -> str:
-        """Text of others, unable to end a message or to begin one."""
+        """Escape untrusted text so that it cannot end or begin a message."""
         ...
 
     def written(self, answer: IntArray, after: IntArray, stops: Collection[int] = ()) -> tuple[str, bool]:
-        """An answer's text, and whether a token that is not in it ended it."""
+        """Return an answer's text, and whether a token outside that text ended the answer."""
         ...
 
     def following(self, text: str, ended: bool) -> IntArray | None:
-        """Ids of what the template puts behind an answer; `None` where they cannot be told from the answer's."""
+        """Return the ids of the text that the template appends to an answer; `None` if they are not separable from the
+        answer's.
+        """
         ...
 
 
@@ -67,18 +70,18 @@ class RolloutLoop(Protocol):
     async def __call__(
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
     ) -> Rollout:
-        """`first` is the request for the first turn; its sampling holds for all turns."""
+        """Make one rollout; `first` is the first turn's request, whose sampling parameters hold for all turns."""
         ...
 
 
 def own_loop(path: str | None) -> RolloutLoop | None:
-    """Return the user's own way to make a rollout, where there is one.
+    """Load the user's rollout loop; `None` if none is configured.
 
     Args:
         path: `rollout.loop` of the configuration.
 
     Raises:
-        ConfigError: it cannot be imported, or does not take its arguments.
+        ConfigError: The loop cannot be imported, or does not accept its arguments.
     """
     if path is None:
         return None
@@ -90,7 +93,7 @@ def own_loop(path: str | None) -> RolloutLoop | None:
 async def single_answer(
     draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
 ) -> Rollout:
-    """One answer to the prompt."""
+    """Generate one answer to the prompt."""
     generation = await generate(first)
     return joined(draw, index, [generation], [], (), renderer)
 
@@ -98,13 +101,13 @@ async def single_answer(
 def next_turn(
     first: GenerationRequest, context: IntArray, turn: int, max_new_tokens: int | None = None
 ) -> GenerationRequest:
-    """The request of a turn: its own id, and its own seed, which depends on the first one's alone.
+    """Return the request of a turn, with an id and a seed of its own; the seed depends only on that of the first turn.
 
     Args:
-        first: the request of the rollout's first turn.
-        context: [C] that the turn follows.
-        turn: its number, from 0.
-        max_new_tokens: where they are others than the first one's.
+        first: Request of the rollout's first turn.
+        context: Context of the turn, shape [C].
+        turn: Number of the turn, from 0.
+        max_new_tokens: Token limit of the turn; by default that of the first turn.
     """
     sampling = first.sampling
     seed = sampling.seed if sampling.seed is None or turn == 0 else (sampling.seed + 0x9E3779B1 * turn) % 2**31
@@ -126,9 +129,9 @@ def joined(
     renderer: Renderer,
     branches: tuple[Branch, ...] = (),
 ) -> Rollout:
-    """All turns as one sequence; the environment's tokens have log-prob 0 and policy version -1.
+    """Join all turns into one rollout; the environment's tokens have log-prob 0 and policy version -1.
 
-    A single generation's arrays are used as they are.
+    The arrays of a single generation are not copied.
     """
     tokens: list[IntArray] = []
     logprobs: list[np.ndarray] = []
@@ -156,7 +159,7 @@ def joined(
         policy_versions=_joined_array(versions, np.int32),
         finish_reason=generations[-1].finish_reason,
         text=draw.prompt.prefill + text,
-        # of an answer that the prompt begins, the marks of reasoning in the whole text decide
+        # for an answer that the prompt begins (prefill), the reasoning tags in the whole text decide
         final_text=None if draw.prompt.prefill else _final_text(draw.token_ids, tokens, branches, text, renderer),
         engine_id=generations[-1].engine_id,
         turns=turns,
@@ -171,11 +174,11 @@ def _final_text(
     """Return the rollout's text without the reasoning of its turns.
 
     Args:
-        prompt: [P] before the first turn.
-        parts: tokens of the turns, in turn with those between them.
-        branches: where turns follow another context.
-        text: the whole.
-        renderer: tokens to text.
+        prompt: Tokens before the first turn, shape [P].
+        parts: Tokens of the turns, alternating with the tokens between turns.
+        branches: Branches at which a turn follows another context.
+        text: Text of the whole rollout.
+        renderer: Converts tokens to text.
     """
     contexts = {branch.start: branch.context for branch in branches}
     if len(parts) == 1:

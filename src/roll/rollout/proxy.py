@@ -1,19 +1,19 @@
-"""LLMProxy: one door to all inference engines.
+"""LLMProxy: the single entry point to all inference engines.
 
     generate(request) ──► queue ──(room)──► link to the least loaded engine ──► Generation
-                            ▲                        │ the engine died or hangs, or a pause took it off
+                            ▲                        │ the engine died or hangs, or a pause aborted the request
                             └──── again, at its place in the queue
 
-    suspend(mode) ──► engines pause ──► weight sync ──► resume() ──► engines go on, the queue moves
+    suspend(mode) ──► engines pause ──► weight sync ──► resume() ──► engines continue, the queue moves
 
 Invariants:
     - every request gets exactly one `Generation` or one error;
-    - a request whose engine died or hangs is issued again, with the same seed, on a live engine; what becomes of the
-      engine is the fleet's business (`fleet`), and no request waits for it;
-    - a request's place at an engine is free when the engine has let go of it (`link`), not when its caller has;
-    - a request that a pause took off its engine goes on from its partial tokens, or begins anew where that was chosen:
-      its caller sees one `Generation`, in which every token knows its policy version;
-    - requests leave the queue by priority, then in the order in which they came; none does while it is suspended.
+    - a request whose engine died or hangs is issued again, with the same seed, on a live engine; the fleet (`fleet`)
+      replaces the engine, and no request waits for that;
+    - a request's slot at an engine is free when the engine has released the request (`link`), not when its caller has;
+    - a request that a pause aborted continues from its partial tokens, or restarts if so configured: its caller gets
+      one `Generation`, in which every token has its policy version;
+    - requests leave the queue by priority, then in order of arrival; none does while the proxy is suspended.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["LLMProxy", "OnStart"]
 logger = logging.getLogger(__name__)
 
 OnStart = Callable[[str], None]
-"""Told the engine's id when it gets the request."""
+"""Called with the engine's id when the engine gets the request."""
 
 
 @dataclass(slots=True)
@@ -59,11 +59,11 @@ class LLMProxy:
     """Routes requests to a fleet of engines.
 
     Args:
-        engines: the engines of the run.
-        prepare: brings a fresh engine to the current weights before it serves; not needed where it has loaded them.
-        max_attempts: how often one request is issued before its engine's end is passed on.
-        router: chooses engines.
-        restarts: a request that a pause took off its engine begins anew, in place of going on from its partial tokens.
+        engines: The engines of the run.
+        prepare: Syncs the current weights to a fresh engine before it serves; not needed if the engine loads them.
+        max_attempts: Number of attempts at a request before the engine's error is raised.
+        router: Chooses engines.
+        restarts: Whether a request that a pause aborted restarts instead of continuing from its partial tokens.
     """
 
     def __init__(
@@ -82,13 +82,13 @@ class LLMProxy:
         self._num_requests = 0
         self._suspended: PauseMode | None = None
         self._in_step = asyncio.Lock()
-        """Held while all engines stop or go on, and while one joins them in that."""
+        """Held while all engines pause or resume, and while a single engine is brought to the same state."""
         self._unwanted: set[str] = set()
-        """Requests that `abort` ended, until their callers have heard it."""
+        """Ids of requests that `abort` ended, until their callers get the result."""
         self._at_engines: dict[str, EngineLink] = {}
         self.num_replaced = 0
         self.num_hung = 0
-        """Engines that were replaced because they made no progress; they count as replaced too."""
+        """Number of engines that hung; once replaced, they also count in `num_replaced`."""
         self.num_reissued = 0
         self.num_continued = 0
         self.num_restarted = 0
@@ -96,32 +96,32 @@ class LLMProxy:
         self.transitions = EngineTransitions(
             engines, self._fleet, self._router, prepare or _as_loaded, lambda: self._suspended, self._in_step
         )
-        """Moves single engines."""
+        """Adds, removes, puts to sleep and wakes single engines."""
 
     @property
     def engines(self) -> Sequence[InferenceEngine]:
-        """All engines of the run, in their order."""
+        """All engines of the run, in the order in which they were added."""
         return self._fleet.engines
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
+        """Number of requests in the queue."""
         return sum(not entry.place.done() for _, _, entry in self._queue)
 
     @property
     def num_running(self) -> int:
-        """Requests at engines, of those that somebody waits for."""
+        """Number of requests at engines, without orphans."""
         return len(self._at_engines)
 
     @property
     def num_serving(self) -> int:
-        """Engines that may get requests."""
+        """Number of engines that may get requests."""
         return len(self._router.serving)
 
     # ---- requests
 
     def counts(self) -> dict[str, int]:
-        """What became of engines, and of the requests they had, so far."""
+        """Return the number of engine replacements and of requests that were issued again so far, by kind."""
         return {
             "replaced": self.num_replaced,
             "hung": self.num_hung,
@@ -137,17 +137,17 @@ class LLMProxy:
         pinned: bool = False,
         on_start: OnStart | None = None,
     ) -> Generation:
-        """Run a request on the least busy engine; one that `abort` ended returns its partial tokens.
+        """Run a request on the least loaded engine; a request that `abort` ended returns its partial tokens.
 
         Args:
-            request: its id is unique among those under way.
-            session: see `Router.take`.
-            pinned: see `Router.take`.
-            on_start: called each time an engine gets it.
+            request: A request with an id that is unique among those in progress.
+            session: See `Router.take`.
+            pinned: See `Router.take`.
+            on_start: Called each time an engine gets the request.
 
         Raises:
-            EngineDiedError: engines died or hung under it `max_attempts` times.
-            NoEngineError: no engine can be had any more.
+            EngineDiedError: Engines died or hung with the request `max_attempts` times.
+            NoEngineError: No engine is left.
         """
         order = self._num_requests
         self._num_requests += 1
@@ -187,10 +187,10 @@ class LLMProxy:
     async def _placed(
         self, request: GenerationRequest, order: int, session: str, pinned: bool
     ) -> tuple[EngineLink, Callable[[], None]]:
-        """Wait for a place at an engine that can take the request at once.
+        """Wait for a slot at an engine that can take the request at once.
 
         Returns:
-            The link to the engine, and what gives the place back.
+            The link to the engine, and a function that releases the slot.
         """
         while True:
             engine = await self._admitted(request.priority, order, session, pinned)
@@ -202,14 +202,14 @@ class LLMProxy:
                 raise
             if self._fleet.serves(link) and self._suspended is None:
                 return link, give_back
-            give_back()  # it was lost, it leaves, or the proxy suspended, since the choice
+            give_back()  # since the choice, it was lost or is leaving, or the proxy was suspended
 
     def _give_back(self, engine_id: str) -> None:
         self._router.give_back(engine_id)
         self._dispatch()
 
     async def _admitted(self, priority: int, order: int, session: str, pinned: bool) -> InferenceEngine:
-        """Wait for a place at an engine, which then counts this request."""
+        """Wait for a slot at an engine, which then counts this request."""
         if self._fleet.error is not None:
             raise self._fleet.error
         if not self._queue and self._suspended is None:
@@ -223,28 +223,28 @@ class LLMProxy:
             try:
                 engine = await place
             except asyncio.CancelledError:
-                if place.done() and not place.cancelled() and place.exception() is None:  # given a place, and gone
+                if place.done() and not place.cancelled() and place.exception() is None:  # canceled after it got a slot
                     self._give_back(place.result().engine_id)
                 raise
             if self._suspended is None:
                 return engine
-            self._router.give_back(engine.engine_id)  # suspended between the choice and this turn of the loop
+            self._router.give_back(engine.engine_id)  # suspended between the choice and this loop iteration
 
     def _dispatch(self) -> None:
-        """Let requests at the head of the queue go, as far as there is room."""
+        """Send the requests at the head of the queue to engines, as far as there is room."""
         if self._suspended is not None:
             return
         held: list[tuple[int, int, _Waiting]] = []
         while self._queue:
             entry = self._queue[0][2]
-            if entry.place.done():  # its caller is gone
+            if entry.place.done():  # its caller was canceled
                 heapq.heappop(self._queue)
                 continue
             engine = self._router.take(entry.session, entry.pinned)
             if engine is None:
                 if not entry.pinned:
                     break
-                held.append(heapq.heappop(self._queue))  # others may pass one that waits for its own engine
+                held.append(heapq.heappop(self._queue))  # other requests may pass one that waits for its own engine
                 continue
             heapq.heappop(self._queue)
             entry.place.set_result(engine)
@@ -252,7 +252,7 @@ class LLMProxy:
             heapq.heappush(self._queue, item)
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """End requests that are at engines: their callers get the partial tokens. Unknown ids are ignored."""
+        """Abort requests at engines; their callers get the partial tokens. Unknown ids are ignored."""
         by_link: dict[EngineLink, list[str]] = {}
         for request_id in request_ids:
             link = self._at_engines.get(request_id)
@@ -262,20 +262,20 @@ class LLMProxy:
         await asyncio.gather(*(_unless_lost(link.abort(ids)) for link, ids in by_link.items()))
 
     async def end_orphans(self) -> None:
-        """Wait until no engine works on a request whose caller was cancelled before."""
+        """Wait until no engine works on a request whose caller was canceled so far."""
         await self._fleet.end_orphans()
 
     # ---- weights
 
     async def suspend(self, mode: PauseMode) -> None:
-        """Stop all decoding; requests wait until `resume`. With `drain`, what runs is finished first."""
+        """Pause all decoding; requests wait until `resume`. With `drain`, running requests finish first."""
         assert self._suspended is None, "the proxy is suspended already"
         self._suspended = mode
         async with self._in_step:
             await asyncio.gather(*(_unless_lost(link.pause(mode)) for link in self._fleet.working))
 
     async def resume(self) -> None:
-        """Decode again, and let the queue move."""
+        """Resume decoding, and dispatch the queue."""
         assert self._suspended is not None, "the proxy is not suspended"
         async with self._in_step:
             await asyncio.gather(*(_unless_lost(link.resume()) for link in self._fleet.working))
@@ -285,42 +285,44 @@ class LLMProxy:
     # ---- memory
 
     async def sleep(self) -> None:
-        """Let every engine give its memory back until `wake`; nothing may be asked of them meanwhile.
+        """Put every engine to sleep, which frees device memory until `wake`; engines must not be called meanwhile.
 
-        One that is being replaced comes up first. One that dies from now on is replaced when the others have woken.
+        An engine that is being replaced comes up first. An engine that dies while asleep is replaced after `wake`.
         """
         await self._fleet.hold()
         await self.end_orphans()
         await self.transitions.sleep_all()
 
     async def wake(self) -> None:
-        """Let every engine take its memory again; they need a weight sync before they answer."""
+        """Wake every engine; the engines need a weight sync before they answer."""
         await self.transitions.wake_all()
         self._fleet.let_go()
 
     # ---- engines that die
 
     def replace(self, dead: InferenceEngine, cause: str = "it does not serve") -> None:
-        """Somebody found an engine dead: replace it, unless that is under way; one that was given up is tried again."""
+        """Replace an engine that a caller found dead, unless that is in progress; an engine that was given up is tried
+        again.
+        """
         self._fleet.replace(dead, cause)
 
     def restore(self, dead: Collection[str]) -> None:
-        """Replace engines that a weight sync found dead. Nobody has to wait for that: requests go to the others."""
+        """Replace engines that a weight sync found dead, without waiting: requests go to the other engines."""
         for engine in self._fleet.engines:
             if engine.engine_id in dead:
                 self._fleet.replace(engine, "it got no weights")
 
     async def settle(self) -> None:
-        """Wait for replacements under way, until every engine serves or was given up."""
+        """Wait for replacements in progress, until every engine serves or was given up."""
         await self._fleet.settle()
 
     async def close(self) -> None:
-        """The run ends: nothing is replaced any more, and no engine comes or goes."""
+        """Stop replacing, adding and removing engines; called when the run ends."""
         await self.transitions.close()
         await self._fleet.close()
 
     def _on_change(self, change: Change) -> None:
-        """Something happened to an engine: let the queue move, or tell those who wait that no engine can be had."""
+        """Dispatch the queue after a change of an engine, or fail all waiting requests if no engine is left."""
         self.num_replaced += change == "replaced"
         self.num_hung += change == "hung"
         if self._fleet.error is not None:
@@ -332,23 +334,23 @@ class LLMProxy:
 
 
 async def _as_loaded(engine: InferenceEngine) -> None:
-    """Nothing brings the engine to other weights than those it has loaded."""
+    """Keep the weights that the engine has loaded."""
 
 
 async def _unless_lost(call: Awaitable[None]) -> None:
-    """Await a call to an engine; one that is lost needs it no more."""
+    """Await a call to an engine; the call does nothing if the engine is lost."""
     with suppress(EngineDiedError):
         await call
 
 
 def _continued(request: GenerationRequest, pieces: Sequence[Generation]) -> GenerationRequest | None:
-    """What is still to be written; `None` where nothing is."""
+    """Return the request for the rest of the answer; `None` if the token limit is reached."""
     written = np.concatenate([piece.token_ids for piece in pieces])
     left = request.sampling.max_new_tokens - len(written)
     if left <= 0:
         return None
     seed = request.sampling.seed
-    seed = None if seed is None else (seed + 0x85EBCA6B * len(written)) % 2**31  # fresh randomness, still the request's
+    seed = None if seed is None else (seed + 0x85EBCA6B * len(written)) % 2**31  # new, but determined by the request
     return replace(
         request,
         token_ids=np.concatenate([request.token_ids, written]).astype(np.int32),
@@ -357,7 +359,7 @@ def _continued(request: GenerationRequest, pieces: Sequence[Generation]) -> Gene
 
 
 def _joined(request: GenerationRequest, pieces: Sequence[Generation]) -> Generation:
-    """One generation of a request that was continued."""
+    """Join the pieces of a continued request into one generation."""
     last = pieces[-1]
     if len(pieces) == 1:
         return last

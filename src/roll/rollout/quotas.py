@@ -1,4 +1,4 @@
-"""How many groups of each domain are trained: exact shares over time, whatever a domain's speed."""
+"""Number of groups of each domain that are trained: exact shares over time, however slow a domain is."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __all__ = ["Quotas"]
 
 
 class Quotas:
-    """Deals places in training out to domains.
+    """Deals places in training to domains.
 
-    However many places were dealt, each domain's total differs by less than one place per domain from its share.
+    After any number of places, each domain's total differs from its share by less than the number of domains.
 
     Args:
-        weights: of the domains, in any unit; none means that the mix is free.
-        num_dealt: places that were dealt before; what follows is what would have followed them.
+        weights: Weights of the domains, in any unit; empty if the mix is free.
+        num_dealt: Number of places that were dealt before; dealing continues after them.
     """
 
     def __init__(self, weights: Mapping[str, float], num_dealt: int = 0) -> None:
@@ -26,15 +26,15 @@ class Quotas:
         self.in_order(num_dealt)
 
     def __bool__(self) -> bool:
-        """Whether the mix is fixed."""
+        """Return whether the domain mix is fixed."""
         return bool(self._shares)
 
     def deal(self, places: int) -> Counter[str]:
-        """The next places, counted by domain; empty where the mix is free."""
+        """Deal the next places and return their number by domain; empty if the mix is free."""
         return Counter(self.in_order(places))
 
     def in_order(self, places: int) -> list[str]:
-        """The next places' domains; none where the mix is free."""
+        """Deal the next places and return their domains in order; empty if the mix is free."""
         domains = []
         for _ in range(places if self._shares else 0):
             due = self._dealt.total() + 1
@@ -44,10 +44,10 @@ class Quotas:
         return domains
 
     def ahead(self, places: int) -> Counter[str]:
-        """What `deal` would say, without dealing."""
+        """Return the result of the next `deal` without dealing."""
         return deepcopy(self).deal(places)
 
     def give_back(self, domain: str) -> None:
-        """A place was not used: the domain is owed it."""
+        """Return an unused place, so that the domain gets it again."""
         if self._shares:
             self._dealt[domain] -= 1

@@ -1,10 +1,10 @@
-"""Beginning in the midst of an earlier episode (IPA's initialised resampling, arXiv 2512.24873).
+"""Episodes that begin at an anchor within a recorded episode (IPA's initialized resampling, arXiv 2512.24873).
 
     reset(seed) ─► recorded answer ─► env.step ─► … ─► recorded answer ─► env.step ─► as recorded? ─► the model's turn
 
-The environment acts again; the model's answers are the recorded tokens, in place of an engine's. What is heard is put
-into contexts by the same code as ever, so that equal observations give equal tokens: the context at the anchor, and the
-turns before it with their rewards and states, must be those of the record, or the environment is not where it was.
+The environment runs again; the model's answers are the recorded tokens instead of an engine's. Observations go through
+the same code as always, so that equal observations give equal tokens: the context at the anchor, and the turns before
+it with their rewards and states, must equal the record; otherwise the environment is not reproducible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ __all__ = ["Played", "check_replay", "not_there", "recalling", "recorded"]
 
 
 def recorded(rollout: Rollout) -> Trajectory:
-    """What a scored rollout, played from its prompt on, leaves for others to begin with."""
+    """Return the trajectory of a scored rollout, from which other episodes can begin."""
     assert rollout.reward is not None, "the rollout was scored"
     return Trajectory(
         uid=rollout.prompt.uid,
@@ -48,7 +48,7 @@ def recorded(rollout: Rollout) -> Trajectory:
 
 
 def recalling(anchor: Anchor, generate: Generate) -> Generate:
-    """Gives the answers before the anchor as they were recorded, and then asks the engine."""
+    """Return a `Generate` that replays the recorded answers before the anchor, and then calls the engine."""
     trajectory = anchor.trajectory
     left = iter(trajectory.turns[: anchor.num_turns])
 
@@ -71,24 +71,24 @@ def recalling(anchor: Anchor, generate: Generate) -> Generate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Played:
-    """What has been played again, up to the anchor; as in `Trajectory`."""
+    """The replayed part of an episode up to the anchor; fields are as in `Trajectory`."""
 
     prompt_token_ids: IntArray
     tokens: Sequence[IntArray]
-    """In parts."""
+    """Tokens, in consecutive parts."""
     turns: Sequence[Turn]
     branches: Sequence[Branch]
     state: str
-    """In which the next turn begins."""
+    """State in which the next turn begins."""
     prompt_media: tuple[MediaSpan, ...] = ()
     media: tuple[MediaSpan, ...] = ()
 
 
 def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
-    """See that the episode is where it was when it was recorded.
+    """Check that a replay equals the record up to the anchor.
 
     Raises:
-        ReplayError: it is not, with the first difference.
+        ReplayError: The replay differs; the message has the first difference.
     """
     record, num_turns = anchor.trajectory, anchor.num_turns
     same_prompt = np.array_equal(played.prompt_token_ids, record.prompt_token_ids)
@@ -114,7 +114,7 @@ def check_replay(prompt: Prompt, anchor: Anchor, played: Played) -> None:
 
 
 def not_there(prompt: Prompt, anchor: Anchor, difference: str) -> ReplayError:
-    """The error of an environment that is not where it was."""
+    """Build the error of an environment that does not repeat a recorded episode."""
     name = prompt.environment.name if prompt.environment else prompt.domain
     return ReplayError(
         f"environment '{name}' does not repeat its episode '{anchor.trajectory.uid}' under the same seed and actions: "

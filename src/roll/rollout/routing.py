@@ -1,11 +1,11 @@
-"""Which engine gets the next request: the least loaded that has room.
+"""Routing of requests to the least loaded engine that has room.
 
-Load is the share of an engine's slots that hold requests which we gave it and did not get back (exact, at any
-distance), then its KV use (its own report). Engines may have different numbers of slots. An engine has room while it
-runs fewer requests than it can at once and its KV cache is not too full; so requests wait here, where any engine that
-becomes free takes them, and not in the queue of a busy one.
+Load is the share of an engine's slots that hold outstanding requests (counted here, hence exact), then the KV cache use
+that the engine reports. Engines may have different numbers of slots. An engine has room while it runs fewer requests
+than its capacity and its KV cache is not too full; so requests wait here, where any engine that becomes free takes
+them, and not in the queue of a busy engine.
 
-Choosing costs O(log engines): engines lie in a heap by load, in which outdated entries are skipped.
+Choosing costs O(log engines): engines are in a heap by load, in which outdated entries are skipped.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ __all__ = ["Router", "RoutingPolicy"]
 RoutingPolicy: TypeAlias = Literal["least_loaded", "round_robin"]
 
 REMEMBERED = 65_536
-"""Sessions whose engine is remembered."""
+"""Number of sessions whose engine is remembered."""
 CANDIDATES = 2
-"""Least loaded engines whose KV use is compared."""
+"""Number of least loaded engines whose KV cache use is compared."""
 
 
 @dataclass(slots=True)
@@ -33,22 +33,22 @@ class _Slot:
     engine: InferenceEngine
     order: int
     limit: int
-    """Requests that it gets at once: as many as it can run, so that none waits for a busy engine beside a free one."""
+    """Largest number of concurrent requests, the engine's capacity; more would wait while another engine is free."""
     num_requests: int = 0
     serving: bool = True
 
     @property
     def load(self) -> float:
-        """Return the share of its slots that are taken; correctly rounded, so equal shares are equal numbers."""
+        """Share of the engine's slots that are taken; correctly rounded, so equal shares are equal numbers."""
         return self.num_requests / self.limit
 
 
 class Router:
-    """Knows the engines and what each is doing.
+    """Tracks the engines and their loads, and routes requests.
 
     Args:
-        policy: `least_loaded`, or `round_robin`: by turns among those with room, whatever the load (a baseline).
-        max_kv_used: an engine whose KV cache is fuller has no room while it runs anything.
+        policy: `least_loaded`, or `round_robin`: in turn among engines with room, whatever their load (a baseline).
+        max_kv_used: KV cache use above which an engine has no room while it runs any request.
     """
 
     def __init__(self, policy: RoutingPolicy = "least_loaded", max_kv_used: float = 0.95) -> None:
@@ -61,7 +61,7 @@ class Router:
         self._waiting: dict[str, list[asyncio.Future[None]]] = {}
 
     def add(self, engine: InferenceEngine) -> None:
-        """An engine serves from now on; one with the same id is replaced."""
+        """Add an engine that serves from now on; one with the same id is replaced."""
         known = self._slots.get(engine.engine_id)
         limit = max(1, engine.load().capacity)
         order = known.order if known else self._num_added
@@ -70,16 +70,16 @@ class Router:
         self._push(engine.engine_id)
 
     def remove(self, engine_id: str) -> None:
-        """An engine gets nothing until it is added again."""
+        """Route no request to an engine until it is added again."""
         self._slots[engine_id].serving = False
 
     def forget(self, engine_id: str) -> None:
-        """An engine is gone for good; it has no requests."""
+        """Remove an engine permanently; it must not have any requests."""
         assert not self._slots[engine_id].num_requests, f"engine {engine_id} has requests"
         del self._slots[engine_id]
 
     def when_idle(self, engine_id: str) -> asyncio.Future[None]:
-        """Return a future that is done once an engine has no requests."""
+        """Return a future that is done once an engine has no request."""
         idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         if self._slots[engine_id].num_requests:
             self._waiting.setdefault(engine_id, []).append(idle)
@@ -88,11 +88,11 @@ class Router:
         return idle
 
     def take(self, session: str = "", pinned: bool = False) -> InferenceEngine | None:
-        """Choose an engine and count the request; `None` where none has room.
+        """Choose an engine and count the request; return `None` if no engine has room.
 
         Args:
-            session: requests of one session prefer the engine that has their prefix in its cache.
-            pinned: they go nowhere else, also where another is free.
+            session: Session id; requests of one session prefer the engine that has their prefix in its prefix cache.
+            pinned: Whether requests of the session go only to that engine, even if another one is free.
         """
         slot = self._of_session(session, pinned)
         if slot is None:
@@ -111,7 +111,7 @@ class Router:
         return slot.engine
 
     def give_back(self, engine_id: str) -> None:
-        """A request has left an engine."""
+        """Release the slot of a request that has left an engine."""
         slot = self._slots[engine_id]
         slot.num_requests -= 1
         assert slot.num_requests >= 0, f"engine {engine_id} gave back more requests than it got"
@@ -122,7 +122,7 @@ class Router:
                     idle.set_result(None)
 
     def num_requests(self, engine_id: str) -> int:
-        """Requests that an engine has."""
+        """Return the number of requests that an engine has."""
         return self._slots[engine_id].num_requests
 
     @property
@@ -149,7 +149,9 @@ class Router:
         return slot if slot is not None and slot.serving else None
 
     def _of_session(self, session: str, pinned: bool) -> _Slot | None:
-        """The session's engine, unless it is full, or so much busier than the idlest that waiting costs more."""
+        """Return the session's engine, unless it is full, or so much busier than the least loaded that a cache miss
+        costs less.
+        """
         slot = self._known(session)
         if slot is None or not self._has_room(slot):
             return None
@@ -161,7 +163,7 @@ class Router:
         return slot
 
     def _top(self) -> _Slot | None:
-        """Return the least loaded engine (the first of equals)."""
+        """Return the least loaded engine; ties go to the first."""
         while self._heap:
             load, _, engine_id = self._heap[0]
             slot = self._slots.get(engine_id)
@@ -185,12 +187,12 @@ class Router:
         if with_room:
             return min(with_room, key=lambda slot: (slot.engine.load().kv_used, slot.order))
         if found and found[0].num_requests >= found[0].limit:
-            return None  # the least loaded has no free slot, so none has
+            return None  # the least loaded engine has no free slot, so no engine has one
         slots = (slot for slot in self._slots.values() if slot.serving and self._has_room(slot))
         return min(slots, key=lambda slot: (slot.load, slot.order), default=None)
 
     def _by_turns(self) -> _Slot | None:
-        """Return the next one that has room."""
+        """Return the next engine in turn that has room."""
         serving = sorted((slot for slot in self._slots.values() if slot.serving), key=lambda slot: slot.order)
         for passed in range(len(serving)):
             slot = serving[(self._turn + passed) % len(serving)]

@@ -2,11 +2,11 @@
 
     draws ──► group_size attempts each ──► LLMProxy ──► tokens ──► reward, the moment a rollout ends ──► Group
 
-Each rollout is its own task, so a slow answer or a hanging verifier holds nothing else back.
+Each rollout is its own task, so a slow answer or a hanging verifier does not block any other rollout.
 
 Invariants:
-    - every draw given to `collect` comes back as one `Group` with `group_size` rollouts, in order;
-    - when `collect` or `stop` returns, engines work on none of the rollouts that were stopped.
+    - every draw passed to `collect` is returned as one `Group` with `group_size` rollouts, in order;
+    - when `collect` or `stop` returns, no engine works on a stopped rollout.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["RolloutScheduler"]
 
 
 class RolloutScheduler(Attempts):
-    """Makes rollouts (see `Attempts`), and whole groups of them."""
+    """Makes rollouts (see `Attempts`) and whole groups."""
 
     async def stop(self, runs: Collection[GroupRun]) -> None:
-        """End these groups, and what engines do for them; also for groups that have ended by themselves."""
+        """Stop groups, including complete ones, and abort their requests at the engines."""
         for run in runs:
             run.stop()
         tasks = [task for run in runs for task in run.tasks]
@@ -35,9 +35,9 @@ class RolloutScheduler(Attempts):
         await self.proxy.end_orphans()
 
     async def collect(self, draws: Sequence[PromptDraw], plan: SamplingPlan) -> list[Group]:
-        """Attempt every drawn prompt `plan.group_size` times and score each attempt.
+        """Generate and score `plan.group_size` rollouts of every draw.
 
-        When cancelled, requests under way are aborted at the engines before it returns.
+        On cancellation, requests in progress are aborted at the engines before this returns.
         """
         ended = asyncio.Event()
         missing = len(draws)
@@ -66,7 +66,7 @@ class RolloutScheduler(Attempts):
                     self.release(run, fate)
 
     def release(self, run: GroupRun, to: RolloutState, detail: str = "") -> None:
-        """End the life of every scored rollout of a group that has no fate yet."""
+        """Move every scored rollout of a group that has no fate yet to a final state."""
         for name in (rollout.rollout_id for rollout in run.all_scored):
             if self.life.state(name) is RolloutState.ACCEPTED:
                 self.life.move(name, to, detail)

@@ -1,16 +1,16 @@
-"""EngineTransitions: engines that join, leave, sleep and wake while the others go on.
+"""EngineTransitions: single engines join, leave, sleep and wake while the others continue.
 
-    leaves:  nothing is routed to it ──► its requests go on elsewhere ──► it sleeps, or ends
-    comes:   it starts, or wakes ──► it gets the current weights ──► requests are routed to it
+    leaves:  nothing is routed to it ──► its requests continue elsewhere ──► it sleeps, or shuts down
+    joins:   it starts, or wakes ──► it gets the current weights ──► requests are routed to it
 
 Invariants:
-    - the order is the one above: an engine that leaves first gets no request again, so that those which it gives up are
-      never sent back to it; one that comes has the current weights before it gets any;
-    - nothing is started in the place of an engine that is away: its devices are others';
-    - an engine that decodes stops and goes on with all others, also while it is about to leave, and when it comes back;
-    - a step of one engine fails for that engine alone, which the fleet then replaces when it is let back;
-    - steps of one engine follow each other, and none begins between `sleep_all` and `wake_all`;
-    - a step is no task of its caller's: cancelling the caller ends only the start of an engine that is added.
+    - the order is the one above: routing to a leaving engine stops first, so that the requests it gives up are never
+      sent back to it; a joining engine has the current weights before it gets any request;
+    - an engine that is away is not replaced: its devices are used by others;
+    - an engine that decodes is paused and resumed together with all others, also while it leaves and when it returns;
+    - a failed transition affects only its engine, which the fleet replaces when the engine is let back;
+    - transitions of one engine run one after another, and none begins between `sleep_all` and `wake_all`;
+    - a transition is not a task of its caller: canceling the caller ends only the start of an engine that is added.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = ["EngineTransitions", "Leaving"]
 logger = logging.getLogger(__name__)
 
 Leaving: TypeAlias = Literal["abort", "drain"]
-"""How an engine gives up its requests: they go on elsewhere, from the tokens that they have; or it finishes them."""
+"""How an engine gives up its requests: `abort` continues them elsewhere from their tokens, `drain` finishes them."""
 Step: TypeAlias = asyncio.Task[None]
 
 
 class EngineTransitions:
-    """Moves single engines, or all at once.
+    """Adds, removes, puts to sleep and wakes engines, one by one or all at once.
 
     Args:
-        engines: the group.
-        fleet: of it.
-        router: told by the fleet which engines serve; knows when one has no requests.
-        prepare: brings an engine to the current weights.
-        suspended: says how all engines are suspended now; `None`: they are not.
-        in_step: held while all of them stop or go on.
+        engines: The engine group.
+        fleet: The fleet of the group.
+        router: Router of the fleet, from which this class learns when an engine has no requests.
+        prepare: Syncs the current weights to an engine.
+        suspended: Returns the mode in which all engines are suspended; `None` if they are not.
+        in_step: Lock that is held while all engines pause or resume.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class EngineTransitions:
         in_step: asyncio.Lock,
     ) -> None:
         self.between_syncs: Callable[[], AbstractAsyncContextManager[object]] = nullcontext
-        """Entered while an engine falls asleep: no weights are on their way to it."""
+        """Context in which an engine goes to sleep, so that no weight sync to it is in progress."""
         self._engines = engines
         self._fleet = fleet
         self._router = router
@@ -69,23 +69,23 @@ class EngineTransitions:
         self._in_step = in_step
         self._closed = False
         self._steps: dict[str, Step] = {}
-        """By engine, the last step that was asked for, until it has ended."""
+        """By engine: the last transition that was requested, until it has ended."""
         self._under_way: set[Step] = set()
-        """Steps that began."""
+        """Transitions that have begun."""
         self._asleep: set[str] = set()
-        """Engines that sleep by themselves."""
+        """Engines that were put to sleep individually."""
         self._unsynced: set[str] = set()
-        """Of the engines that are kept away, those that have slept and got no weights since."""
+        """Engines that are kept away and have not got weights since they slept."""
 
     async def add(self, engine_id: str, make: Callable[[], InferenceEngine]) -> None:
-        """Start a further engine, and bring it to the current weights; then it serves.
+        """Start another engine and sync the current weights to it; then it serves.
 
         Args:
-            engine_id: no other engine has it.
-            make: makes it; called again whenever it is replaced.
+            engine_id: Unique id of the engine.
+            make: Builds the engine; called again whenever the engine is replaced.
 
         Raises:
-            Exception: whatever its start raised; the group is then as before.
+            Exception: The start failed; the group is then unchanged.
         """
         step = self._begin(engine_id, lambda: self._add(engine_id, make), held=False)
         try:
@@ -96,35 +96,36 @@ class EngineTransitions:
             raise
 
     async def retire(self, engine_id: str, leaving: Leaving = "abort") -> None:
-        """End an engine for good, after it has given up its requests; they wait where no other is left."""
+        """Remove an engine permanently, after it has given up its requests; they wait if no other engine is left."""
         await _ended(self._begin(engine_id, lambda: self._retire(engine_id, leaving)))
 
     async def sleep(self, engine_id: str, leaving: Leaving = "abort") -> None:
-        """Let an engine give its memory back until `wake`, after it has given up its requests.
+        """Put an engine to sleep until `wake`, which frees its device memory, after it has given up its requests.
 
-        One that dies meanwhile is replaced when it is woken.
+        An engine that dies while asleep is replaced when it is woken.
 
         Raises:
-            UnsupportedError: it cannot do it here; it serves again.
+            UnsupportedError: The engine does not support sleep here; it serves again.
         """
         await _ended(self._begin(engine_id, lambda: self._sleep(engine_id, leaving)))
 
     async def wake(self, engine_id: str) -> None:
-        """Let an engine take its memory again, and bring it to the current weights; then it serves."""
+        """Wake an engine and sync the current weights to it; then it serves."""
         await _ended(self._begin(engine_id, lambda: self._come_back(engine_id)))
 
     async def suspend(self, engine_id: str, mode: PauseMode) -> None:
-        """Stop one engine's decoding until `resume`; it gets no requests meanwhile. It keeps its memory, unless all
-        fall asleep.
+        """Pause one engine until `resume`; it gets no requests meanwhile.
+
+        The engine keeps its device memory unless all engines are put to sleep.
         """
         await _ended(self._begin(engine_id, lambda: self._suspend(engine_id, mode)))
 
     async def resume(self, engine_id: str) -> None:
-        """Let one engine decode again, as soon as all others do."""
+        """Resume one engine, as soon as all others decode."""
         await _ended(self._begin(engine_id, lambda: self._come_back(engine_id)))
 
     async def sleep_all(self) -> None:
-        """Let every engine that is there give its memory back; nothing may be asked of them before `wake_all`."""
+        """Put every awake engine to sleep; engines must not be called before `wake_all`."""
         while self._under_way:
             await asyncio.wait(self._under_way)
         links = self._fleet.links(without=self._asleep)
@@ -132,12 +133,12 @@ class EngineTransitions:
         await asyncio.gather(*(_unless_lost(link, self._engines.sleep) for link in links))
 
     async def wake_all(self) -> None:
-        """Let them take it again; they need a weight sync before they answer."""
+        """Wake the engines that `sleep_all` put to sleep; they need a weight sync before they answer."""
         links = self._fleet.links(without=self._asleep)
         await asyncio.gather(*(_unless_lost(link, self._engines.wake) for link in links))
 
     async def close(self) -> None:
-        """End all steps where they are, and begin no more."""
+        """Cancel all transitions, and refuse new ones."""
         self._closed = True
         for step in (steps := set(self._steps.values()) | self._under_way):
             step.cancel()
@@ -146,7 +147,7 @@ class EngineTransitions:
     # ---- steps
 
     def _begin(self, engine_id: str, work: Callable[[], Coroutine[Any, Any, None]], *, held: bool = True) -> Step:
-        """Begin a step after the one before it; one that is `held`, only while not all engines sleep."""
+        """Start a transition after the engine's previous one; with `held`, only while not all engines are asleep."""
         if self._closed:
             raise InfraError(f"engine {engine_id} neither comes nor goes any more: the engines were closed")
         before = self._steps.get(engine_id)
@@ -199,7 +200,7 @@ class EngineTransitions:
 
     async def _suspend(self, engine_id: str, mode: PauseMode) -> None:
         await self._fleet.keep_away(engine_id)
-        if mode != "keep":  # also of a request that is on its way to it
+        if mode != "keep":  # including a request that is being sent to it
             await self._vacate(engine_id, mode)
         async with self._in_step:
             self._fleet.standing.add(engine_id)
@@ -224,7 +225,7 @@ class EngineTransitions:
         self._unsynced.discard(engine_id)
 
     async def _let_back(self, link: EngineLink) -> None:
-        """Let an engine decode, or stand still, as all others do; then it serves."""
+        """Pause or resume an engine as all others are; then it serves."""
         async with self._in_step:
             mode = self._suspended()
             with suppress(EngineDiedError):
@@ -234,23 +235,23 @@ class EngineTransitions:
             self._fleet.let_back(link.engine.engine_id)
 
     async def _vacate(self, engine_id: str, leaving: Leaving) -> None:
-        """Wait until an engine, to which nothing is routed any more, has no requests."""
+        """Wait until an engine to which nothing is routed any more has no requests."""
         link, idle = self._fleet.link(engine_id), self._router.when_idle(engine_id)
         while not idle.done():
-            if leaving == "abort":  # again and again, since an abort may come before its request
+            if leaving == "abort":  # repeated, since an abort may reach the engine before its request
                 with suppress(EngineDiedError):
                     await link.abort_all()
             await asyncio.wait({idle}, timeout=ABORT_AGAIN_S)
 
 
 async def _unless_lost(link: EngineLink, move: Callable[[InferenceEngine], Coroutine[Any, Any, None]]) -> None:
-    """Move an engine; one that is lost needs it no more."""
+    """Apply a transition to an engine, unless the engine is lost."""
     with suppress(EngineDiedError):
         await link.call(move(link.engine))
 
 
 async def _ended(step: Step) -> None:
-    """Wait for a step, which goes on where its caller is cancelled."""
+    """Wait for a transition, which continues if the caller is canceled."""
     try:
         await asyncio.shield(step)
     except asyncio.CancelledError:

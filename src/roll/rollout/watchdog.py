@@ -1,7 +1,7 @@
-"""Says why a run stands still: which stage, which worker, which rollouts, and for how long.
+"""Watchdog that reports why a run is stalled: which stage, which worker, which rollouts, and for how long.
 
-It only looks. A rollout that waits for its group is not what holds a step; one that waits for an engine, a token or a
-reward is. Where none does, the phases of the run that are open are named: an update, a weight sync.
+It only observes. A rollout that waits for its group does not block a step; one that waits for an engine, a token or a
+reward does. If there is no such rollout, the watchdog reports the open phases of the run: an update, a weight sync.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ class Stall:
 
     stage: RolloutState
     rollouts: tuple[tuple[RolloutId, float], ...]
-    """Each with its seconds in this stage, the longest first."""
+    """Rollouts and their seconds in this stage, the longest first."""
     workers: tuple[str, ...]
-    """Engines that have them; empty where it is none."""
+    """Engines that have the rollouts; empty if no engine has them."""
 
     def __str__(self) -> str:
         named = ", ".join(f"{name} ({age:.0f} s)" for name, age in self.rollouts[:NUM_NAMED])
@@ -43,7 +43,7 @@ class Stall:
 
 
 def find_stall(life: LifeCycle, now: float, stall_s: float) -> list[Stall]:
-    """What has not moved for `stall_s` seconds, by stage; nothing while any rollout moves at all."""
+    """Return the rollouts that have not moved for `stall_s` seconds, by stage; empty while any rollout moves."""
     if now - life.last_move < stall_s:
         return []
     found: dict[RolloutState, list[LiveRollout]] = {}
@@ -63,19 +63,19 @@ def find_stall(life: LifeCycle, now: float, stall_s: float) -> list[Stall]:
 
 @dataclass(eq=False)
 class Watchdog:
-    """Looks every now and then."""
+    """Checks periodically whether the run is stalled."""
 
     life: LifeCycle
-    """Where every rollout stands."""
+    """State of every rollout."""
     stall_s: float
-    """How long nothing may move; after a report, twice as long until the next one."""
+    """Time without a move after which a stall is reported; doubles after each report."""
     report: Callable[[str], None]
-    """Told what stands still."""
+    """Called with a description of the stall."""
     phases: Callable[[], Mapping[str, float]] = dict
-    """Phases of the run that are open, and for how many seconds."""
+    """Returns the open phases of the run and their seconds."""
 
     async def watch(self) -> None:
-        """Look every now and then until cancelled, and report what stands still."""
+        """Check periodically until canceled, and report stalls."""
         loop = asyncio.get_running_loop()
         patience, began, reported_move = self.stall_s, loop.time(), -1.0
         while True:
@@ -87,7 +87,7 @@ class Watchdog:
                 await asyncio.sleep(min(missing, self.stall_s))
                 continue
             stalls = [str(stall) for stall in find_stall(self.life, loop.time(), patience)]
-            if not stalls:  # nothing is under way, as while a long update runs
+            if not stalls:  # no rollout is in progress, as during a long update
                 stalls = [
                     f"the run has been in {name} for {s:.0f} s" for name, s in self.phases().items() if s >= patience
                 ]
