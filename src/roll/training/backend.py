@@ -90,7 +90,7 @@ class TorchBackend(TrainerRank):
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness)
 
     def _build(self) -> PolicyNetwork | ValueNetwork:
-        """The network, of which several ranks each read what is theirs."""
+        """Build the network. With several ranks, each reads only its own part of the weights."""
         spec, ranks, dtype = self.spec, self.ranks, self.precision.compute
         if ranks.size == 1:
             return build_network(spec, dtype).to(self.device)
@@ -122,10 +122,10 @@ class TorchBackend(TrainerRank):
             write_entries(path, state, self.ranks)
 
     def written(self, *, wait: bool) -> bool:
-        """Whether the last save is on the disk.
+        """Return whether the last save is on disk.
 
         Raises:
-            CheckpointError: it was begun in the background and could not be written; said once.
+            CheckpointError: a background write failed; raised once.
         """
         if wait or self._writer.is_done:
             self._writer.finish()
@@ -189,7 +189,7 @@ class TorchBackend(TrainerRank):
         self.masters.clear_grads()
 
     def _check_params(self, params: OptimParams, scale: float) -> None:
-        """Everything can change from update to update."""
+        """Accept any parameters: this back-end can change all of them from one update to the next."""
 
     def _scale_grads(self, scale: float) -> None:
         self.masters.scale_grads(scale)

@@ -81,7 +81,9 @@ Call = Dense | Causal | Shared
 
 
 def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
-    """One call of queries [N, H, d], keys [N, K, d], values [N, K, w]: [B * n, H, w], padding included."""
+    """Compute one call from queries [N, H, d], keys [N, K, d] and values [N, K, w]; return [B * n, H, w], padding
+    included.
+    """
     queries = _Gather.apply(q, call.rows)
     if isinstance(call, Shared):
         keys, values = (_GatherBehindPrefix.apply(x, call.rows, call.prefixes) for x in (k, v))
@@ -144,7 +146,7 @@ class _GatherBehindPrefix(torch.autograd.Function):
 
 
 def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Tensor:
-    """Gradients [B, n, h, d] of gathered rows as those of all rows; 0 for rows that no part has."""
+    """Scatter the gradients [B, n, h, d] of gathered rows to all rows; a row that no part covers gets 0."""
     flat = [grad.reshape(-1, *grad.shape[2:]).index_select(0, rows.inverse) for rows, grad in parts]
     if len(parts) == 1 and len(flat[0]) == shape[0]:
         return flat[0]  # members are in order, and all of them are here
@@ -155,7 +157,7 @@ def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Ten
 
 
 def _sdpa(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, form: AttentionForm) -> Tensor:
-    """[B, n, H, d] queries, [B, m, K, d] keys and values; causal where there is no bias [B, 1, n, m]."""
+    """Run SDPA on queries [B, n, H, d], keys and values [B, m, K, d]; causal where no bias [B, 1, n, m] is given."""
     repeats = q.shape[2] // k.shape[2]
     k, v = ((x.repeat_interleave(repeats, dim=2) if repeats > 1 else x).transpose(1, 2) for x in (k, v))
     result = F.scaled_dot_product_attention(

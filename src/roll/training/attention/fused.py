@@ -28,7 +28,7 @@ that. Another rotation is off by half and more."""
 
 
 def fused_attention(module: Any) -> Callable[..., Any] | None:
-    """What may take the place of an attention module's `forward`, if it computes the same."""
+    """Return a replacement for an attention module's `forward`, or `None` where the results would differ."""
     if not all(isinstance(getattr(module, name, None), nn.Linear) for name in ("q_proj", "k_proj", "v_proj", "o_proj")):
         return None
     weight = module.q_proj.weight
@@ -75,7 +75,7 @@ def _replacement(module: Any) -> Callable[..., Any]:
 
 @torch.no_grad()
 def _same(module: Any, replacement: Callable[..., Any]) -> bool:
-    """Whether both give the same for a random row of a prompt and two answers."""
+    """Return whether module and replacement give the same result on a random row of a prompt and two answers."""
     weight = module.q_proj.weight
     segments = tuple(Segment(start=s, length=n, parent=p, position=x) for s, n, p, x in _SEGMENTS)
     positions = torch.cat([torch.arange(s.position, s.position + s.length) for s in segments])

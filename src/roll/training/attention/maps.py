@@ -41,7 +41,10 @@ NUM_LAYERS = 5
 
 
 def observed_layers(num_layers: int, count: int = NUM_LAYERS) -> tuple[int, ...]:
-    """Evenly spaced layers of the middle third, its first and last among them; fewer where it has not so many."""
+    """Return evenly spaced layers of the middle third, including its first and last layer.
+
+    The result has fewer than `count` layers where the middle third has fewer.
+    """
     first, last = num_layers // 3, max(-(-2 * num_layers // 3) - 1, 0)
     return tuple(sorted({round(x) for x in np.linspace(first, last, count)}))
 
@@ -93,12 +96,14 @@ class MapObserver:
         self._tracks = list(_tracks(blocks, device))
 
     def looks_at(self, layer: int) -> bool:
-        """Whether it is an observed one; what activation checkpointing runs again comes after all layers."""
+        """Return whether a layer is observed. Layers that activation checkpointing runs again are counted after all
+        layers.
+        """
         return layer in self._layers
 
     @torch.no_grad()
     def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
-        """Take in the next observed layer: queries [M, H, d] and keys [M, K, d] of the packed row."""
+        """Accumulate the next observed layer: queries [M, H, d] and keys [M, K, d] of the packed row."""
         self._num_looks += 1
         dtype = torch.promote_types(queries.dtype, torch.float32)
         scaled, keys = queries.detach().to(dtype) * scale, keys.detach().to(dtype)
@@ -130,8 +135,11 @@ class MapObserver:
     def _look_back(
         self, track: _Track, start: int, stop: int, window: int | None, like: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Of tokens `start` to `stop`, n of N: which others they do not see [n, N]; weights of distance, WAAD and FAI
-        [3, n, N]."""
+        """Return which of the N tokens are hidden from tokens `start` to `stop` [n, N], and the weights by distance
+        [3, n, N].
+
+        The three weights are those of mean distance, WAAD and FAI.
+        """
         found = track.looks_back.get((start, window))
         if found is None:
             length = len(track.rows)
@@ -147,7 +155,7 @@ class MapObserver:
         return found
 
     def results(self) -> dict[int, AttentionStatistics]:
-        """By the samples' index in their batch. Collective where ranks divide the heads.
+        """Return the statistics of each sample, by its index in the batch. Collective where ranks divide the heads.
 
         Raises:
             UnsupportedError: fewer layers than expected have an attention of their own.
@@ -161,9 +169,9 @@ class MapObserver:
 
 
 def _statistics(track: _Track, share: TokenShare) -> AttentionStatistics:
-    """Means over the sample's local and its global heads; 0 before the answer.
+    """Average over the sample's local heads (WAAD) and global heads (FAI); both are 0 before the answer.
 
-    What follows the last row has no jump: it keeps that row's WAAD.
+    The tokens after the last row have no jump of attention: they repeat the WAAD of that row.
     """
     distances, *found = (
         torch.cat([share.all_heads(part) for part in parts]).cpu().numpy()
@@ -180,7 +188,9 @@ def _statistics(track: _Track, share: TokenShare) -> AttentionStatistics:
 
 
 def _tracks(blocks: Iterable[Block], device: torch.device) -> Iterator[_Track]:
-    """Where `layout.build_layout` puts the samples, as far as the loss's own pass would go."""
+    """Yield a track for each sample, at the entries where `layout.build_layout` puts it, up to the last token in the
+    loss.
+    """
     start = 0
     for block in blocks:
         for member, _, rows in placed(block, start):

@@ -45,7 +45,7 @@ class Paths:
         """[N] where the row's entries are among the B * L."""
 
     def apart(self, x: Any) -> Any:
-        """[1, N, …] as [B, L, …]; anything else as it is."""
+        """Return a tensor [1, N, …] as [B, L, …], also inside tuples; return anything else unchanged."""
         if isinstance(x, tuple):
             return tuple(self.apart(part) for part in x)
         if not isinstance(x, Tensor) or x.ndim < 2 or x.shape[:2] != (1, len(self.source)):
@@ -53,7 +53,7 @@ class Paths:
         return x[0].index_select(0, self.index).view(*self.size, *x.shape[2:])
 
     def together(self, x: Tensor) -> Tensor:
-        """[B, L, …] as [1, N, …]."""
+        """Return a tensor [B, L, …] as [1, N, …]."""
         return x.flatten(0, 1).index_select(0, self.source)[None]
 
 
@@ -72,7 +72,7 @@ class _Plan(Protocol):
 
 
 def mix_by_path(model: Any, mixers: Iterable[nn.Module]) -> None:
-    """Let modules compute path by path whenever a decoder layer is given a `roll_plan`."""
+    """Make modules compute path by path whenever a decoder layer receives a `roll_plan`."""
     current: list[_Plan | None] = [None]
 
     def remember(layer: nn.Module, args: Any, kwargs: Any) -> None:

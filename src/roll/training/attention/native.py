@@ -40,12 +40,12 @@ class Rotation(NamedTuple):
 
 
 def native_attention_supported(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `attend` computes there, and faster than `products`."""
+    """Return whether `attend` runs on this device and dtype, and is faster there than `products`."""
     return device.type == "cpu" and dtype == torch.bfloat16 and native() is not None and _kind() > 0
 
 
 def places_of(layout: PackedLayout) -> Places:
-    """Of a row; ancestors that lie side by side are one range."""
+    """Return the positions of a row's trees, segments and ancestor ranges. Adjacent ancestors form one range."""
     trees, segments, ranges = [], [], []
     for tree in sorted(layout.blocks, key=lambda tree: (-_pairs(tree), tree.start)):
         trees.append((tree.start, tree.num_tokens, len(segments), len(tree.segments)))
@@ -68,7 +68,10 @@ def _pairs(tree: Tree) -> int:
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotation: Rotation | None = None) -> Tensor:
-    """Queries [N, H, d], keys [N, K, d], values [N, K, w], before their rotation if there is one: [N, H, w]."""
+    """Compute attention of queries [N, H, d], keys [N, K, d] and values [N, K, w]; return [N, H, w].
+
+    With `rotation`, queries and keys are given before their rotation.
+    """
     result = _Attention.apply(q, k, v, places, scale, rotation)
     assert isinstance(result, Tensor)
     return result
@@ -76,7 +79,7 @@ def attend(q: Tensor, k: Tensor, v: Tensor, places: Places, scale: float, rotati
 
 @torch.no_grad()
 def turned(x: Tensor, rotation: Rotation) -> Tensor:
-    """Queries or keys [N, h, d] as `attend` turns them, without their gradient."""
+    """Rotate queries or keys [N, h, d] as `attend` does, without a gradient."""
     width = rotation.cosine.shape[1]
     turning, rest = x.float().split([width, x.shape[2] - width], dim=2)
     first, second = turning.chunk(2, dim=2)
@@ -87,7 +90,7 @@ def turned(x: Tensor, rotation: Rotation) -> Tensor:
 
 @cache
 def _kind() -> int:
-    """What this machine multiplies with: 0 nothing of bfloat16's own, 1 AVX-512's vectors, 2 AMX's tiles."""
+    """Return the bfloat16 instructions of this machine: 0 none, 1 AVX-512 vectors, 2 AMX tiles."""
     library = native()
     assert library is not None
     return library.ask("attention_kind")

@@ -55,11 +55,13 @@ class Observer(Protocol):
     """Looks at the attention of some layers."""
 
     def looks_at(self, layer: int) -> bool:
-        """Whether at this one, counted in the order in which they run."""
+        """Return whether to observe this layer; layers are counted in the order in which they run."""
         ...
 
     def look(self, queries: Tensor, keys: Tensor, scale: float, window: int | None) -> None:
-        """See queries [N, H, d] and keys [N, K, d] of the next such layer, scale of its scores, sliding window."""
+        """Receive queries [N, H, d] and keys [N, K, d] of the next observed layer, the scale of its scores, its
+        sliding window.
+        """
         ...
 
 
@@ -119,31 +121,31 @@ class AttentionPlan:
         return self._paths
 
     def next_observer(self) -> Observer | None:
-        """Of the layer that is about to run, which counts from now on."""
+        """Return the observer if it observes the layer that is about to run, and count that layer as run."""
         layer, self.num_calls = self.num_calls, self.num_calls + 1
         return self.observer if self.observer is not None and self.observer.looks_at(layer) else None
 
     def calls(self, form: AttentionForm) -> list[Call]:
-        """The calls for a layer."""
+        """Return the calls that compute a layer, built once for each form."""
         reach, dense = form.reach.within(self.longest), not (form.plain or self._blocked)
         if (reach, dense) not in self._calls:
             self._calls[reach, dense] = self._plan(reach, dense)
         return self._calls[reach, dense]
 
     def rotated(self, module: Any, mask: Any, window: int | None, given: dict[str, Any]) -> AttentionForm | None:
-        """The form of a layer that `attend_rotated` serves, and `None` of any other; see `attention_form`."""
+        """Return the form of a layer that `attend_rotated` supports, and `None` for any other; see `attention_form`."""
         if self.share.cp is not None or getattr(module, "attn_temperature_tuning", False):
             return None
         form = attention_form(module, module.head_dim, mask, getattr(module, "scaling", None), window, given)
         return form if self.is_native(form) else None
 
     def is_native(self, form: AttentionForm) -> bool:
-        """Whether `native_attention` serves a layer."""
+        """Return whether the CPU kernel (`native.attend`) supports a layer."""
         plain = form.plain and form.scale > 0 and form.reach.within(self.longest) == Reach()
         return plain and self.places is not None
 
     def attend_rotated(self, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm, rotation: Rotation) -> Tensor:
-        """Attention [N, H, w] of a layer from queries, keys and values [N, h, d] that are not rotated yet."""
+        """Compute the attention [N, H, w] of a layer from queries, keys and values [N, h, d] before their rotation."""
         assert self.places is not None
         observer = self.next_observer()
         if observer is not None:
@@ -176,7 +178,7 @@ class AttentionPlan:
         return calls
 
     def _shared(self, branches: Sequence[_Branch]) -> Shared:
-        """Of similar length; those of a tree stay together, in their order."""
+        """Build the call of branches of similar length; the branches of one tree stay adjacent, in their order."""
         branches = sorted(branches, key=lambda branch: branch.own[0])
         contexts = dict(sorted({branch.parent: branch.context for branch in branches}.items()))
         rows, before = self._rows([branch.own for branch in branches]), self._rows(list(contexts.values()))
@@ -222,7 +224,7 @@ class AttentionPlan:
         return Dense(rows=rows, bias=self._bias(visible)[:, None, None])
 
     def _bias(self, visible: np.ndarray) -> Tensor:
-        """Who sees whom, to add to scores."""
+        """Return a mask as a bias to add to scores: 0 where visible, else -inf."""
         bias = torch.zeros(visible.shape, dtype=torch.promote_types(self._dtype, torch.float32))
         bias.masked_fill_(torch.from_numpy(~visible), float("-inf"))
         return bias.to(self._device)
@@ -232,12 +234,14 @@ class AttentionPlan:
 
 
 def blocked_supported(device: torch.device) -> bool:
-    """Whether tiles are worth their many small products."""
+    """Return whether the device gains from tiles with their many small matrix products: only CPUs do."""
     return device.type == "cpu"
 
 
 def _branches(tree: Tree) -> list[_Branch]:
-    """All of a tree but its root: what follows its own parent directly is of one branch with it."""
+    """Return the branches of a tree without its root. A segment that directly follows its parent extends the parent's
+    branch.
+    """
     branches: list[_Branch] = []
     for i, (segment, context) in enumerate(zip(tree.segments, tree.contexts(), strict=True)):
         own = segment.start + np.arange(segment.length)
@@ -249,7 +253,7 @@ def _branches(tree: Tree) -> list[_Branch]:
 
 
 def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
-    """Batches of items of similar length, longest first."""
+    """Group items into batches of similar length, longest first."""
     batches: list[list[Any]] = []
     longest = 0
     for i in sorted(range(len(items)), key=lambda i: (-lengths[i], i)):
@@ -261,7 +265,10 @@ def _similar(items: Sequence[Any], lengths: Sequence[int]) -> list[list[Any]]:
 
 
 def _tree_mask(tree: Tree, size: int, reach: Reach) -> np.ndarray:
-    """[size, size] True where entry i of a tree may see entry j; padding is unseen and sees entry 0."""
+    """Return the mask [size, size] of a tree: True where entry i may attend to entry j.
+
+    No entry attends to padding, and padding attends to entry 0.
+    """
     owner = np.repeat(np.arange(len(tree.segments)), [s.length for s in tree.segments])
     position = np.concatenate([s.position + np.arange(s.length) for s in tree.segments])
     visible = tree.lineage()[owner[:, None], owner[None, :]]
@@ -284,25 +291,25 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention of one layer, in the signature that HF models call.
+    """Compute the attention of one layer, with the signature that HF models call.
 
     Args:
-        module: the layer's attention module.
-        query: [1, H, N, d].
-        key: [1, K, N, d] with H a multiple of K.
-        value: [1, K, N, w].
-        attention_mask: what `reach_mask` made; the plan says who sees whom.
-        scaling: of the scores; by default 1 / sqrt(d).
-        roll_plan: of the micro-batch; the trainer passes it through the model.
-        sliding_window: of this layer, in tokens.
-        kwargs: see `attention_form`.
+        module: The layer's attention module.
+        query: The queries [1, H, N, d].
+        key: The keys [1, K, N, d], with H a multiple of K.
+        value: The values [1, K, N, w].
+        attention_mask: The result of `reach_mask`; the plan holds the mask of the packed row.
+        scaling: The scale of the scores; by default 1 / sqrt(d).
+        roll_plan: The plan of the micro-batch; the trainer passes it through the model.
+        sliding_window: The window of this layer, in tokens.
+        kwargs: See `attention_form`.
 
     Returns:
-        [1, N, H, w], and no attention weights.
+        The attention [1, N, H, w], and `None` for the attention weights.
 
     Raises:
-        ModelError: the model's attention needs something that packing does not have.
-        UnsupportedError: the observer cannot look at this attention.
+        ModelError: the model's attention needs a feature that packing does not support.
+        UnsupportedError: the observer does not support this attention.
     """
     if roll_plan is None:
         raise ModelError(
@@ -335,7 +342,7 @@ def packed_attention(
 
 
 def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) -> Tensor:
-    """[N, H, d] of the whole row."""
+    """Compute the attention [N, H, d] of the whole row with the fastest kernel that supports it."""
     reach = form.reach.within(plan.longest)
     if plan.varlen is not None and form.plain and reach.chunk is None and q.shape[-1] <= LARGEST_HEAD:
         return varlen_attention(q, k, v, plan.varlen, form.scale, reach.window)
@@ -349,7 +356,7 @@ def _attend(plan: AttentionPlan, q: Tensor, k: Tensor, v: Tensor, form: Attentio
 
 
 def _assemble(parts: list[Tensor], calls: list[Call], length: int) -> Tensor:
-    """Results of the calls, [B * n, H, d] each, as one row [N, H, d]."""
+    """Assemble the results [B * n, H, d] of the calls into one row [N, H, d]."""
     source = torch.cat([part.index_select(0, c.rows.inverse) for part, c in zip(parts, calls, strict=True)])
     order = torch.empty(length, dtype=torch.int64, device=source.device)
     order[torch.cat([call.rows.members for call in calls])] = torch.arange(length, device=source.device)
@@ -357,7 +364,7 @@ def _assemble(parts: list[Tensor], calls: list[Call], length: int) -> Tensor:
 
 
 def register_attention() -> str:
-    """Make `roll_packed` known to transformers; returns its name. May be called repeatedly."""
+    """Register `roll_packed` with transformers and return its name. May be called repeatedly."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 

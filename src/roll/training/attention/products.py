@@ -27,7 +27,10 @@ TILE_WEIGHTS = 2**19
 
 
 def dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, form: AttentionForm) -> Tensor:
-    """Queries [B, n, H, d], keys [B, m, K, d], values [B, m, K, w], bias [B, 1, 1, n, m]; returns [B, n, H, w]."""
+    """Compute attention with one matrix product per batch; return [B, n, H, w].
+
+    Queries are [B, n, H, d], keys [B, m, K, d], values [B, m, K, w], bias [B, 1, 1, n, m].
+    """
     size, n, heads, width = q.shape
     groups = k.shape[2]
     queries = q.view(size, n, groups, heads // groups, width).permute(0, 2, 3, 1, 4)
@@ -40,17 +43,18 @@ def dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, form: Attentio
 
 
 def blocked_products(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, form: AttentionForm) -> Tensor:
-    """Causal attention of n queries to the last n of m keys, behind m - n others.
+    """Compute causal attention of n queries to the last n of m keys, after the m - n keys of a prefix.
 
     Args:
-        q: [B, n, H, d].
-        k: [B, m, K, d] with H a multiple of K.
-        v: [B, m, K, w].
-        before: [B, m - n] 0 where a sequence's queries see one of the others, else -inf; float32 or better. None: all.
-        form: of the scores; its reach is for the caller.
+        q: The queries [B, n, H, d].
+        k: The keys [B, m, K, d], with H a multiple of K.
+        v: The values [B, m, K, w].
+        before: The prefix mask [B, m - n], 0 where a sequence's queries see a prefix key, else -inf; float32 or better.
+            `None`: all are seen.
+        form: The form of the scores; the caller applies its reach.
 
     Returns:
-        [B, n, H, w].
+        The attention [B, n, H, w].
     """
     size, n, heads, width = q.shape
     groups = k.shape[2]
@@ -113,7 +117,7 @@ class _DenseProducts(torch.autograd.Function):
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Weights of scores [..., g, n, m], and what sinks [..., g] take of them, [..., g, n]."""
+    """Return the weights of scores [..., g, n, m], and the weights [..., g, n] that sinks [..., g] take from them."""
     if sinks is None:
         return scores.softmax(dim=-1), None
     column = sinks.to(scores.dtype)[..., None, None].expand(*scores.shape[:-1], 1)
@@ -187,7 +191,7 @@ class _BlockedProducts(torch.autograd.Function):
 
 
 def _tiles(q: Tensor, k: Tensor) -> Iterator[_Tile]:
-    """Of queries [S, g, n, d] and keys [S, m, d], each as large as may be."""
+    """Yield tiles of queries [S, g, n, d] and keys [S, m, d], each as large as the limits allow."""
     sequences, heads, n = q.shape[:3]
     for start in range(0, n, TILE_ROWS):
         stop = min(start + TILE_ROWS, n)
@@ -198,7 +202,7 @@ def _tiles(q: Tensor, k: Tensor) -> Iterator[_Tile]:
 
 
 def _scores(tile: _Tile, q: Tensor, k: Tensor, scale: float, softcap: float | None) -> Tensor:
-    """[s, g, r, keys] in float32 or better."""
+    """Return the scores [s, g, r, keys] of a tile in float32 or better."""
     own = q[tile.sequences, :, tile.rows]
     products = own.flatten(1, 2) @ k[tile.sequences, : tile.num_keys].transpose(1, 2)
     scores = products.to(torch.promote_types(q.dtype, torch.float32)).unflatten(1, own.shape[1:3])
@@ -206,7 +210,7 @@ def _scores(tile: _Tile, q: Tensor, k: Tensor, scale: float, softcap: float | No
 
 
 def _seen(tile: _Tile, scores: Tensor, before: Tensor | None) -> Tensor:
-    """The scores, -inf where a query does not see a key; in place."""
+    """Set scores to -inf where a query does not see a key, in place."""
     if before is not None:
         scores[..., : before.shape[-1]] += before[tile.sequences]
     rows = scores.shape[2]

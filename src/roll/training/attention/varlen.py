@@ -26,14 +26,14 @@ HEAD_MULTIPLE = 8
 
 
 def varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether `varlen_attn` runs here: CUDA (or ROCm) in half precision, compute capability 8.0 or newer."""
+    """Return whether `varlen_attn` runs here: CUDA (or ROCm) in half precision, compute capability 8.0 or newer."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (8, 0)
 
 
 def varlen_indices(layout: PackedLayout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Query lengths [S], key lengths [S], and which entries of the row the segments' keys are, in order."""
+    """Return query lengths [S], key lengths [S], and the entries of the row that are the segments' keys, in order."""
     queries: list[int] = []
     keys: list[int] = []
     index: list[np.ndarray] = []
@@ -77,9 +77,9 @@ class _RepeatRows(torch.autograd.Function):
 
 
 def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: float, window: int | None) -> Tensor:
-    """[N, H, d] queries, [N, K, d] keys, [N, K, w] values of a packed row; returns [N, H, w].
+    """Compute attention of queries [N, H, d], keys [N, K, d] and values [N, K, w] of a packed row; return [N, H, w].
 
-    w is at most d, and d at most `LARGEST_HEAD`.
+    w must be at most d, and d at most `LARGEST_HEAD`.
     """
     from torch.nn.attention.varlen import varlen_attn
 
@@ -110,7 +110,7 @@ def _widened(x: Tensor, size: int) -> Tensor:
 
 @cache
 def _asks_for_groups() -> bool:
-    """Whether heads that share keys must be allowed: before torch 2.12 they always were."""
+    """Return whether `varlen_attn` needs `enable_gqa` for heads that share keys; before torch 2.12 it was always on."""
     from torch.nn.attention.varlen import varlen_attn
 
     return "enable_gqa" in inspect.signature(varlen_attn).parameters

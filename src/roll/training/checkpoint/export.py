@@ -36,15 +36,16 @@ def export_trained(
     *,
     is_first: bool,
 ) -> None:
-    """Write a trainer's model, and beside it, as `adapter/`, the adapters of a policy or a reward model. Collective.
+    """Write a trainer's model, and the adapters of a policy or reward model to `adapter/` in the same directory.
+    Collective.
 
     Args:
-        path: a directory; what is there is replaced once the new one is whole.
-        spec: of the rank.
-        network: its network.
-        weights: the complete model, adapters merged.
-        read: a parameter of the whole network by its name, on rank 0.
-        is_first: whether this rank writes.
+        path: The target directory; an existing one is replaced once the new one is complete.
+        spec: The spec of the rank.
+        network: The rank's network.
+        weights: The complete model, adapters merged.
+        read: A function that returns a whole parameter of the network by name, on rank 0.
+        is_first: Whether this rank writes.
     """
     dtype, trust = getattr(torch, spec.model.dtype), spec.model.trust_remote_code
     adapter: dict[str, torch.Tensor] = {}
@@ -69,13 +70,13 @@ def export_model(
     """Write an HF model directory. Collective where `weights` is; only the first rank writes.
 
     Args:
-        path: a directory; what is there is replaced once the new one is whole.
-        weights: the complete model, tied weights once.
-        network: `PolicyNetwork` or `ValueNetwork`; its configuration and generation settings are written.
-        source: the model directory that the tokenizer is taken from.
-        dtype: of `weights`.
-        trust_remote_code: let the tokenizer run its repository's own code.
-        is_first: whether this rank writes.
+        path: The target directory; an existing one is replaced once the new one is complete.
+        weights: The complete model, tied weights once.
+        network: `PolicyNetwork` or `ValueNetwork`, whose configuration and generation settings are written.
+        source: The model directory of the tokenizer.
+        dtype: The dtype of `weights`.
+        trust_remote_code: Whether the tokenizer may run code of its repository.
+        is_first: Whether this rank writes.
     """
     partial = atomic.temporary_path(path)
     _write_weights(partial, weights, is_first=is_first)
@@ -85,7 +86,7 @@ def export_model(
 
 
 def _write_weights(directory: Path, weights: WeightSource, *, is_first: bool) -> None:
-    """One tensor at a time. Other ranks help to gather what this one fails to write, and then it says so."""
+    """Write one tensor at a time. After a failed write, keep gathering with the other ranks, then raise the error."""
     failure: Exception | None = None
     writer: ShardWriter | None = None
     try:
@@ -108,7 +109,7 @@ def _write_weights(directory: Path, weights: WeightSource, *, is_first: bool) ->
 
 
 def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *, trust_remote_code: bool) -> None:
-    """What a model directory has beside the weights."""
+    """Write the files of a model directory other than the weights: configuration, generation settings, tokenizer."""
     model = network.root
     own = network.decoder.config if isinstance(network, ValueNetwork) else model.config
     attention, own._attn_implementation = own._attn_implementation, None
@@ -132,13 +133,13 @@ def _write_settings(path: Path, network: Any, source: str, dtype: torch.dtype, *
 def adapter_tensors(
     read: Callable[[str], torch.Tensor], adapters: Mapping[str, Adapter], dtype: torch.dtype, *, scores_texts: bool
 ) -> dict[str, torch.Tensor]:
-    """What `write_adapter` writes, on rank 0. Collective where parameters are sharded.
+    """Return the tensors that `write_adapter` writes, on rank 0. Collective where parameters are sharded.
 
     Args:
-        read: a parameter by its name, on rank 0.
-        adapters: by the checkpoint's name of the weight that they change.
-        dtype: of the engines.
-        scores_texts: it is a reward model, whose head is trained whole and comes with the adapters.
+        read: A function that returns a parameter by name, on rank 0.
+        adapters: The adapters, by the checkpoint name of the weight that each one changes.
+        dtype: The dtype of the engines.
+        scores_texts: Whether the model is a reward model, whose head is trained in full and saved with the adapters.
     """
     tensors = {
         f"base_model.model.{name.removesuffix('weight')}lora_{part}.weight": _alone(
@@ -155,14 +156,14 @@ def adapter_tensors(
 def write_adapter(
     path: Path, tensors: Mapping[str, torch.Tensor], config: LoRAConfig, base: str, *, scores_texts: bool = False
 ) -> None:
-    """Write adapters as `peft.PeftModel.from_pretrained` reads them.
+    """Write adapters in the format that `peft.PeftModel.from_pretrained` reads.
 
     Args:
-        path: a directory; what is there is replaced once the new one is whole.
-        tensors: of `adapter_tensors`.
-        config: how they were made.
-        base: the model that they change, as its user named it.
-        scores_texts: see `adapter_tensors`.
+        path: The target directory; an existing one is replaced once the new one is complete.
+        tensors: The result of `adapter_tensors`.
+        config: The configuration of the adapters.
+        base: The base model, as the user named it.
+        scores_texts: See `adapter_tensors`.
     """
     from peft import LoraConfig
     from safetensors.torch import save_file
@@ -186,14 +187,16 @@ def write_adapter(
 
 
 def _alone(tensor: torch.Tensor) -> torch.Tensor:
-    """With a storage of its own: what was gathered from uneven shards is a view of a padded one."""
+    """Return a tensor with a storage of its own: a tensor gathered from uneven shards is a view of a padded one."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _finish(directory: Path, final: Path) -> None:
-    """Give it its name, whole, so that it survives power loss, and is readable as any other of the user's: libraries
-    write weights as 0600."""
+    """Move a complete directory to its final name, safely against power loss, with the user's usual file permissions.
+
+    Libraries write weights with mode 0600.
+    """
     mask = os.umask(0)
     os.umask(mask)
     for file in directory.iterdir():

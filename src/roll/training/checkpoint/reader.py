@@ -54,10 +54,10 @@ class _Unpickler(pickle.Unpickler):
         self._records = {name: type(name[1], (_Record,), {}) for name in _RECORDS}
 
     def find_class(self, module: str, name: str) -> Any:
-        """What stands in for a name.
+        """Return the stand-in for a name.
 
         Raises:
-            pickle.UnpicklingError: nothing does.
+            pickle.UnpicklingError: the name has no stand-in.
         """
         if (module, name) in self._records:
             return self._records[module, name]
@@ -83,11 +83,11 @@ class SafeReader(FileSystemReader):
     """Reads tensors, and nothing that could be more than that."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        """The index, made of checked values.
+        """Read the index and rebuild it from checked values.
 
         Raises:
-            pickle.UnpicklingError: it is no index of tensors.
-            OSError: it cannot be read.
+            pickle.UnpicklingError: the file is not an index of tensors.
+            OSError: the file cannot be read.
         """
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
             index = _state(_Unpickler(file).load(), "Metadata")
@@ -129,8 +129,11 @@ def _tensor(record: Any) -> TensorStorageMetadata:
 
 
 def _check_whole(size: torch.Size, chunks: Sequence[ChunkStorageMetadata]) -> None:
-    """What no chunk has would stay as it is, without a word. Chunks of shards are a grid: each ends in every dimension
-    where the next one begins."""
+    """Check that the chunks cover a tensor of this size exactly once; entries that no chunk covers would silently stay
+    unset.
+
+    Chunks of shards form a grid: in every dimension each chunk ends where the next one begins.
+    """
     if any(len(chunk.offsets) != len(size) or len(chunk.sizes) != len(size) for chunk in chunks):
         raise pickle.UnpicklingError(f"it has a part of other dimensions than its tensor's, of size {[*size]}")
     filled = [chunk for chunk in chunks if 0 not in chunk.sizes]
@@ -156,7 +159,7 @@ def _index(record: Any) -> MetadataIndex:
 
 
 def _place(record: Any) -> _StorageInfo:
-    """Where a tensor's bytes are."""
+    """Return the file and byte range of a tensor."""
     state = _state(record, "_StorageInfo")
     name = _exactly(str, state["relative_path"])
     if PurePath(name).name != name:

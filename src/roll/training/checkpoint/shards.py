@@ -60,7 +60,7 @@ class ShardWriter:
         """Write a tensor.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the tensor could not be written.
         """
         width = tensor.element_size()
         shard = self._open.get(width)
@@ -72,10 +72,10 @@ class ShardWriter:
         shard.add(name, tensor)
 
     def close(self) -> None:
-        """Write headers and the index, and give the files their names.
+        """Write headers and the index, and give the files their final names.
 
         Raises:
-            OSError: it could not be written.
+            OSError: a file could not be written.
         """
         for shard in self._open.values():
             shard.close()

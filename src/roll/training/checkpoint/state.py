@@ -66,7 +66,7 @@ def state_of(
     randomness: Randomness,
     buffers: Sequence[Tensor] = (),
 ) -> dict[str, Tensor]:
-    """What is written of a trainer, by name; tensors are the trainer's own. Collective."""
+    """Return a trainer's state as tensors by name, sharing the trainer's memory. Collective."""
     state: dict[str, Any] = _tensors(weights, optimizer)
     updates = ranks.of_all_stages(optimizer.steps())
     state["updates"] = torch.tensor([updates[name] for name in sorted(updates)], dtype=torch.int64)
@@ -75,12 +75,14 @@ def state_of(
 
 
 def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dist.ProcessGroup | None = None) -> None:
-    """Write tensors by name below `path`, an empty or missing directory, and fsync. Collective, in a process group of
-    all ranks; what several ranks have under one name is written once. Whatever a rank meets, all ranks raise.
+    """Write tensors by name below `path`, an empty or missing directory, and fsync. Collective, in a group of all
+    ranks.
+
+    A name that several ranks have is written once. If one rank fails, all ranks raise.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
-        CheckpointError: it cannot be written for another reason.
+        CheckpointError: the state cannot be written for another reason.
     """
     try:
         with quiet():
@@ -105,7 +107,7 @@ def load_state(
     seed: int,
     buffers: Sequence[Tensor] = (),
 ) -> dict[str, int]:
-    """Read what `write_entries` wrote of `state_of`, in place; returns the counters. Collective.
+    """Load a state that `write_entries` wrote, in place; return the counters. Collective.
 
     Raises:
         CheckpointError: files are missing or damaged, or they belong to another model.
@@ -140,10 +142,10 @@ def load_state(
 
 
 def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> None:
-    """Refuse a checkpoint whose index `saved` is not that of the tensors of these shapes, by name.
+    """Reject a checkpoint whose index `saved` does not match these tensor shapes, by name.
 
     Raises:
-        CheckpointError: saying which lack or differ, or have a dtype that nothing writes.
+        CheckpointError: tensors are missing, differ in shape, or have a dtype that is never written.
     """
     missing = sorted(set(shapes) - set(saved))
     extra = sorted(n for n in set(saved) - set(shapes) if n.startswith(("weight/", "moment")))
@@ -163,10 +165,10 @@ def check_entries(path: Path, saved: Mapping[str, Any], shapes: Mapping[str, Seq
 
 
 def counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
-    """How often something happened, by name.
+    """Return counts by name.
 
     Raises:
-        CheckpointError: so often nothing happens.
+        CheckpointError: a count is outside the possible range.
     """
     found = dict(zip(names, values.tolist(), strict=True))
     for name, count in found.items():
@@ -178,10 +180,10 @@ def counts(path: Path, names: Sequence[str], values: Tensor) -> dict[str, int]:
 def restore_random(
     randomness: Randomness, saved: Mapping[str, Tensor], ranks: Ranks, seed: int, num_steps: int
 ) -> None:
-    """What `random_states` gave; without it, as for a rank that did not exist when saving, a fresh state.
+    """Restore the states that `random_states` returned, or start fresh ones for a rank that did not exist when saving.
 
     Raises:
-        CheckpointError: it is no state of a generator.
+        CheckpointError: a value is not the state of a generator.
     """
     if saved:
         try:
@@ -193,7 +195,7 @@ def restore_random(
 
 
 def in_a_line(error: BaseException) -> str:
-    """What went wrong first; the library's own text is a traceback for each rank."""
+    """Return the first cause of an error in one line; DCP's own text has a traceback for each rank."""
     if isinstance(error, CheckpointException) and error.failures:
         rank, (cause, _) = min(error.failures.items())
         return f"{type(cause).__name__} on rank {rank}{': ' if str(cause) else ''}{cause}"
@@ -202,7 +204,7 @@ def in_a_line(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """With one rank there is no process group, on purpose; the library warns about it each time."""
+    """Run the body without DCP's warning about a missing process group, which is intended with one rank."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         yield
@@ -224,7 +226,7 @@ def _named(buffers: Sequence[Tensor]) -> dict[str, Tensor]:
 
 
 def _like(local: Tensor, full: Tensor) -> Tensor:
-    """This rank's part as a part of a tensor spread like `full`, or like it but for the last dimension."""
+    """Wrap this rank's part as a DTensor sharded like `full`; its last dimension may differ from that of `full`."""
     if not isinstance(full, DTensor):
         return local
     shape = full.shape
@@ -240,7 +242,7 @@ class _Writer(dcp.FileSystemWriter):
     """Says what the disk said where `torch.save`, which closes its file then, fails for another reason."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """As the library does."""
+        """Write as DCP does, but raise the disk's own error."""
         try:
             return super().write_data(plan, planner)
         except RuntimeError as error:
@@ -250,5 +252,5 @@ class _Writer(dcp.FileSystemWriter):
 
 
 def random_states(ranks: Ranks, randomness: Randomness) -> dict[str, Tensor]:
-    """This rank's random states, by their names in a checkpoint."""
+    """Return this rank's random states, by their names in a checkpoint."""
     return {f"rng/{ranks.stream}/{name}": state for name, state in randomness.states.items()}

@@ -51,25 +51,25 @@ class WholeWeights(Protocol):
         """All, in the same order on every rank."""
 
     def shape(self, name: str) -> torch.Size:
-        """Of the whole weight."""
+        """Return the shape of the whole weight."""
 
     def full(self, name: str, state: str | None = None) -> Tensor:
-        """A master weight; with `state`, `moment1` or `moment2`, one of its moments. Collective."""
+        """Return a whole master weight, or with `state` (`moment1` or `moment2`) one of its moments. Collective."""
 
     def put(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write what `full` reads; `refresh` once afterwards."""
+        """Write a tensor that `full` returned. Call `refresh` once after the last write."""
 
     def refresh(self) -> None:
-        """Write the master weights into the network."""
+        """Copy the master weights into the network."""
 
 
 def save_whole(
     path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness
 ) -> None:
-    """Write below `path`, an empty or missing directory, and fsync. Collective.
+    """Write a trainer's state below `path`, an empty or missing directory, and fsync. Collective.
 
     Raises:
-        CheckpointError: it cannot be written.
+        CheckpointError: the state cannot be written.
     """
     state: dict[str, Any] = {}
     for number, name in enumerate(weights.names):
@@ -85,7 +85,7 @@ def save_whole(
 def load_whole(
     path: Path, weights: WholeWeights, counters: Mapping[str, int], ranks: Ranks, randomness: Randomness, seed: int
 ) -> dict[str, int]:
-    """Read what any back-end saved, in place; returns the counters. Collective.
+    """Load a state that any back-end saved, in place; return the counters. Collective.
 
     Raises:
         CheckpointError: files are missing or damaged, or they belong to another model.
@@ -120,6 +120,6 @@ def load_whole(
 
 
 def _read(state: dict[str, Tensor], reader: SafeReader) -> None:
-    """Fill tensors; every rank reads for itself."""
+    """Fill tensors from the checkpoint; every rank reads on its own."""
     with quiet():
         dcp.load(state, storage_reader=reader, no_dist=True)

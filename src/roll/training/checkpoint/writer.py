@@ -44,10 +44,10 @@ class StateWriter:
         return self._thread is None or not self._thread.is_alive()
 
     def begin(self, path: Path, state: Mapping[str, Tensor]) -> None:
-        """Copy a state, and write it from now on; what was begun before has finished. Collective.
+        """Copy a state and start to write it in the background; the previous write must have finished. Collective.
 
         Raises:
-            CheckpointError: a rank has no room for its copy; then none writes.
+            CheckpointError: a rank has no memory for its copy; then no rank writes.
         """
         if self._group is None and self._ranks.size > 1:
             self._group = dist.new_group(backend="gloo")
@@ -62,7 +62,7 @@ class StateWriter:
         self._thread.start()
 
     def _told(self, failure: str) -> list[str]:
-        """What every rank has to say."""
+        """Gather the failure messages of all ranks."""
         if self._group is None:
             return [failure]
         told = [""] * self._ranks.size
@@ -70,10 +70,10 @@ class StateWriter:
         return told
 
     def finish(self) -> None:
-        """Wait for what was begun.
+        """Wait for the write that `begin` started.
 
         Raises:
-            CheckpointError, OSError: it could not be written; said once.
+            CheckpointError, OSError: the write failed; raised once.
         """
         if self._thread is not None:
             self._thread.join()

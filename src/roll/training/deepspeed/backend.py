@@ -80,12 +80,12 @@ class DeepSpeedBackend(TrainerRank):
         return TrainerWeights.of(self.network, adapted=adapted, dtype=dtype, is_first=is_first, read=self._whole)
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Never in the background: DeepSpeed's states are gathered on the way."""
+        """Save in the foreground even with `background`: the states must be gathered from all ranks."""
         with self._surroundings():
             save_whole(path, self._trained(), self._counters(), self.ranks, self._randomness)
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """DeepSpeed cannot at stage 0, nor with weights that it offloads itself."""
+        """Offload states to host memory; not supported at stage 0, nor where DeepSpeed offloads the weights itself."""
         if is_on_host(states, self.device):
             return
         if self.stage == 0 or self.spread is None or self.spec.training.deepspeed.offload_parameters:
@@ -132,7 +132,7 @@ class DeepSpeedBackend(TrainerRank):
         return load_whole(path, *parts, self.spec.seed)
 
     def _clear_grads(self) -> None:
-        """Every step leaves none, unless it failed."""
+        """Check that no gradients are left over: only a failed step leaves some, and they cannot be cleared."""
         if self._inside_step:
             raise UnsupportedError(
                 "a step failed between its micro-batches, and DeepSpeed keeps their gradients: "
@@ -140,7 +140,11 @@ class DeepSpeedBackend(TrainerRank):
             )
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
-        """DeepSpeed takes the mean over ranks, and sees gradients alone: a loss that is not finite gives it some."""
+        """Run DeepSpeed's backward pass on the loss times the number of data ranks, because DeepSpeed averages over
+        ranks.
+
+        DeepSpeed checks only gradients, so a non-finite loss is turned into non-finite gradients.
+        """
         self._inside_step = True
         self._engine.set_gradient_accumulation_boundary(last)
         summed = loss * self.ranks.data_size
@@ -158,12 +162,15 @@ class DeepSpeedBackend(TrainerRank):
             raise UnsupportedError("DeepSpeed has reduced its gradients by then: give counts to forward_backward")
 
     def _scale_grads(self, scale: float) -> None:
-        """Never asked for: `_check_params` refuses it."""
+        """Fail: `_check_params` rejects any scale but 1."""
         raise AssertionError(f"gradients are scaled by {scale:g}")
 
     def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
-        """DeepSpeed decides itself whether it steps, and says the norm afterwards, but at stage 0, where it steps
-        whatever the gradients are."""
+        """Make an optimizer step; return the gradient norm and whether the step was applied.
+
+        From stage 1 on DeepSpeed skips a step with non-finite gradients itself and reports the norm afterwards. Stage 0
+        always steps, so the checks of the base class apply there.
+        """
         engine = self._engine
         for group in engine.optimizer.param_groups:
             group["lr"] = rate * group["factor"]

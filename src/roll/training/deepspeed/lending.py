@@ -37,13 +37,13 @@ class Lending:
         self._moves_states = moves_states
 
     def give(self, states: Collection[StateKind]) -> None:
-        """To main memory."""
+        """Offload states to host memory."""
         self._engine.offload_states(include=self._kinds(states))
         if "optimizer" in states and self._moves_states:
             self._spread.move_states(torch.device("cpu"))
 
     def take(self, states: Collection[StateKind], device: torch.device) -> None:
-        """Back to the device; those that are there stay."""
+        """Onload states to the device; states that are already there stay."""
         zero, wanted = self._engine.optimizer, self._kinds(states)
         others = {kind for kind in zero.offloaded_states if kind not in wanted}
         zero.offloaded_states -= others

@@ -68,12 +68,12 @@ class SpreadWeights:
             step.fill_(float(number))
 
     def shape(self, name: str) -> torch.Size:
-        """Of the whole weight."""
+        """Return the shape of the whole weight."""
         parameter = self.parameters[name]
         return getattr(parameter, "ds_shape", parameter.shape)
 
     def full(self, name: str, state: str | None = None) -> Tensor:
-        """A master weight, whole; with `state` one of AdamW's moments of it."""
+        """Return a whole master weight, or with `state` one of its AdamW moments."""
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
 
         parameter = self.parameters[name]
@@ -85,7 +85,7 @@ class SpreadWeights:
 
     @torch.no_grad()
     def put(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write what `full` reads; `refresh` once afterwards."""
+        """Write a tensor that `full` returned. Call `refresh` once after the last write."""
         from deepspeed.utils import safe_set_full_fp32_param, safe_set_full_optimizer_state
 
         parameter = self.parameters[name]
@@ -99,7 +99,7 @@ class SpreadWeights:
             safe_set_full_optimizer_state(parameter, value, _STATES[state])
 
     def _put_part(self, parameter: Any, value: Tensor, state: str | None) -> None:
-        """Stage 3. The last parts of a weight that does not divide are padded."""
+        """Write this rank's part at stage 3. The last parts of a weight that does not divide evenly are padded."""
         from deepspeed.utils import (
             safe_get_local_fp32_param,
             safe_get_local_optimizer_state,
@@ -120,14 +120,14 @@ class SpreadWeights:
             safe_set_local_optimizer_state(parameter, part, key)
 
     def move_states(self, device: torch.device) -> None:
-        """Bring masters and moments to a device, as the same objects: whoever knows them finds them there."""
+        """Move masters and moments to a device, as the same tensor objects, so that references to them stay valid."""
         for part in self._flat:
             part.data = part.data.to(device)
             state = self._adamw.state[part]
             state.update({key: state[key].to(device) for key in _STATES.values()})
 
     def refresh(self) -> None:
-        """Write the master weights into the network."""
+        """Copy the master weights into the network."""
         if self._stage in (1, 2):
             self._engine.optimizer.update_lp_params()
 
@@ -136,14 +136,14 @@ class SpreadWeights:
 
 
 def _gathered(parameter: nn.Parameter, *, write: bool = False) -> Any:
-    """Inside the block a parameter of stage 3 is whole; with `write`, what rank 0 makes of it stays."""
+    """Return a context in which a stage 3 parameter is whole; with `write`, changes made by rank 0 are kept."""
     from deepspeed import zero
 
     return zero.GatheredParameters([parameter], modifier_rank=0 if write else None)
 
 
 def read_whole(parameter: nn.Parameter) -> Tensor:
-    """A network's parameter, whole. Collective where it is spread."""
+    """Return a whole parameter of the network. Collective where it is partitioned."""
     if not hasattr(parameter, "ds_id"):
         return parameter.detach()
     with _gathered(parameter):

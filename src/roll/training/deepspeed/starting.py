@@ -30,10 +30,10 @@ PERSISTENT_NUMEL = 10_000
 
 
 def import_deepspeed(device: torch.device) -> Any:
-    """The package.
+    """Import and return the `deepspeed` package.
 
     Raises:
-        ModelError: it is not installed.
+        ModelError: DeepSpeed is not installed.
     """
     os.environ.setdefault("DS_ACCELERATOR", device.type)  # otherwise it looks at the machine, not at the trainer
     try:
@@ -53,10 +53,10 @@ def import_deepspeed(device: torch.device) -> Any:
 
 
 def check(spec: TrainerSpec, device: torch.device) -> None:
-    """Refuse what cannot be trained, before anything is loaded.
+    """Reject a spec that cannot be trained, before anything is loaded.
 
     Raises:
-        ModelError: DeepSpeed is not installed, or its stage does not go with the model's dtype.
+        ModelError: DeepSpeed is not installed, or its stage does not support the model's dtype.
     """
     import_deepspeed(device)
     if spec.role != "reference" and spec.training.deepspeed.zero_stage == 0 and spec.model.dtype != "float32":
@@ -67,10 +67,10 @@ def check(spec: TrainerSpec, device: torch.device) -> None:
 
 
 def settings(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
-    """DeepSpeed's own configuration for what ROLL's asks.
+    """Return the DeepSpeed configuration that corresponds to ROLL's.
 
-    A batch has as many micro-batches as packing makes of it, so that the back-end says which one is the last, and
-    nothing is divided by their number.
+    The number of micro-batches per batch depends on packing. So the back-end marks the last micro-batch, and nothing is
+    divided by their number.
     """
     own = training.deepspeed
     zero = {
@@ -104,15 +104,16 @@ def start(
     *,
     device: torch.device,
 ) -> Any:
-    """DeepSpeed's engine around a network, with AdamW; matrices alone are decayed. It gives a network's answer as a
-    plain tuple.
+    """Build DeepSpeed's engine around a network, with AdamW; only matrices are decayed.
+
+    The engine returns a network's predictions as a plain tuple.
 
     Args:
-        spec: of the rank, which has joined its process group.
-        network: on its device.
-        trainable: its trainable weights, by name.
-        factors: of some of them on the learning rate.
-        device: of the rank.
+        spec: The spec of the rank, which has joined its process group.
+        network: The network on its device.
+        trainable: The network's trainable weights, by name.
+        factors: Factors on the learning rate of some weights, by name.
+        device: The device of the rank.
     """
     training = spec.training
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -130,7 +131,7 @@ def start(
 
 
 def start_frozen(spec: TrainerSpec, network: nn.Module, *, device: torch.device) -> Any:
-    """The engine around a network that is asked only, spread over the ranks."""
+    """Build the engine around a network that only runs forward passes, partitioned over the ranks."""
     return _initialize(spec, network, device)
 
 
@@ -160,7 +161,7 @@ class _Root(nn.Module):
 
 
 def _projections(network: Any) -> list[nn.Parameter]:
-    """Weights that are used outside of the module that owns them, which is when DeepSpeed gathers its own."""
+    """Return weights that are used outside the module that owns them: DeepSpeed gathers only a module's own weights."""
     if isinstance(network, ValueNetwork):
         return list(network.score.parameters())
     models = [network.model, *network.frozen]
@@ -168,14 +169,16 @@ def _projections(network: Any) -> list[nn.Parameter]:
 
 
 def local_rank(spec: TrainerSpec, device: torch.device) -> int:
-    """The number that DeepSpeed's own launcher would give a rank: that of its device."""
+    """Return the local rank that DeepSpeed's own launcher would set: the index of the rank's device."""
     return spec.rank % spec.node_ranks if device.index is None else device.index
 
 
 @contextlib.contextmanager
 def surroundings(number: int) -> Iterator[None]:
-    """What DeepSpeed needs around every call, and nothing else should meet: the rank's number in the environment, and
-    silence about collectives, which it calls by their old names."""
+    """Run the body with the environment that DeepSpeed needs around every call, hidden from all other code.
+
+    `LOCAL_RANK` is set, and warnings about deprecated names of collectives, which DeepSpeed uses, are ignored.
+    """
     with temporary_environment({"LOCAL_RANK": str(number)}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
         yield

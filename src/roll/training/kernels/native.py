@@ -43,11 +43,12 @@ class Native:
         self._library = library
 
     def ask(self, name: str) -> int:
-        """What a function without arguments says."""
+        """Call a function without arguments and return its result."""
         return int(getattr(self._library, name)())
 
     def call(self, name: str, *arguments: Tensor | float | int | None) -> None:
-        """Run a function on this process's torch threads; tensors are passed as addresses, the rest as declared."""
+        """Call a function on this process's torch threads. Tensors are passed as addresses, numbers as declared in C.
+        """
         function = getattr(self._library, name)
         values: list[ctypes.c_void_p | ctypes.c_float | ctypes.c_int64] = []
         for argument in arguments:
@@ -65,7 +66,7 @@ class Native:
 
 @cache
 def native() -> Native | None:
-    """The library, or `None` where there is none. The first call takes a second."""
+    """Return the library, or `None` where it cannot be built. The first call takes about a second."""
     compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     if compiler is None or os.name != "posix":
         logger.info("no C compiler: the trainer uses PyTorch's own element-wise operations")
@@ -79,7 +80,7 @@ def native() -> Native | None:
 
 
 def _built(compiler: str) -> Path:
-    """The library's file; written whole or not at all, so that processes may build it side by side."""
+    """Build the library if needed and return its path. The write is atomic, so processes may build it concurrently."""
     root = os.environ.get("ROLL_CACHE")
     directory = (Path(root) if root else Path.home() / ".cache" / "roll") / "native"
     said = repr((FLAGS, compiler, _processor())).encode()
@@ -98,7 +99,7 @@ def _built(compiler: str) -> Path:
 
 
 def _processor() -> str:
-    """What `-march=native` depends on: a cache may be shared between machines."""
+    """Return the processor features that `-march=native` depends on, because machines may share a cache."""
     file = Path("/proc/cpuinfo")
     lines = file.read_text().splitlines() if file.exists() else []
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -65,12 +65,12 @@ class MegatronBackend(TrainerRank):
         return Stream(self.spread, self._model_names, is_first=self.ranks.is_first)
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Never in the background: weights and states are gathered on the way."""
+        """Save in the foreground even with `background`: weights and states must be gathered from all ranks."""
         self._check_trained("has no state to save")
         save_whole(path, self.spread, self._counters(), self.ranks, self._randomness)
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """On a CPU alone."""
+        """Reject offloading on a GPU; on a CPU all states are in host memory already."""
         if not is_on_host(states, self.device):
             raise UnsupportedError(
                 "training.backend 'megatron' does not hand over a device's memory: give trainers and engines devices "
@@ -78,7 +78,7 @@ class MegatronBackend(TrainerRank):
             )
 
     def onload(self, states: Collection[StateKind]) -> None:
-        """Nothing was offloaded."""
+        """Do nothing: no state is ever offloaded."""
 
     def close(self) -> None:
         if self.ranks.size > 1:

@@ -70,7 +70,9 @@ class Place:
     heads: Heads
 
     def view(self, fused: Tensor) -> Tensor:
-        """Of a tensor like this rank's parameter, the HF weight's entries, in their order."""
+        """Return the entries of the HF weight, in their order, as a view of a tensor shaped like this rank's
+        parameter.
+        """
         if self.part is None:
             return fused
         if self.part in ("gate", "up"):
@@ -80,12 +82,12 @@ class Place:
         return by_head[:, {"q": slice(0, each), "k": slice(each, each + 1), "v": slice(each + 1, None)}[self.part]]
 
     def read(self, fused: Tensor) -> Tensor:
-        """This rank's slice of the HF weight, in its shape."""
+        """Return this rank's slice of the HF weight, in the shape of the slice."""
         found = self.view(fused)
         return found.flatten(0, 2) if self.part in ("q", "k", "v") else found
 
     def write(self, fused: Tensor, weight: Tensor, tp: ProcessGroup | None) -> None:
-        """Put an HF weight, whole, into a tensor like this rank's parameter."""
+        """Copy this rank's slice of a whole HF weight into a tensor shaped like the rank's parameter."""
         if tp is not None and self.dim is not None:
             weight = weight.chunk(tp.size(), self.dim)[tp.rank()]
         target = self.view(fused)
@@ -93,21 +95,21 @@ class Place:
 
 
 def whole_of(part: Tensor, place: Place, tp: ProcessGroup | None) -> Tensor:
-    """The HF weight, from each tp rank's slice. Collective."""
+    """Gather the whole HF weight from the slices of all tp ranks. Collective."""
     if tp is None or place.dim is None:
         return part
     return gather(part.movedim(place.dim, 0).contiguous(), tp).movedim(0, place.dim).contiguous()
 
 
 def find_places(names: list[str], config: Any) -> dict[str, Place]:
-    """By HF name, where each weight is.
+    """Return the place of each weight in Megatron's modules, by HF name.
 
     Args:
-        names: of all of a model's weights.
-        config: of the HF model.
+        names: The names of all weights of a model.
+        config: The configuration of the HF model.
 
     Raises:
-        ModelError: the family is not known, or has weights that are not.
+        ModelError: the model family, or one of its weights, is not known.
     """
     if config.model_type not in FAMILIES:
         raise ModelError(

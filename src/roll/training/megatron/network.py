@@ -43,7 +43,7 @@ class _PackedCore(nn.Module):
     def forward(
         self, query: Tensor, key: Tensor, value: Tensor, *unused: Any, packed_seq_params: _Packed, **kwargs: Any
     ) -> Tensor:
-        """[N, 1, H * w] of queries [N, 1, H, d], keys [N, 1, K, d], values [N, 1, K, w]."""
+        """Compute attention [N, 1, H * w] from queries [N, 1, H, d], keys [N, 1, K, d] and values [N, 1, K, w]."""
         q, k, v = (x.permute(1, 2, 0, 3) for x in (query, key, value))
         plan = packed_seq_params.plan
         result, _ = packed_attention(self, q, k, v, None, roll_plan=plan, sliding_window=self._window)
@@ -69,7 +69,9 @@ class _Layer(nn.Module):
         self.inside = build_module(spec, config=config, layer_number=number)
 
     def forward(self, states: Tensor, angles: Tensor, plan: AttentionPlan) -> Tensor:
-        """[1, n, H] of [1, n, H]; angles [N, 1, 1, d] of all tokens of the row."""
+        """Run the layer on states [1, n, H], with the rotary angles [N, 1, 1, d] of all tokens of the row; return [1,
+        n, H].
+        """
         if self.recomputes and self.training and torch.is_grad_enabled():
             return checkpoint(self._run, states, angles, plan, use_reentrant=False, preserve_rng_state=False)
         return self._run(states, angles, plan)
@@ -107,11 +109,12 @@ class _Backbone(nn.Module):
         """Of the rotary positions."""
 
     def get_input_embeddings(self) -> nn.Module:
-        """Of the vocabulary."""
+        """Return the embeddings of the vocabulary."""
         return self.embedding
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, roll_plan: AttentionPlan, **unused: Any) -> Any:
-        """As a decoder of `transformers`: hidden states [1, n, H] of this rank's tokens."""
+        """Return the hidden states [1, n, H] of this rank's tokens, in the output format of a `transformers` decoder.
+        """
         if position_ids.ndim > 2:
             raise UnsupportedError(
                 "training.backend 'megatron' does not support positions of three axes (M-RoPE): set "
@@ -163,19 +166,19 @@ class MegatronModel(nn.Module):
         return self.model
 
     def get_decoder(self) -> nn.Module:
-        """The backbone."""
+        """Return the backbone."""
         return self.model
 
     def get_output_embeddings(self) -> nn.Module:
-        """What has the vocabulary projection as its weight."""
+        """Return the module whose weight is the vocabulary projection."""
         return self.lm_head
 
 
 def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtype) -> Any:
-    """Megatron's configuration of the layers of an HF model's decoder.
+    """Return Megatron's configuration of the layers of an HF model's decoder.
 
     Raises:
-        ModelError: the model has what Megatron's layers, as they are built here, have not.
+        ModelError: the model has a feature that the Megatron layers, as built here, do not support.
     """
     from megatron.core.transformer import TransformerConfig
 
@@ -229,7 +232,7 @@ def _check_divides(config: Any, tp: int) -> None:
 
 
 def _windows(config: Any) -> list[int | None]:
-    """By layer, how far attention sees."""
+    """Return the attention window of each layer, `None` for full attention."""
     window, types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if types is None:
         return [window] * config.num_hidden_layers
@@ -237,7 +240,7 @@ def _windows(config: Any) -> list[int | None]:
 
 
 def _layer_spec(config: Any, windows: list[int | None]) -> Any:
-    """Megatron's own layer, of modules that need neither Apex nor Transformer Engine."""
+    """Return the spec of Megatron's own layer, built of modules that need neither Apex nor Transformer Engine."""
     from megatron.core.fusions.fused_bias_dropout import get_bias_dropout_add
     from megatron.core.tensor_parallel import ColumnParallelLinear, RowParallelLinear
     from megatron.core.transformer.attention import SelfAttention, SelfAttentionSubmodules

@@ -23,15 +23,15 @@ Network = PolicyNetwork | ValueNetwork
 
 
 def rebuild(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Network, Any, Whereabouts]:
-    """The network on this rank's device, Megatron's configuration of its layers, and where all weights are.
+    """Return the network on this rank's device, Megatron's configuration of its layers, and the places of all weights.
 
     Args:
-        hf: loaded, on the host; from here on it has no weights, and says configurations alone.
-        training: how ranks divide it.
-        ranks: who divide it.
+        hf: The loaded network on the host. It loses its weights and afterwards serves for configurations only.
+        training: The training configuration, with the parallel sizes.
+        ranks: The ranks that divide the network.
 
     Raises:
-        ModelError: the family is none of those that are known, or cannot be divided so.
+        ModelError: the model family is not known, or cannot be divided this way.
     """
     weights = weights_by_name(hf)
     places = find_places(list(weights), hf.decoder.config)
@@ -61,13 +61,13 @@ def rebuild(hf: Network, training: TrainingConfig, ranks: Ranks) -> tuple[Networ
 
 
 def weights_by_name(network: Network) -> dict[str, nn.Parameter]:
-    """All that is trained of a network, in order."""
+    """Return all trained weights of a network, in order."""
     heads = network.heads if isinstance(network, PolicyNetwork) else {}
     return dict(network.root.named_parameters()) | heads
 
 
 def _model(config: Any, hf: Any) -> MegatronModel:
-    """On no device yet, after an HF model, or a network of values."""
+    """Build the Megatron model that corresponds to an HF model or a value network, without memory."""
     score = hf.score if isinstance(hf, ValueNetwork) and hf.scores_texts else None
     projects = "lm_head.weight" in dict(hf.named_parameters())
     decoder = hf.decoder if isinstance(hf, ValueNetwork) else decoder_of(hf)
@@ -75,7 +75,7 @@ def _model(config: Any, hf: Any) -> MegatronModel:
 
 
 def _materialise(network: nn.Module, device: torch.device) -> None:
-    """Give parameters memory, in place; they stay tied, and as Megatron has marked them."""
+    """Allocate the parameters in place; tied parameters stay tied, and Megatron's marks on parameters are kept."""
     before = dict(network.named_parameters(remove_duplicate=False))
     network.to_empty(device=device)
     made: dict[nn.Parameter, nn.Parameter] = {}
@@ -87,8 +87,11 @@ def _materialise(network: nn.Module, device: torch.device) -> None:
 
 
 def _mark(parameters: dict[str, nn.Parameter], whereabouts: Whereabouts) -> None:
-    """Let Megatron know of which parameters tp ranks have different parts, and which another stage has, too: the first
-    count in the gradient's norm, others once. It marks them itself only where it draws their first values."""
+    """Mark which parameters tp ranks divide, and which ones another stage also has.
+
+    Divided parameters count on every rank in the gradient norm, all others once. Megatron itself sets the marks only
+    where it draws initial values.
+    """
     copies = () if whereabouts.cut is None else whereabouts.cut.copies
     for place in whereabouts.places.values():
         parameter: Any = parameters.get(place.parameter)
@@ -103,7 +106,7 @@ def _mark(parameters: dict[str, nn.Parameter], whereabouts: Whereabouts) -> None
 def _fill(
     parameters: dict[str, nn.Parameter], weights: dict[str, nn.Parameter], decoder: Any, hf: Any, ranks: Ranks
 ) -> None:
-    """Put an HF model's weights, and the frequencies of its positions, into Megatron's modules."""
+    """Copy an HF model's weights, and the frequencies of its rotary positions, into Megatron's modules."""
     places = find_places(list(weights), hf.config)
     with torch.no_grad():
         for name, weight in weights.items():

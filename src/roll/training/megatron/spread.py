@@ -39,7 +39,7 @@ class Whereabouts:
     """The ranks that divide them."""
 
     def shape(self, name: str) -> torch.Size:
-        """Of a whole HF weight."""
+        """Return the shape of a whole HF weight."""
         place = self.places[name]
         shape = list(place.read(self.parameters[place.parameter]).shape)
         if self.tp is not None and place.dim is not None:
@@ -47,12 +47,13 @@ class Whereabouts:
         return torch.Size(shape)
 
     def whole(self, name: str, part: Tensor | None, dtype: torch.dtype, device: torch.device) -> Tensor:
-        """An HF weight, whole, on every rank. Collective.
+        """Return a whole HF weight on every rank. Collective.
 
         Args:
-            name: of it.
-            part: this rank's parameter, or what is like it; `None` where another stage has it.
-            dtype: of what is to be read, and its `device`.
+            name: The HF name of the weight.
+            part: This rank's parameter, or a tensor shaped like it; `None` where another stage has the weight.
+            dtype: The dtype of the result where another stage has the weight.
+            device: The device of the result in the same case.
         """
         place = self.places[name]
         found = None if part is None else whole_of(place.read(part), place, self.tp)
@@ -114,19 +115,19 @@ class SpreadWeights:
             self._optimizer.optimizer.state[part]["step"].fill_(float(number))
 
     def shape(self, name: str) -> torch.Size:
-        """Of the whole weight."""
+        """Return the shape of the whole weight."""
         return self._whereabouts.shape(name)
 
     @torch.no_grad()
     def read(self, name: str) -> Tensor:
-        """The network's weight, whole."""
+        """Return a whole weight of the network."""
         parameter = self._parameters.get(self._whereabouts.places[name].parameter)
         part = None if parameter is None else parameter.detach()
         return self._whereabouts.whole(name, part, self._dtype, self._device)
 
     @torch.no_grad()
     def full(self, name: str, state: str | None = None) -> Tensor:
-        """A master weight, whole; with `state` one of AdamW's moments of it."""
+        """Return a whole master weight, or with `state` one of its AdamW moments."""
         parameter = self._parameters.get(self._whereabouts.places[name].parameter)
         found = None
         if parameter is not None:
@@ -140,7 +141,7 @@ class SpreadWeights:
 
     @torch.no_grad()
     def put(self, name: str, value: Tensor, state: str | None = None) -> None:
-        """Write what `full` reads; `refresh` once afterwards. Not collective."""
+        """Write a tensor that `full` returned. Call `refresh` once after the last write. Not collective."""
         place = self._whereabouts.places[name]
         parameter = self._parameters.get(place.parameter)
         own = None if parameter is None else self._own(parameter, state)
@@ -153,17 +154,17 @@ class SpreadWeights:
         values.copy_(scratch.view(-1)[entries])
 
     def refresh(self) -> None:
-        """Write the master weights into the network of every rank."""
+        """Copy the master weights into the network on every rank."""
         self._optimizer._copy_main_params_to_model_params()
         self._ddp.start_param_sync()
 
     def _parts(self) -> Iterator[Tensor]:
-        """What the optimiser updates on this rank."""
+        """Yield the tensors that the optimizer updates on this rank."""
         if self._optimizer is not None:
             yield from self._optimizer.get_parameters()
 
     def _own(self, parameter: nn.Parameter, state: str | None) -> tuple[Tensor, slice] | None:
-        """What the optimiser has here of a parameter, and of which of its entries."""
+        """Return the optimizer's values of a parameter on this rank, and the range of entries that they cover."""
         optimizer = self._optimizer
         if parameter not in optimizer.model_param_gbuf_map:
             return None
@@ -189,7 +190,7 @@ class Stream:
         self._is_first = is_first
 
     def names(self) -> Sequence[str]:
-        """In the HF checkpoint, in the order of iteration."""
+        """Return the names in the HF checkpoint, in the order of iteration."""
         return self._names
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

@@ -25,17 +25,17 @@ DEVICES = ("cuda",)
 
 @contextlib.contextmanager
 def quiet_import() -> Iterator[None]:
-    """Inside the block Megatron says nothing of the libraries that it would rather have."""
+    """Run the body without Megatron's warnings about optional libraries."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
 def check(spec: TrainerSpec, device: torch.device) -> None:
-    """Refuse what cannot be trained, before anything is loaded.
+    """Reject a spec that cannot be trained, before anything is loaded.
 
     Raises:
-        ModelError: Megatron is not installed, has no device, or adapters are asked for.
+        ModelError: Megatron is not installed, the device is not supported, or adapters are configured.
     """
     try:
         with quiet_import():
@@ -55,10 +55,10 @@ def check(spec: TrainerSpec, device: torch.device) -> None:
 
 
 def join(spec: TrainerSpec, device: torch.device) -> None:
-    """Make Megatron's groups of the ranks, which have met; trainers of one process share them.
+    """Create Megatron's process groups. The ranks must have met already; all trainers of one process share the groups.
 
     Raises:
-        UnsupportedError: another trainer of this process has divided them otherwise.
+        UnsupportedError: another trainer of this process has divided the ranks differently.
     """
     from megatron.core import parallel_state
 
@@ -82,11 +82,11 @@ def join(spec: TrainerSpec, device: torch.device) -> None:
 
 
 def distribute(network: nn.Module, config: Any) -> Any:
-    """Megatron's copy of a network on the data ranks: gradients are added up in one buffer.
+    """Wrap a network in Megatron's data parallelism, which accumulates gradients in one buffer.
 
     Args:
-        network: on its device, with its weights.
-        config: Megatron's, of its layers.
+        network: The network on its device, with its weights.
+        config: Megatron's configuration of the layers.
     """
     from megatron.core.distributed import DistributedDataParallel, DistributedDataParallelConfig
 
@@ -98,13 +98,14 @@ def distribute(network: nn.Module, config: Any) -> Any:
 
 @torch.no_grad()
 def add_up_tied(cut: Cut, parameters: Mapping[str, Any]) -> None:
-    """Give tied weights, of this rank's gradients, the sum of both stages'. Collective."""
+    """Sum the gradients of tied weights over the two stages that hold them. Collective."""
     for name in cut.tied:
         parameters[name].main_grad.add_(cut.stage.exchanged(parameters[name].main_grad))
 
 
 def add_up(ddp: Any) -> None:
-    """Add up the gradients of all data ranks, and over tp those of weights that every rank has. Collective."""
+    """Sum the gradients over all data ranks; sum those of weights that every tp rank has over tp as well. Collective.
+    """
     from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
     finalize_model_grads([ddp])
@@ -113,13 +114,13 @@ def add_up(ddp: Any) -> None:
 def new_optimizer(
     ddp: Any, trainable: Mapping[str, nn.Parameter], factors: Mapping[str, float], training: TrainingConfig
 ) -> Any:
-    """Megatron's distributed optimiser: each data rank updates a part of all weights. AdamW itself is PyTorch's.
+    """Build Megatron's distributed optimizer: each data rank updates a part of all weights. AdamW itself is PyTorch's.
 
     Args:
-        ddp: what `distribute` gave.
-        trainable: its weights by name; matrices alone are decayed.
-        factors: of some of them on the learning rate.
-        training: AdamW's constants.
+        ddp: The result of `distribute`.
+        trainable: The trainable weights by name; only matrices are decayed.
+        factors: Factors on the learning rate of some weights, by name.
+        training: The training configuration, with AdamW's constants.
     """
     with quiet_import():
         from megatron.core import parallel_state

@@ -49,12 +49,16 @@ class AdamWConstants:
 
 
 def is_in_8_bits(shape: torch.Size) -> bool:
-    """Whether the moments of a whole weight are kept so: not those of norms, biases and thin adapters."""
+    """Return whether the moments of a whole weight are kept in 8 bits; those of norms, biases and thin adapters are
+    not.
+    """
     return len(shape) > 1 and shape[-1] >= BLOCK // 4 and shape.numel() >= FEWEST_ELEMENTS
 
 
 def new_moments(weight: Tensor) -> dict[str, Tensor]:
-    """Both moments of a rank's part of a weight, 0: codes in its shape, and scales [..., blocks of a row]."""
+    """Return both moments of a rank's part of a weight, all 0: codes in the weight's shape, scales [..., blocks of a
+    row].
+    """
     blocks = (*weight.shape[:-1], math.ceil(weight.shape[-1] / BLOCK))
     found: dict[str, Tensor] = {}
     for number, values in zip("12", (_values(signed=True), _values(signed=False)), strict=True):
@@ -65,7 +69,7 @@ def new_moments(weight: Tensor) -> dict[str, Tensor]:
 
 
 def read_moments(moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """The first and the second moment as numbers, in float32 and the weight's shape."""
+    """Dequantize the first and the second moment to float32, in the weight's shape."""
     first, second = (
         read_blocks(moments[f"moment{number}_codes"], moments[f"moment{number}_scales"], signed=number == "1")
         for number in "12"
@@ -77,14 +81,14 @@ def read_moments(moments: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
 def update(
     weight: Tensor, gradient: Tensor, moments: Mapping[str, Tensor], step: int, constants: AdamWConstants
 ) -> None:
-    """One update of a weight and its moments, in place.
+    """Update a weight and its moments once, in place.
 
     Args:
-        weight: a rank's part; rows in float32 or better.
-        gradient: of its shape and dtype.
-        moments: from `new_moments`.
-        step: of this weight, from 1 on.
-        constants: of AdamW.
+        weight: A rank's part of a weight; rows in float32 or better.
+        gradient: The gradient, in the weight's shape and dtype.
+        moments: The result of `new_moments`.
+        step: The number of this update of the weight, from 1 on.
+        constants: The constants of AdamW.
     """
     if not weight.numel():
         return
@@ -113,7 +117,7 @@ def update(
 
 @cache
 def _values(*, signed: bool) -> Tensor:
-    """The 256 values, ascending, in [-1, 1] or [0, 1]: 0, 1, and of every decade the middles of equal parts."""
+    """Return the 256 values, ascending, in [-1, 1] or [0, 1]: 0, 1, and in every decade the middles of equal parts."""
     found = [0.0, 1.0]
     for decade in range(_DECADES):
         edges = torch.linspace(0.1, 1.0, 2 ** (decade + (not signed)) + 1, dtype=torch.float64)
@@ -124,15 +128,18 @@ def _values(*, signed: bool) -> Tensor:
 
 @cache
 def _middles(*, signed: bool) -> Tensor:
-    """[255] between neighbours of them."""
+    """Return the midpoints [255] between neighboring values."""
     values = _values(signed=signed)
     return (values[1:] + values[:-1]) / 2
 
 
 @cache
 def _search(*, signed: bool) -> tuple[Tensor, Tensor]:
-    """For `fused.c`, of the values from 0 on: which is the nearest to where each part of a power of two begins, and the
-    middles between them."""
+    """Return the search tables of `fused.c` for the values from 0 on.
+
+    The first table has the index of the value nearest to the beginning of each part of a power of two, the second one
+    the midpoints between values.
+    """
     middles = _middles(signed=signed)
     middles = torch.cat([middles[middles > 0], torch.tensor([torch.inf])])
     beginnings = (torch.arange(103 << 8, (127 << 8) + 1, dtype=torch.int32) << 15).view(torch.float32)
@@ -140,14 +147,16 @@ def _search(*, signed: bool) -> tuple[Tensor, Tensor]:
 
 
 def read_blocks(codes: Tensor, scales: Tensor, *, signed: bool) -> Tensor:
-    """The numbers [..., width], in float32, of codes [..., width] and scales [..., blocks]."""
+    """Dequantize codes [..., width] with scales [..., blocks] to float32 numbers [..., width]."""
     values = _values(signed=signed).to(codes.device)
     return values[codes.int()] * _spread(scales, codes.shape[-1])
 
 
 def write_blocks(numbers: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes and scales of numbers [..., width]. Without signs, what is above 0 stays above 0: a weight's step would
-    otherwise be divided by epsilon alone."""
+    """Quantize numbers [..., width] to codes and scales.
+
+    Without signs, a number above 0 stays above 0: otherwise a weight's step would be divided by epsilon alone.
+    """
     numbers = numbers.float()
     width = numbers.shape[-1]
     scales = functional.pad(numbers.abs(), (0, -width % BLOCK)).unflatten(-1, (-1, BLOCK)).amax(-1)

@@ -46,11 +46,11 @@ class Heap:
         self._give_back()
 
     def close_holes(self, *, beyond_now: bool = False) -> bool:
-        """Give free pages to the kernel if there are too many; returns whether there were.
+        """Return free pages to the kernel if there are too many; return whether there were.
 
         Args:
-            beyond_now: count them beyond what is alive now, not the most that was: before something is asked for that
-                is larger than any of them.
+            beyond_now: Whether to compare with the memory that is in use now instead of the largest use so far. Set it
+                before an allocation that is larger than any hole.
         """
         in_pieces, mapped = self._alive()
         self._most_in_pieces = max(self._most_in_pieces, in_pieces)
@@ -66,16 +66,17 @@ class Heap:
         self._besides = _own_bytes() - sum(self._alive())
 
     def _alive(self) -> tuple[int, int]:
-        """Bytes that were asked of the C library and not given back to it: in its heaps, and mapped one by one."""
+        """Return the bytes in use from the C library: those in its heaps, and those mapped one by one."""
         found = self._library.mallinfo2()
         return found.uordblks, found.hblkhd
 
 
 def close_heap_after(layers: Iterable[nn.Module], embeddings: nn.Module | None = None) -> Heap | None:
-    """Look after every call of a layer whose gradient is wanted; `None` where the C library is another one.
+    """Return free memory after each layer call that needs a gradient; return `None` where the C library is not
+    supported.
 
-    The last layer is followed by the vocabulary's logits, which no hole is large enough for; and in the backward pass
-    the first one by the gradient of the embeddings.
+    After the last layer come the vocabulary's logits, and in the backward pass after the first layer the gradient of
+    the embeddings. Both are larger than any hole.
     """
     library = _glibc()
     if library is None:
@@ -112,7 +113,7 @@ class _MallocInfo(ctypes.Structure):
 
 @cache
 def _glibc() -> Any:
-    """From 2.33 on, and where pages of this process can be counted; or None."""
+    """Load glibc 2.33 or newer on a system where the pages of this process can be counted; else return `None`."""
     try:
         library = ctypes.CDLL(None)
         library.mallinfo2.restype = _MallocInfo
@@ -124,6 +125,6 @@ def _glibc() -> Any:
 
 
 def _own_bytes() -> int:
-    """Of pages that are no file's."""
+    """Return the bytes of resident pages that do not belong to a file."""
     resident, shared = Path("/proc/self/statm").read_text().split()[1:3]
     return (int(resident) - int(shared)) * _PAGE

@@ -33,7 +33,9 @@ class MainMemory:
         self._arriving: deque[tuple[torch.Event, Tensor, Callable[[Tensor], None]]] = deque()
 
     def away(self, tensor: Tensor) -> Tensor:
-        """A tensor of the device in main memory; there after `finish`, or for `back`."""
+        """Copy a tensor of the device to host memory; the copy is complete after `finish`, and may be passed to `back`
+        earlier.
+        """
         if self._stream is None:
             return tensor
         self._stream.wait_stream(torch.accelerator.current_stream(self.device))
@@ -43,15 +45,16 @@ class MainMemory:
         return copy
 
     def back(self, tensor: Tensor) -> Tensor:
-        """On the device, what `away` gave."""
+        """Copy a tensor that `away` returned back to the device."""
         if self._stream is None:
             return tensor
         torch.accelerator.current_stream(self.device).wait_stream(self._stream)
         return tensor.to(self.device, non_blocking=True)
 
     def hand_over(self, tensor: Tensor, take: Callable[[Tensor], None]) -> None:
-        """Let `take` have a tensor of the device in main memory: in the order of these calls, by `finish` at the
-        latest."""
+        """Copy a tensor of the device to host memory and call `take` with it, in call order, at the latest in
+        `finish`.
+        """
         copy = self.away(tensor)
         if self._stream is None:
             take(copy)
@@ -61,14 +64,14 @@ class MainMemory:
             self._take_first()
 
     def finish(self) -> None:
-        """Wait for all that was sent away or handed over."""
+        """Wait for all copies that were started, and call the remaining `take` functions."""
         while self._arriving:
             self._take_first()
         if self._stream is not None:
             self._stream.synchronize()
 
     def write(self, target: Tensor, source: Tensor) -> None:
-        """Copy into a tensor of the device, rounded to its dtype on the host; the device need not have it yet."""
+        """Copy a tensor to the device, rounded to the target's dtype on the host. Does not wait for the copy."""
         if self._stream is not None:
             source = torch.empty_like(source, dtype=target.dtype, pin_memory=True).copy_(source)
         target.copy_(source, non_blocking=True)

@@ -68,7 +68,7 @@ class Nf4Linear(nn.Module):
         return nn.Parameter(self.read(), requires_grad=False)
 
     def read(self) -> Tensor:
-        """The weight [outputs, inputs] that the layer computes with."""
+        """Return the dequantized weight [outputs, inputs] that the layer computes with."""
         scales = read_blocks(self.scale_codes, self.scale_scales, signed=True) + self.mean
         count = self.out_features * self.in_features
         library = native() if self.codes.device.type == "cpu" and self.dtype == torch.bfloat16 else None
@@ -82,7 +82,7 @@ class Nf4Linear(nn.Module):
         return result.flatten()[:count].view(self.out_features, self.in_features)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…, outputs] of [..., inputs]."""
+        """Return the outputs […, outputs] of inputs […, inputs]."""
         return _Linear.apply(x, self)
 
 
@@ -100,10 +100,10 @@ class _Linear(torch.autograd.Function):
 
 
 def quantize_base(model: nn.Module) -> None:
-    """Bring the weights under a model's adapters to 4 bits, one after the other; what has no adapter stays.
+    """Quantize the weights under a model's adapters to 4 bits, one by one; layers without an adapter stay unchanged.
 
     Raises:
-        ModelError: no adapter sits on a linear layer.
+        ModelError: no adapter is on a linear layer.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -117,7 +117,7 @@ def quantize_base(model: nn.Module) -> None:
 
 
 def quantized(model: nn.Module) -> dict[str, Nf4Linear]:
-    """The layers of a model that are in 4 bits, by the name that their weight had as a parameter."""
+    """Return the 4-bit layers of a model, by the name that their weight had as a parameter."""
     return {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, Nf4Linear)}
 
 

@@ -26,22 +26,22 @@ _state = threading.local()
 
 
 def recomputing() -> bool:
-    """Whether this thread runs a layer again for its gradient."""
+    """Return whether this thread is recomputing a layer for its gradient."""
     return getattr(_state, "again", False)
 
 
 def recompute_layers(model: Any) -> None:
-    """Let an HF model's decoder layers keep nothing but their inputs while it is trained."""
+    """Enable activation checkpointing: an HF model's decoder layers keep only their inputs during training."""
     model.gradient_checkpointing_enable({"use_reentrant": False, "context_fn": _contexts})
 
 
 def slice_mlps(model: nn.Module, num_tokens: int) -> None:
-    """Let the MLPs of a model compute `num_tokens` at a time, keeping nothing but their inputs.
+    """Make the MLPs of a model compute `num_tokens` at a time and keep only their inputs.
 
-    Only what computes each token by itself is replaced: gated MLPs, also shared experts. To be called when ranks have
-    divided the weights: slices then are of a rank's own tokens, as many on every rank.
+    Only modules that compute each token on its own are replaced: gated MLPs, including shared experts. Call it after
+    the ranks have divided the weights: slices are then of a rank's own tokens, equally many on every rank.
 
-    A weight's gradient is the sum of the slices', in the dtype of the weights.
+    A weight's gradient is the sum over the slices, in the dtype of the weights.
 
     Raises:
         ModelError: the model has no such MLP.
@@ -73,7 +73,7 @@ def _sliced(plain: Callable[[Tensor], Tensor], num_tokens: int) -> Callable[[Ten
 
 
 def _contexts() -> tuple[contextlib.AbstractContextManager[None], contextlib.AbstractContextManager[None]]:
-    """Around a layer's first run, and around the one for its gradient."""
+    """Return the contexts of a layer's first run and of its recomputation."""
     return contextlib.nullcontext(), _again()
 
 

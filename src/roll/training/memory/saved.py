@@ -73,7 +73,7 @@ class SavedTensors:
 
     @contextlib.contextmanager
     def kept_away(self) -> Iterator[None]:
-        """Inside, what is saved goes to main memory."""
+        """Move tensors that the body saves for the backward pass to host memory."""
         self._weights.clear()
         self._note(self._network)
         try:

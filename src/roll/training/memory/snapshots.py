@@ -39,7 +39,7 @@ class Snapshots:
 
     @torch.no_grad()
     def keep(self, version: int, versions: Collection[int]) -> None:
-        """Copy the current weights as `version`, and let go of all that are not among `versions`."""
+        """Copy the current weights as `version`, and drop all versions that are not in `versions`."""
         self._kept = {known: copy for known, copy in self._kept.items() if known in versions and known != version}
         if version in versions:
             self._kept[version] = {
@@ -49,7 +49,7 @@ class Snapshots:
 
     @contextlib.contextmanager
     def using(self, version: int) -> Iterator[None]:
-        """Compute with the weights of `version` inside the block.
+        """Run the body with the weights of `version`.
 
         Raises:
             ValueError: this version is not kept.
@@ -69,11 +69,11 @@ class Snapshots:
             _local(tensor).copy_(source[name])
 
     def _compute_dtype(self, tensor: Tensor) -> torch.dtype:
-        """Return the dtype of a copy: FSDP's shards are float32, and gathered in the dtype of the network."""
+        """Return the dtype of a copy. FSDP shards are float32 and are gathered in the dtype of the network."""
         return self._dtype if isinstance(tensor, DTensor) else tensor.dtype
 
 
 def _local(tensor: Tensor) -> Tensor:
-    """Return this rank's part of it, which shares memory."""
+    """Return this rank's part of a tensor; it shares memory with the tensor."""
     detached = tensor.detach()
     return detached.to_local() if isinstance(detached, DTensor) else detached

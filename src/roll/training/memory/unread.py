@@ -32,7 +32,7 @@ class Unread:
         self._models: list[nn.Module] = []
 
     def add(self, model: nn.Module, files: WeightFiles) -> None:
-        """Note a model that was loaded without its weights. Buffers are read now."""
+        """Register a model that was loaded without its weights. Buffers are read now."""
         self._models.append(model)
         named: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
@@ -48,9 +48,10 @@ class Unread:
 
     @contextmanager
     def lent(self, also: Iterable[nn.Module] = ()) -> Iterator[None]:
-        """Inside the block the models compute, with weights that each layer has only while it is called.
+        """Run the body with weights in place, so that the models can compute; a layer has its weights only while it is
+        called.
 
-        What stands outside of layers has them all the time, and so do the modules `also`.
+        Modules outside of layers, and the modules `also`, have their weights all the time.
         """
         inside = {part for model in self._models for layer in _layers(model) for part in layer.modules()}
         outside = self._lend([*(module for module in self._places if module not in inside), *also])
@@ -67,7 +68,7 @@ class Unread:
             _take_back(outside)
 
     def by_layer(self, model: nn.Module, work: Callable[[nn.Module], object]) -> None:
-        """Call `work` with each layer while it has its weights."""
+        """Call `work` on each layer while the layer has its weights."""
         for layer in _layers(model):
             lent = self._lend(layer.modules())
             try:
@@ -76,7 +77,7 @@ class Unread:
                 _take_back(lent)
 
     def fill(self, network: nn.Module, device: torch.device) -> None:
-        """Read this rank's part of every weight of a network, which has been divided and sharded."""
+        """Read this rank's part of every weight of a network that has been divided and sharded."""
         read: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
         """By the weight without data (kept, so that its id stays its own), the one with them."""
         for module in network.modules():
@@ -141,7 +142,7 @@ def _whole(files: WeightFiles, name: str, like: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _read(files: WeightFiles, name: str, empty: nn.Parameter, device: torch.device) -> nn.Parameter:
-    """A weight with this rank's part of its data, in the same dtype, in memory of its own."""
+    """Read this rank's part of a weight into a new parameter of the same dtype, with memory of its own."""
     if not isinstance(empty, DTensor):
         data = _whole(files, name, empty).to(device, empty.dtype, copy=True)
         return nn.Parameter(data, requires_grad=empty.requires_grad)
