@@ -59,11 +59,11 @@ class AdapterStates:
         self._others: dict[str, AdapterState] = {}
 
     def use(self, name: str, progress: Progress) -> Progress:
-        """Put an adapter into the network, a new one as the first one began.
+        """Put an adapter into the network; a new adapter starts with the initial weights.
 
         Args:
-            name: of the adapter.
-            progress: of the adapter that is in the network now.
+            name: The name of the adapter.
+            progress: The progress of the adapter that is in the network now.
 
         Returns:
             The progress of the adapter that is in the network afterwards.

@@ -60,15 +60,15 @@ _TIMEOUT = timedelta(minutes=30)
 
 
 def default_num_threads(ranks_on_node: int) -> int:
-    """Cores this process may use, shared between the ranks of the machine."""
+    """Return the number of cores for this process: those it may use, divided by the ranks of the machine."""
     return max(len(os.sched_getaffinity(0)) // ranks_on_node, 1)
 
 
 def pick_device(spec: TrainerSpec) -> torch.device:
-    """The device of a rank; ranks that see several devices take one each, in order.
+    """Return the device of a rank; ranks that see several devices take one each, in order.
 
     Raises:
-        PlacementError: more ranks on this machine than devices that they can see.
+        PlacementError: there are more ranks on this machine than visible devices.
     """
     kind = spec.device
     if kind is None:
@@ -89,7 +89,7 @@ def pick_device(spec: TrainerSpec) -> torch.device:
 
 
 def combine(found: dict[str, T], new: Mapping[str, T], both: Callable[[T, T], T]) -> None:
-    """Take `new` into `found`, in place; `both` makes one of two values of a name."""
+    """Merge `new` into `found`, in place; `both` combines two values of one name."""
     for name, value in new.items():
         found[name] = both(found[name], value) if name in found else value
 
@@ -105,10 +105,10 @@ class MeshSizes(NamedTuple):
 
 
 def mesh_sizes(world_size: int, parallel: ParallelConfig) -> MeshSizes:
-    """The size of every dimension, in their order; their product is the number of ranks.
+    """Return the size of every dimension; their product is the number of ranks.
 
     Raises:
-        PlacementError: there is no such number.
+        PlacementError: the number of ranks cannot be divided this way.
     """
     if misfit := parallel.misfit(world_size):
         raise PlacementError(f"{misfit}: change them, or the devices that cluster.device_mapping gives to the trainer")
@@ -163,7 +163,10 @@ class Ranks:
         self.share = TokenShare(**groups)
 
     def _own_stage(self, count: int, num_chunks: int) -> Stage:
-        """Stages are the outermost dimension: what goes from one to the next is the least."""
+        """Create the process groups of all stages and return this rank's stage.
+
+        Stages are the outermost dimension, because the least data passes between them.
+        """
         each = self.size // count
         num = 2 if num_chunks == 1 else 4
         members = (range(i, self.size, each) for i in range(each) for _ in range(num))
@@ -196,11 +199,11 @@ class Ranks:
         return _without_copies(self.mesh, "shards")
 
     def sum(self, sharded: Tensor, whole: Tensor) -> float:
-        """Sum of a scalar over the ranks that hold different parts of the weights, of all stages.
+        """Sum a scalar over the ranks that hold different parts of the weights, of all stages.
 
         Args:
-            sharded: of weights that the `tp` ranks have divided.
-            whole: of weights that each of them has; counted once.
+            sharded: The part from weights that the `tp` ranks have divided.
+            whole: The part from weights that every `tp` rank has; counted once.
         """
         tp = self.share.tp
         value = sharded.detach() + whole.detach() * (tp is None or tp.rank() == 0)
@@ -210,14 +213,15 @@ class Ranks:
         return float(value if self.stage is None else self.stage.sum(value.to(self.device)))
 
     def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
-        """Scalars by name over all shares of the batch, combined by `both`. A rank without work may lack names."""
+        """Reduce scalars by name over all shares of the batch, combined by `both`. A rank without work may lack names.
+        """
         result: dict[str, float] = {}
         for part in self.gather({name: float(value) for name, value in values.items()}):
             combine(result, part, both)
         return result
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain value of every share of the batch, by data rank, on every rank."""
+        """Gather the plain value of every share of the batch, by data rank, on every rank."""
         if self.mesh is None:
             return [value]
         values: list[Any] = [None] * self.data_size
@@ -225,11 +229,11 @@ class Ranks:
         return values
 
     def by_stage(self, value: Any) -> list[Any]:
-        """The plain value of every stage of this rank's share, on each of them."""
+        """Gather the plain value of every stage of this rank's share, on each of these stages."""
         return [value] if self.stage is None else self.stage.gather(value)
 
     def of_all_stages(self, values: Mapping[str, T]) -> dict[str, T]:
-        """By name, what each stage says of its own."""
+        """Merge the values of all stages by name."""
         return {name: value for part in self.by_stage(dict(values)) for name, value in part.items()}
 
     def close(self) -> None:
@@ -243,20 +247,20 @@ def _collectives(device: torch.device) -> str:
 
 
 def _without_copies(mesh: DeviceMesh, shards: str) -> DeviceMesh:
-    """Of a mesh, what FSDP2 spreads weights over: `shards`, and copies of these where there are any."""
+    """Return the mesh over which FSDP2 shards weights: `shards`, and the replicas if there are several."""
     return mesh[("dp_replicate", shards) if mesh["dp_replicate"].size() > 1 else (shards,)]
 
 
 def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
-    """Spread a network's weights over the ranks, in place: over `tp` matrix by matrix, with FSDP2 layer by layer, and
-    embeddings and projection by themselves.
+    """Shard a network over the ranks, in place: over `tp` by matrix, with FSDP2 by layer, embeddings and projection
+    apart.
 
-    Weights may be on the meta device, to be read afterwards. The shards are in the master dtype; weights are gathered
-    in the compute dtype, gradients are reduced in the master dtype. Each rank's gradient is its share, so FSDP adds
-    them up, where it would take their mean.
+    Weights may be on the meta device, to be read afterwards. Shards have the master dtype; weights are gathered in the
+    compute dtype, gradients are reduced in the master dtype. Each rank's gradient is its share, so FSDP sums gradients
+    instead of averaging them.
 
     Raises:
-        ModelError: the model does not keep its decoder layers where they are expected, or cannot be divided so.
+        ModelError: the model's decoder layers are not at the expected place, or cannot be divided this way.
     """
     assert ranks.mesh is not None
     policy = MixedPrecisionPolicy(param_dtype=precision.compute, reduce_dtype=precision.master)
@@ -285,7 +289,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
 
 
 def _divided_experts(network: Any, frozen: Iterable[Any], ranks: Ranks) -> set[nn.Module]:
-    """The experts of a network and of the models that it holds, each rank with its own."""
+    """Divide the experts of a network and of its frozen models over `ep`, and return all of these modules."""
     if ranks.experts_mesh is None:
         return set()
     mesh = ranks.experts_mesh["ep"]
@@ -299,8 +303,10 @@ def _divided_experts(network: Any, frozen: Iterable[Any], ranks: Ranks) -> set[n
 
 
 def _shard_experts(module: nn.Module, mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> None:
-    """By experts, or by the next dimension where it is the one that divides evenly. Routers' weights stay as wide as
-    they come."""
+    """Shard a module of experts by expert, or by the next dimension if only that one divides evenly.
+
+    Router weights keep their precision.
+    """
     assert mesh is not None
     size = mesh["efsdp"].size()
 

@@ -92,18 +92,18 @@ class _Loss:
 
 
 def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> DryRun:
-    """Build a rank of a trainer and let it make a step.
+    """Build one rank of a trainer and run a step.
 
     The process must have no process group; it has none afterwards.
 
     Args:
-        spec: of the rank. Its model needs `config.json`, and no weights.
-        batch: all ranks' samples; their tokens may be any that the model has. `None` for no step.
-        needs: of what is learned.
+        spec: The spec of the rank. The model needs `config.json` and no weights.
+        batch: The samples of all ranks, with any tokens of the vocabulary. `None`: no step.
+        needs: The outputs that the loss needs.
 
     Raises:
-        ModelError: the model cannot be divided so.
-        PlacementError: the number of ranks cannot.
+        ModelError: the model cannot be divided this way.
+        PlacementError: the number of ranks cannot be divided this way.
     """
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -157,7 +157,7 @@ class _Ranks(Ranks):
 
 @contextlib.contextmanager
 def _stand_ins(watch: _Watch) -> Iterator[None]:
-    """What would read numbers, and what the fake device, a host, would do otherwise than an accelerator."""
+    """Replace code that reads numbers, or that would treat the fake device as a host instead of an accelerator."""
     resize = torch.UntypedStorage.resize_
 
     def resized(storage: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
@@ -207,7 +207,7 @@ class _Unread:
 
 
 def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = None) -> Any:
-    """The network of a role, on the meta device until it is filled."""
+    """Build the network of a role on the meta device."""
     bare = mock.patch("roll.training.network.loading.load_causal_lm", _bare)
     with unset_fake_temporarily(), torch.device("meta"), bare:
         network = build_network(spec, dtype).to("meta")  # adapters have numbers
@@ -218,7 +218,7 @@ def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = No
 
 
 def _give_memory(network: torch.nn.Module, device: torch.device) -> None:
-    """On a device, without numbers; what was tied is still one tensor."""
+    """Allocate a network on a device, without numbers; tied parameters stay tied."""
     places = [(module, name, own) for module in network.modules() for name, own in module._parameters.items()]
     network.to_empty(device=device)
     made: dict[Any, Any] = {}
@@ -242,7 +242,9 @@ def _grouped(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> 
 
 
 def _evenly(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Every rank's experts are chosen as often as the others', by as many different tokens as can be."""
+    """Return a `forward` in which all ranks' experts are chosen equally often, by as many different tokens as
+    possible.
+    """
 
     def forward(states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         (length, num_chosen), size = chosen.shape, group.size()
@@ -264,7 +266,7 @@ def _cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> N
     tied = {network.projection.weight} & {network.decoder.get_input_embeddings().weight}
 
     def held(own: list[str]) -> list[list[str]]:
-        """What every stage has: the nearest has all that this one has not."""
+        """Return the names on every stage: all that this stage lacks are assigned to the nearest one."""
         both = [name for name in own if tied and network.root.get_parameter(name) in tied]
         others: list[list[str]] = [[] for _ in range(stage.count)]
         others[0 if stage.number else -1] = [*names.difference(own), *both]
@@ -308,21 +310,21 @@ class _Watch(TorchDispatchMode):
         return result
 
     def _is_of_host(self, operands: Any) -> bool:
-        """Return whether all tensors that an operation takes are main memory's."""
+        """Return whether all tensors that an operation takes are in host memory."""
         if not self._on_host:  # as in most runs, where it would cost a quarter of the time to look at them
             return False
         storages = [tensor.untyped_storage()._cdata for tensor in _plain(operands)]
         return bool(storages) and self._on_host.issuperset(storages)
 
     def resized(self, storage: torch.UntypedStorage) -> None:
-        """Tell of a storage whose size was changed: FSDP frees gathered weights so."""
+        """Update the size of a storage that was resized: FSDP frees gathered weights this way."""
         before = self._sizes.get(storage._cdata)
         if before is not None:
             self._sizes[storage._cdata] = storage.nbytes()
             self._grow(storage.nbytes() - before, storage._cdata in self._on_host)
 
     def copied(self, tensor: Tensor, *, on_host: bool) -> Tensor:
-        """A copy of a tensor in main memory, or on the device."""
+        """Copy a tensor to host memory, or to the device."""
         self._placed = on_host
         try:
             return tensor.clone()
@@ -351,7 +353,7 @@ class _Watch(TorchDispatchMode):
             self.peak = max(self.peak, self.live)
 
     def begin(self) -> None:
-        """Count collectives, and the peak, from here."""
+        """Start counting collectives and the peak from here."""
         self.peak = self.live
         self.counts.clear()
         self.bytes.clear()
@@ -378,13 +380,13 @@ _NAMES = {
 
 
 def _plain(tree: Any) -> list[Tensor]:
-    """Its tensors that have memory of their own."""
+    """Return the tensors of a tree that have memory of their own."""
     tensors = [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
     return [tensor for tensor in tensors if not isinstance(tensor, DTensor) and tensor.device.type != "meta"]
 
 
 def _group(leaf: Any) -> ProcessGroup | None:
-    """The process group that an argument of a collective is, or names."""
+    """Return the process group that an argument of a collective is, or names."""
     if isinstance(leaf, torch.ScriptObject):
         with contextlib.suppress(RuntimeError):
             return ProcessGroup.unbox(leaf)

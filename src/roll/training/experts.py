@@ -20,12 +20,12 @@ __all__ = ["expert_outputs", "find_experts", "group_products"]
 
 
 def find_experts(model: nn.Module) -> dict[str, Any]:
-    """By name, the modules of a model that keep experts in the form that `expert_outputs` knows."""
+    """Return the modules of a model, by name, that store experts in the form that `expert_outputs` supports."""
     return {name: module for name, module in model.named_modules() if _is_known(module)}
 
 
 def group_products(model: nn.Module) -> None:
-    """Let a model's experts compute by `expert_outputs`."""
+    """Make a model's experts compute with `expert_outputs`."""
     for module in find_experts(model).values():
         module.forward = _grouped(module)
 
@@ -33,15 +33,16 @@ def group_products(model: nn.Module) -> None:
 def expert_outputs(
     experts: Any, parameters: Mapping[str, Tensor], states: Tensor, rows: Tensor, chosen: Tensor, weights: Tensor
 ) -> Tensor:
-    """[P, H] what experts make of tokens, times the router's weights; in their wider format.
+    """Compute expert outputs [P, H], times the router's weights, for pairs of a token and an expert; in the wider
+    dtype.
 
     Args:
-        experts: a module that `find_experts` found.
-        parameters: of it, by name: of all its experts, or of those that `chosen` counts.
-        states: [n, H] of tokens.
-        rows: [P] a pair's token.
-        chosen: [P] its expert.
-        weights: [P] of the expert, for the token.
+        experts: A module that `find_experts` found.
+        parameters: The parameters by name, of all of the module's experts or of the subset that `chosen` indexes.
+        states: The hidden states [n, H] of tokens.
+        rows: The token of each pair [P].
+        chosen: The expert of each pair [P].
+        weights: The router weight of each pair [P].
     """
     by_expert = chosen.argsort(stable=True)
     sorted_experts = chosen[by_expert]
@@ -79,13 +80,14 @@ def _grouped(experts: Any) -> Any:
 
 
 def _products(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) -> Tensor:
-    """[P, out] of [P, in], the first `counts[0]` rows by the first expert's matrix, and so on.
+    """Multiply rows [P, in] by expert matrices; return [P, out]. The first `counts[0]` rows use the first matrix, and
+    so on.
 
     Args:
-        x: the rows.
-        weight: [E, in, out] where `transposed`, otherwise [E, out, in].
-        counts: [E] rows of each.
-        transposed: see `weight`.
+        x: The rows.
+        weight: The matrices, [E, in, out] if `transposed`, otherwise [E, out, in].
+        counts: The number of rows of each expert [E].
+        transposed: See `weight`.
     """
     x = x.to(weight.dtype)
     if _has_kernel(weight):
@@ -97,7 +99,9 @@ def _products(x: Tensor, weight: Tensor, counts: Tensor, *, transposed: bool) ->
 
 
 def _has_kernel(weight: Tensor) -> bool:
-    """Whether `grouped_mm` takes such matrices: on a device, NVIDIA's from Ampere on, in rows of whole 16 bytes."""
+    """Return whether `grouped_mm` supports the matrices: on a device (NVIDIA: Ampere or newer), rows a multiple of 16
+    bytes.
+    """
     if weight.device.type == "cpu" or weight.dtype == torch.float64:
         return False
     is_nvidia = weight.device.type == "cuda" and torch.version.hip is None

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
-    """Whether there is nothing to hand over: on a CPU, states are in main memory already."""
+    """Return whether the device is a CPU, whose states are in host memory already."""
     if device.type == "cpu":
         logger.debug("nothing to offload: %s are in main memory already", ", ".join(states))
     return device.type == "cpu"
@@ -39,7 +39,7 @@ class StatePlacement:
         self._device = device
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to main memory; returns once the device's memory is free."""
+        """Move states to host memory; return once the device's memory is free."""
         if not is_on_host(states, self._device):
             if "optimizer" in states:
                 self._masters.clear_grads()
@@ -47,7 +47,7 @@ class StatePlacement:
             torch.get_device_module(self._device).empty_cache()
 
     def onload(self, states: Collection[StateKind]) -> None:
-        """Move states back to the device; those that are there stay."""
+        """Move states back to the device; states that are already there stay."""
         if self._device.type != "cpu":
             self._move(states, self._device)
 

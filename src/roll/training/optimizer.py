@@ -65,7 +65,7 @@ class Optimizer:
         self.bind()
 
     def bind(self) -> None:
-        """Take hold of this rank's tensors; again after the weights have been moved to another device."""
+        """Bind to this rank's tensors; call it again after the weights have moved to another device."""
         moments = dict(self.moments()) if self._locals else {}
         steps = self.steps() if self._locals else {}
         self._locals = {n: nn.Parameter(self._weights.local(n)) for n in self._weights.parameters}
@@ -97,7 +97,7 @@ class Optimizer:
 
     @torch.no_grad()
     def grad_norm(self) -> float:
-        """Global norm of the gradients; not finite where any gradient is not."""
+        """Return the global norm of the gradients; not finite where any gradient is not."""
         grads: dict[bool, list[Tensor]] = {True: [], False: []}
         for name in self._locals:
             if (grad := self._weights.grad(name)) is not None and name not in self._weights.copies:
@@ -107,12 +107,12 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: float, grad_norm: float, params: OptimParams = AS_CONFIGURED) -> None:
-        """Clip to `max_grad_norm`, update, and write the new weights into the network.
+        """Clip to `max_grad_norm`, update, and copy the new weights into the network.
 
         Args:
-            learning_rate: of this update.
-            grad_norm: of the gradients.
-            params: the other settings of this update alone.
+            learning_rate: The learning rate of this update.
+            grad_norm: The norm of the gradients.
+            params: Other settings of this update only.
         """
         constants = self._constants(learning_rate, params)
         longest = self._config.max_grad_norm if params.max_grad_norm is None else params.max_grad_norm
@@ -158,7 +158,7 @@ class Optimizer:
         update(parameter.detach(), parameter.grad, self._small_moments[name], self._small[name], own)
 
     def moments(self) -> Mapping[str, Mapping[str, Tensor]]:
-        """By weight, this rank's part of AdamW's moments, as a checkpoint names them; 0 before the first step."""
+        """Return this rank's part of AdamW's moments, by weight and checkpoint name; 0 before the first step."""
         found: dict[str, Mapping[str, Tensor]] = {}
         for name, parameter in self._locals.items():
             state = self._adamw.state.get(parameter, {})
@@ -167,12 +167,12 @@ class Optimizer:
         return found
 
     def steps(self) -> dict[str, int]:
-        """By weight, how often it was updated."""
+        """Return the number of updates of each weight."""
         whole = {n: int(self._adamw.state[p]["step"]) for n, p in self._locals.items() if n not in self._small}
         return whole | self._small
 
     def set_steps(self, steps: Mapping[str, int]) -> None:
-        """What `steps` returned when the moments were saved."""
+        """Restore the counts that `steps` returned when the moments were saved."""
         for name, parameter in self._locals.items():
             if name in self._small:
                 self._small[name] = steps[name]
@@ -180,12 +180,13 @@ class Optimizer:
                 self._adamw.state[parameter]["step"].fill_(float(steps[name]))
 
     def take_states(self) -> dict[str, WeightState]:
-        """Return the state of every weight, by name; the caller owns its tensors once others are put in their place."""
+        """Return the state of every weight, by name. The caller owns the tensors once `put_states` has replaced them.
+        """
         moments, steps = self.moments(), self.steps()
         return {name: WeightState(moments[name], steps[name]) for name in self._locals}
 
     def put_states(self, states: Mapping[str, WeightState]) -> None:
-        """Put states in the place of those that are here; a weight that is left out begins anew."""
+        """Replace the states of all weights; a weight that is left out starts with a fresh state."""
         for name, parameter in self._locals.items():
             if name in self._small:
                 moments, self._small[name] = states.get(name) or WeightState(new_moments(parameter), 0)
@@ -198,7 +199,7 @@ class Optimizer:
             }
 
     def move_moments(self, device: torch.device) -> None:
-        """Bring AdamW's moments to a device."""
+        """Move AdamW's moments to a device."""
         for name, parameter in self._locals.items():
             if name in self._small:
                 self._small_moments[name] = {k: part.to(device) for k, part in self._small_moments[name].items()}

@@ -11,10 +11,10 @@ __all__ = ["outgoing"]
 
 
 def outgoing(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
-    """All weights, linear ones in codes where the spec says so.
+    """Return all weights for the engines, with linear weights quantized if the spec asks for it.
 
     Raises:
-        ModelError: the model's cannot be brought into codes.
+        ModelError: the model's weights cannot be quantized.
     """
     weights = backend.weights()
     if spec.quantization == "none":

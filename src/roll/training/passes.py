@@ -71,7 +71,7 @@ class Backward(Protocol):
     """How a back-end takes a micro-batch's loss back through the network."""
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
-        """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: before the update."""
+        """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: whether the update follows."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -126,16 +126,16 @@ class Passes:
         """Return a batch's loss and metrics over all micro-batches and ranks; with `backward` also add its gradient.
 
         Args:
-            batch: the samples.
-            loss: of them.
-            backward: takes the loss of each micro-batch back through the network.
-            counts: that the loss divides by; those of the batch by default.
-            last: whether no other batch's gradient is added before the update.
+            batch: The samples.
+            loss: The loss function.
+            backward: A function that runs the backward pass of each micro-batch's loss.
+            counts: The counts that the loss divides by; those of the batch by default.
+            last: Whether this is the last batch before the update.
 
         Raises:
-            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks what the
-                loss needs.
-            ModelError: a sample has a token that the model does not have, or experts.
+            ValueError: no token of the batch is in the loss, and `counts` is not given, or a sample lacks what the loss
+                needs.
+            ModelError: a sample has a token or experts that the model does not have.
         """
         self._check_tokens(batch)
         if batch.num_loss_tokens == 0:
@@ -172,7 +172,9 @@ class Passes:
         counts: BatchCounts,
         found: _Found,
     ) -> Tensor | None:
-        """Of a micro-batch, which `found` takes in; `None` where the part at work does not end with one."""
+        """Compute the loss of a micro-batch and add its results to `found`; return `None` where the active part has no
+        loss.
+        """
         (teacher, blocks), needs = share, loss.needs
         observed = needs.attention if any(s.attention is None for s in batch.samples) else None
         layout = self._layout(blocks, teacher=teacher, shared_predictions=not needs.top_logprobs)
@@ -193,7 +195,7 @@ class Passes:
         return outputs.loss
 
     def _result(self, batch: TrainingBatch, found: _Found) -> ForwardBackwardResult:
-        """Of all ranks' micro-batches, as the last stage has them."""
+        """Combine the results of all ranks' micro-batches, which the last stage has."""
         ranks, routing = self._ranks, self._routing
         metrics, maxima = ranks.reduce(found.sums, operator.add), ranks.reduce(found.maxima, max)
         logprobs, num_tokens = merged(ranks.gather(found.logprobs)), sum(ranks.gather(found.num_tokens))
@@ -211,13 +213,13 @@ class Passes:
 
     @torch.no_grad()
     def forward(self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions) -> dict[Output, list[Any]]:
-        """Return what the current weights say of a batch, on every rank; see `TrainBackend.forward`.
+        """Return the outputs of the current weights for a batch, on every rank; see `TrainBackend.forward`.
 
         Raises:
-            UnsupportedError: this role's network does not give an output.
-            ModelError: a sample has a token that the model does not have, or experts.
-            ValueError: `adapter` is false and the policy has none, attention is asked for without its distances, or
-                the likeliest tokens without their number.
+            UnsupportedError: this role's network does not have an output.
+            ModelError: a sample has a token or experts that the model does not have.
+            ValueError: `adapter` is false and the policy has none, attention is requested without its range, or top-k
+                log-probs without k.
         """
         self._check_outputs(outputs, options)
         attention, num_top = options.attention, options.num_top
@@ -259,8 +261,10 @@ class Passes:
     def _count_choices(
         self, routing: Routing, share: Sequence[tuple[int, tuple[Block, ...]]], temperature: float
     ) -> None:
-        """How often the whole batch chooses each expert, by forward passes of their own: a token's part of the
-        auxiliary loss depends on it, and must not depend on the micro-batch that it is in."""
+        """Count how often the whole batch chooses each expert, in extra forward passes.
+
+        A token's part of the auxiliary loss depends on the counts, and must not depend on the token's micro-batch.
+        """
         was_training = self._network.training
         self._network.eval()
         for work in self._works(len(share), backward=False):
@@ -273,12 +277,12 @@ class Passes:
         self._network.train(was_training)
 
     def _works(self, num: int, *, backward: bool) -> Iterable[Work]:
-        """What this rank does with `num` micro-batches, one after the other."""
+        """Return this rank's work on `num` micro-batches, in order."""
         stage = self._ranks.stage
         return order(num, 0, 1, 1, backward=backward) if stage is None else stage.works(num, backward=backward)
 
     def _loads(self, routing: Routing) -> list[Any]:
-        """What all ranks have counted, each stage in its layers."""
+        """Gather the loads that all ranks have counted, each stage for its layers."""
         by_stage = self._ranks.by_stage(self._ranks.gather(routing.load(self._ranks.share)))
         return [load for stage in by_stage for load in stage]
 
@@ -287,7 +291,7 @@ class Passes:
         return self._network.routing if isinstance(self._network, PolicyNetwork) else None
 
     def _check_tokens(self, batch: TrainingBatch) -> None:
-        """Whether the model has all tokens and experts of a batch: beyond its tables nothing looks again."""
+        """Check that the model has all tokens and experts of a batch: later code does not check indices."""
         count = self._network.num_words
         for sample in batch.samples:
             for span in sample.media:
@@ -317,7 +321,7 @@ class Passes:
             raise ValueError(f"top_logprobs are asked for, with num_top {options.num_top}: num_top must be at least 1")
 
     def _layout(self, blocks: Sequence[Block], *, teacher: int = 0, **settings: bool) -> PackedLayout:
-        """A micro-batch; one without blocks takes part for the other ranks' sake."""
+        """Build the layout of a micro-batch; one without blocks only takes part in the other ranks' collectives."""
         made = build_layout(blocks, teacher=teacher, **settings) if blocks else idle_layout(teacher=teacher)
         return padded(made, self._ranks.share.multiple)
 
@@ -329,12 +333,12 @@ class Passes:
         observer: MapObserver | None,
         top: Int64Array | int | None,
     ) -> Predictions:
-        """What the network says of a micro-batch."""
+        """Run the network on a micro-batch."""
         with self._randomness.own(), contextlib.nullcontext() if self._saved is None else self._saved.kept_away():
             return self._call(layout, batch.temperature, needs, observer, top)
 
     def _observer(self, blocks: Sequence[Block], of: AttentionRange | None) -> MapObserver | None:
-        """Of a micro-batch's attention, where something wants to know of it."""
+        """Return an observer of a micro-batch's attention, or `None` if no range is given."""
         if of is None or not isinstance(self._network, PolicyNetwork):
             return None
         if self._ranks.stage is not None:
@@ -347,7 +351,7 @@ class Passes:
     def _share(
         self, samples: Sequence[TrainingSample], *, every_token: bool, needs: Needs
     ) -> list[tuple[int, tuple[Block, ...]]]:
-        """This rank's micro-batches, each with its teacher's number; as many as every other rank's."""
+        """Return this rank's micro-batches, each with its teacher's number; all ranks have equally many."""
         config, rank = self._spec.training, self._ranks.data_rank
         settings: dict[str, Any] = {
             "max_tokens": config.max_tokens_per_micro_batch,
@@ -363,6 +367,8 @@ class Passes:
 
 
 def _nothing_of(predicted: Predictions) -> Tensor:
-    """A loss of 0 through every output of the network: ranks with work have a gradient for each, and FSDP reduces
-    gradients of those parameters alone that have one."""
+    """Return a loss of 0 that depends on every output of the network.
+
+    Ranks with work have a gradient for each output, and FSDP reduces gradients of only those parameters that have one.
+    """
     return torch.stack([0.0 * tensor.sum() for tensor in predicted.tensors]).sum()

@@ -33,7 +33,7 @@ class Precision:
 
     @classmethod
     def of(cls, name: str) -> Precision:
-        """For a dtype of the configuration: `bfloat16`, `float32`; tests also use `float64`."""
+        """Return the precision for a dtype of the configuration: `bfloat16`, `float32`; tests also use `float64`."""
         compute = getattr(torch, name)
         return cls(compute=compute, master=torch.promote_types(compute, torch.float32))
 
@@ -101,18 +101,18 @@ class MasterWeights:
         return self._memory is not None
 
     def full(self, name: str) -> Tensor:
-        """The weight the optimiser works on; a DTensor under FSDP."""
+        """Return the weight that the optimizer works on; a DTensor under FSDP."""
         weight, master = self.parameters[name].detach(), self._masters.get(name)
         if master is None:
             return weight
         return DTensor(master, weight._spec, requires_grad=False) if isinstance(weight, DTensor) else master
 
     def local(self, name: str) -> Tensor:
-        """This rank's part of it; shares memory."""
+        """Return this rank's part of a master weight; it shares memory."""
         return self._masters[name] if name in self._masters else _own(self.parameters[name].detach())
 
     def is_divided(self, name: str) -> bool:
-        """Whether each of the ranks that go through one row together has another part of it."""
+        """Return whether the ranks that compute one row together hold different parts of a weight."""
         weight = self.parameters[name]
         if not isinstance(weight, DTensor):
             return False
@@ -120,7 +120,7 @@ class MasterWeights:
         return any(name in ("tp", "ep") and not placement.is_replicate() for name, placement in by_dim)
 
     def grad(self, name: str) -> Tensor | None:
-        """This rank's part of the gradient; `None` where the loss did not reach the weight."""
+        """Return this rank's part of the gradient; `None` where the loss did not reach the weight."""
         if self._memory is not None:
             self._memory.finish()
         if name in self._masters:
@@ -134,7 +134,7 @@ class MasterWeights:
 
     @torch.no_grad()
     def put_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Write this rank's part of every weight into the network; one that is left out becomes 0."""
+        """Write this rank's part of every weight into the network; a weight that is left out becomes 0."""
         for name in self.parameters:
             if (weight := weights.get(name)) is None:
                 self.local(name).zero_()
@@ -143,7 +143,7 @@ class MasterWeights:
         self.refresh()
 
     def take_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients, by name, and forget them here."""
+        """Return the gradients, by name, and drop them here."""
         if self._memory is not None:
             self._memory.finish()
         taken = {name: self._grads.pop(name) for name in self._collected}
@@ -155,7 +155,7 @@ class MasterWeights:
         return taken
 
     def put_gradients(self, gradients: Mapping[str, Tensor]) -> None:
-        """Take gradients back that `take_gradients` returned, in the place of those that are here."""
+        """Replace the current gradients by those that `take_gradients` returned."""
         self.clear_grads()
         for name, grad in gradients.items():
             if name in self._masters:
@@ -172,10 +172,10 @@ class MasterWeights:
             torch._foreach_mul_(grads, scale)
 
     def clear_grads(self) -> None:
-        """Forget the gradients.
+        """Drop the gradients.
 
-        On a device their memory is freed: the next ones then take what activations leave in the backward pass. On a
-        host it is kept, since the kernel clears every page that it gives out anew.
+        On a device their memory is freed: the next ones can then use memory that activations free in the backward pass.
+        On a host it is kept, because the kernel clears every page that it allocates anew.
         """
         if self._memory is not None:
             self._memory.finish()
@@ -185,12 +185,12 @@ class MasterWeights:
             parameter.grad = None
 
     def move(self, device: torch.device) -> None:
-        """Bring the masters that are kept apart to a device; the network's owner moves the rest."""
+        """Move the masters that are separate from the network to a device; the network's owner moves the rest."""
         self._masters = {name: master.to(device) for name, master in self._masters.items()}
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Write the master weights into the network."""
+        """Copy the master weights into the network."""
         if self._memory is not None:
             for name, master in self._masters.items():
                 self._memory.write(_own(self.parameters[name].detach()), master)
@@ -200,5 +200,5 @@ class MasterWeights:
 
 
 def _own(tensor: Tensor) -> Tensor:
-    """This rank's part."""
+    """Return this rank's part of a tensor."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor

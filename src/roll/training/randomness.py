@@ -28,17 +28,17 @@ class Randomness:
         self.restart(seed)
 
     def restart(self, seed: int) -> None:
-        """Begin anew from a seed."""
+        """Restart from a seed."""
         outer = self._current()
         torch.manual_seed(seed)
         self.states = self._current()
         self._put(outer)
 
     def restore(self, states: Mapping[str, Tensor]) -> None:
-        """Go on from states of before.
+        """Restore saved states.
 
         Raises:
-            RuntimeError: torch's generators are never in such.
+            RuntimeError: a value is not a state of torch's generators.
         """
         outer = self._current()
         try:
@@ -49,7 +49,7 @@ class Randomness:
 
     @contextlib.contextmanager
     def own(self) -> Iterator[None]:
-        """Inside the block, torch draws from these generators."""
+        """Run the body with torch drawing from these generators."""
         outer = self._current()
         self._put(self.states)
         try:
@@ -60,7 +60,7 @@ class Randomness:
 
     @contextlib.contextmanager
     def untouched_by_errors(self) -> Iterator[None]:
-        """Where the block fails, nothing was drawn in it: what is saved then is as it was before."""
+        """Restore the states if the body raises, so that later saves do not include its draws."""
         before = self.states
         try:
             yield

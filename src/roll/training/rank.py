@@ -85,7 +85,7 @@ class TrainerRank(ABC):
         """Of the batches whose gradients have been added."""
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """All micro-batches and one optimizer step.
+        """Run all micro-batches of a batch and one optimizer step.
 
         Raises:
             ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
@@ -136,7 +136,7 @@ class TrainerRank(ABC):
         return found
 
     def optim_step(self, params: OptimParams | None = None, scale: float = 1.0) -> OptimResult:
-        """Update the weights by the gradients since the last update; see `TrainBackend.optim_step`.
+        """Update the weights with the gradients accumulated since the last update; see `TrainBackend.optim_step`.
 
         Raises:
             ValueError: there is no gradient.
@@ -161,10 +161,10 @@ class TrainerRank(ABC):
         return OptimResult(grad_norm=grad_norm, learning_rate=rate, stepped=stepped)
 
     def discard_gradients(self) -> None:
-        """Forget the gradients since the last update.
+        """Drop the gradients accumulated since the last update.
 
         Raises:
-            UnsupportedError: the back-end cannot.
+            UnsupportedError: the back-end does not support it.
         """
         self._check_trained("has no gradients")
         self._has_gradients, self._summed_loss = False, 0.0
@@ -172,7 +172,7 @@ class TrainerRank(ABC):
 
     @torch.no_grad()
     def measure(self, batch: TrainingBatch, loss: LossFn) -> ForwardBackwardResult:
-        """What a loss and its metrics are under the current weights; changes nothing.
+        """Return a loss and its metrics under the current weights, without changing them.
 
         Raises:
             ValueError: no token of the batch is in the loss, or a sample lacks what the loss needs.
@@ -186,7 +186,7 @@ class TrainerRank(ABC):
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> dict[Output, list[Any]]:
-        """Return what the current weights, or those of a snapshot, say of a batch; see `Passes.forward`."""
+        """Return the outputs of the current weights, or of a snapshot, for a batch; see `Passes.forward`."""
         options = options or ForwardOptions()
         using = contextlib.nullcontext() if options.version is None else self._using(options.version)
         with self._surroundings(), using:
@@ -205,27 +205,30 @@ class TrainerRank(ABC):
         raise UnsupportedError(f"training.backend {self.spec.training.backend} keeps no snapshots: set it to torch")
 
     def _using(self, version: int) -> contextlib.AbstractContextManager[None]:
-        """Compute with the weights of a snapshot inside the block."""
+        """Return a context in which the network has the weights of a snapshot."""
         raise UnsupportedError(f"training.backend {self.spec.training.backend} keeps no snapshots: set it to torch")
 
     @abstractmethod
     def weights(self) -> WeightSource:
-        """All weights: adapters merged, the model's dtype, HF names. For a policy, what the engines must hold."""
+        """Return all weights: adapters merged, in the model's dtype, by HF names. For a policy these are what engines
+        must hold.
+        """
 
     @abstractmethod
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Write everything needed to go on below `path`, an empty or missing directory; fsynced. In the background
-        where the back-end can."""
+        """Write the complete state below `path`, an empty or missing directory, and fsync; in the background if
+        supported.
+        """
 
     def written(self, *, wait: bool) -> bool:
-        """Whether the last save is on the disk: at once, unless a back-end writes in the background."""
+        """Return whether the last save is on disk; always true unless a back-end writes in the background."""
         return True
 
     def load(self, path: Path) -> None:
-        """Read what any back-end saved, also under another number of ranks or another layout.
+        """Load a state that any back-end saved, also with another number of ranks or another layout.
 
         Raises:
-            CheckpointError: it is incomplete, damaged, or of another model.
+            CheckpointError: the checkpoint is incomplete, damaged, or of another model.
         """
         with self._surroundings():
             counters = self._load(path)
@@ -235,8 +238,8 @@ class TrainerRank(ABC):
     def export(self, path: Path) -> None:
         """Write an HF safetensors model directory that `transformers` loads; a critic as a token classifier.
 
-        Adapters are merged into it; a policy's and a reward model's are written once more on their own, as `adapter/`
-        beside it.
+        Adapters are merged into it. A policy's and a reward model's adapters are also written separately, to `adapter/`
+        in the same parent directory.
         """
         is_first = self.ranks.is_first
         with self._surroundings():
@@ -244,11 +247,12 @@ class TrainerRank(ABC):
 
     @abstractmethod
     def offload(self, states: Collection[StateKind]) -> None:
-        """Move states to main memory, between steps. On a CPU they are there already. With the optimizer's, gradients
-        since the last update are forgotten.
+        """Move states to host memory, between steps. On a CPU they are there already.
+
+        Offloading the optimizer drops the gradients accumulated since the last update.
 
         Raises:
-            UnsupportedError: the back-end cannot.
+            UnsupportedError: the back-end does not support it.
         """
 
     @abstractmethod
@@ -266,18 +270,18 @@ class TrainerRank(ABC):
 
     @abstractmethod
     def _clear_grads(self) -> None:
-        """Before the passes of a step: nothing is left of an earlier one's gradients."""
+        """Drop gradients that an earlier step left, before the passes of a step."""
 
     def _backward(self, loss: Tensor, *, last: bool) -> None:
         """See `roll.training.passes.Backward`."""
         loss.backward()
 
     def _check_accumulates(self, last: bool) -> None:
-        """Raise `UnsupportedError` where the back-end must know the last batch before an update."""
+        """Raise `UnsupportedError` if the back-end must know the last batch before an update and this is not it."""
         return
 
     def _check_params(self, params: OptimParams, scale: float) -> None:
-        """Raise `UnsupportedError` where the back-end cannot update so."""
+        """Raise `UnsupportedError` if the back-end cannot update with these settings."""
         given = [each.name for each in fields(params) if getattr(params, each.name) is not None]
         if unsupported := set(given) - {"learning_rate"}:
             raise UnsupportedError(
@@ -290,8 +294,9 @@ class TrainerRank(ABC):
         """Multiply the gradients that were added, before they are clipped."""
 
     def _update(self, loss: float, rate: float, params: OptimParams) -> tuple[float, bool]:
-        """The global gradient norm, and whether the optimiser made its step: not where loss or gradients are not
-        finite."""
+        """Make an optimizer step if loss and gradients are finite; return the global gradient norm and whether it was
+        made.
+        """
         grad_norm = self._grad_norm()
         stepped = math.isfinite(grad_norm) and math.isfinite(loss)
         if stepped:
@@ -301,19 +306,19 @@ class TrainerRank(ABC):
 
     @abstractmethod
     def _grad_norm(self) -> float:
-        """Of all weights, once what the ranks computed is added up; not finite where any gradient is not."""
+        """Reduce the gradients over the ranks and return their global norm; not finite where any gradient is not."""
 
     @abstractmethod
     def _move_weights(self, rate: float, grad_norm: float, params: OptimParams) -> None:
-        """Clip to `max_grad_norm` and make the optimizer's step, at this learning rate."""
+        """Clip to `max_grad_norm` and make the optimizer step with this learning rate."""
 
     @abstractmethod
     def _load(self, path: Path) -> dict[str, int]:
-        """Read states in place; returns the counters."""
+        """Load states in place and return the counters."""
 
     @abstractmethod
     def _read(self, name: str) -> Tensor:
-        """A parameter of the network, whole, by its HF name."""
+        """Return a whole parameter of the network by HF name."""
 
     @property
     def _hf_network(self) -> PolicyNetwork | ValueNetwork:
@@ -321,7 +326,7 @@ class TrainerRank(ABC):
         return self.network
 
     def _surroundings(self) -> contextlib.AbstractContextManager[None]:
-        """What a library needs around every call."""
+        """Return the context that a library needs around every call."""
         return contextlib.nullcontext()
 
     def _check_trained(self, lacks: str) -> None:
@@ -347,10 +352,10 @@ class TrainerRank(ABC):
 
 @contextlib.contextmanager
 def moving_weights() -> Iterator[None]:
-    """What fails inside the block may have moved some weights and not others.
+    """Run the body, whose failure may leave some weights updated and others not.
 
     Raises:
-        HalfUpdatedError: it failed.
+        HalfUpdatedError: the body raised an exception.
     """
     try:
         yield

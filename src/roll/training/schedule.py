@@ -34,13 +34,13 @@ class Schedule:
         idle_steps: int = 0,
         peak: float | None = None,
     ) -> Schedule:
-        """What a configuration asks for.
+        """Build the schedule of a configuration.
 
         Args:
-            training: counts in steps of the run.
-            updates_per_step: optimiser steps of this trainer in each of them.
-            idle_steps: steps of the run in which this trainer is not updated.
-            peak: in place of `training.learning_rate`.
+            training: The training configuration, with counts in steps of the run.
+            updates_per_step: The number of optimizer steps of this trainer in each step of the run.
+            idle_steps: The number of steps of the run in which this trainer is not updated.
+            peak: The peak learning rate; by default `training.learning_rate`.
         """
         return cls(
             peak=training.learning_rate if peak is None else peak,
@@ -50,10 +50,10 @@ class Schedule:
         )
 
     def rate(self, update: int) -> float:
-        """Learning rate of optimiser step `update` (0, 1, …); only steps that moved the weights count.
+        """Return the learning rate of optimizer step `update` (0, 1, …); only steps that moved the weights count.
 
-        It rises linearly over `num_warmup` (the first step already moves: peak / num_warmup), is at its peak
-        right after, and then stays, or falls linearly or along a half cosine so that it would reach 0 at `num_updates`.
+        The rate rises linearly over `num_warmup` steps (the first step has peak / num_warmup) and is at its peak right
+        after. Then it stays, or falls linearly or along a half cosine so that it would reach 0 at `num_updates`.
         """
         if update < self.num_warmup:
             return self.peak * (update + 1) / self.num_warmup

@@ -54,13 +54,13 @@ class TrainerSpec:
 
     @classmethod
     def frozen(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
-        """A model without adapters that is asked and never trained, seen from its only rank."""
+        """Return the spec of a frozen model without adapters on a single rank."""
         whole = model.model_copy(update={"lora": None})
         return cls(model_path=str(model_path), model=whole, training=training, role="reference", seed=seed)
 
     @classmethod
     def teacher(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
-        """A frozen model that says what is learnt: in its own format, whatever the one that learns is computed in."""
+        """Return the spec of a frozen teacher, which computes in its own dtype, whatever the student's is."""
         return cls.frozen(model_path, model, in_full(training), seed)
 
     @property
@@ -70,5 +70,5 @@ class TrainerSpec:
 
 
 def in_full(training: TrainingConfig) -> TrainingConfig:
-    """The same, computed in the model's dtype alone."""
+    """Return the configuration without FP8."""
     return training if training.fp8 == "none" else training.model_copy(update={"fp8": "none"})

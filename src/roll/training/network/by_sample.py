@@ -18,7 +18,9 @@ T = TypeVar("T")
 
 
 def collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingBatch, predicted: Tensor) -> None:
-    """Add a micro-batch's samples, by their index in the batch: [L] each, 0 where nothing is predicted."""
+    """Add the predictions of a micro-batch's samples to `found`, by index in the batch: [L] each, 0 where nothing is
+    predicted.
+    """
     values = predicted.detach().float().cpu().numpy()
     for span in layout.spans:
         array = np.zeros(len(batch.samples[span.index]), dtype=np.float32)
@@ -29,7 +31,7 @@ def collect(found: dict[int, FloatArray], layout: PackedLayout, batch: TrainingB
 def collect_top(
     found: dict[int, TopLogprobs], layout: PackedLayout, batch: TrainingBatch, predicted: Predictions
 ) -> None:
-    """The likeliest tokens where the loss counts."""
+    """Add the top-k log-probs of a micro-batch's samples to `found`; tokens outside the loss get 0."""
     assert predicted.top_ids is not None and predicted.top_logprobs is not None
     ids, logprobs = predicted.top_ids.cpu().numpy(), predicted.top_logprobs.float().cpu().numpy()
     for span in layout.spans:
@@ -41,25 +43,25 @@ def collect_top(
 
 
 def no_top(length: int, num: int) -> TopLogprobs:
-    """Of a sample that the loss does not count."""
+    """Return all-zero top-k log-probs for a sample without tokens in the loss."""
     zeros = np.zeros((length, num))
     return TopLogprobs(token_ids=zeros.astype(np.int32), logprobs=zeros.astype(np.float32))
 
 
 def merged(parts: Sequence[dict[int, T]]) -> dict[int, T]:
-    """All ranks' findings, by the samples' index in their batch."""
+    """Merge the results of all ranks, by the samples' index in their batch."""
     return {index: value for part in parts for index, value in part.items()}
 
 
 def in_order(found: Mapping[int, Any], batch: TrainingBatch) -> list[Any]:
-    """Samples in batch order; one that nothing was computed for is all 0."""
+    """Return the results in batch order, with zeros for samples without a result."""
     return [found[i] if i in found else np.zeros(len(s), dtype=np.float32) for i, s in enumerate(batch.samples)]
 
 
 def complete(
     said: dict[Output, list[Any]], batch: TrainingBatch, *, every_token: bool, num_top: int | None = None
 ) -> None:
-    """Give samples that nothing was computed for, which `in_order` made arrays of 0, the form of the others.
+    """Bring the zero arrays that `in_order` made into the form of each output, in place.
 
     Values are those of tokens in the loss, also where those of every token were computed.
     """

@@ -59,11 +59,13 @@ class Projection(NamedTuple):
     """Which of the vocabulary's it has, where ranks have divided it."""
 
     def undivided(self) -> Projection:
-        """The same to the whole vocabulary, which every rank then computes alike: see `shared`."""
+        """Return the projection to the whole vocabulary, which every rank then computes identically: see `shared`."""
         return self if self.words is None else self._replace(weight=self.words.whole(self.weight), words=None)
 
     def shared(self, value: Tensor) -> Tensor:
-        """What the ranks that divide the vocabulary compute alike: the gradient is theirs in equal parts."""
+        """Mark a value that all vocabulary shards compute identically, so that each rank gets an equal part of the
+        gradient.
+        """
         return value if self.words is None else self.words.shared(value)
 
 
@@ -93,7 +95,7 @@ class Predictions(NamedTuple):
         return [tensor for tensor in self if tensor is not None]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Predictions:
-        """The same with every tensor changed."""
+        """Return the predictions with `change` applied to every tensor."""
         return Predictions(*(None if tensor is None else change(tensor) for tensor in self))
 
 
@@ -184,7 +186,9 @@ class _Distributions(torch.autograd.Function):
 def logit_chunks(
     hidden: Tensor, weight: Tensor, other: Sequence[Tensor], chunk: int, caps: Caps, kept: Iterable[Tensor] = ()
 ) -> Iterator[tuple[slice, list[Tensor]]]:
-    """The logits of every chunk of predictions, the policy's and another model's; kept ones are not computed again."""
+    """Yield the logits of each chunk of predictions, of the policy and of another model; kept logits are not
+    recomputed.
+    """
     again = iter(kept)
     pairs = [(hidden, weight), *([tuple(other)] if other else [])]
     for start in range(0, len(hidden), chunk):
@@ -200,18 +204,18 @@ def logit_chunks(
 
 
 def same_rows(logits: Tensor, part: slice, rows: slice) -> Tensor:
-    """Of a chunk's logits those of the predictions in `rows`."""
+    """Return the logits of the predictions in `rows` from a chunk that covers `part`."""
     return logits[rows.start - part.start : rows.stop - part.start]
 
 
 def _over_all_words(words: Words, here: Tensor, sums: Sequence[Tensor], entries: Sequence[Tensor]) -> None:
-    """Make what was summed over this rank's words sums over all words, in place.
+    """Turn sums over this rank's vocabulary shard into sums over the whole vocabulary, in place.
 
     Args:
-        words: this rank's.
-        here: [M] whether the target is one of them.
-        sums: largest logit and sum of exponentials, of the policy and, where there is one, of the reference.
-        entries: the target's logit, and those sums of which entropy and divergence are made; less the largest logit.
+        words: This rank's vocabulary shard.
+        here: Whether the target is in the shard [M].
+        sums: The largest logit and the sum of exponentials, of the policy and, if given, of the reference.
+        entries: The target's logit and the sums for entropy and divergence, all relative to the largest logit.
     """
     largest, total, *other = sums
     logit, entropy, *kl = entries
@@ -227,12 +231,12 @@ def _over_all_words(words: Words, here: Tensor, sums: Sequence[Tensor], entries:
 
 
 def caps_of(policy: Projection, other: Projection | None) -> Caps:
-    """Soft caps of both."""
+    """Return the soft caps of both projections."""
     return policy.softcap, None if other is None else other.softcap
 
 
 def _shifted(logits: Tensor, temperature: float, largest: Tensor) -> Tensor:
-    """A copy of the logits divided by the temperature, minus its maximum, which is written to `largest`."""
+    """Return a copy of the logits divided by the temperature, minus their maximum, which is written to `largest`."""
     scaled = scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
     return scaled.sub_(largest[:, None])
@@ -246,14 +250,14 @@ def token_statistics(
     entropy: bool = False,
     reference: Projection | None = None,
 ) -> Predictions:
-    """Log-probs, and what else is asked for.
+    """Compute the log-probs of the targets, and on request entropies and divergences from a reference.
 
     Args:
-        policy: its hidden states at the predicting positions, and its projection; differentiable in both.
-        targets: [M] int64.
-        temperature: above 0; of the policy's distribution and of the reference's.
-        entropy: whether it is wanted.
-        reference: the reference's, at the same positions; `None`: no divergence is wanted.
+        policy: The hidden states at the predicting positions, and the projection; differentiable in both.
+        targets: The tokens [M], int64.
+        temperature: The temperature of the policy's and the reference's distributions, above 0.
+        entropy: Whether to compute entropies.
+        reference: The reference's hidden states at the same positions, and its projection. `None`: no divergence.
     """
     if not entropy and reference is None:
         hidden, weight, softcap, words = policy

@@ -86,7 +86,8 @@ class _Divergence(torch.autograd.Function):
 
 
 def normalised(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """Log-probs [n, V]; the largest logit and the logarithm of the sum of exponentials are written down."""
+    """Return log-probs [n, V]; write each row's largest logit to `largest` and its log-sum of exponentials to `total`.
+    """
     scaled = scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
     scaled.sub_(largest[:, None])
@@ -96,12 +97,12 @@ def normalised(logits: Tensor, temperature: float, largest: Tensor, total: Tenso
 
 
 def normalised_again(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """The same log-probs from what was written down."""
+    """Return the same log-probs from the saved `largest` and `total`."""
     return scaled_logits(logits, temperature, largest.dtype).sub_(largest[:, None]).sub_(total[:, None])
 
 
 def _divergence(form: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, Tensor]:
-    """[n] the divergence, and the one that its gradient takes off: see `_Divergence`."""
+    """Return the divergence [n], and the one [n] that its gradient subtracts: see `_Divergence`."""
     if form.kind == "reverse":
         found = torch.sub(logp, logq).mul_(logp.exp()).sum(1)
         return found, found
@@ -114,7 +115,7 @@ def _divergence(form: Divergence, logp: Tensor, logq: Tensor) -> tuple[Tensor, T
 
 
 def _gradient(form: Divergence, p: Tensor, logp: Tensor, logq: Tensor, inner: Tensor) -> Tensor:
-    """[n, V] of the divergence in the scaled logits; a tensor of its own."""
+    """Return the gradient [n, V] of the divergence with respect to the scaled logits, as a new tensor."""
     if form.kind == "reverse":
         return torch.sub(logp, logq).sub_(inner).mul_(p)
     if form.kind == "forward":
@@ -129,14 +130,14 @@ def _mixture(form: Divergence, logp: Tensor, logq: Tensor) -> Tensor:
 def divergence_from(
     policy: Projection, teacher: Projection, targets: Tensor, form: Divergence, *, temperature: float = 1.0
 ) -> tuple[Tensor, Tensor]:
-    """Log-probs [M] of the targets and divergences [M] in nats, float32 or better, both at one temperature.
+    """Compute log-probs [M] of the targets and divergences [M] in nats, float32 or better, both at one temperature.
 
     Args:
-        policy: its hidden states at the predicting positions, and its projection; differentiable in both.
-        teacher: its own, at the same positions, over the same vocabulary.
-        targets: [M] int64.
-        form: which divergence; its own temperature is for the caller to give.
-        temperature: above 0; of both distributions.
+        policy: The hidden states at the predicting positions, and the projection; differentiable in both.
+        teacher: The teacher's hidden states at the same positions and its projection, over the same vocabulary.
+        targets: The tokens [M], int64.
+        form: The kind of divergence; its own temperature is not used here.
+        temperature: The temperature of both distributions, above 0.
     """
     found = _Divergence.apply(*policy[:2], targets, temperature, form, caps_of(policy, teacher), *teacher[:2])
     assert isinstance(found, tuple)

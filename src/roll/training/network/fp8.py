@@ -67,21 +67,22 @@ class _Scaled(NamedTuple):
 
 
 def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
-    """Compute the linear layers of a bfloat16 model's decoder layers by a recipe, in place; before adapters.
+    """Compute the linear layers of a bfloat16 model's decoder layers with an FP8 recipe, in place. Call it before
+    adapters.
 
-    Modules stay the ones they are, under their names, and with their weights: only their `forward` changes. Layers
-    whose sizes, divided by `tp`, are no multiple of 16 stay as they are; so do experts, which are no linear layers.
+    Modules keep their identity, names and weights: only their `forward` changes. Layers whose sizes, divided by `tp`,
+    are not multiples of 16 stay as they are. So do experts, which are not linear layers.
 
     Args:
-        model: an HF model.
-        recipe: of the products.
-        tp: ranks that divide a matrix.
+        model: An HF model.
+        recipe: The recipe of the matrix products.
+        tp: The number of ranks that divide a matrix.
 
     Returns:
-        How many layers that is.
+        The number of layers that use FP8.
 
     Raises:
-        ModelError: there is none.
+        ModelError: no layer can use FP8.
     """
     layers: list[Any] = list(_linear_layers(model))
     fitting = [layer for layer in layers if all(size % (MULTIPLE * tp) == 0 for size in layer.weight.shape)]
@@ -103,10 +104,10 @@ def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
 
 
 def check_products(device: torch.device) -> None:
-    """Try out whether a device has the products.
+    """Check that a device supports the FP8 products, by running one.
 
     Raises:
-        ModelError: it has not.
+        ModelError: the device does not support them.
     """
     _tried(device.type)
     if device.type == "cpu":
@@ -115,12 +116,12 @@ def check_products(device: torch.device) -> None:
 
 @cache
 def _say_that_it_is_slow() -> None:
-    """Once."""
+    """Warn once that FP8 on a CPU is slow."""
     logger.warning("training.fp8 on a CPU is for trying it out: these products are slower there than bfloat16's")
 
 
 def _linear_layers(model: Any) -> Iterator[nn.Linear]:
-    """Of the decoder layers of a language model or of a bare decoder, but for those that choose experts."""
+    """Yield the linear layers of a language model's or bare decoder's layers, without those that choose experts."""
     decoder = decoder_of(model) if hasattr(model, "get_decoder") else model.base_model
     routers = set(find_routers(model)) if hasattr(model, "get_decoder") else set()
     for layer in getattr(decoder, "layers", ()):
@@ -170,10 +171,10 @@ class _Linear(torch.autograd.Function):
 
 
 def _scaled(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Scaled:
-    """Bfloat16 numbers [rows, columns], however they lie in memory, in 8 bits.
+    """Quantize bfloat16 numbers [rows, columns], with any strides, to 8 bits.
 
-    Times a power of two they stay what they are, so the only rounding is that to 8 bits. NaN and infinity make NaN of
-    all that share their scale.
+    The scales are powers of two, so the only rounding is that to 8 bits. NaN and infinity make all numbers with the
+    same scale NaN.
     """
     infinite = float("inf")  # the norm is the largest magnitude, in one pass over memory
     largest = torch.linalg.vector_norm(x, infinite, dim=1 if by_row else None, keepdim=True)
@@ -189,12 +190,12 @@ def _scaled(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Scaled:
 
 
 def _product(a: _Scaled, b: _Scaled, *, by_row: bool = False, in_short: bool = False) -> Tensor:
-    """a b^T in bfloat16, of a [rows, k] and b [columns, k].
+    """Compute a b^T in bfloat16, from a [rows, k] and b [columns, k].
 
     Args:
-        by_row: let the kernel multiply by the factors, both by row; otherwise they are multiplied by afterwards. Only
-            with `in_short`: torchao has found such kernels slow without.
-        in_short: let tensor cores add up in fewer digits than float32 has, as is usual in the forward pass.
+        by_row: Whether the kernel applies the factors by row; otherwise they are applied afterwards. Use it only with
+            `in_short`: torchao has found such kernels slow without.
+        in_short: Whether tensor cores may accumulate with less precision than float32, as is usual in the forward pass.
     """
     left, right, kinds = a.values, b.values.t(), functional.ScalingType
     if by_row:
@@ -210,10 +211,10 @@ def _product(a: _Scaled, b: _Scaled, *, by_row: bool = False, in_short: bool = F
 
 @cache
 def _tried(kind: str) -> _Device:
-    """What a kind of device multiplies, found by trying.
+    """Find the FP8 products that a kind of device supports, by trying them.
 
     Raises:
-        ModelError: none of the formats.
+        ModelError: the device supports no FP8 format.
     """
     said = ""
     one = torch.ones(MULTIPLE, MULTIPLE, dtype=torch.bfloat16, device=kind)

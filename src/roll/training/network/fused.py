@@ -28,7 +28,9 @@ TOLERANCE = 2.0**-7
 
 
 def fuse(model: nn.Module) -> int:
-    """Replace what is recognised in a bfloat16 model on the CPU, without adapters yet; returns how many modules."""
+    """Replace known modules in a bfloat16 model on the CPU by fused ones, before adapters; return the number of
+    modules.
+    """
     library = native()
     if library is None:
         return 0
@@ -78,7 +80,7 @@ def _usable(*tensors: Tensor) -> bool:
 
 @torch.no_grad()
 def _same(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
-    """Whether both give the same for random numbers of two sizes."""
+    """Return whether module and replacement give the same result on random numbers of two scales."""
     weight = module.gate_proj.weight if hasattr(module, "gate_proj") else module.weight
     if not _usable(weight):
         return False

@@ -24,18 +24,18 @@ def final_hidden_states(
     observer: Observer | None = None,
     share: TokenShare = WHOLE,
 ) -> Tensor:
-    """Hidden states [M, H] after the last norm, at the rows of those of the layout's predictions that are this rank's.
+    """Return hidden states [M, H] after the last norm, at the rows of the layout's predictions that this rank computes.
 
-    Row `rows[m]` has seen everything before token `targets[m]` and nothing of it: the state in which that token was
-    chosen, for the policy's distribution and for the critic's value alike.
+    Row `rows[m]` has attended to all tokens before `targets[m]` and not to that token itself. It is the state in which
+    the token was chosen, both for the policy's distribution and for the critic's value.
 
     Args:
-        decoder: of an HF model loaded with the attention `roll_packed`.
-        layout: the micro-batch.
-        device: of the network.
-        dtype: that the network computes in.
-        observer: is shown queries and keys of the layers that it looks at.
-        share: which tokens, and so predictions, are this rank's.
+        decoder: The decoder of an HF model loaded with the attention `roll_packed`.
+        layout: The micro-batch.
+        device: The device of the network.
+        dtype: The dtype that the network computes in.
+        observer: An observer that receives queries and keys of some layers.
+        share: This rank's share of the tokens, and thus of the predictions.
     """
     entries = share.slice(layout)
     states = decoded(decoder, layout, device, dtype, observer, share)
@@ -51,10 +51,10 @@ def decoded(
     observer: Observer | None = None,
     share: TokenShare = WHOLE,
 ) -> Tensor:
-    """Hidden states [1, n, H] of this rank's tokens after the decoder, or after the layers of it that this rank has.
+    """Return hidden states [1, n, H] of this rank's tokens after the decoder, or after the layers that this rank has.
 
     Raises:
-        ModelError: a text is so long that the others of its row would be turned otherwise than alone.
+        ModelError: a text is so long that it changes the rotary angles of all other texts in its row.
     """
     length, limit = int(layout.position_ids.max()) + 1, rotation_length(vars(decoder.config.get_text_config()))
     if limit is not None and length > limit:
@@ -73,7 +73,7 @@ def decoded(
 
 
 def _rotary_ids(layout: PackedLayout, entries: Int64Array | slice) -> Tensor:
-    """Return [1, n] or [3, 1, n] what the rotary embedding turns the tokens at some entries by."""
+    """Return the positions for the rotary embedding of the tokens at some entries, shape [1, n] or [3, 1, n]."""
     if layout.rotary_ids is None:
         return torch.from_numpy(layout.position_ids[entries])[None]
     return torch.from_numpy(layout.rotary_ids[..., entries]).unsqueeze(-2)

@@ -28,15 +28,16 @@ __all__ = ["build_network"]
 
 
 def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None = None) -> PolicyNetwork | ValueNetwork:
-    """The network of a role in `dtype`, on the host.
+    """Build the network of a role in `dtype`, on the host.
 
     Args:
-        spec: of the rank.
-        dtype: that it computes in.
-        unread: leave weights in their files, on the meta device here, and note there which; by default they are read.
+        spec: The spec of the rank.
+        dtype: The dtype that the network computes in.
+        unread: A record of weights that are left in their files, on the meta device here. By default all weights are
+            read.
 
     Raises:
-        ModelError: the model cannot be loaded, or not be used in this role.
+        ModelError: the model cannot be loaded, or cannot be used in this role.
     """
     model = _load_model(spec, dtype, unread)
     if spec.role in ("critic", "reward_model"):
@@ -60,10 +61,10 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None =
 
 
 def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
-    """Let a policy's routers be evened out as the configuration says.
+    """Set up load balancing of a policy's routers as configured.
 
     Raises:
-        ModelError: it has none for which that is made.
+        ModelError: the model has no routers that support it.
     """
     training, routing = spec.training, network.routing
     if training.router_aux_loss:
@@ -81,10 +82,10 @@ def _balance(spec: TrainerSpec, network: PolicyNetwork, config: Any) -> None:
 
 
 def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unread | None) -> Any:
-    """A frozen model over the same tokens.
+    """Load a frozen model with the same vocabulary.
 
     Raises:
-        ModelError: its vocabulary is another one.
+        ModelError: the vocabulary differs.
     """
     trust = spec.model.trust_remote_code
     own, other = (load_tokenizer(p, trust_remote_code=trust).get_vocab() for p in (spec.model_path, path))
@@ -99,10 +100,10 @@ def _load_teacher(spec: TrainerSpec, path: str, dtype: torch.dtype, unread: Unre
 
 
 def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) -> Any:
-    """The HF causal language model, or of a reward model the sequence classifier.
+    """Load the HF causal language model, or for a reward model the sequence classifier.
 
-    Dropout of the model itself is off: log-probs must be those of the policy that sampled. An adapter's stays
-    as configured.
+    The model's own dropout is off: log-probs must be those of the policy that sampled. An adapter's dropout stays as
+    configured.
     """
     load = load_scorer if spec.role == "reward_model" else load_causal_lm
     trust, left = spec.model.trust_remote_code, None if unread is None else unread.add

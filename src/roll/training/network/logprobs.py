@@ -108,23 +108,25 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def softened(logits: Tensor, softcap: float | None) -> Tensor:
-    """Logits of a model with a final soft cap c: c tanh(z / c), in place."""
+    """Apply a final soft cap c to logits, in place: c tanh(z / c)."""
     return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
 
 def soft_slope(logits: Tensor, softcap: float | None) -> Tensor | None:
-    """Derivative of softened logits in those before."""
+    """Return the derivative of capped logits with respect to the uncapped ones."""
     return None if softcap is None else (logits / softcap).square_().neg_().add_(1.0)
 
 
 def _columns(hidden: Tensor, weight: Tensor) -> list[slice]:
-    """The vocabulary in parts of as many words as `CHUNK_ELEMENTS` allows."""
+    """Split the vocabulary into slices of as many entries as `CHUNK_ELEMENTS` allows."""
     size = max(CHUNK_ELEMENTS // max(len(hidden), 1), 1)
     return [slice(start, min(start + size, len(weight))) for start in range(0, len(weight), size)]
 
 
 def _take_in(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> None:
-    """Let logits [M, n] of further words change each prediction's largest logit and sum of exponentials [M]."""
+    """Update each prediction's largest logit [M] and sum of exponentials [M] with logits [M, n] of more vocabulary
+    entries.
+    """
     library = _native_for(logits)
     if library is not None:
         library.call("softmax_sums", logits, 1.0 / temperature, largest, total, *logits.shape)
@@ -140,7 +142,9 @@ def _take_in(logits: Tensor, temperature: float, largest: Tensor, total: Tensor)
 def _to_gradient(
     logits: Tensor, temperature: float, largest: Tensor, factor: Tensor, scale: Tensor, local: Tensor
 ) -> None:
-    """Overwrite logits [M, n] with exp(z - largest) factor, plus `scale` at word `local` where that is one of them."""
+    """Overwrite logits [M, n] with exp(z - largest) factor, plus `scale` at column `local` where the slice contains
+    it.
+    """
     library = _native_for(logits)
     if library is not None:
         library.call("softmax_gradient", logits, 1.0 / temperature, largest, factor, scale, local, *logits.shape)
@@ -177,7 +181,7 @@ class ProjectionGradient:
         self._grad_weight: Tensor | None = None
 
     def add(self, part: slice, grad_logits: Tensor, slope: Tensor | None = None) -> None:
-        """Take in a chunk's gradients [n, V], of the predictions in `part`; `slope`: see `soft_slope`."""
+        """Add the gradients [n, V] of a chunk, for the predictions in `part`; `slope`: see `soft_slope`."""
         if slope is not None:
             grad_logits.mul_(slope)
         if self._grad_hidden is not None:
@@ -190,7 +194,7 @@ class ProjectionGradient:
                 self._grad_weight = share.to(self._sum_dtype)
 
     def result(self) -> tuple[Tensor | None, Tensor | None]:
-        """Gradients of the hidden states and of the projection, where they are wanted."""
+        """Return the gradients of the hidden states and of the projection, `None` where not wanted."""
         weight = self._grad_weight
         if weight is None and self._wants_weight:  # of no prediction: other ranks wait for its gradient all the same
             weight = torch.zeros_like(self._weight)
@@ -198,12 +202,12 @@ class ProjectionGradient:
 
 
 def blocks_of(logits: Tensor, start: int, most: int | None = None) -> Iterator[tuple[slice, Tensor]]:
-    """A chunk's logits by blocks of rows, with their place among all predictions.
+    """Yield a chunk's logits in blocks of rows, each with its slice of all predictions.
 
     Args:
-        logits: [n, V], the first of prediction `start`.
-        start: see there.
-        most: elements of a block where the device does not ask for less; by default all.
+        logits: The logits [n, V]; the first row belongs to prediction `start`.
+        start: The first prediction of the chunk.
+        most: The largest number of elements in a block; by default all. Devices with a small cache use their own limit.
     """
     rows = len(logits) if most is None else max(most // logits.shape[1], 1)
     if has_small_cache(logits.device):
@@ -214,12 +218,14 @@ def blocks_of(logits: Tensor, start: int, most: int | None = None) -> Iterator[t
 
 
 def has_small_cache(device: torch.device) -> bool:
-    """Return whether blocks of logits should fit into a processor's cache; a dry run answers for an accelerator."""
+    """Return whether blocks of logits should fit into a processor's cache. A dry run replaces it by an accelerator's
+    answer.
+    """
     return device.type == "cpu"
 
 
 def scaled_logits(logits: Tensor, temperature: float, dtype: torch.dtype) -> Tensor:
-    """A copy of the logits in `dtype`, divided by the temperature."""
+    """Return a copy of the logits in `dtype`, divided by the temperature."""
     scaled = logits.to(dtype, copy=True)
     return scaled if temperature == 1.0 else scaled.div_(temperature)
 
@@ -233,18 +239,18 @@ def token_logprobs(
     softcap: float | None = None,
     words: Words | None = None,
 ) -> Tensor:
-    """Log-prob of each target under softmax(W h / temperature).
+    """Compute the log-prob of each target under softmax(W h / temperature).
 
     Args:
-        hidden: [M, H] hidden states at the predicting positions.
-        weight: [V, H] of the vocabulary projection.
-        targets: [M] int64.
-        temperature: above 0.
-        words: which of the vocabulary's the projection [V, H] is to, where ranks have divided it.
-        softcap: of the logits before the temperature.
+        hidden: The hidden states [M, H] at the predicting positions.
+        weight: The vocabulary projection [V, H].
+        targets: The tokens [M], int64.
+        temperature: The temperature, above 0.
+        softcap: The soft cap of the logits before the temperature.
+        words: The vocabulary shard of the projection, where ranks divide the vocabulary.
 
     Returns:
-        [M] float32 (float64 for a float64 model); differentiable in `hidden` and `weight`.
+        The log-probs [M], float32 (float64 for a float64 model); differentiable in `hidden` and `weight`.
     """
     result = _TokenLogprobs.apply(hidden, weight, targets, temperature, softcap, words)
     assert isinstance(result, Tensor)

@@ -36,20 +36,20 @@ class Adapter:
     """Whether the layer keeps its weight as [inputs, outputs]."""
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        """The full weight, in float32 or better; the inputs stay as they are."""
+        """Return the full weight in float32 or better; the inputs are not changed."""
         dtype = torch.promote_types(weight.dtype, torch.float32)
         delta = b.to(dtype) @ a.to(dtype)
         return weight.to(dtype) + self.scale * (delta.t() if self.transposed else delta)
 
 
 def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
-    """Freeze an HF model's weights and give its linear layers adapters, in the model's dtype.
+    """Freeze an HF model's weights and add adapters to its linear layers, in the model's dtype.
 
-    They begin as peft's do, but from `seed` alone: equal on every rank, whatever else the process draws meanwhile.
+    They are initialized as in peft, but from `seed` only: equal on every rank, independently of other random draws.
 
     Raises:
-        ModelError: `target_modules` names what is no linear layer of this model, or adapters would be larger than what
-            they adapt.
+        ModelError: `target_modules` names a module that is not a linear layer of this model, or the rank is larger than
+            that of every adapted layer.
     """
     from peft import LoraConfig, inject_adapter_in_model
 
@@ -85,13 +85,14 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
 
 
 def _targets(model: Any, named: list[str] | str) -> list[str] | str:
-    """What peft is to adapt: linear layers of the decoder. The output embedding is computed chunk by chunk from its
-    weight, and the input embedding is often the same; neither is called as a layer that could have an adapter. Of a
-    mixture, experts, which stand in one tensor, and routers stay as they are, where peft would replace the names of
-    experts' matrices by adapters that nothing here merges.
+    """Return the `target_modules` for peft: linear layers of the decoder.
+
+    The embeddings have no adapters: the output embedding is computed in chunks from its weight and not called as a
+    layer, and the input embedding is often tied to it. In a mixture of experts, routers have none. Experts, which are
+    stacked in one tensor, have none either: peft would rename their matrices to adapters that nothing here merges.
 
     Raises:
-        ModelError: a name is of no such layer.
+        ModelError: a name does not match any such layer.
     """
     routers = find_routers(model)
     mixture = bool(routers) or bool(find_experts(model))
@@ -121,14 +122,14 @@ def _targets(model: Any, named: list[str] | str) -> list[str] | str:
 
 @contextlib.contextmanager
 def adapters_off(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
-    """Inside the block, a model computes with its frozen weights alone.
+    """Run the body with the model's adapters switched off.
 
     Args:
-        model: with adapters.
-        elsewhere: whether only other parts of the model may have them.
+        model: A model with adapters.
+        elsewhere: Whether it is fine that only other parts of the model, on other ranks, have adapters.
 
     Raises:
-        ValueError: it has no adapters.
+        ValueError: the model has no adapters.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -145,12 +146,12 @@ def adapters_off(model: Any, *, elsewhere: bool = False) -> Iterator[None]:
 
 
 def checkpoint_name(parameter_name: str) -> str:
-    """A parameter's name in the HF checkpoint: peft puts the original layer inside its own."""
+    """Return a parameter's name in the HF checkpoint: peft nests the original layer inside its own."""
     return parameter_name.replace(".base_layer.", ".")
 
 
 def find_adapters(model: Any) -> dict[str, Adapter]:
-    """All adapters of a model, by the checkpoint's name of the weight that they change."""
+    """Return all adapters of a model, by the checkpoint name of the weight that each one changes."""
     from peft.tuners.lora import LoraLayer
 
     return {

@@ -24,14 +24,14 @@ def loss_inputs(
     counts: BatchCounts,
     attention: Mapping[int, AttentionStatistics] | None = None,
 ) -> LossInputs:
-    """The loss tokens of a micro-batch, sequence after sequence.
+    """Collect the loss tokens of a micro-batch, sequence by sequence.
 
     Args:
-        layout: of the micro-batch, built for the tokens in the loss.
-        batch: the global batch.
-        predicted: what the network says of the layout's predictions, with gradient.
-        counts: that the loss divides by.
-        attention: by the samples' index in their batch, where the loss asks for it and samples do not bring it.
+        layout: The layout of the micro-batch, built for the tokens in the loss.
+        batch: The global batch.
+        predicted: The network's outputs at the layout's predictions, with gradient.
+        counts: The global counts that the loss divides by.
+        attention: The attention statistics by sample index, where the loss needs them and the samples have none.
 
     Raises:
         ValueError: some samples of the batch have a column and others do not.
@@ -77,13 +77,13 @@ def loss_inputs(
 
 
 def _in_order_of_tokens(predicted: Predictions, layout: PackedLayout, device: torch.device) -> Predictions:
-    """Return predictions [N], one for each loss token, sequence after sequence."""
+    """Return the predictions [N] of each loss token, sequence by sequence."""
     order = torch.from_numpy(np.concatenate([span.prediction_index for span in layout.spans])).to(device)
     return Predictions(*(None if tensor is None else tensor.index_select(0, order) for tensor in predicted))
 
 
 def _by_sequence_first(layout: PackedLayout, batch: TrainingBatch) -> tuple[PackedLayout, Int64Array]:
-    """The same layout with the samples of a sequence one after the other, and the number [n] of each one's sequence."""
+    """Return the layout with the samples of a sequence adjacent, and the sequence number [n] of each sample."""
     names = [batch.samples[span.index].sequence or span.index for span in layout.spans]
     known: dict[str | int, int] = {}
     numbers = np.array([known.setdefault(name, len(known)) for name in names], dtype=np.int64)
@@ -94,7 +94,7 @@ def _by_sequence_first(layout: PackedLayout, batch: TrainingBatch) -> tuple[Pack
 
 
 def _sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequence[TrainingSample]) -> Tensor:
-    """[S] loss tokens, in all samples of the batch that a sequence has."""
+    """Return the number of loss tokens [S] of each sequence, over all of its samples in the batch."""
     if len(firsts) == len(layout.spans) and not any(s.sequence for s in firsts):
         return torch.tensor([len(span.token_index) for span in layout.spans])
     counts: Counter[str] = Counter()
@@ -104,10 +104,10 @@ def _sequence_lengths(batch: TrainingBatch, layout: PackedLayout, firsts: Sequen
 
 
 def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
-    """[M, k] the likeliest tokens of the model that is imitated, at every prediction of a micro-batch.
+    """Return the teacher's top-k tokens [M, k] at every prediction of a micro-batch.
 
     Raises:
-        ValueError: a sample of the batch lacks them, or they are of several k.
+        ValueError: a sample of the batch has no top-k tokens, or the samples differ in k.
     """
     tops = [s.teacher_top for s in batch.samples if s.loss_mask.any()]
     sizes = {None if top is None else top.token_ids.shape[1] for top in tops}
@@ -122,7 +122,7 @@ def teacher_top_ids(layout: PackedLayout, batch: TrainingBatch) -> Int64Array:
 
 
 def _teacher_top(batch: TrainingBatch, layout: PackedLayout, like: Tensor) -> Tensor:
-    """[N, k]; `teacher_top_ids` has seen that every sample has them."""
+    """Return the teacher's top-k log-probs [N, k]; `teacher_top_ids` has checked that every sample has them."""
     tops = [(batch.samples[span.index].teacher_top, span.token_index) for span in layout.spans]
     parts = [top.logprobs[places] for top, places in tops if top is not None]
     return torch.from_numpy(np.concatenate(parts)).to(like.device, like.dtype)
@@ -135,7 +135,7 @@ def _by_sequence(
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """[S] one number of every sample; `None` where the batch does not have it.
+    """Return one number per sequence, shape [S]; `None` where the batch does not have it.
 
     Raises:
         ValueError: some samples of the batch have it and others do not.
@@ -150,17 +150,17 @@ def _by_sequence(
 def _column(
     name: str, batch: TrainingBatch, layout: PackedLayout, like: Tensor, *, of_experts: bool = True
 ) -> Tensor | None:
-    """[N] one of the samples' arrays at the loss tokens; `None` where the batch does not have it.
+    """Return one of the samples' arrays at the loss tokens, shape [N]; `None` where the batch does not have it.
 
     Args:
-        name: of the sample's field.
-        batch: the global batch, so that a column is there in all of its micro-batches or in none.
-        layout: of the micro-batch.
-        like: whose device and dtype it gets.
-        of_experts: experts have it as all others do; otherwise one that lacks it has 0.
+        name: The sample's field.
+        batch: The global batch, so that all of its micro-batches have the column or none has it.
+        layout: The layout of the micro-batch.
+        like: A tensor with the device and dtype of the result.
+        of_experts: Whether expert samples must have the array too; otherwise one without it gets 0.
 
     Raises:
-        ValueError: some samples have it and others do not.
+        ValueError: some samples have the array and others do not.
     """
     lacking = {getattr(s, name) is None for s in batch.samples if of_experts or not s.expert}
     if len(lacking) == 2:
@@ -173,7 +173,7 @@ def _column(
 
 
 def _chunk_ids(samples: list[TrainingSample], layout: PackedLayout, device: torch.device) -> Tensor | None:
-    """Chunks of all sequences, numbered through."""
+    """Return the chunk number of each loss token, counted over all sequences."""
     if all(s.chunk_ids is None for s in samples):
         return None
     parts, total = [], 0
@@ -199,7 +199,7 @@ def _entropy_mask(samples: list[TrainingSample], layout: PackedLayout, device: t
 def _attention(
     samples: list[TrainingSample], layout: PackedLayout, found: Mapping[int, AttentionStatistics] | None
 ) -> tuple[SequenceAttention, ...] | None:
-    """Those that samples bring; where they bring none, the current ones."""
+    """Return the samples' attention statistics, or the current ones where samples have none."""
     if found is None and all(s.attention is None for s in samples):
         return None
     result = []
@@ -212,7 +212,9 @@ def _attention(
 
 
 def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Those that samples bring; for the others the current ones, which they equal before the first update."""
+    """Return the samples' old log-probs; the current ones where a sample has none: before the first update both are
+    equal.
+    """
     if all(s.old_logprobs is None for s in samples):
         return current
     parts = current.split([len(span.token_index) for span in layout.spans])
@@ -223,7 +225,7 @@ def _old_logprobs(current: Tensor, samples: list[TrainingSample], layout: Packed
 
 
 def _behavior_logprobs(old: Tensor, samples: list[TrainingSample], layout: PackedLayout) -> Tensor:
-    """Return those that samples bring, and `old` [N] where they bring none."""
+    """Return the samples' behavior log-probs [N], and `old` where a sample has none."""
     if all(s.behavior_logprobs is None for s in samples):
         return old
     parts = []

@@ -34,10 +34,10 @@ Logits = Callable[[Any, PackedLayout], tuple[Tensor, Tensor]]
 
 
 def make_packable(model: Any) -> None:
-    """Prepare a model, as it was loaded, for packed rows: once, before adapters.
+    """Prepare a freshly loaded model for packed rows. Call it once, before adapters.
 
-    What carries a state from token to token starts anew with every text. Routers leave out the noise that they train
-    with: log-probs must be those of the policy that sampled.
+    Recurrent layers start with an empty state for every text. Routers run without their training noise: log-probs must
+    be those of the policy that sampled.
     """
     for module in model.modules():
         for name in ("jitter_noise", "input_jitter_noise"):
@@ -69,21 +69,24 @@ def make_packable(model: Any) -> None:
 
 
 def _is_without_data(model: Any) -> bool:
-    """Whether there is nothing to try: where layers are lent their weights, embeddings have theirs all the time."""
+    """Return whether the model has no weights to try it with.
+
+    Where layers get their weights only while they run, the embeddings have theirs all the time, so they decide.
+    """
     if hasattr(model, "get_input_embeddings"):
         return model.get_input_embeddings().weight.is_meta
     return any(parameter.is_meta for parameter in model.parameters())
 
 
 def check_packing(model: Any, logits: Logits) -> None:
-    """Try a model on a few short texts.
+    """Compare packed with separate computation of a few short texts.
 
     Args:
-        model: prepared, with the attention `roll_packed`.
-        logits: how the trainer computes them.
+        model: A prepared model with the attention `roll_packed`.
+        logits: The trainer's function that computes hidden states and logits.
 
     Raises:
-        ModelError: what it computes of packed texts is not what it computes of them alone.
+        ModelError: packed texts give other results than separate ones.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False), model.dtype
     if key in _passed or _is_without_data(model):
@@ -105,12 +108,12 @@ def check_packing(model: Any, logits: Logits) -> None:
 
 @torch.no_grad()
 def check_stages(decoder: Any, starts: Iterable[int]) -> None:
-    """Whether a decoder can be cut before each of some layers: nothing but hidden states passes from layer to layer.
+    """Check that a decoder can be cut before each of some layers: only hidden states may pass from layer to layer.
 
-    A text is computed with another's states from the cut on: what comes out must be what comes out of that other.
+    From the cut on, one text is computed with the hidden states of another. The output must be that of the other text.
 
     Raises:
-        ModelError: it is something else.
+        ModelError: the outputs differ.
     """
     layout = _layout([_text(0, 8)], share=False)
     parameter = next(decoder.parameters())
@@ -119,7 +122,9 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
     positions = torch.from_numpy(layout.position_ids).to(parameter.device)[None]
 
     def run(seed: int, start: int, given: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Hidden states that come to layer `start`, or that it is given in their place, and those after the decoder."""
+        """Return the hidden states at the input of layer `start` and those after the decoder; `given` replaces the
+        former.
+        """
         seen: list[Tensor] = []
 
         def before(layer: Any, args: Any) -> Any:
@@ -156,7 +161,7 @@ def check_stages(decoder: Any, starts: Iterable[int]) -> None:
 
 
 def _difference(model: Any, logits: Logits) -> str:
-    """What is not as it should be; empty where all is."""
+    """Return a description of the first difference found; empty if there is no difference."""
     one, other = _text(0, 9), _text(1, 7)
     branch = np.concatenate([one[:6], _text(2, 4)])
     alone = {len(text): text for text in (one, other, branch)}

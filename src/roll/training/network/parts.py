@@ -51,17 +51,17 @@ def leave_parts(
     share: TokenShare,
     dtype: torch.dtype,
 ) -> None:
-    """Leave of a model what a rank has, in place, and let its decoder compute the part that is at work.
+    """Keep only this rank's parts of a model, in place, and make its decoder compute the active part.
 
     Args:
-        root: with all that belongs to the model.
-        decoder: whose `layers` are divided.
-        projection: to the vocabulary; `None` where there is none.
-        heads: that the last part has besides.
-        stage: of this rank.
-        spans: the layers of every part of the model.
-        share: which tokens are this rank's.
-        dtype: of what passes between parts.
+        root: The module that contains the whole model.
+        decoder: The decoder whose `layers` are divided.
+        projection: The projection to the vocabulary, or `None`.
+        heads: Other modules of the last part.
+        stage: The stage of this rank.
+        spans: The layers of each part of the model.
+        share: This rank's share of the tokens.
+        dtype: The dtype of the hidden states between parts.
     """
     hand, embeddings, layers = _Hand(), decoder.get_input_embeddings(), decoder.layers
     given = _given(embeddings, hand, stage, is_tied=projection is not None and projection.weight is embeddings.weight)
@@ -87,7 +87,7 @@ def leave_parts(
 
 
 def _given(embeddings: nn.Module, hand: _Hand, stage: Stage, *, is_tied: bool) -> PassThrough:
-    """What stands for embeddings that are not asked: the states that come in."""
+    """Return a stand-in for embeddings that are not computed here: it returns the received hidden states."""
     stand_in = PassThrough(embeddings)
     if is_tied and stage.is_last:
         stand_in.register_parameter("weight", embeddings.weight)  # type: ignore[arg-type]
@@ -98,7 +98,7 @@ def _given(embeddings: nn.Module, hand: _Hand, stage: Stage, *, is_tied: bool) -
 
 
 def _chosen(layers: nn.ModuleList, own: range, hand: _Hand) -> nn.ModuleList:
-    """A part's own, and in the place of all others what passes states through."""
+    """Return a part's own layers, with pass-through modules at the positions of all others."""
     chosen = nn.ModuleList(layer if i in own else PassThrough(layer) for i, layer in enumerate(layers))
     if own.start > 0:
         chosen[own.start - 1].forward = lambda *unused, **other: hand.received
@@ -124,7 +124,9 @@ def _staged(
     width: int,
     dtype: torch.dtype,
 ) -> Callable[..., Any]:
-    """A decoder's `forward` that begins with what the part before sends, and ends with what goes to the next."""
+    """Return a decoder's `forward` that starts from the previous part's hidden states and sends its own to the next
+    part.
+    """
 
     def forward(*, input_ids: Tensor, **kwargs: Any) -> Any:
         if not stage.part.is_first:
@@ -162,7 +164,7 @@ def _put(view: _View) -> None:
 
 
 def _places(root: nn.Module, module: nn.Module) -> list[_Place]:
-    """Where a module stands below `root`."""
+    """Return all places of a module below `root`."""
     return [(parent, name) for parent in root.modules() for name, child in parent._modules.items() if child is module]
 
 

@@ -79,18 +79,18 @@ class PolicyNetwork(nn.Module):
         observer: Observer | None = None,
         top: Int64Array | int | None = None,
     ) -> Predictions:
-        """Log-probs [M] of the layout's predictions, float32 or better, and what else is needed.
+        """Compute the log-probs [M] of the layout's predictions, float32 or better, and the other outputs that are
+        needed.
 
         Args:
-            layout: the micro-batch.
-            temperature: of the distributions.
-            needs: of a loss.
-            observer: is shown queries and keys of the layers that it looks at.
-            top: tokens [M, k] whose log-probs are wanted too; or of how many of the likeliest, without a gradient.
+            layout: The micro-batch.
+            temperature: The temperature of the distributions.
+            needs: The outputs that a loss needs.
+            observer: An observer that receives queries and keys of some layers.
+            top: Tokens [M, k] whose log-probs to compute as well, or the k of the top-k log-probs, without a gradient.
 
         Raises:
-            ValueError: a divergence is asked for, and there is no such teacher, or neither a reference nor an adapter
-                to leave out; or there are no such tokens, or not so many.
+            ValueError: the required teacher, reference or adapter is missing, or `top` exceeds the vocabulary.
         """
         if self.cut is not None and not self.cut.stage.part.is_last:
             return self._passed_on(self.cut, layout, needs)
@@ -105,7 +105,7 @@ class PolicyNetwork(nn.Module):
         observer: Observer | None,
         top: Int64Array | int | None,
     ) -> Predictions:
-        """Of those that are this rank's."""
+        """Compute the outputs at the predictions of this rank."""
         mine = self.share.predictions(layout)
         targets = torch.from_numpy(layout.targets[mine]).to(self.device)
         policy = _project(self.model, layout, observer, self.share)
@@ -148,7 +148,7 @@ class PolicyNetwork(nn.Module):
         return found._replace(values=policy.shared(values_of(self.value_head, policy.hidden)))
 
     def _passed_on(self, cut: Cut, layout: PackedLayout, needs: Needs) -> Predictions:
-        """What a stage before the last one does of `_own_predictions`: the same models, in the same order."""
+        """Run the models of `_own_predictions`, in the same order, on a stage before the last one."""
 
         def states(model: Any, of: PackedLayout) -> Tensor:
             return decoded(decoder_of(model), of, cut.stage.device, cut.dtype, share=self.share)
@@ -185,7 +185,7 @@ class PolicyNetwork(nn.Module):
 
     @contextmanager
     def _as_reference(self) -> Iterator[None]:
-        """Compute without adapters inside the block, and count nothing of it as the policy's."""
+        """Run the body without adapters, and without counting its expert choices as the policy's."""
         uncounted = nullcontext() if self.routing is None else self.routing.uncounted()
         with adapters_off(self.model, elsewhere=self.cut is not None), uncounted:
             yield
@@ -265,7 +265,7 @@ def _check_tokens(ids: Int64Array, num_tokens: int) -> None:
 def _project(
     model: Any, layout: PackedLayout, observer: Observer | None = None, share: TokenShare = WHOLE
 ) -> Projection:
-    """Hidden states at this rank's predictions, and the projection to the vocabulary."""
+    """Return the hidden states at this rank's predictions, and the projection to the vocabulary."""
     head, config = model.get_output_embeddings(), model.config.get_text_config()
     device, dtype = head.weight.device, projection_dtype(head)
     hidden = final_hidden_states(decoder_of(model), layout, device, dtype, observer, share)

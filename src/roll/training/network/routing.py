@@ -71,20 +71,20 @@ class Routing:
 
     @torch.no_grad()
     def check_replay(self) -> None:
-        """Make sure that every router can be given its experts.
+        """Check that every router's choice of experts can be replaced.
 
         Raises:
-            ModelError: one does not choose the best few of its scores.
+            ModelError: a router does not choose the top-k of its scores.
         """
         for router, plain in self._plain:
             best = torch.arange(self.num_chosen, device=router.weight.device)[None]
             self._given(best, plain, router.weight.new_zeros(1, router.weight.shape[1]))
 
     def check_choices(self, samples: Iterable[TrainingSample]) -> None:
-        """Make sure that the experts that samples come with can be chosen: whoever recorded them had this model.
+        """Check that the experts recorded in samples are valid choices for this model.
 
         Raises:
-            ModelError: naming the sample, and what it has.
+            ModelError: a sample's experts do not fit; the message names the sample.
         """
         for sample in samples:
             if sample.experts is None:
@@ -110,14 +110,14 @@ class Routing:
             )
 
     def clear(self) -> None:
-        """Forget how often experts were chosen."""
+        """Reset the counts of expert choices."""
         self._chosen: list[Tensor | None] = [None] * self.num_layers
         self._counts: list[Tensor | None] = [None] * self.num_layers
         self._shares: list[Tensor | None] = [None] * self.num_layers
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:
-        """Count no choices inside the block: these passes are of another policy, such as the reference."""
+        """Run the body without counting choices: its passes are of another policy, such as the reference."""
         self._counts_choices = False
         try:
             yield
@@ -125,10 +125,10 @@ class Routing:
             self._counts_choices = True
 
     def metrics(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
-        """Of all ranks' `load`, how even the choice was, and what evens it out; see `load_metrics`.
+        """Return metrics of load balance over all ranks' `load`; see `load_metrics`.
 
-        `experts/aux_loss` is what was added to the loss; `experts/bias_range` how far apart a layer's largest and
-        smallest bias are, mean over layers.
+        `experts/aux_loss` is the auxiliary loss that was added; `experts/bias_range` the difference between a layer's
+        largest and smallest bias, averaged over layers.
         """
         found = load_metrics(loads)
         self._totals = np.sum([load[0] for load in loads], axis=0)
@@ -140,14 +140,15 @@ class Routing:
         return found
 
     def even_out(self, loads: Sequence[tuple[Int64Array, np.ndarray]]) -> None:
-        """From now on, backward passes also follow the auxiliary loss of a batch.
+        """Make later backward passes add the gradient of a batch's auxiliary loss.
 
-        coefficient E sum_e f_e p_e, mean over layers: f_e is how many choices per token of the batch fell on expert e,
-        p_e the mean of its probabilities (arXiv 2101.03961 eq. 4 to 6; f_e counts k choices, as in `transformers`).
-        Only p_e has a gradient, a sum over tokens; so every token can give its part as it passes.
+        The loss is coefficient E sum_e f_e p_e, averaged over layers: f_e is the number of choices of expert e per
+        token of the batch, p_e the mean of its probabilities (arXiv 2101.03961 eq. 4 to 6; f_e counts k choices, as in
+        `transformers`). Only p_e has a gradient. It is a sum over tokens, so every token can add its part when it
+        passes.
 
         Args:
-            loads: all ranks' `load` of the batch.
+            loads: The `load` of the batch on all ranks.
         """
         counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
         num_tokens = np.maximum(counts.sum(1, keepdims=True) / self.num_chosen, 1)
@@ -156,17 +157,19 @@ class Routing:
 
     @torch.no_grad()
     def move_biases(self, rate: float) -> None:
-        """After an update, move every expert's bias by `rate` towards an even choice (arXiv 2408.15664), by how often
-        it was chosen in the batch of the `metrics` before."""
+        """Move every expert's bias by `rate` towards balance after an update (arXiv 2408.15664).
+
+        The direction comes from the choices in the batch of the previous `metrics` call.
+        """
         assert self._totals is not None
         for bias, counts in zip(self.biases, self._totals, strict=True):
             bias += rate * torch.from_numpy(np.sign(counts.mean() - counts)).to(bias)
 
     def load(self, share: TokenShare = WHOLE) -> tuple[Int64Array, np.ndarray]:
-        """[layers, E] how many tokens chose each expert since `clear`, and sums of their probabilities.
+        """Return the number of tokens per expert since `clear` [layers, E], and the sums of their probabilities.
 
         Args:
-            share: which tokens are this rank's; all that `share`s rows add up what they counted.
+            share: This rank's share of the tokens; the counts are summed over all ranks of one row.
         """
         empty = torch.zeros(self.num_experts, dtype=torch.float64)
         counts, shares = (
@@ -178,8 +181,10 @@ class Routing:
     def by_sample(
         self, found: dict[int, Any], blocks: Iterable[Block], batch: TrainingBatch, share: TokenShare = WHOLE
     ) -> None:
-        """Add to `found` what the tokens of a micro-batch chose in the forward pass before: [L, layers, k] int16, -1
-        where they did not go through the network, or through that layer here."""
+        """Add the experts that a micro-batch's tokens chose in the last forward pass to `found`: [L, layers, k] int16.
+
+        Entries are -1 for tokens that did not go through the network, and for layers of other ranks.
+        """
         here = [i for i, x in enumerate(self._chosen) if x is not None]
         own_tokens = torch.stack([x for x in self._chosen if x is not None], dim=1) if here else None
         chosen = None if own_tokens is None else share.all_tokens(own_tokens).cpu().numpy()
@@ -208,7 +213,7 @@ class Routing:
         return forward
 
     def _given(self, chosen: Tensor, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What a router answers when these experts [N, k] are the best."""
+        """Return a router's output when the experts [N, k] are the top-k."""
         with _Replay(chosen, self.num_experts) as replay:
             output = plain(*args, **kwargs)
         if not replay.used:
@@ -219,7 +224,9 @@ class Routing:
         return output
 
     def _evened(self, i: int, router: Any, output: Any) -> Any:
-        """With weights whose backward pass also adds this rank's share of the auxiliary loss's gradient."""
+        """Return a router's output with weights whose backward pass also adds this rank's share of the auxiliary
+        gradient.
+        """
         if self._slopes is None or not torch.is_grad_enabled():
             return output
         logits, _ = chosen_experts(router, output)
@@ -287,19 +294,19 @@ class _Replay(TorchFunctionMode):
 
 
 def find_routing(model: Any) -> Routing | None:
-    """The routers of a model, or `None` where nothing chooses between experts, or says what it chose."""
+    """Return the routers of a model, or `None` if it has none that report their choices."""
     routers = find_routers(model)
     return Routing(model, routers) if routers else None
 
 
 def load_metrics(loads: Sequence[tuple[Int64Array, np.ndarray]]) -> dict[str, float]:
-    """How evenly experts were chosen over all ranks' tokens, means over layers.
+    """Compute metrics of load balance over all ranks' tokens, averaged over layers.
 
-    `experts/load_ratio` is the busiest expert's load by the mean load, 1 where all are equal;
-    `experts/load_ratio_worst` that of the worst layer. `experts/largest_share` of the choices went to one expert.
-    `experts/entropy` of the loads is 1 where all are equal, 0 where one is always chosen; `experts/idle` is the share
-    of experts that no token chose. `experts/balance_loss` is E sum_e f_e p_e of the Switch Transformer (arXiv
-    2101.03961 eq. 4), by the softmax of the router's logits.
+    `experts/load_ratio` is the largest load divided by the mean load, 1 where all loads are equal;
+    `experts/load_ratio_worst` is that of the worst layer. `experts/largest_share` is the share of choices of the most
+    loaded expert. `experts/entropy` of the loads is 1 where all are equal, 0 where one expert is always chosen;
+    `experts/idle` is the share of experts that no token chose. `experts/balance_loss` is E sum_e f_e p_e of the Switch
+    Transformer (arXiv 2101.03961 eq. 4), with the softmax of the router's logits.
     """
     counts = np.sum([load[0] for load in loads], axis=0).astype(np.float64)
     shares = np.sum([load[1] for load in loads], axis=0)

@@ -61,11 +61,13 @@ class Cut:
         return [name for name, stages in self.stages_of.items() if len(stages) > 1 and self.stage.number in stages]
 
     def all_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The whole model's, of which other stages' are without data."""
+        """Return the whole model's tensors; those of other stages have no data."""
         return {name: own.get(name, tensor) for name, tensor in self.tensors.items()}
 
     def brought(self, name: str, tensor: Tensor) -> Tensor:
-        """On rank 0, a whole tensor from the stage that has it; elsewhere nothing of use. Collective."""
+        """Send a whole tensor from the stage that has it to rank 0; the result on other ranks is not meaningful.
+        Collective.
+        """
         stage, owner = self.stage, self.stages_of[name][0]
         if owner and stage.with_first:
             if stage.number == owner:
@@ -76,10 +78,10 @@ class Cut:
 
 
 def check_cut(network: Any, stage: Stage) -> None:
-    """Try whether a network, whole on every rank, can be cut into so many parts.
+    """Check that a network, whole on every rank, can be cut into the stage's number of parts.
 
     Raises:
-        ModelError: it has fewer layers than there are parts, or more passes between layers than hidden states.
+        ModelError: the network has fewer layers than parts, or passes more than hidden states between layers.
     """
     models = [(decoder_of(model), model.get_output_embeddings()) for model in network.frozen]
     for decoder, projection in (*models, (network.decoder, network.projection)):
@@ -87,16 +89,16 @@ def check_cut(network: Any, stage: Stage) -> None:
 
 
 def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> None:
-    """Leave of a network that `check_cut` has let pass, whole on every rank, this stage's part. Collective.
+    """Keep only this stage's part of a network that passed `check_cut` and is whole on every rank. Collective.
 
     Args:
         network: `PolicyNetwork` or `ValueNetwork`, on the host.
-        stage: of this rank.
-        share: which tokens are this rank's.
-        dtype: that the network computes in.
+        stage: The stage of this rank.
+        share: This rank's share of the tokens.
+        dtype: The dtype that the network computes in.
 
     Raises:
-        ModelError: a weight would be in no stage.
+        ModelError: a weight would not be in any stage.
     """
     whole = dict(network.root.named_parameters()) | persistent_buffers(network.root)
     adapters = find_adapters(network.root) if any(".lora_" in name for name in whole) else {}
@@ -125,7 +127,7 @@ def cut(network: Any, stage: Stage, share: TokenShare, dtype: torch.dtype) -> No
 
 @torch.no_grad()
 def add_up_tied(cut: Cut, weights: MasterWeights) -> None:
-    """Give tied weights, of a batch's gradients, the sum of both stages'. Collective."""
+    """Sum the gradients of tied weights over the two stages that hold them. Collective."""
     for name in cut.tied:
         if name in weights.parameters:
             grad = weights.grad(name)
@@ -134,7 +136,7 @@ def add_up_tied(cut: Cut, weights: MasterWeights) -> None:
 
 
 def _spans(decoder: Any, projection: Any, stage: Stage) -> list[range]:
-    """The layers of every part of the model."""
+    """Return the layers of each part of the model."""
     layers = getattr(decoder, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ModelError(f"{type(decoder).__name__} cannot be cut into stages: its decoder has no `layers`")

@@ -63,7 +63,9 @@ class _LogprobsOf(torch.autograd.Function):
 
 
 def logprobs_of(policy: Projection, ids: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """Log-probs [M, k] of tokens [M, k] int64, float32 or better; differentiable in both parts of the projection."""
+    """Compute the log-probs [M, k] of tokens [M, k] int64, float32 or better; differentiable in hidden states and
+    weight.
+    """
     result = _LogprobsOf.apply(*policy[:2], ids, temperature, policy.softcap)
     assert isinstance(result, Tensor)
     return result
@@ -71,10 +73,10 @@ def logprobs_of(policy: Projection, ids: Tensor, *, temperature: float = 1.0) ->
 
 @torch.no_grad()
 def likeliest(policy: Projection, num: int, *, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
-    """The `num` likeliest tokens [M, num] int64 at every prediction and their log-probs, descending; no gradient.
+    """Return the top-k tokens [M, num] int64 at every prediction and their log-probs, descending, without a gradient.
 
     Raises:
-        ValueError: the vocabulary has fewer tokens.
+        ValueError: the vocabulary has fewer than `num` tokens.
     """
     hidden, weight, softcap = policy[:3]
     if num > len(weight):

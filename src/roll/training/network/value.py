@@ -22,7 +22,7 @@ __all__ = ["ValueNetwork", "new_value_head", "values_of"]
 
 
 def new_value_head(projection: Tensor) -> nn.Linear:
-    """w and b of 0, for hidden states that a vocabulary projection [V, H] takes."""
+    """Build a value head, initialized to 0, for the hidden states that a vocabulary projection [V, H] takes."""
     device = "cpu" if projection.is_meta else projection.device  # its own weights are in no file
     head = nn.Linear(projection.shape[1], 1, device=device, dtype=projection.dtype)
     nn.init.zeros_(head.weight)
@@ -31,7 +31,7 @@ def new_value_head(projection: Tensor) -> nn.Linear:
 
 
 def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
-    """[M] of hidden states [M, H]; float32 or better."""
+    """Return the values [M] of hidden states [M, H], float32 or better."""
     dtype = torch.promote_types(head.weight.dtype, torch.float32)
     bias = None if head.bias is None else own(head.bias).to(dtype)
     return F.linear(hidden.to(dtype), own(head.weight).to(dtype), bias).squeeze(-1)
@@ -79,7 +79,9 @@ class ValueNetwork(nn.Module):
     """What it can say."""
 
     def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
-        """Values [M] of the states before the predicted tokens; what a policy's network takes besides is unused."""
+        """Compute the values [M] of the states before the predicted tokens. The other arguments of a policy's
+        `forward` are ignored.
+        """
         if self.cut is not None and not self.cut.stage.part.is_last:
             stage, dtype = self.cut.stage, self.cut.dtype
             return Predictions(hidden=decoded(self.decoder, layout, stage.device, dtype, share=self.share))

@@ -67,13 +67,15 @@ class TrainerWeights:
         is_first: bool,
         read: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     ) -> TrainerWeights:
-        """All of a network's model, under any back-end.
+        """Build the stream of all weights of a network's model, for any back-end.
 
         Args:
             network: `PolicyNetwork` or `ValueNetwork`.
-            adapted: whether it has adapters.
-            dtype: see the class, and so is `is_first`.
-            read: what a back-end makes of a parameter or buffer as it is then. Collective where they are spread.
+            adapted: Whether the network has adapters.
+            dtype: The dtype of the engines.
+            is_first: Whether this is rank 0.
+            read: A back-end's function that returns the current value of a parameter or buffer. Collective where they
+                are sharded.
         """
         tensors, cut = dict(network.root.named_parameters()) | persistent_buffers(network.root), network.cut
         in_4_bits = quantized(network.root)
@@ -92,7 +94,7 @@ class TrainerWeights:
         )
 
     def names(self) -> Sequence[str]:
-        """All names in the HF checkpoint, in the order of iteration."""
+        """Return all names in the HF checkpoint, in the order of iteration."""
         return [name for names in self._names.values() for name in names]
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:
@@ -124,18 +126,17 @@ class TrainerWeights:
 
 
 def adapters_of(network: Any) -> Mapping[str, Adapter]:
-    """All adapters of a network's model, also those that other ranks have, by the checkpoint's name of the weight that
-    they change."""
+    """Return all adapters of a network's model, by checkpoint name of the weight, including those on other ranks."""
     return find_adapters(network.root) if network.cut is None else network.cut.adapters
 
 
 def whole(weight: Tensor) -> Tensor:
-    """A parameter gathered from its shards, without its gradient. Collective where it is sharded."""
+    """Gather a parameter from its shards, without its gradient. Collective where it is sharded."""
     return weight.full_tensor() if isinstance(weight, DTensor) else weight.detach()
 
 
 def _on_first(weight: Tensor) -> Tensor:
-    """As `whole` on rank 0, the one that hands weights on. Between hosts the others hold no more than their part."""
+    """Gather a parameter on rank 0, which sends the weights; with gloo the other ranks hold only their part."""
     if isinstance(weight, DTensor):
         *outer, inner = weight.placements
         group = weight.device_mesh.get_group(weight.device_mesh.ndim - 1)
@@ -146,6 +147,6 @@ def _on_first(weight: Tensor) -> Tensor:
 
 
 def persistent_buffers(model: torch.nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint has beside the parameters, such as the bias by which a router balances its experts."""
+    """Return the buffers that a checkpoint contains, such as the bias with which a router balances its experts."""
     kept = set(model.state_dict(keep_vars=True))
     return {name: buffer for name, buffer in model.named_buffers() if name in kept}

@@ -62,23 +62,24 @@ class Block:
         return first.unit, first.sample_id
 
     def part(self, start: int, stop: int) -> Block:
-        """Some of its members, one after the other: their path is computed again."""
+        """Return the block of some adjacent members; the path above them is computed again."""
         return Block(members=self.members[start:stop], shared=(0, *self.shared[start + 1 : stop]))
 
 
 def alone(member: Member) -> Block:
-    """A block of one sample: a plain sequence."""
+    """Return a block of one sample: a plain sequence."""
     return Block(members=(member,), shared=(0,))
 
 
 def halves(block: Block) -> list[Block]:
-    """A block of several members as two."""
+    """Split a block of several members into two."""
     middle = len(block.members) // 2
     return [block.part(0, middle), block.part(middle, len(block.members))]
 
 
 def within_budget(block: Block, max_tokens: int) -> list[Block]:
-    """Cut a block over budget at its subtrees into parts that fit, as far as that goes; each repeats its path."""
+    """Cut a block that exceeds the budget at its subtrees into parts that fit if possible; each part repeats its path.
+    """
     sums = list(accumulate((m.num_inputs - s for m, s in zip(block.members, block.shared, strict=True)), initial=0))
 
     def num_tokens(start: int, stop: int) -> int:
@@ -100,7 +101,7 @@ def within_budget(block: Block, max_tokens: int) -> list[Block]:
 
 
 def shared_blocks(members: Sequence[Member]) -> list[Block]:
-    """The samples of one unit, in as many blocks as their prefixes have nothing in common."""
+    """Group the samples of one unit into blocks; samples of different blocks have no common prefix."""
     if len(members) == 1:
         return [alone(members[0])]
     prefixes = _Prefixes(members)
@@ -123,7 +124,7 @@ class _Prefixes:
         """Tokens in common with the one before."""
 
     def block(self, tree: tuple[int, int, int]) -> Block:
-        """A subtree's members, depth first, brothers in the order of their keys."""
+        """Return a subtree's members, depth first, with siblings in the order of their keys."""
         members: list[Member] = []
         shared: list[int] = []
         pending = [(tree, 0)]
@@ -139,7 +140,7 @@ class _Prefixes:
         return Block(members=tuple(members), shared=tuple(shared))
 
     def below(self, start: int, stop: int, depth: int) -> list[tuple[int, int, int]]:
-        """What an interval of members that share `depth` tokens is divided into."""
+        """Divide an interval of members that share `depth` tokens into its child subtrees."""
         found: list[tuple[int, int, int]] = []
         pending = [(start, stop)]
         while pending:
@@ -154,7 +155,9 @@ class _Prefixes:
         return sorted(found, key=lambda tree: min(m.key for m in self._members[tree[0] : tree[1]]))
 
     def _worth_sharing(self, start: int, stop: int, depth: int) -> int:
-        """How many tokens the members of an interval share; `depth` where more is not worth a segment."""
+        """Return the number of tokens that the members of an interval share; `depth` where more is not worth a
+        segment.
+        """
         common = int(self._common[start + 1 : stop].min())
         contexts = self._contexts[start:stop]
         context = int(contexts.max(initial=0, where=contexts <= common))
@@ -165,9 +168,10 @@ class _Prefixes:
 
 
 def _inputs(members: Sequence[Member]) -> list[np.ndarray]:
-    """Return what tells members' inputs apart, in bytes that sort: [n] tokens; of media also contents and positions.
+    """Return sortable keys that identify the members' inputs: tokens [n], with media also their contents and positions.
 
-    Of samples that have positions of their own, [n, 4]: a token that is turned otherwise is another one.
+    Where samples have positions of their own, keys are [n, 4]: a token with other rotary positions is a different
+    input.
     """
     samples = [m.sample for m in members]
     if not any(sample.media or sample.positions is not None for sample in samples):
@@ -184,7 +188,7 @@ def _positions(sample: TrainingSample) -> np.ndarray:
 
 
 def _num_common(a: np.ndarray, b: np.ndarray) -> int:
-    """Leading tokens in common."""
+    """Return the length of the common prefix."""
     length = min(len(a), len(b))
     differ = a[:length] != b[:length]
     differ = differ.any(axis=1) if differ.ndim > 1 else differ

@@ -67,7 +67,7 @@ class Tree:
         return sum(segment.length for segment in self.segments)
 
     def contexts(self) -> list[Int64Array]:
-        """By segment, the entries of its ancestors, from the root on."""
+        """Return the entries of each segment's ancestors, from the root on."""
         paths: list[Int64Array] = []
         contexts: list[Int64Array] = []
         for s in self.segments:
@@ -76,7 +76,7 @@ class Tree:
         return contexts
 
     def lineage(self) -> NDArray[np.bool_]:
-        """[S, S] whether a segment is itself or descends from another: it sees that one."""
+        """Return the mask [S, S]: whether a segment is, or descends from, another one, and thus sees it."""
         lineage = np.eye(len(self.segments), dtype=np.bool_)
         for i, s in enumerate(self.segments):
             if s.parent >= 0:
@@ -131,7 +131,7 @@ class PackedLayout:
 
 
 def idle_layout(*, teacher: int = 0) -> PackedLayout:
-    """The smallest micro-batch, of no sample: for a rank that must take part without work."""
+    """Return the smallest micro-batch, without samples, for a rank that must take part in collectives without work."""
     zero = np.zeros(1, dtype=np.int64)
     block = Tree(segments=(Segment(start=0, length=1),))
     return PackedLayout(
@@ -153,11 +153,11 @@ def build_layout(
     """Lay blocks out in a row.
 
     Args:
-        blocks: of one micro-batch, at least one.
-        every_token: predict all tokens but the first, instead of those that the loss counts.
-        teacher: which of several the policy is compared with.
-        shared_predictions: samples share those of a token that they share; otherwise each has its own, since what is
-            asked of it may differ.
+        blocks: The blocks of one micro-batch, at least one.
+        every_token: Whether to predict all tokens but the first, instead of those in the loss.
+        teacher: The number of the teacher that the policy is compared with.
+        shared_predictions: Whether samples share the predictions of shared tokens; otherwise each sample has its own,
+            because the requested outputs may differ.
     """
     tokens: list[NDArray[np.int32]] = []
     positions: list[Int64Array] = []
@@ -210,7 +210,7 @@ def build_layout(
 
 
 def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
-    """The same with a number of tokens that ranks can divide: a block of its own that nothing is predicted from."""
+    """Pad a layout to a number of tokens that ranks can divide, with an extra block without predictions."""
     missing = -layout.num_tokens % multiple
     if not missing:
         return layout
@@ -231,7 +231,7 @@ def padded(layout: PackedLayout, multiple: int) -> PackedLayout:
 
 
 def _rotary(known: Sequence[NDArray[Any] | None], counts: Sequence[Int64Array]) -> Int64Array | None:
-    """Return [N] or [3, N] positions of parts of a row, of which those without their own have counts of tokens."""
+    """Return rotary positions [N] or [3, N] from the parts of a row; parts without their own get token counts."""
     given = [own for own in known if own is not None]
     if not given:
         return None
@@ -250,17 +250,18 @@ def _experts(known: Sequence[IntArray | None], lengths: Sequence[int]) -> Int64A
 
 
 def predicted_tokens(member: Member, every_token: bool) -> Int64Array:
-    """Positions of the tokens whose log-probs are wanted; never the first, which nothing predicts."""
+    """Return the positions of the tokens whose log-probs are needed; never the first token, which nothing predicts."""
     if every_token:
         return np.arange(1, len(member.sample), dtype=np.int64)
     return np.flatnonzero(member.sample.loss_mask[1:]) + 1
 
 
 def placed(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]:
-    """Where the samples of a block lie that begins at entry `start`.
+    """Yield the entries of each sample of a block that begins at entry `start`.
 
     Yields:
-        The member, how many of its tokens lie at the entries of those before it, and [num_inputs] the entries of all.
+        The member, the number of tokens that it shares with earlier members, and the entries [num_inputs] of its
+        tokens.
     """
     entries = np.zeros(0, dtype=np.int64)
     for member, shared in zip(block.members, block.shared, strict=True):
@@ -271,11 +272,11 @@ def placed(block: Block, start: int) -> Iterator[tuple[Member, int, Int64Array]]
 
 
 def agreed_experts(members: Sequence[Member]) -> list[Member]:
-    """Let the samples of a unit agree which experts are replayed for tokens that they share.
+    """Make the samples of a unit agree on the experts that are replayed for shared tokens.
 
     Rollouts of a prompt may come with different experts for its tokens, where engines computed it more than once. The
-    first sample that knows counts, in the order of `Member.key`: for all samples of the unit, whether they are packed
-    together or not, so that log-probs depend on no packing.
+    first sample with known experts decides, in the order of `Member.key`. It does so for all samples of the unit,
+    packed together or not, so that log-probs do not depend on packing.
     """
     known = next((m.sample.experts for m in members if m.sample.experts is not None), None)
     if known is None or len(members) == 1:
@@ -296,7 +297,7 @@ def agreed_experts(members: Sequence[Member]) -> list[Member]:
 
 
 def _tree(block: Block, start: int) -> Tree:
-    """A member's own tokens are one segment, cut where later members leave it."""
+    """Build the tree of a block: a member's own tokens are one segment, cut where later members branch off."""
     starts, parents, cuts = [], [], []
     path: list[int] = []  # members whose own tokens the last one's sequence consists of
     for i, (member, shared) in enumerate(zip(block.members, block.shared, strict=True)):

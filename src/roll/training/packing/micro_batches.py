@@ -44,18 +44,18 @@ def pack(
     """Cut a batch into micro-batches for `num_ranks` ranks, the same number for each.
 
     Args:
-        samples: the whole batch.
-        max_tokens: budget of a micro-batch. A parcel that alone exceeds it gets a micro-batch of its own.
-        share_prefix: compute the common prefixes of a unit's samples once; a unit over budget is split into parts that
-            repeat theirs.
-        num_ranks: ranks that share the work.
-        every_token: log-probs are wanted of all tokens, not only of those in the loss.
-        whole_units: never split a unit, neither over micro-batches nor over ranks.
-        whole_sequences: never split a sequence of several samples.
+        samples: The whole batch.
+        max_tokens: The token budget of a micro-batch. A parcel that exceeds it gets a micro-batch of its own.
+        share_prefix: Whether to compute the common prefixes of a unit's samples once; a unit over budget is split into
+            parts that repeat them.
+        num_ranks: The number of ranks that share the work.
+        every_token: Whether log-probs are needed of all tokens, not only of those in the loss.
+        whole_units: Whether to keep a unit within one micro-batch.
+        whole_sequences: Whether to keep a sequence of several samples within one micro-batch.
 
     Returns:
-        By rank, its micro-batches; an empty tuple is a micro-batch without work (all ranks must take part
-        equally often).
+        The micro-batches of each rank. An empty tuple is a micro-batch without work: all ranks must take part equally
+        often.
     """
     units = [agreed_experts(members) for members in _units(samples, every_token)]
     parcels: list[Parcel]
@@ -83,9 +83,9 @@ def pack(
 
 
 def pack_by_teacher(samples: Sequence[TrainingSample], **settings: Any) -> list[list[tuple[int, tuple[Block, ...]]]]:
-    """As `pack`, with only samples of one teacher in a micro-batch, whose number comes before it.
+    """Pack like `pack`, but with samples of only one teacher in a micro-batch; return the teacher's number with each.
 
-    On all ranks, micro-batches in the same place are of the same teacher: ranks go through a sharded one together.
+    Micro-batches at the same position have the same teacher on all ranks: ranks run a sharded teacher together.
     """
     ranks: list[list[tuple[int, tuple[Block, ...]]]] = [[] for _ in range(settings["num_ranks"])]
     for teacher in sorted({s.teacher for s in samples}):
@@ -105,7 +105,7 @@ def _num_tokens(parcel: Parcel) -> int:
 
 
 def _units(samples: Sequence[TrainingSample], every_token: bool) -> list[list[Member]]:
-    """What must go through the network, by unit."""
+    """Return the members that must go through the network, by unit."""
     units: dict[int, list[Member]] = {}
     for index, sample in enumerate(samples):
         if num_inputs := _num_inputs(sample, every_token):
@@ -114,7 +114,7 @@ def _units(samples: Sequence[TrainingSample], every_token: bool) -> list[list[Me
 
 
 def _blocks(members: Sequence[Member], share_prefix: bool) -> list[Block]:
-    """Of one unit."""
+    """Return the blocks of one unit."""
     blocks = shared_blocks(members) if share_prefix else [alone(member) for member in members]
     return sorted(blocks, key=lambda block: block.key)
 
@@ -122,7 +122,7 @@ def _blocks(members: Sequence[Member], share_prefix: bool) -> list[Block]:
 def _sequences_together(
     units: Sequence[Sequence[Member]], max_tokens: int, share_prefix: bool, count: int
 ) -> list[list[Member]]:
-    """Whole sequences of a unit, as many as fit together; at least `count` parts, as far as that goes."""
+    """Group whole sequences of a unit, as many as fit together, into at least `count` parts if possible."""
     parts: list[list[list[Member]]] = []
     for members in units:
         sequences: dict[str | int, list[Member]] = {}
@@ -144,7 +144,7 @@ def _sequences_together(
 
 
 def _at_least(count: int, blocks: list[Block]) -> list[Block]:
-    """Halve the largest block until there is one for every rank, as far as that goes."""
+    """Halve the largest block until there is one for every rank, if possible."""
     while 0 < len(blocks) < count and any(len(b.members) > 1 for b in blocks):
         largest = max((b for b in blocks if len(b.members) > 1), key=lambda b: (b.num_tokens, b.key))
         blocks.remove(largest)
@@ -160,7 +160,7 @@ def _num_inputs(sample: TrainingSample, every_token: bool) -> int:
 
 
 def _spread(parcels: list[Parcel], count: int) -> tuple[list[list[Block]], int]:
-    """Each parcel, largest first, into the emptiest of `count` bins; also returns the fullest bin's tokens."""
+    """Put each parcel, largest first, into the emptiest of `count` bins; also return the tokens of the fullest bin."""
     bins: list[list[Block]] = [[] for _ in range(count)]
     heap = [(0, i) for i in range(count)]
     for parcel in parcels:

@@ -106,59 +106,63 @@ class _OneOf(torch.autograd.Function):
 
 
 def gather(part: Tensor, group: ProcessGroup) -> Tensor:
-    """[n, ...] of every rank, one after the other."""
+    """Concatenate the parts [n, ...] of all ranks."""
     return _applied(_Gather, part, group)
 
 
 def scatter_sum(share: Tensor, group: ProcessGroup) -> Tensor:
-    """Of the sum of all ranks' [n * size, ...], this rank's [n, ...]."""
+    """Sum [n * size, ...] over all ranks and return this rank's part [n, ...]."""
     return _applied(_ScatterSum, share, group)
 
 
 def exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
-    """Part i of this rank's [size, ...] goes to rank i; part i of the result came from there."""
+    """Send part i of [size, ...] to rank i; part i of the result comes from rank i."""
     return _applied(_Exchange, parts, group)
 
 
 def exchange_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    """The first `sent[0]` rows go to rank 0, and so on; of the result, the first `received[0]` came from there."""
+    """Send the first `sent[0]` rows to rank 0, and so on; the first `received[0]` rows of the result come from rank 0.
+    """
     return _applied(_ExchangeRows, rows, sent, received, group)
 
 
 def exchanged(parts: Tensor, group: ProcessGroup) -> Tensor:
-    """`exchange` of numbers without a gradient."""
+    """Run `exchange` without a gradient."""
     result = torch.empty_like(parts, memory_format=torch.contiguous_format)
     dist.all_to_all_single(result, parts.contiguous(), group=group)
     return result
 
 
 def placed(own: Tensor, index: Tensor, size: int, group: ProcessGroup) -> Tensor:
-    """All ranks' rows [n, ...] at their places in [size, ...], each of which one rank fills.
+    """Put the rows [n, ...] of all ranks at their places in [size, ...]; each place belongs to one rank.
 
-    What is computed from the result is the same on every rank, and so is its gradient: a rank takes that of its rows.
+    All computation from the result is identical on every rank, and so is its gradient: a rank takes the gradient of its
+    own rows.
     """
     return _applied(_Placed, own, index, size, group)
 
 
 def one_of(value: Tensor, count: int) -> Tensor:
-    """A value that `count` ranks compute alike: each has its part of the gradient."""
+    """Mark a value that `count` ranks compute identically, so that each rank gets its part of the gradient."""
     return _applied(_OneOf, value, count)
 
 
 def added_up(value: Tensor, group: ProcessGroup, *, largest: bool = False) -> Tensor:
-    """The sum (or the largest) of all ranks' values, in place; without a gradient."""
+    """Reduce values over all ranks to their sum (or maximum), in place, without a gradient."""
     dist.all_reduce(value, op=dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group)
     return value
 
 
 def is_by_messages(group: ProcessGroup, device_type: str) -> bool:
-    """Whether ranks send each other parts where tensors of this device are gathered or added up."""
+    """Return whether collectives on tensors of this device use point-to-point messages instead of gloo's own
+    collectives.
+    """
     return device_type == "cpu" and "cpu:gloo" in dist.get_backend_config(group)
 
 
 @torch.no_grad()
 def gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
-    """Fill `whole` with the parts of all ranks, one after the other; `part` may be its place in there."""
+    """Fill `whole` with the parts of all ranks, one after the other; `part` may be a view of its place in `whole`."""
     if not is_by_messages(group, whole.device.type):
         _GATHER(whole, part, group=group)
         return
@@ -174,7 +178,9 @@ def gather_into(whole: Tensor, part: Tensor, group: ProcessGroup) -> None:
 
 @torch.no_grad()
 def scatter_sum_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwrite: bool = False) -> None:
-    """Fill `own` with this rank's part of the sum of all ranks' `share`, which may be overwritten."""
+    """Fill `own` with this rank's part of the sum of `share` over all ranks; `overwrite` allows `share` to be
+    overwritten.
+    """
     if not is_by_messages(group, share.device.type):
         _SCATTER(own, share, group=group)
         return
@@ -195,7 +201,9 @@ def scatter_sum_into(own: Tensor, share: Tensor, group: ProcessGroup, *, overwri
 
 @torch.no_grad()
 def gathered_by_first(part: Tensor, length: int, group: ProcessGroup) -> Tensor:
-    """[length, ...] on the group's first rank, from parts as `torch.chunk` makes them; elsewhere nothing of use."""
+    """Gather parts, split as by `torch.chunk`, into [length, ...] on the group's first rank; others get an empty
+    tensor.
+    """
     size = group.size()
     each = -(-length // size)
     counts = [min(max(length - i * each, 0), each) for i in range(size)]

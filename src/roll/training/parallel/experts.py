@@ -29,11 +29,11 @@ __all__ = ["divide_experts"]
 
 
 def divide_experts(model: Any, mesh: DeviceMesh) -> dict[str, nn.Module]:
-    """Divide what `find_experts` finds in a model over a mesh of one dimension; returned by name.
+    """Divide the experts that `find_experts` finds in a model over a one-dimensional mesh; return them by name.
 
     Args:
-        model: a whole model; every rank has the same.
-        mesh: of the `ep` ranks.
+        model: A whole model, identical on every rank.
+        mesh: The mesh of the `ep` ranks.
 
     Raises:
         ModelError: the number of experts cannot be divided.
@@ -77,7 +77,7 @@ def _dispatched(experts: Any, group: ProcessGroup) -> Callable[[Tensor, Tensor, 
 
 
 def _added(length: int, parts: Any, rows: Any) -> Tensor:
-    """[length, H] of rows [m, H] that are added up where they belong; in float32 or better."""
+    """Add rows [m, H] at their indices into a tensor [length, H], in float32 or better."""
     dtype = torch.promote_types(parts[0].dtype, torch.float32)
     total = parts[0].new_zeros(length, parts[0].shape[-1], dtype=dtype)
     for part, own_rows in zip(parts, rows, strict=True):

@@ -48,13 +48,14 @@ def share_weights(
     policy: MixedPrecisionPolicy,
     dim: Callable[[nn.Parameter], Shard | None] | None = None,
 ) -> FSDPModule:
-    """Spread what no part of a module has spread yet; each rank's gradient is a share of the whole one.
+    """Shard the weights of a module that no submodule has sharded yet; each rank's gradient is a share of the whole
+    one.
 
     Args:
-        module: a bucket from here on.
-        mesh: over which ranks.
-        policy: dtypes.
-        dim: which dimension of a parameter is divided; the first by default.
+        module: The module, which becomes one bucket.
+        mesh: The mesh of the ranks.
+        policy: The dtypes.
+        dim: A function that returns the dimension along which a parameter is divided; by default the first.
     """
     sharded = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dim)
     sharded.set_gradient_divide_factor(1.0)
@@ -69,12 +70,13 @@ def share_weights(
 
 
 def share_ends(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPrecisionPolicy) -> None:
-    """Make buckets of a model's embeddings and its projection to the vocabulary, unless they are one weight.
+    """Make buckets of a model's embeddings and its projection to the vocabulary, unless they are tied.
 
     Args:
-        decoder: of the model.
-        projection: of it; or `None`.
-        mesh: see `share_weights`, and so is `policy`.
+        decoder: The model's decoder.
+        projection: The model's projection, or `None`.
+        mesh: The mesh of the ranks.
+        policy: The dtypes.
     """
     embeddings = decoder.get_input_embeddings()
     word_weights, head_weights = _weights(embeddings), _weights(projection)
@@ -89,33 +91,37 @@ def share_ends(decoder: Any, projection: Any, mesh: DeviceMesh, policy: MixedPre
 
 
 def at_projection(projection: Any, hidden: Tensor) -> Tensor:
-    """Hidden states [M, H] that are about to meet the projection, whose weights are gathered from then on."""
+    """Return hidden states [M, H] at the input of the projection, whose weights are gathered from then on."""
     return projection(hidden) if _is_bucket(projection) else hidden
 
 
 def for_gradient(projection: Any, found: Tensor) -> Tensor:
-    """What a network says, whose gradient needs the projection: it is gathered again if another pass let it go."""
+    """Return a network's output, whose gradient needs the projection: the weights are gathered again if they were
+    freed.
+    """
     if _is_bucket(projection) and found.requires_grad:
         found.register_hook(lambda _: projection.unshard())
     return found
 
 
 def projection_dtype(projection: Any) -> torch.dtype:
-    """Of a projection's weights once they are gathered: what its network computes in."""
+    """Return the dtype of a projection's gathered weights, which its network computes in."""
     return vars(projection).get(_DTYPE) or projection.weight.dtype
 
 
 def gather_first(network: nn.Module, layer: nn.Module) -> None:
-    """Tell FSDP which layer the next backward pass goes through first. By itself it gathers the one that has run last,
-    which is another where a rank has several parts of a model."""
+    """Tell FSDP which layer the next backward pass begins with.
+
+    By default FSDP gathers the layer that ran last, which is the wrong one where a rank has several parts of a model.
+    """
     if isinstance(network, FSDPModule) and isinstance(layer, FSDPModule):
         network.set_modules_to_backward_prefetch([layer])
 
 
 def reshard(network: nn.Module) -> None:
-    """Let go of the gathered weights that FSDP keeps after a forward pass that no backward pass follows.
+    """Free the gathered weights that FSDP keeps after a forward pass without a backward pass.
 
-    Otherwise the next forward pass would use them even if the shards have changed meanwhile.
+    Otherwise the next forward pass would use them even if the shards have changed in the meantime.
     """
     for module in network.modules():
         if isinstance(module, FSDPModule):
@@ -138,7 +144,7 @@ class _HostReduce(DefaultAllocMixin, ReduceScatter):
 
 
 def _free_buffer(module: Any, _: object) -> None:
-    """What this module's weights were gathered in, and copied from; FSDP would keep it until the next gathering."""
+    """Free the buffer that a module's weights were gathered into; FSDP would keep it until the next gathering."""
     module._get_fsdp_state()._comm_ctx.all_gather_state = None
 
 

@@ -38,14 +38,14 @@ class Work(NamedTuple):
 
 
 def order(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: bool) -> list[Work]:
-    """What a stage does, one after the other.
+    """Return the work of a stage in its order of execution.
 
     Args:
-        num: of micro-batches, any.
-        stage: from 0 on.
-        num_stages: one or more.
-        num_chunks: parts of each stage; several only where there are several stages.
-        backward: whether there is any.
+        num: The number of micro-batches.
+        stage: The number of the stage, from 0 on.
+        num_stages: The number of stages, at least 1.
+        num_chunks: The number of parts per stage; more than 1 only with several stages.
+        backward: Whether backward passes follow.
     """
     rounds = _rounds(num, num_stages if num_chunks > 1 else num)
     forwards = [Work(True, chunk, i) for each in rounds for chunk in range(num_chunks) for i in each]
@@ -62,8 +62,10 @@ def order(num: int, stage: int, num_stages: int, num_chunks: int, *, backward: b
 
 
 def idle_share(num: int, num_stages: int, num_chunks: int) -> float:
-    """Of the stages' time, what they wait for each other in a step of `num` micro-batches: counted in their orders, of
-    parts that all take as long, and twice as long back as forward."""
+    """Return the share of time that stages wait for each other in a step of `num` micro-batches.
+
+    All parts are assumed to take equally long, and backward passes twice as long as forward passes.
+    """
     orders = [order(num, stage, num_stages, num_chunks, backward=True) for stage in range(num_stages)]
     times = finishing_times(orders, num_stages * num_chunks)
     return 1 - 3 * num * num_chunks / max(times)
@@ -72,15 +74,16 @@ def idle_share(num: int, num_stages: int, num_chunks: int) -> float:
 def finishing_times(
     orders: Sequence[Sequence[Work]], num_parts: int, *, forward: float = 1.0, backward: float = 2.0
 ) -> list[float]:
-    """When each stage is through with its order, whose messages take no time.
+    """Return the time at which each stage finishes its order, if messages take no time.
 
     Args:
-        orders: of all stages.
-        num_parts: of the model.
-        forward: time that a part's forward takes, and `backward`.
+        orders: The orders of all stages.
+        num_parts: The number of parts of the model.
+        forward: The time of one part's forward pass.
+        backward: The time of one part's backward pass.
 
     Raises:
-        ValueError: stages would wait for each other forever.
+        ValueError: the stages would deadlock.
     """
     num = len(orders)
     ready: dict[tuple[bool, int, int], float] = {}
@@ -108,7 +111,7 @@ def finishing_times(
 
 
 def _rounds(num: int, size: int) -> list[range]:
-    """Micro-batches in rounds of at least `size`, or all in one."""
+    """Divide micro-batches into rounds of at least `size`, or into one round."""
     count = max(1, num // max(size, 1))
     sizes = [num // count + (i < num % count) for i in range(count)]
     return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(count)]

@@ -123,11 +123,12 @@ class Stage:
         return self.parts[-1].is_last
 
     def works(self, num: int, *, backward: bool) -> Iterator[Work]:
-        """What this rank does with `num` micro-batches, each work while its part is the one at work. Afterwards all
-        that was sent has arrived.
+        """Yield this rank's work on `num` micro-batches, each while its part is the active one.
+
+        After the last one, all sent messages have arrived.
 
         Raises:
-            InfraError: a batch before broke off, so that its messages would be taken for this one's.
+            InfraError: an earlier batch failed midway; its messages could be mistaken for this batch's.
         """
         if self._under_way:
             raise InfraError(
@@ -144,7 +145,9 @@ class Stage:
         self._finish()
 
     def take(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """Hidden states of the part before; a leaf, which has a gradient where one is wanted."""
+        """Receive the hidden states of the previous part, as a leaf that collects a gradient where gradients are
+        enabled.
+        """
         states = torch.empty(*shape, dtype=dtype, device=self.device)
         rank, up, _ = self._before
         self._under_way = True
@@ -152,20 +155,22 @@ class Stage:
         return states.requires_grad_(torch.is_grad_enabled())
 
     def pass_on(self, states: Tensor) -> None:
-        """Hidden states to the next part."""
+        """Send hidden states to the next part."""
         rank, up, _ = self._after
         self._send(states.detach(), up, rank, waits=not self._goes_back or self.num_chunks == 1)
 
     def remember(self, received: Tensor | None, passed: Tensor | None) -> None:
-        """A micro-batch whose backward through this part is still to come: what came in, and what went on."""
+        """Store the input and the output of a micro-batch whose backward pass through this part is still to come."""
         self._in_flight[self.chunk].append((received, passed, self._num_works))
 
     def go_back(self, loss: Tensor | None, backward: Callable[[Tensor], None]) -> None:
-        """Backward of the oldest micro-batch in flight in this part, whose gradient goes on to the part before.
+        """Run the backward pass of the oldest micro-batch in flight in this part, and send its gradient to the
+        previous part.
 
         Args:
-            loss: of the micro-batch, of the last part.
-            backward: takes it back; of other parts what stands for it, whose gradient is the one that came down.
+            loss: The loss of the micro-batch, in the last part.
+            backward: A function that runs the backward pass. Other parts call it with a scalar whose gradient is the
+                received one.
         """
         received, passed, work = self._in_flight[self.chunk].popleft()
         if passed is not None:
@@ -184,18 +189,18 @@ class Stage:
             self._send(gradient, down, rank, waits=True)
 
     def gather(self, value: Any) -> list[Any]:
-        """The plain value of every stage."""
+        """Gather the plain value of every stage."""
         values: list[Any] = [None] * self.count
         dist.all_gather_object(values, value, group=self._up)
         return values
 
     def sum(self, value: Tensor) -> Tensor:
-        """Over the stages, in place."""
+        """Sum a tensor over the stages, in place."""
         dist.all_reduce(value, group=self._up)
         return value
 
     def exchanged(self, own: Tensor) -> Tensor:
-        """Between the first stage and the last: the other's tensor, which is like `own`."""
+        """Exchange tensors of the same shape between the first and the last stage; return the other one's."""
         other = torch.empty_like(own, memory_format=torch.contiguous_format)
         peer, there, back = (self.count - 1, self._up, self._down) if self.is_first else (0, self._down, self._up)
         self._send(own, there, peer, waits=False)
@@ -204,23 +209,25 @@ class Stage:
         return other
 
     def spread(self, tensor: Tensor, owner: int) -> Tensor:
-        """What the stage `owner` has, on every stage, in place of what is there."""
+        """Broadcast the tensor of the stage `owner` to every stage, in place."""
         dist.broadcast(tensor, group=self._up, group_src=owner)
         return tensor
 
     def to_first(self, tensor: Tensor) -> None:
-        """Send a tensor to the first stage, which asks for it by `of`."""
+        """Send a tensor to the first stage, which receives it with `of`."""
         dist.send(tensor.contiguous(), group=self._down, group_dst=0)
 
     def of(self, stage: int, like: Tensor) -> Tensor:
-        """What another stage sends to this one, the first; it looks like `like`."""
+        """Receive a tensor shaped like `like` that another stage sends to the first one."""
         tensor = torch.empty(like.shape, dtype=like.dtype, device=self.device)
         dist.recv(tensor, group=self._down, group_src=stage)
         return tensor
 
     def _connect(self, around: tuple[ProcessGroup, ProcessGroup]) -> None:
-        """A word to each neighbour: NCCL connects two ranks of a group when the first message passes between them, for
-        which the sender waits, too. In the midst of an order that could be forever."""
+        """Exchange one message with each neighbor, because NCCL connects two ranks with their first message.
+
+        The sender waits for that connection. In the middle of an order this could deadlock.
+        """
         word, first, last = torch.zeros(1, device=self.device), 0, self.count - 1
         links = [(self._up, i, i + 1) for i in range(last)] + [(self._down, i + 1, i) for i in range(last)]
         for group, sender, receiver in (*links, (around[0], last, first), (around[1], first, last)):
@@ -242,7 +249,7 @@ class Stage:
         sent.append(_Sent(dist.isend(tensor, group=group, group_dst=to), tensor, self._num_works))
 
     def _forget_sent(self, group: ProcessGroup, work: int) -> None:
-        """Wait for the messages of a work and those before to arrive, and let go of them."""
+        """Wait until the messages of a work and of those before have arrived, and drop them."""
         sent = self._sent[group]
         while sent and sent[0].work <= work:
             sent.popleft().arrival.wait()

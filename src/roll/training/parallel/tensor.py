@@ -39,7 +39,7 @@ _POINTWISE = ("mlp", "feed_forward", "block_sparse_moe")
 
 
 def own(parameter: Tensor) -> Tensor:
-    """This rank's part of a parameter, as a plain tensor. Its gradient is a share: that of a whole one is summed."""
+    """Return this rank's part of a parameter as a plain tensor. The gradients of a replicated parameter are summed."""
     if not isinstance(parameter, DTensor):
         return parameter
     grads = [Partial() if isinstance(p, Replicate) else p for p in parameter.placements]
@@ -47,16 +47,16 @@ def own(parameter: Tensor) -> Tensor:
 
 
 def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: DeviceMesh) -> None:
-    """Divide the weights below `root` over a mesh of one dimension.
+    """Divide the weights below `root` over a one-dimensional mesh.
 
     Args:
-        root: a whole model; every rank has the same.
-        decoder: its backbone, with `layers` and `embed_tokens`.
-        projection: to the vocabulary, used by its weight alone.
-        mesh: of the `tp` ranks.
+        root: A whole model, identical on every rank.
+        decoder: The backbone, with `layers` and `embed_tokens`.
+        projection: The projection to the vocabulary; only its weight is used.
+        mesh: The mesh of the `tp` ranks.
 
     Raises:
-        ModelError: the model's sizes cannot be divided, or it has no plan for it.
+        ModelError: the model's sizes cannot be divided, or transformers has no tensor-parallel plan for it.
     """
     styles = _styles(decoder)
     embeddings = decoder.get_input_embeddings()
@@ -83,15 +83,18 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
 
 
 def replicate(module: nn.Module, mesh: DeviceMesh) -> None:
-    """Let every rank of the mesh have a module's weights whole, as one parameter with one gradient."""
+    """Replicate a module's weights on every rank of the mesh, as one parameter with one gradient."""
     for name, parameter in module._parameters.items():
         if parameter is not None:
             module._parameters[name] = _divided(parameter, Replicate(), mesh)
 
 
 def _styles(decoder: Any) -> dict[str, str]:
-    """By module, how its weights are divided. What the plan does not name, or names as whole, is left out, and so are
-    parts whose outputs every rank would have: these are computed whole."""
+    """Return how the weights of each module are divided.
+
+    Modules that the plan omits or names as whole are left out. So are modules whose outputs every rank would need: they
+    are computed whole.
+    """
     config = decoder.config.get_text_config()
     plan: dict[str, str] = getattr(config, "base_model_tp_plan", None) or {}
     names = [name for name, _ in decoder.named_modules()]
@@ -153,12 +156,12 @@ def _divided(parameter: nn.Parameter, placement: Placement, mesh: DeviceMesh) ->
 def _with_own_parts(
     modules: Sequence[nn.Module], plain: Callable[..., Any], bias_share: float = 1.0
 ) -> Callable[..., Any]:
-    """A `forward` that finds plain tensors where the modules' parameters are.
+    """Return a `forward` that finds plain tensors as the modules' parameters.
 
     Args:
-        modules: whose parameters it uses.
-        plain: the `forward`.
-        bias_share: what this rank adds of a bias, where outputs are summed over the ranks.
+        modules: The modules whose parameters it uses.
+        plain: The original `forward`.
+        bias_share: The factor on this rank's bias, where outputs are summed over the ranks.
     """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -182,7 +185,10 @@ def _with_own_parts(
 
 
 def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
-    """Embeddings [1, n / size, H] of this rank's tokens, from ids [1, n] and the words that each rank holds."""
+    """Return a `forward` that computes embeddings [1, n / size, H] of this rank's tokens from ids [1, n].
+
+    Each rank looks up its part of the vocabulary.
+    """
     looked_up = _with_own_parts([embeddings], embeddings.forward)
     count = embeddings.weight.shape[0] // group.size()
     first = group.rank() * count
@@ -199,7 +205,7 @@ def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
 
 
 def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
-    """Let activations pass from tokens to heads or columns, and back."""
+    """Insert the collectives that move activations between token shards and head or column shards."""
     parents: set[str] = set()
     for name, style in styles.items():
         module = decoder.get_submodule(name)
@@ -220,7 +226,7 @@ def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
 
 
 def _whole_mixers(decoder: Any, divided: set[str]) -> Iterator[nn.Module]:
-    """Parts of layers that mix tokens and whose weights are whole."""
+    """Yield parts of layers that mix tokens and whose weights are not divided."""
     for i, layer in enumerate(decoder.layers):
         for name, module in layer.named_children():
             path = f"layers.{i}.{name}"
@@ -256,12 +262,14 @@ def _with_all_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable
 
 
 def _row(collective: Callable[[Tensor, ProcessGroup], Tensor], states: Tensor, group: ProcessGroup) -> Tensor:
-    """Of a row's states [1, n, H], or [n, H]: experts are given a row without its first dimension."""
+    """Apply a collective to a row's states, [1, n, H] or [n, H] (experts get a row without its first dimension)."""
     return collective(states, group) if states.ndim == 2 else collective(states[0], group)[None]
 
 
 def _own_tokens(plain: Callable[..., Any], group: ProcessGroup) -> Callable[..., Any]:
-    """All ranks compute alike; each gives its tokens, so that the sum of their gradients is the gradient."""
+    """Return a `forward` that all ranks compute identically and that returns each rank's tokens, so that gradients sum
+    up.
+    """
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         result = plain(*args, **kwargs)

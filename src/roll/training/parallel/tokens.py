@@ -34,49 +34,52 @@ class TokenShare:
         return self.cp.size() if self.cp else 1
 
     def slice(self, layout: PackedLayout) -> slice:
-        """The entries of the row that this cp rank computes."""
+        """Return the entries of the row that this cp rank computes."""
         size = layout.num_tokens // self._num_slices
         start = size * (self.cp.rank() if self.cp else 0)
         return slice(start, start + size)
 
     def own_tokens(self, layout: PackedLayout, of_row: NDArray[Any]) -> Tensor:
-        """Of a row's [N, ...], what belongs to the tokens whose norms, experts and residuals this rank computes."""
+        """Return the part of a row's array [N, ...] for the tokens whose norms, experts and residuals this rank
+        computes.
+        """
         own = torch.from_numpy(of_row[self.slice(layout)])
         return own.chunk(self.tp.size())[self.tp.rank()] if self.tp else own
 
     def all_tokens(self, own: Tensor) -> Tensor:
-        """The way back: [N, ...] from each rank's; without a gradient."""
+        """Gather an array [N, ...] from the parts of all ranks, without a gradient."""
         for group in (self.tp, self.cp):
             own = own if group is None else gather(own, group)
         return own
 
     def added_up(self, value: Tensor) -> Tensor:
-        """The sum over all ranks that go through one row together, in place; without a gradient."""
+        """Sum a value over all ranks that compute one row together, in place, without a gradient."""
         for group in (self.tp, self.cp):
             value = value if group is None else added_up(value, group)
         return value
 
     def predictions(self, layout: PackedLayout) -> Int64Array:
-        """Those that are made from these entries."""
+        """Return the predictions made at this cp rank's entries."""
         entries = self.slice(layout)
         return np.flatnonzero((layout.rows >= entries.start) & (layout.rows < entries.stop))
 
     def gathered(self, hidden: Tensor) -> Tensor:
-        """[n, H] of the cp slice, from the tokens of each tp rank."""
+        """Gather the hidden states [n, H] of the cp slice from the tp ranks."""
         return gather(hidden, self.tp) if self.tp else hidden
 
     def whole(self, found: Tensor, layout: PackedLayout) -> Tensor:
-        """What each cp rank found of its predictions [m, ...], of all of them [M, ...]."""
+        """Gather results [M, ...] of all predictions from those [m, ...] of each cp rank."""
         if self.cp is None:
             return found
         index = torch.from_numpy(self.predictions(layout)).to(found.device)
         return placed(found, index, len(layout.rows), self.cp)
 
     def heads_for_tokens(self, states: Tensor) -> Tensor:
-        """[n * size, H / size, d] from [n, H, d]: all tokens, of this rank's heads. Few heads are repeated.
+        """Exchange [n, H, d] for [n * size, H / size, d]: all tokens of this rank's heads. Heads are repeated where
+        there are fewer heads than ranks.
 
         Raises:
-            ValueError: the ranks' number neither divides the heads' nor is divided by it.
+            ValueError: neither the number of heads nor that of ranks divides the other.
         """
         assert self.cp is not None
         size, (length, heads, width) = self.cp.size(), states.shape
@@ -90,13 +93,13 @@ class TokenShare:
         return exchange(parts, self.cp).reshape(size * length, heads // size, width)
 
     def all_heads(self, of_heads: Tensor) -> Tensor:
-        """[H, ...] of all heads, from those of this rank."""
+        """Gather [H, ...] of all heads from those of each rank."""
         for group in (self.cp, self.tp):
             of_heads = of_heads if group is None else gather(of_heads, group)
         return of_heads
 
     def tokens_for_heads(self, states: Tensor) -> Tensor:
-        """[n, H, d] from [n * size, H / size, d]: the way back."""
+        """Exchange [n * size, H / size, d] back for [n, H, d]."""
         assert self.cp is not None
         size, (length, heads, width) = self.cp.size(), states.shape
         parts = exchange(states.reshape(size, length // size, heads, width), self.cp)

@@ -26,26 +26,34 @@ class Words(NamedTuple):
     group: ProcessGroup
 
     def places(self, targets: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Of tokens [M], their places among this rank's `count` words (0 for others' words), and which are its own."""
+        """Return the indices of tokens [M] in this rank's shard of `count` entries (0 if outside), and a mask of those
+        inside.
+        """
         local = targets - self.group.rank() * count
         here = (local >= 0) & (local < count)
         return local.where(here, 0), here
 
     def shift(self, largest: Tensor) -> Tensor:
-        """Makes each prediction's largest logit [M] that of all words, in place; returns how far it was below."""
+        """Set each prediction's largest logit [M] to that of the whole vocabulary, in place; return the old minus the
+        new one.
+        """
         own = largest.clone()
         return own.sub_(added_up(largest, self.group, largest=True))
 
     def add_up(self, *parts: Tensor) -> None:
-        """Makes each of these sums over this rank's words one over all words, in place."""
+        """Sum tensors over all vocabulary shards, in place."""
         together = added_up(torch.stack(parts), self.group)
         for part, whole in zip(parts, together, strict=True):
             part.copy_(whole)
 
     def whole(self, weight: Tensor) -> Tensor:
-        """The projection [V, H] to all words, for what cannot be told from parts. Give `shared` what comes of it."""
+        """Gather the whole projection [V, H], for results that cannot be computed by shard. Pass such results to
+        `shared`.
+        """
         return gather(weight, self.group)
 
     def shared(self, value: Tensor) -> Tensor:
-        """What every rank computes alike of the whole projection: each has its part of the gradient."""
+        """Mark a value that every rank computes identically from the whole projection: each rank gets its part of the
+        gradient.
+        """
         return one_of(value, self.group.size())
