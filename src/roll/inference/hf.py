@@ -76,10 +76,10 @@ class HFEngine:
     """See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees."""
 
     def __init__(self, spec: EngineSpec) -> None:
-        """Take the description; nothing is loaded until `start`.
+        """Store the spec; nothing is loaded until `start`.
 
         Raises:
-            ConfigError: an option that this engine does not have.
+            ConfigError: the spec has an option that this engine does not support.
         """
         check_options(spec)
         self.engine_id = spec.engine_id
@@ -101,10 +101,10 @@ class HFEngine:
     # ---- life
 
     async def start(self) -> None:
-        """Load the model in the worker thread, which is left behind when this is cancelled.
+        """Load the model in the worker thread, which is abandoned if this call is canceled.
 
         Raises:
-            ModelError: it cannot be loaded, or cannot be decoded by this engine.
+            ModelError: the model cannot be loaded, or cannot be decoded by this engine.
         """
         if self._spec.log_path is not None:
             self._spec.log_path.parent.mkdir(parents=True, exist_ok=True)
@@ -124,9 +124,9 @@ class HFEngine:
         self._server = asyncio.create_task(self._serve(), name=f"serve {self.engine_id}")
 
     async def close(self) -> None:
-        """End the engine; waiting requests get `EngineDiedError`.
+        """Stop the engine; waiting requests get `EngineDiedError`.
 
-        A step that does not end within `CLOSE_LIMIT_S` is left behind with its memory: no thread can be ended.
+        A step that does not end within `CLOSE_LIMIT_S` is abandoned with its memory: a thread cannot be killed.
         """
         if not self._death:
             self._end("it was closed")
@@ -149,7 +149,7 @@ class HFEngine:
         self._close_log()
 
     def load(self) -> EngineLoad:
-        """How busy it is right now."""
+        """Return the current load."""
         decoder = self._decoder
         return EngineLoad(
             num_running=len(decoder.rows) if decoder else 0,
@@ -165,9 +165,9 @@ class HFEngine:
         """Run one request to its end; see the protocol.
 
         Raises:
-            UserError: the request cannot be served: empty, too long, tokens outside the vocabulary, its id is in use.
-            EngineDiedError: the engine is gone.
-            WeightSyncError: the engine woke up, or a sync failed, and no weights have come since.
+            UserError: the request is empty or too long, has tokens outside the vocabulary, or its id is in use.
+            EngineDiedError: the engine has died.
+            WeightSyncError: no weights have arrived since the engine woke up or a sync failed.
         """
         decoder = self._ready()
         check_request(request, self._spec.max_context, decoder.vocab_size)
@@ -187,13 +187,13 @@ class HFEngine:
             raise
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Teacher-forced, each sequence by itself, under the current weights; see the protocol."""
+        """Score each sequence separately under the current weights; see the protocol."""
         self._ready()
         async with self._device:
             return await self._compute(self._ready().logprobs, sequences, media)
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """End these requests after the step under way, with what they have."""
+        """End requests after the current step, with the tokens they have."""
         if any(name in self._futures for name in request_ids):
             async with self._device:
                 await self._abort(set(request_ids))
@@ -201,7 +201,7 @@ class HFEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding. `drain` finishes every request that came before, `abort` ends them; later ones wait."""
+        """Stop decoding. `drain` finishes all earlier requests, `abort` ends them; later requests wait."""
         self._ready(synced=mode == "drain")
         if mode == "drain":
             self._queue.begin_wave()
@@ -217,7 +217,7 @@ class HFEngine:
                 await self._abort(set(self._futures))
 
     async def resume(self) -> None:
-        """Decode again."""
+        """Resume decoding."""
         self._ready()
         self._paused = self._draining = False
         self._changed.set()
@@ -226,7 +226,7 @@ class HFEngine:
         """Fetch and apply new weights between two steps; see `hf_weights.apply_update`.
 
         Raises:
-            WeightSyncError: names the tensor; until a later update succeeds the engine refuses to generate.
+            WeightSyncError: names the tensor; the engine rejects requests until a later update succeeds.
         """
         self._ready(synced=False)
         started = time.perf_counter()
@@ -246,7 +246,7 @@ class HFEngine:
         )
 
     async def sleep(self) -> None:
-        """Free weights and cache. Running requests are kept; after the next sync they go on, their cache recomputed."""
+        """Free weights and cache. Running requests continue after the next sync, with their cache recomputed."""
         self._ready(synced=False)
         async with self._device:
             decoder = self._ready(synced=False)
@@ -255,7 +255,7 @@ class HFEngine:
                 self._queue.put_back(await self._compute(decoder.release))
 
     async def wake(self) -> None:
-        """Take the memory again; `update_weights` must follow."""
+        """Allocate the memory again; `update_weights` must follow."""
         self._ready(synced=False)
         async with self._device:
             await self._compute(self._ready(synced=False).reclaim)
@@ -287,7 +287,7 @@ class HFEngine:
         return bool(decoder.rows or self._queue.in_wave or (len(self._queue) and not self._draining))
 
     async def _settle(self) -> None:
-        """Wait until no request has come for some turns of the loop."""
+        """Wait until no request has arrived for some turns of the loop."""
         seen, quiet = -1, 0
         while quiet < SETTLE_TURNS:
             quiet = quiet + 1 if seen == self._num_requests else 0
@@ -295,7 +295,7 @@ class HFEngine:
             await asyncio.sleep(0)
 
     async def _turn(self) -> None:
-        """Let rows join, make one token for each row, answer those that ended."""
+        """Admit rows, generate one token for each row, and answer the rows that ended."""
         decoder = self._ready()
         if not self._draining and (self._continuous or not (decoder.rows or self._queue.in_wave)):
             self._queue.begin_wave()
@@ -311,9 +311,9 @@ class HFEngine:
         return self._spec.options.get("admission", "wave") == "continuous"
 
     async def _compute(self, function: Callable[..., T], *args: Any, ends_engine: bool = True) -> T:
-        """Run in the worker thread. Call it under the device lock.
+        """Run a function in the worker thread. The caller must hold the device lock.
 
-        With `ends_engine`, an unexpected exception is the engine's death, whoever asked for the computation.
+        With `ends_engine`, an unexpected exception ends the engine, whichever request caused it.
         """
         if self._executor is None:
             raise EngineDiedError(self.engine_id, self._death or "it was not started")
@@ -332,7 +332,7 @@ class HFEngine:
             raise
 
     async def _abort(self, names: set[str]) -> None:
-        """Take rows out wherever they are, under the device lock, and answer with what they have."""
+        """Remove rows from decoder and queue, under the device lock, and answer with the tokens they have."""
         decoder = self._ready(synced=False)
         running = [row for row in decoder.rows if row.request.request_id in names]
         if running:
@@ -346,7 +346,7 @@ class HFEngine:
                 future.set_result(row.result(self.engine_id, aborted))
 
     def _end(self, cause: str) -> None:
-        """The engine is gone: everyone who waits hears it."""
+        """Mark the engine as dead and fail all waiting requests."""
         self._death = self._death or cause
         futures, self._futures = self._futures, {}
         for future in futures.values():
@@ -374,7 +374,7 @@ class HFEngine:
 
 
 def _build_decoder(spec: EngineSpec) -> Decoder:
-    """Runs in the worker thread, so that a thread count set here counts there."""
+    """Build the decoder. It runs in the worker thread, so that a thread count set here applies there."""
     import torch
 
     from roll.inference.hf_decoder import Decoder
@@ -392,7 +392,7 @@ async def _settled(future: asyncio.Future[Generation]) -> None:
 
 
 def made_so_far(engine: HFEngine, request_id: str) -> IntArray:
-    """[T] tokens that a request has by now, for showing an answer as it is made; none before its turn."""
+    """Return the tokens [T] generated so far for a request, for streaming; empty before its first step."""
     rows = engine._decoder.rows if engine._decoder else ()
     made = [row.tokens[row.prompt_length : row.length] for row in rows if row.request.request_id == request_id]
     return (made[0] if made else np.empty(0)).astype(np.int32)

@@ -38,7 +38,7 @@ WIDTH_MULTIPLE = 32
 
 
 def round_up(value: int, multiple: int) -> int:
-    """The least multiple that is not below `value`."""
+    """Return the smallest multiple that is not below `value`."""
     return -(-value // multiple) * multiple
 
 
@@ -51,16 +51,16 @@ class AttentionPass(Protocol):
     """[B] of the first B tokens, where they do not follow each other from 0 on."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
-        """[1, H, N, D], [1, Hkv, N, D], [1, Hkv, N, W] → [1, N, H, W]."""
+        """Compute attention of [1, H, N, D], [1, Hkv, N, D] and [1, Hkv, N, W]; return [1, N, H, W]."""
         ...
 
     def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """A layer's part that carries a state from token to token without attention: [1, N, D] → [1, N, D]."""
+        """Run a recurrent part of a layer on [1, N, D]; return [1, N, D]."""
         ...
 
 
 def register_attention() -> None:
-    """Make the attention known to `transformers` under `ATTENTION_NAME`."""
+    """Register the attention with `transformers` as `ATTENTION_NAME`."""
     from transformers import AttentionInterface
     from transformers.masking_utils import AttentionMaskInterface
 
@@ -80,7 +80,7 @@ def engine_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """The attention function that `transformers` calls; `attention_pass` travels as an argument of the model."""
+    """Compute attention with the signature that `transformers` calls; `attention_pass` is passed through the model."""
     form = attention_form(module, query.shape[-1], attention_mask, scaling, sliding_window, kwargs)
     attention_pass.num_calls += 1
     if attention_pass.positions is not None:
@@ -100,7 +100,7 @@ class KVCache:
         self._layers: dict[int | str, tuple[Tensor, Tensor]] = {}
 
     def reserve(self, rows: int, width: int, used: int) -> None:
-        """Make room for this many rows and positions; the first `used` rows keep what they hold.
+        """Make room for a number of rows and positions; the first `used` rows keep their content.
 
         A cache that is large enough stays; otherwise it gets exactly this size, so `rows` × `width` bounds it.
         """
@@ -116,13 +116,13 @@ class KVCache:
         self._layers.clear()
 
     def layer(self, index: int | str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """The tensors of a layer, made at first use in the likeness of its keys and values."""
+        """Return the tensors of a layer, allocated at first use with the shapes and dtypes of its keys and values."""
         if index not in self._layers:
             self._layers[index] = (self._empty(key), self._empty(value))
         return self._layers[index]
 
     def copy_row(self, source: int, target: int, length: int) -> None:
-        """Let a row hold the first `length` positions of another one."""
+        """Copy the first `length` positions of one row to another."""
         for tensors in self._layers.values():
             for tensor in tensors:
                 tensor[target, :, :length] = tensor[source, :, :length]
@@ -189,7 +189,7 @@ class DecodePass:
     """One new token per row: tokens 0 … B-1 of the flat input belong to rows 0 … B-1, any after them are padding."""
 
     def __init__(self, cache: KVCache, positions: Tensor) -> None:
-        """`positions`: [B] int64, where each row's new token stands."""
+        """Prepare a pass in which row i's new token is at position `positions[i]`, shape [B], int64."""
         self.num_calls = 0
         self.positions = positions
         self._cache = cache
@@ -216,13 +216,15 @@ class DecodePass:
         return output
 
     def mix(self, name: str, plain: Callable[[Tensor], Tensor], hidden: Tensor) -> Tensor:
-        """See `AttentionPass`. Its whole past is computed again: right for any such part, slow for long texts."""
+        """Run a recurrent part on the whole past again: correct for any such part, slow for long texts. See
+        `AttentionPass`.
+        """
         past, _ = self._stored(name, hidden[:, None], hidden[:, None, :, :0])
         mixed = plain(past[:, 0])[self._rows, self.positions]
         return F.pad(mixed, (0, 0, 0, hidden.shape[1] - len(mixed)))[None]
 
     def _stored(self, layer: int | str, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """With the new tokens', what the rows of the cache hold of a layer."""
+        """Store the new tokens' keys and values, and return those of all positions of the rows in a layer."""
         rows = len(self._rows)
         tensors = self._cache.layer(layer, key, value)
         for held, new in zip(tensors, (key, value), strict=True):
@@ -230,7 +232,7 @@ class DecodePass:
         return tensors[0][:rows, :, : self._width], tensors[1][:rows, :, : self._width]
 
     def _mask(self, reach: Reach, like: Tensor) -> Tensor:
-        """[B, 1, 1, width] 0 where a row may look, -inf elsewhere."""
+        """Return the bias [B, 1, 1, width]: 0 where a row may attend, -inf elsewhere."""
         if reach not in self._bias:
             seen = reach.sees(self.positions[:, None], torch.arange(self._width, device=like.device))
             bias = like.new_zeros(seen.shape).masked_fill_(~seen, float("-inf"))
@@ -241,7 +243,7 @@ class DecodePass:
 def _written_out(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor, form: AttentionForm, sinks: Tensor | None
 ) -> Tensor:
-    """Attention with soft caps or sinks, which SDPA does not have; queries [..., n, D], keys [..., m, D]."""
+    """Compute attention with soft caps or sinks, which SDPA does not support; queries [..., n, D], keys [..., m, D]."""
     scores = (query @ key.transpose(-1, -2)).to(torch.promote_types(query.dtype, torch.float32)) * form.scale
     if form.softcap is not None:
         scores = form.softcap * torch.tanh(scores / form.softcap)
@@ -253,7 +255,7 @@ def _written_out(
 
 
 def mix_in_passes(model: Any, mixers: dict[str, Any]) -> None:
-    """Let modules that carry a state of their own compute through the pass under way."""
+    """Make recurrent modules compute through the current pass."""
     current: list[AttentionPass | None] = [None]
 
     def remember(layer: Any, args: Any, kwargs: Any) -> None:

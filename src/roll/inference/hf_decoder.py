@@ -55,7 +55,7 @@ class Decoder:
     """A loaded model with its running rows."""
 
     def __init__(self, spec: EngineSpec, device: torch.device) -> None:
-        """Load the model and make sure that decoding agrees with the model's own attention.
+        """Load the model and check that decoding agrees with the model's own attention.
 
         Raises:
             ModelError: the model cannot be loaded or decoded here, or the cache cannot hold one request.
@@ -82,7 +82,7 @@ class Decoder:
         check_decoding(self.model, self._logits)
 
     def _mix(self) -> None:
-        """Prepare what is no attention and yet carries a state."""
+        """Prepare recurrent modules, which carry a state from token to token."""
         text, attention = torch.arange(4, 12, device=self.device), CausalPass()
         try:
             found = find_mixers(
@@ -96,7 +96,7 @@ class Decoder:
             mix_in_passes(self.model, found)
 
     def _plan_cache(self, spec: EngineSpec) -> int:
-        """Positions that the cache may hold over all rows."""
+        """Return the number of positions that the cache may hold over all rows."""
         element_bytes = torch.finfo(self.model.dtype).bits // 8
         token_bytes = describe_model(spec.model_path).kv_bytes_per_token(element_bytes)
         budget = spec.kv_cache_bytes or _default_cache_bytes(self.device)
@@ -109,7 +109,7 @@ class Decoder:
         return budget // token_bytes
 
     def fits(self, row: Row, joining: Sequence[Row] = ()) -> bool:
-        """Whether the row can join those that run and those that are about to."""
+        """Return whether the row can join the running and the joining rows."""
         company = [*self.rows, *joining, row]
         widest, rows = max(other.capacity for other in company), len(company)
         return rows <= self._max_rows and rows * round_up(widest, WIDTH_MULTIPLE) <= self.capacity_tokens
@@ -121,7 +121,7 @@ class Decoder:
 
     @torch.inference_mode()
     def admit(self, rows: Sequence[Row]) -> None:
-        """Let rows, which fit, join: store the keys and values of all their tokens but the last."""
+        """Add rows, which must fit: store the keys and values of all their tokens but the last."""
         width = round_up(max(row.capacity for row in [*self.rows, *rows]), WIDTH_MULTIPLE)
         count = max(len(self.rows) + len(rows), min(self._max_rows, self.capacity_tokens // width))
         self._cache.reserve(count, width, len(self.rows))
@@ -144,7 +144,7 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self) -> list[Row]:
-        """Make one token for every row; returns the rows that ended, which have left."""
+        """Generate one token for every row; remove and return the rows that ended."""
         count = len(self.rows)
         ids = torch.zeros(round_up(count, ROW_MULTIPLE), dtype=torch.int64)
         positions = torch.zeros_like(ids)
@@ -167,7 +167,7 @@ class Decoder:
 
     @torch.inference_mode()
     def remove(self, rows: Sequence[Row]) -> None:
-        """Let rows leave; the last row moves into each gap."""
+        """Remove rows; the last row moves into each gap."""
         for row in rows:
             slot, last = self.rows.index(row), self.rows.pop()
             if last is not row:
@@ -176,7 +176,7 @@ class Decoder:
 
     @torch.inference_mode()
     def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0."""
+        """Return the log-probs [L] of each sequence's tokens given their prefix, at temperature 1; entry 0 is 0."""
         refuse_media("hf", *media)
         results = []
         for sequence in sequences:
@@ -192,7 +192,7 @@ class Decoder:
         return results
 
     def update_weights(self, update: WeightUpdate) -> Mapping[str, int]:
-        """Apply new weights; running rows keep their cache and go on under the new version. See `apply_update`."""
+        """Apply new weights; running rows keep their cache and continue under the new version. See `apply_update`."""
         checksums = apply_update(self.model, update)
         self.policy_version = update.policy_version
         return checksums
@@ -203,7 +203,7 @@ class Decoder:
         return bool(self._shapes)
 
     def release(self) -> list[Row]:
-        """Free weights and cache; returns the running rows, which must be admitted again later."""
+        """Free weights and cache; return the running rows, which must be admitted again later."""
         rows, self.rows = self.rows, []
         self._cache.clear()
         self._sampler = Sampler()
@@ -215,13 +215,13 @@ class Decoder:
         return rows
 
     def reclaim(self) -> None:
-        """Take memory for the weights again; what they hold is undefined until the next update."""
+        """Allocate the weights again; their values are undefined until the next update."""
         for parameter, shape in self._shapes:
             parameter.data = parameter.data.new_zeros(shape)
         self._shapes = []
 
     def _logits(self, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass) -> Tensor:
-        """[N, V] of a flat input [N]."""
+        """Return the logits [N, V] of a flat input [N]."""
         return self._forward(self.model, ids, positions, attention).logits[0]
 
     def _forward(self, module: Any, ids: Tensor, positions: Tensor, attention: CausalPass | DecodePass) -> Any:
@@ -236,12 +236,12 @@ class Decoder:
 def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> None:
     """Compare prefill and decoding with the model's own attention on a few tokens.
 
-    So a model whose attention needs more than this engine does (sinks, soft caps, recurrent layers) is refused here
-    rather than sampled from wrongly. Routers choose experts once: in bfloat16 correct passes differ in a choice now and
-    then, which changes logits as much as a mistake does.
+    This rejects models whose attention has features that this engine does not support, instead of sampling from wrong
+    distributions. Routers choose experts only once: in bfloat16 correct passes sometimes differ in a choice, which
+    changes logits as much as a mistake does.
 
     Raises:
-        ModelError: they differ, or the model cannot be run this way.
+        ModelError: the results differ, or the model cannot run this way.
     """
     device = model.device
     ids = (torch.arange(11, device=device) * 7919 + 13) % min(model.config.get_text_config().vocab_size, 250)
@@ -268,7 +268,7 @@ def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> Non
 
 
 def _default_cache_bytes(device: torch.device) -> int:
-    """256 MiB on a CPU, a third of the free memory elsewhere."""
+    """Return the default cache size: 256 MiB on a CPU, a third of the free memory elsewhere."""
     if device.type == "cpu":
         return CPU_CACHE_BYTES
     free, _ = torch.accelerator.get_memory_info(device)

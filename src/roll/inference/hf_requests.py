@@ -22,7 +22,7 @@ OPTIONS: dict[str, tuple[str, ...] | None] = {"admission": ("wave", "continuous"
 
 
 def prefill_key(row: Row) -> bytes:
-    """Return what tells apart the tokens of rows that go through the network before the next is made."""
+    """Return a key of the tokens and media that a row sends through the network before its next token."""
     return sequence_key(row.tokens[: row.length - 1], row.request.media).tobytes()
 
 
@@ -53,7 +53,7 @@ class Row:
         return self.length - self.prompt_length
 
     def append(self, token: int, logprob: float, version: int, choices: np.ndarray | None = None) -> bool:
-        """Take the next token; true when it ends the row."""
+        """Append the next token; return whether it ends the row."""
         index = self.generated
         if choices is not None:
             self.choice_logprobs[index] = choices
@@ -62,7 +62,8 @@ class Row:
         return token in self.stop or self.length == self.capacity
 
     def routed(self, start: int, chosen: np.ndarray | None) -> None:
-        """Take what routers chose [N, layers, k] for the tokens from `start` on; what is known already stays."""
+        """Store the experts [N, layers, k] chosen for the tokens from `start` on; entries that are already known stay.
+        """
         if chosen is None:
             return
         if self.experts is None:
@@ -71,7 +72,7 @@ class Row:
         np.copyto(own, chosen, where=own < 0)
 
     def result(self, engine_id: str, aborted: bool = False) -> Generation:
-        """What the request comes to, as it stands now."""
+        """Return the generation as it stands now."""
         made = self.generated
         stopped = made > 0 and int(self.tokens[self.length - 1]) in self.stop
         reason: FinishReason = "abort" if aborted else "stop" if stopped else "length"
@@ -103,17 +104,20 @@ class RequestQueue:
         return len(self._wave)
 
     def add(self, row: Row) -> None:
-        """A request arrives."""
+        """Add a request to the arrivals."""
         self._arrivals.append(row)
 
     def begin_wave(self) -> None:
-        """All arrivals become part of the wave, in order of priority, then arrival."""
+        """Move all arrivals into the wave, ordered by priority, then arrival."""
         order = sorted([*self._wave, *self._arrivals], key=lambda row: (row.request.priority, row.order))
         self._wave, self._arrivals = deque(order), []
 
     def put_back(self, rows: Iterable[Row]) -> None:
-        """Requests that have run already take their turn before all others. Of one without an answer so far nothing is
-        known: all of it will come of the pass that reads the prompt again, perhaps with other weights."""
+        """Put requests that have run already before all others.
+
+        The experts of a request without new tokens are dropped: its prompt is computed again, perhaps with other
+        weights.
+        """
         rows = list(rows)
         for row in rows:
             if not row.generated:
@@ -121,14 +125,14 @@ class RequestQueue:
         self._wave.extendleft(reversed(rows))
 
     def take(self, fits: Callable[[Row, list[Row]], bool]) -> list[Row]:
-        """Rows from the front of the wave, for as long as `fits(row, taken so far)`."""
+        """Remove and return rows from the front of the wave, as long as `fits(row, taken so far)`."""
         taken: list[Row] = []
         while self._wave and fits(self._wave[0], taken):
             taken.append(self._wave.popleft())
         return taken
 
     def remove(self, names: Collection[str]) -> list[Row]:
-        """Take these requests out."""
+        """Remove and return the requests of these ids."""
         removed = [row for row in (*self._wave, *self._arrivals) if row.request.request_id in names]
         self._wave = deque(row for row in self._wave if row.request.request_id not in names)
         self._arrivals = [row for row in self._arrivals if row.request.request_id not in names]
@@ -136,12 +140,16 @@ class RequestQueue:
 
 
 def row_uniforms(seed: int, count: int) -> np.ndarray:
-    """[count] float64 in [0, 1), the random numbers of one request. A longer series begins with the shorter one."""
+    """Return the random numbers of one request, float64 in [0, 1), shape [count]. A longer series extends a shorter
+    one.
+    """
     return np.random.Generator(np.random.PCG64(seed % 2**64)).random(count)
 
 
 def new_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
-    """Begin a request. Without a seed of its own it gets one from the engine's seed and its place in the order."""
+    """Create the row of a request. Without a seed of its own it gets one from the engine's seed and its arrival
+    number.
+    """
     seed = request.sampling.seed
     if seed is None:
         seed = int(np.random.SeedSequence([engine_seed % 2**64, order]).generate_state(1, np.uint64)[0])
@@ -149,11 +157,11 @@ def new_row(request: GenerationRequest, order: int, engine_seed: int) -> Row:
 
 
 def check_request(request: GenerationRequest, max_context: int, vocab_size: int) -> None:
-    """Refuse what cannot be served.
+    """Reject a request that cannot be served.
 
     Raises:
-        UnsupportedError: it names an adapter.
-        UserError: empty, too long, or with tokens outside the vocabulary.
+        UnsupportedError: the request names an adapter or has media.
+        UserError: the request is empty or too long, or has tokens outside the vocabulary.
     """
     refuse_adapter("hf", request.adapter)
     refuse_media("hf", request.media)
@@ -175,10 +183,10 @@ def check_request(request: GenerationRequest, max_context: int, vocab_size: int)
 
 
 def check_options(spec: EngineSpec) -> None:
-    """Refuse options that this engine does not have.
+    """Reject options that this engine does not support.
 
     Raises:
-        ConfigError: names the option and what is possible.
+        ConfigError: names the option and the possible values.
     """
     for key, value in spec.options.items():
         if key not in OPTIONS:

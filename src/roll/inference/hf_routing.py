@@ -44,7 +44,8 @@ class RoutingRecord:
             router.register_forward_hook(self._remember(i))
 
     def chosen(self) -> np.ndarray:
-        """[N, layers, k] of the tokens of the latest forward pass, padding included."""
+        """Return the experts chosen for the tokens of the latest forward pass, padding included, shape [N, layers, k].
+        """
         layers = [layer for layer in self._latest if layer is not None]
         assert len(layers) == len(self._latest), "a forward pass left a router out"
         self._latest = [None] * len(layers)
@@ -60,9 +61,10 @@ class RoutingRecord:
 
 @contextmanager
 def answers_of_first_pass(model: PreTrainedModel) -> Generator[None]:
-    """Passes over a text, then over its parts in order: the parts have the routers' answers of the whole.
+    """Reuse the routers' outputs of the body's first pass, over a text, in its later passes over the text's parts in
+    order.
 
-    So passes whose numbers differ in their last digits compute the same function.
+    So passes whose numbers differ in their last digits choose the same experts.
     """
     rest: dict[Any, tuple[Tensor, ...]] = {}
 

@@ -78,7 +78,7 @@ class Sampler:
         )
 
     def _scale(self, logits: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-        """Logits over temperature in float32, [R, V rounded up to whole blocks], filled up with -inf."""
+        """Return logits over temperature in float32, [R, V rounded up to whole blocks], padded with -inf."""
         rows, vocab = logits.shape
         padded = -(-vocab // BLOCK) * BLOCK
         if self._scaled.shape[0] < rows or self._scaled.shape[1:] != (padded,):
@@ -94,17 +94,17 @@ class Sampler:
 
 
 def _keep_only(scaled: Tensor, choices: Sequence[int]) -> None:
-    """Set all but these tokens of one row [V] to -inf, in place."""
+    """Set all but the given tokens of one row [V] to -inf, in place."""
     kept = scaled[list(choices)]
     scaled.fill_(float("-inf"))
     scaled[list(choices)] = kept
 
 
 def _keep_likely(scaled: Tensor, top_k: int, top_p: float) -> None:
-    """Set all but the likely tokens of one row [V] to -inf, in place.
+    """Apply top-k and top-p to one row [V], in place: all other tokens are set to -inf.
 
-    First the `top_k` highest stay (with all that tie with the last of them); then, of those, the smallest set of the
-    likeliest whose probability reaches `top_p`, at least one.
+    First the `top_k` highest stay, including ties with the last of them. Of those, the smallest set of most likely
+    tokens whose probability reaches `top_p` stays, at least one token.
     """
     if 0 < top_k < len(scaled):
         scaled.masked_fill_(scaled < scaled.topk(top_k).values[-1], float("-inf"))

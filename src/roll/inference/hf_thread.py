@@ -35,7 +35,7 @@ class WorkerThread(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the thread after what it was given; with `wait`, come back when it has ended."""
+        """End the thread after its queued work; with `wait`, return when it has ended."""
         self._work.put(None)
         if wait:
             self._thread.join()

@@ -25,16 +25,16 @@ __all__ = ["apply_update"]
 def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, int]:
     """Fetch the weights, copy them into the model, read every tensor back from the model and compare its bytes.
 
-    The update must bring every weight; of tied ones at least one. A tensor of another dtype is cast, and one in codes
-    read back: what the model holds is then what codes and scales say, bit for bit.
+    The update must contain every weight, and at least one of tied ones. A tensor of another dtype is cast, a quantized
+    one is dequantized: the model then holds exactly the product of codes and scales.
 
     Returns:
-        By name, the checksum of the bytes that were received.
+        The checksum of the received bytes, by name.
 
     Raises:
-        UnsupportedError: they are an adapter's.
+        UnsupportedError: the weights are an adapter's.
         WeightSyncError: names a tensor that is missing, unknown, of another shape, or was not applied. The model is
-            untouched only where the manifest itself was wrong.
+            unchanged only if the manifest itself was wrong.
     """
     refuse_adapter("hf", update.adapter)
     live = _live_tensors(model)
@@ -59,8 +59,7 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
 
 
 def _live_tensors(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Weights and persistent buffers, or views of them, by their names in the checkpoint; tied ones under each of
-    theirs."""
+    """Return weights and persistent buffers, or views of them, by checkpoint name; tied ones appear under each name."""
     held = dict(model.state_dict(keep_vars=True))
     if not changes_names(model):
         return held

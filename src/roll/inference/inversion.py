@@ -15,17 +15,17 @@ BLOCK = 256
 
 
 def running_totals(weights: Tensor) -> Tensor:
-    """[R, blocks] float64 sums of whole blocks, each with all before it, of weights [R, blocks × BLOCK]."""
+    """Return cumulative sums over blocks, float64 [R, blocks], of weights [R, blocks × BLOCK]."""
     return weights.view(len(weights), -1, BLOCK).sum(-1).double().cumsum(-1)
 
 
 def invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
-    """First token whose cumulative weight exceeds uniform × total; [R] int64. Never one of weight 0.
+    """Return the first token whose cumulative weight exceeds uniform × total, int64 [R]; never a token of weight 0.
 
     Args:
-        weights: [R, blocks × BLOCK] non-negative.
-        totals: [R, blocks] float64, of `running_totals`.
-        uniforms: [R] float64 in [0, 1).
+        weights: The non-negative weights [R, blocks × BLOCK].
+        totals: The result of `running_totals`, float64 [R, blocks].
+        uniforms: The random numbers, float64 in [0, 1), shape [R].
     """
     target = uniforms[:, None] * totals[:, -1:]
     block = torch.searchsorted(totals, target, right=True)
@@ -39,5 +39,5 @@ def invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def _last_true(mask: Tensor) -> Tensor:
-    """[R, 1] the last column that holds true."""
+    """Return the last column that is true, shape [R, 1]."""
     return mask.shape[-1] - 1 - mask.flip(-1).int().argmax(-1, keepdim=True)

@@ -30,12 +30,12 @@ class OwnEngine:
         """Build the user's engine.
 
         Args:
-            kind: its name or import path, for messages.
-            engine_id: of its spec.
-            build: makes it.
+            kind: The engine's name or import path, for messages.
+            engine_id: The id from its spec.
+            build: A function that builds the engine.
 
         Raises:
-            ConfigError: `build` fails, or what it makes lacks a method.
+            ConfigError: `build` fails, or its result lacks a method.
         """
         self.engine_id = engine_id
         self._kind = kind
@@ -53,7 +53,7 @@ class OwnEngine:
             )
 
     async def start(self) -> None:
-        """See `InferenceEngine`; so for all that follow."""
+        """See `InferenceEngine`, also for all methods below."""
         await self._call("start")
 
     async def generate(self, request: GenerationRequest) -> Generation:
@@ -105,7 +105,7 @@ class OwnEngine:
         """Await a method of the user's engine.
 
         Raises:
-            EngineError: it fails with something else than an error of ROLL's, or is no coroutine.
+            EngineError: the method raises an error that is not one of ROLL's, or is not a coroutine.
         """
         try:
             answer = getattr(self._engine, name)(*arguments)

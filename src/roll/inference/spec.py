@@ -53,10 +53,10 @@ class EngineSpec:
 
 
 def refuse_adapter(kind: str, adapter: str | None) -> None:
-    """Refuse a request, or weights, that name an adapter: for a kind of engine without the capability `lora`.
+    """Reject a request, or weights, that name an adapter, for a kind of engine without the capability `lora`.
 
     Raises:
-        UnsupportedError: they do.
+        UnsupportedError: an adapter is named.
     """
     if adapter is not None:
         raise UnsupportedError(
@@ -66,10 +66,10 @@ def refuse_adapter(kind: str, adapter: str | None) -> None:
 
 
 def refuse_media(kind: str, *media: Iterable[MediaSpan]) -> None:
-    """Refuse sequences with media: for a kind of engine without the capability `supports_images`.
+    """Reject sequences with media, for a kind of engine without the capability `supports_images`.
 
     Raises:
-        UnsupportedError: one has some.
+        UnsupportedError: a sequence has media.
     """
     for span in (span for spans in media for span in spans):
         raise UnsupportedError(
@@ -79,16 +79,16 @@ def refuse_media(kind: str, *media: Iterable[MediaSpan]) -> None:
 
 
 def expert_dtype(num_experts: int) -> np.dtype[np.signedinteger]:
-    """The smallest type that holds the number of every expert, and -1 for an unknown one: one byte up to 128."""
+    """Return the smallest dtype that holds every expert's number and -1 for unknown: one byte up to 128 experts."""
     return np.dtype(np.int8 if num_experts <= 128 else np.int16)
 
 
 def engine_ahead(kind: str, num_threads: int | None) -> AbstractContextManager[None]:
-    """Begin what an engine of this kind needs whatever it will serve; at the end of the block, end what none has used.
+    """Start the work that every engine of this kind needs before its model is known; undo unused work after the body.
 
     Args:
-        kind: as `EngineSpec.kind`; one that cannot be used does nothing here, and is refused where it is built.
-        num_threads: as there.
+        kind: See `EngineSpec.kind`. An unusable kind is ignored here and rejected when the engine is built.
+        num_threads: See `EngineSpec.num_threads`.
     """
     try:
         factory = ENGINES.get(resolve_engine_kind(kind))
@@ -102,7 +102,7 @@ def build_engine(spec: EngineSpec) -> InferenceEngine:
     """Build the engine that `spec` describes; `await engine.start()` then loads the model.
 
     Raises:
-        ConfigError: there is no engine of this kind, it is not installed, or one of the user's own cannot be built.
+        ConfigError: the kind is unknown or not installed, or a user's engine cannot be built.
     """
     factory = ENGINES.get(resolve_engine_kind(spec.kind))
     if isinstance(factory, LazyEngine):

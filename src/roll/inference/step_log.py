@@ -36,11 +36,11 @@ class StepLog:
         self._stretches: deque[EngineStretch] = deque(maxlen=KEPT)
 
     def begin(self) -> None:
-        """The engine had nothing to do, or stood still, and begins a step now."""
+        """Start timing a step of an engine that was idle or paused."""
         self._since = self._clock()
 
     def step(self, *, num_decoding: int, num_started: int, num_prefilled: int, context_tokens: float) -> None:
-        """A step is over; the next one begins."""
+        """Record the step that just ended; the next one starts now."""
         now = self._clock()
         since, self._since = self._since, now
         if since is None or self._num_silent or not num_decoding + num_started:
@@ -68,7 +68,7 @@ class StepLog:
 
     @contextmanager
     def silent(self) -> Generator[None]:
-        """Steps that end inside are left out: they do something else beside generating."""
+        """Leave out steps that end in the body, because they do more than generate."""
         self._num_silent += 1
         try:
             yield
@@ -76,13 +76,15 @@ class StepLog:
             self._num_silent -= 1
 
     def take(self) -> list[EngineStretch]:
-        """What was collected since the last call."""
+        """Return the stretches collected since the last call."""
         taken = list(self._stretches)
         self._stretches.clear()
         return taken
 
 
 def _continues(last: EngineStretch, fresh: EngineStretch) -> bool:
-    """Whether two stretches are one: both only decode, as many requests, without a pause between them."""
+    """Return whether two stretches can be merged: both only decode, for equally many requests, without a pause in
+    between.
+    """
     same = last.num_decoding == fresh.num_decoding and not last.num_started and not fresh.num_started
     return same and abs(last.began_s + last.duration_s - fresh.began_s) < 1e-4

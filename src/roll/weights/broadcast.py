@@ -52,7 +52,9 @@ _groups: dict[tuple[str, int, Member], Group] = {}
 
 
 def addressed(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:
-    """The offer as one engine gets it: receivers of a broadcast must know each other, others need not."""
+    """Return the offer for one engine: receivers of a broadcast must know each other, those of other transports need
+    not.
+    """
     if not isinstance(update.handle, BroadcastHandle):
         return update
     return replace(update, handle=replace(update.handle, engine_id=engine_id, engine_ids=engine_ids))
@@ -60,7 +62,7 @@ def addressed(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...])
 
 @contextmanager
 def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
-    """Meet the others, then receive bucket by bucket."""
+    """Join the other members, then receive bucket by bucket."""
     handle: BroadcastHandle = update.handle
     member = Member(handle.engine_id, place.worker)
     cache_key = (handle.host, handle.port, member)

@@ -49,7 +49,7 @@ class BroadcastSender:
         self._keys: list[str] = []
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Open the meeting point; nothing is copied."""
+        """Open the meeting point; no data is copied."""
         self._released.clear()
         self._source = source
         self._describe(source)
@@ -75,8 +75,10 @@ class BroadcastSender:
         )
 
     def send(self) -> dict[str, int]:
-        """Meet the engines and stream the weights; ranks other than 0 only iterate, and all do, also if it was given up
-        before: some may have begun by then."""
+        """Meet the engines and stream the weights; ranks other than 0 only iterate over them.
+
+        All ranks iterate even if the sync was given up before, because some may have begun already.
+        """
         point = self._point
         if self._source is None:
             raise WeightSyncError("there is nothing to send: the weight sync was not staged.")
@@ -95,7 +97,7 @@ class BroadcastSender:
             return checksums
 
     def release(self, failed: bool) -> None:
-        """Break off what still runs; keep the group after a success."""
+        """Abort running transfers; keep the group after a success."""
         self._released.set()
         if failed:
             if self._point is not None:
@@ -106,7 +108,7 @@ class BroadcastSender:
         self._point = None
 
     def close(self) -> None:
-        """Let go of group, buffers and store."""
+        """Free group, buffers and store."""
         if self._server is not None:
             self._server.close()
         self._group = self._store = self._server = self._source = None
@@ -192,7 +194,7 @@ def _pack(
     checksums: dict[str, int],
     about: str,
 ) -> None:
-    """Fill a bucket with the next tensors, and note their checksums."""
+    """Fill a bucket with the next tensors, and store their checksums."""
     for slot in bucket.slots:
         name, tensor = next(tensors, (None, None))
         if name is None or tensor is None or spec_of(name, tensor) != slot.spec:

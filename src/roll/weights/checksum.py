@@ -11,19 +11,19 @@ DEVICE_CHUNK_BYTES = 64 * 2**20
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements in row-major order as a flat `uint8` tensor; copies only what is not contiguous."""
+    """Return the elements in row-major order as a flat `uint8` tensor; only a non-contiguous tensor is copied."""
     flat = tensor.detach().contiguous().reshape(-1)
     # A tensor of one element counts as contiguous with any stride, but only stride 1 may be viewed as bytes.
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)
 
 
 def tensor_checksum(tensor: torch.Tensor) -> int:
-    """XXH3-64 (https://xxhash.com) of the elements' bytes in row-major order.
+    """Return the XXH3-64 (https://xxhash.com) of the elements' bytes in row-major order.
 
-    Depends on the bytes and their places alone: not on strides, device or storage. Shape and dtype are not
-    part of it; the manifest has those. On a CPU it runs at memory speed (31 GB/s measured where a copy ran
-    at 16), and lets other Python threads run. From another device the bytes are copied to the host piece by
-    piece, so that equal tensors have equal checksums wherever they are; the bus is the limit there.
+    It depends only on the bytes and their order, not on strides, device or storage. Shape and dtype are not part of it;
+    the manifest has those. On a CPU it runs at memory speed (31 GB/s measured where a copy ran at 16), and releases the
+    GIL. From another device the bytes are copied to the host piece by piece, so that equal tensors have equal checksums
+    wherever they are; the bus is the limit there.
     """
     data = flat_bytes(tensor)
     if data.device.type == "cpu":

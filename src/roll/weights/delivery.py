@@ -38,10 +38,11 @@ class Delivery:
     tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)
 
     async def deliver(self, engines: Sequence[InferenceEngine], update: WeightUpdate) -> None:
-        """Bring the offer to all engines; returns when each has confirmed or failed.
+        """Deliver the offer to all engines; return when each has confirmed or failed.
 
         Raises:
-            WeightSyncError: one failed and takes the others with it, since they receive together.
+            WeightSyncError: one engine of a broadcast failed, which fails the others too, because they receive
+                together.
         """
         self.num_bytes = total_bytes(update.manifest)
         self.dtype = codes_of(update.manifest) or majority_dtype(update.manifest)
@@ -66,7 +67,9 @@ class Delivery:
             self.errors[engine_id] = error
 
     async def end(self) -> None:
-        """See every engine's task end; one that does not is given up, as is its engine."""
+        """Wait for every engine's task to end; one that does not end in time is canceled and its engine counts as
+        dead.
+        """
         if not self.tasks:
             return
         _, late = await asyncio.wait(self.tasks.values(), timeout=GRACE_S)
@@ -78,7 +81,7 @@ class Delivery:
 
 
 async def within(limit_s: float, engine: InferenceEngine, call: Coroutine[Any, Any, T], deed: str) -> T:
-    """Await a call; an engine that does not answer counts as dead, even where the call itself cannot be ended."""
+    """Await a call; an engine that does not answer counts as dead, even if the call itself cannot be canceled."""
     task = asyncio.ensure_future(call)
     try:
         if not (await asyncio.wait({task}, timeout=limit_s))[0]:

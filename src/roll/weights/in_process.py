@@ -46,7 +46,7 @@ class InProcessSender:
         self._token: _Token | None = None
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Put references into the table; `None` on ranks other than 0."""
+        """Put references into the table; return `None` on ranks other than 0."""
         self._token = token = _Token(os.getpid(), next(_numbers))
         tensors = [(name, tensor) for name, tensor in source if tensor is not None]
         if not tensors:
@@ -61,16 +61,16 @@ class InProcessSender:
         return WeightUpdate(policy_version=policy_version, manifest=manifest, transport="in_process", handle=token)
 
     def send(self) -> dict[str, int]:
-        """Nothing travels; returns the checksums."""
+        """Return the checksums; no data is transferred."""
         return {name: tensor_checksum(tensor) for name, tensor in _staged.get(self._token, ())}
 
     def release(self, failed: bool) -> None:
-        """Take the references out of the table."""
+        """Remove the references from the table."""
         token, self._token = self._token, None
         _staged.pop(token, None)
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is no memory to free."""
 
 
 @contextmanager

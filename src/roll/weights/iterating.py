@@ -14,7 +14,10 @@ __all__ = ["to_the_end"]
 
 @contextmanager
 def to_the_end(source: WeightSource) -> Iterator[Iterator[tuple[str, torch.Tensor]]]:
-    """A source's tensors. Whoever breaks off goes through the rest: other ranks wait for this one to gather them."""
+    """Run the body with an iterator over a source's tensors, and exhaust it afterwards even if the body fails.
+
+    Other ranks wait for this one to gather every tensor.
+    """
     tensors = iter(source)
     try:
         yield tensors

@@ -67,7 +67,7 @@ class StoreServer:
         threading.Thread(target=self._listen, daemon=True, name="roll-meeting").start()
 
     def close(self) -> None:
-        """Stop listening; whoever waits is told by the end of the connection."""
+        """Stop listening; waiting clients see their connection end."""
         self._closed.set()
         for line in (self._listener, *list(self._lines)):
             with contextlib.suppress(OSError):
@@ -145,7 +145,7 @@ class StoreServer:
         return [b"1"] if self._values.pop(key, None) is not None else []
 
     def _get(self, wait_ms: bytes, *keys: bytes) -> list[bytes]:
-        """All values once all are there; nothing where the time is up before."""
+        """Return all values once all keys are set; return an empty list on timeout."""
         there = self._changed.wait_for(lambda: all(key in self._values for key in keys), int(wait_ms) / 1000)
         return [b"", *(self._values[key] for key in keys)] if there else []
 
@@ -204,23 +204,23 @@ class SecretStore(dist.Store):
         return self._values([key], self._timeout)[0]
 
     def check(self, keys: list[str]) -> bool:
-        """Whether all are there."""
+        """Return whether all keys are set."""
         return bool(self._ask(b"get", b"0", *keys))
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Wait until all are there."""
+        """Wait until all keys are set."""
         self._values(keys, timeout or self._timeout)
 
     def add(self, key: str, value: int) -> int:
-        """Add to a number; the sum."""
+        """Add to a number and return the sum."""
         return int(self._ask(b"add", key, b"%d" % value)[0])
 
     def compare_set(self, key: str, expected_value: str | bytes, desired_value: str | bytes) -> bytes:
-        """Write where the value is the expected one; what is there then."""
+        """Write if the value is the expected one; return the resulting value."""
         return self._ask(b"compare_set", key, expected_value, desired_value)[0]
 
     def append(self, key: str, value: str | bytes) -> None:
-        """Write behind what is there."""
+        """Append to a value."""
         self._ask(b"append", key, value)
 
     def multi_get(self, keys: list[str]) -> list[bytes]:
@@ -233,25 +233,25 @@ class SecretStore(dist.Store):
             self.set(key, value)
 
     def has_extended_api(self) -> bool:
-        """Whether `append`, `multi_get` and `multi_set` are there."""
+        """Return true: `append`, `multi_get` and `multi_set` are supported."""
         return True
 
     def delete_key(self, key: str) -> bool:
-        """Remove a value; whether there was one."""
+        """Remove a value; return whether there was one."""
         return bool(self._ask(b"delete", key))
 
     def num_keys(self) -> int:
-        """How many values there are."""
+        """Return the number of values."""
         return int(self._ask(b"num_keys")[0])
 
     deleteKey, getNumKeys = delete_key, num_keys  # as PyTorch's C++ calls them
 
     def set_timeout(self, timeout: timedelta) -> None:
-        """Longest wait for a value."""
+        """Set the timeout of waits for a value."""
         self._timeout = timeout
 
     def clone(self) -> SecretStore:
-        """The same with a connection of its own."""
+        """Return a client with a connection of its own."""
         return SecretStore(*self._place, timeout=self._timeout)
 
 
@@ -260,7 +260,7 @@ def _proof(secret: str, side: bytes, nonces: bytes) -> bytes:
 
 
 def _pack(fields: Sequence[bytes]) -> bytes:
-    """Length of all, then of each field its length and itself."""
+    """Serialize fields: the total length, then each field with its length."""
     body = b"".join(struct.pack("<I", len(field)) + field for field in fields)
     return struct.pack("<I", len(body)) + body
 

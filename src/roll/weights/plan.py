@@ -44,7 +44,7 @@ def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:
 
 
 def dtype_of(spec: TensorSpec) -> torch.dtype:
-    """The torch dtype that a manifest names.
+    """Return the torch dtype that a manifest names.
 
     Raises:
         WeightSyncError: torch has no such dtype.
@@ -56,12 +56,12 @@ def dtype_of(spec: TensorSpec) -> torch.dtype:
 
 
 def num_bytes(spec: TensorSpec) -> int:
-    """Length of the tensor's elements."""
+    """Return the size of a tensor's elements in bytes."""
     return spec.num_elements * dtype_of(spec).itemsize
 
 
 def total_bytes(manifest: Sequence[TensorSpec]) -> int:
-    """Length of all tensors' elements."""
+    """Return the size of all tensors' elements in bytes."""
     return sum(num_bytes(spec) for spec in manifest)
 
 

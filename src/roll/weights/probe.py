@@ -97,7 +97,7 @@ class ProbeGauge:
     _last: dict[str, _Reading] = field(init=False, default_factory=dict)
 
     def forget(self, engine_id: str) -> None:
-        """The engine was replaced: what it computed before says nothing about what it computes now."""
+        """Drop the reading of an engine that was replaced: it is not comparable with the new engine's."""
         self._last.pop(engine_id, None)
 
     def judge(
@@ -111,10 +111,10 @@ class ProbeGauge:
         """Compare one engine's log-probs with the trainer's.
 
         Args:
-            engine_id: whose.
-            engine: per sequence [L]; entry 0 is not compared.
-            trainer: likewise.
-            weights_changed: whether most tensors differ from those of this engine's last probe.
+            engine_id: The id of the engine.
+            engine: The engine's log-probs of each sequence [L]; entry 0 is not compared.
+            trainer: The trainer's log-probs, in the same form.
+            weights_changed: Whether most tensors have changed since this engine's last probe.
         """
         now = _Reading(_flat(trainer), _flat(engine))
         before = self._last.get(engine_id)
@@ -169,7 +169,7 @@ class ProbeGauge:
         return min(self.noise.ceiling, max(self.noise.floor, MARGIN * self._first) * growth)
 
     def _change_tolerance(self, change: float) -> float | None:
-        """`MARGIN` times the first missed change, in proportion to the size of the change."""
+        """Return `MARGIN` times the first missed change, in proportion to the size of the change."""
         if not self.noise.smooth:
             return None
         if self._first_change is None:
@@ -183,7 +183,7 @@ def _flat(logprobs: Sequence[FloatArray]) -> NDArray[np.float64]:
 
 
 def majority_dtype(manifest: Sequence[TensorSpec]) -> str:
-    """The dtype that most elements have."""
+    """Return the dtype of most elements."""
     counts: dict[str, int] = {}
     for spec in manifest:
         counts[spec.dtype] = counts.get(spec.dtype, 0) + spec.num_elements
@@ -191,7 +191,7 @@ def majority_dtype(manifest: Sequence[TensorSpec]) -> str:
 
 
 def probe_batch(sequences: Sequence[IntArray]) -> TrainingBatch:
-    """The probe's sequences as the trainer takes them: every token but the first one counts."""
+    """Return the probe's sequences as a batch for the trainer: every token but the first is in the loss."""
 
     def sample(index: int, token_ids: IntArray) -> TrainingSample:
         return TrainingSample(

@@ -64,10 +64,10 @@ class QuantizedWeights:
 
 @torch.no_grad()
 def quantized(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
-    """Codes [outputs, inputs], and scales [outputs, 1] in float32.
+    """Quantize a weight; return codes [outputs, inputs] and float32 scales [outputs, 1].
 
     Args:
-        weight: [outputs, inputs]; a row that is not finite is read back as one that is not.
+        weight: The weight [outputs, inputs]; a non-finite row stays non-finite after dequantization.
         format: `int8` or `fp8`.
     """
     dtype, largest = CODES[format]
@@ -79,17 +79,17 @@ def quantized(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def dequantized(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The weight [outputs, inputs] that codes and scales stand for."""
+    """Return the weight [outputs, inputs] that codes and scales represent."""
     return codes.float().mul_(scales).to(dtype)
 
 
 def codes_of(manifest: Sequence[TensorSpec]) -> str | None:
-    """The dtype of codes that come; `None` where no weight comes in any."""
+    """Return the dtype of the codes in a manifest; `None` if no weight is quantized."""
     return next((spec.dtype for spec in manifest if spec.dtype in _CODE_DTYPES), None)
 
 
 def without_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
-    """The tensors that are weights: those of the HF checkpoint, some of them in codes."""
+    """Return the tensors that are weights of the HF checkpoint, quantized or not."""
     scales = _scales(manifest)
     return tuple(spec for spec in manifest if spec.name not in scales)
 
@@ -97,15 +97,15 @@ def without_scales(manifest: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
 def read_back(
     tensors: Iterable[tuple[str, Tensor]], manifest: Sequence[TensorSpec], dtype: torch.dtype
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight that arrives, as an engine is to apply it.
+    """Yield every weight that arrives, dequantized, in the form that an engine applies.
 
     Args:
-        tensors: that arrive, in order.
-        manifest: of them.
-        dtype: that the engine computes in, for weights that come in codes; others come as they are.
+        tensors: The tensors that arrive, in order.
+        manifest: The manifest of the tensors.
+        dtype: The dtype that the engine computes in, for quantized weights; others are passed through.
 
     Raises:
-        WeightSyncError: codes came without scales before them, or with scales of other rows.
+        WeightSyncError: codes arrived without scales before them, or with scales of other rows.
     """
     scale_names, scales = _scales(manifest), dict[str, Tensor]()
     in_codes = {spec.name for spec in manifest if spec.dtype in _CODE_DTYPES}

@@ -115,14 +115,15 @@ def open_update(
     """Fetch the weights that `update` offers, in this process.
 
     Args:
-        update: the offer, as the engine got it; plain data, so it may be passed on to another process.
-        device: where `broadcast` puts what it receives.
-        worker, num_workers: this process among the engine's, where several receive (tensor parallelism).
-        timeout_s: longest wait for the sender or for the other receivers.
+        update: The offer that the engine got; plain data, so it may be passed on to another process.
+        device: The device on which `broadcast` puts received tensors.
+        worker: The number of this process among those of the engine that receive (tensor parallelism).
+        num_workers: The number of such processes.
+        timeout_s: The longest wait for the sender or for the other receivers.
 
     Raises:
-        WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender
-            is gone, gave up, or is out of reach; or the engine left tensors unread (names them).
+        WeightSyncError: a tensor is missing, unexpected, of another shape or dtype (names it); the sender has ended,
+            gave up, or cannot be reached; or the engine left tensors unread (names them).
     """
     place = ReceiverPlace(device=torch.device(device), worker=worker, num_workers=num_workers, timeout_s=timeout_s)
     with TRANSPORTS.get(update.transport)(update, place) as stream:

@@ -76,24 +76,25 @@ class Group:
     buffers: list[torch.Tensor] = field(default_factory=lambda: [torch.empty(0, dtype=torch.uint8)] * 2)
 
     def buffer(self, index: int, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """One of two buffers that take turns: while one travels, the other is filled or read."""
+        """Return one of two alternating buffers: while one is in transfer, the other is filled or read."""
         if self.buffers[index % 2].numel() < num_bytes:
             self.buffers[index % 2] = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         return self.buffers[index % 2][:num_bytes]
 
     def start(self, buffer: torch.Tensor, about: str) -> None:
-        """Begin a broadcast from rank 0."""
+        """Start a broadcast from rank 0."""
         with broken_off(about):
             self.in_flight.append(self.process_group.broadcast(buffer, root=0, timeout=self.timeout))
 
     def finish_oldest(self, about: str, still_on: Callable[[], None]) -> None:
-        """Wait for the broadcast that was started first.
+        """Wait for the oldest broadcast.
 
-        With NCCL, `wait` returns at once and the device waits, for ever if a member is gone. So it is asked here.
+        With NCCL, `wait` returns at once and the device waits, forever if a member is gone. So completion is polled
+        here.
 
         Args:
-            about: how messages name the sync.
-            still_on: called while NCCL is waited for; raises to end the wait.
+            about: The name of the sync, for messages.
+            still_on: A function called while waiting for NCCL; it raises to end the wait.
         """
         work = self.in_flight[0]
         if self.backend == "nccl":
@@ -110,10 +111,10 @@ class Group:
         del self.in_flight[0]
 
     def abort(self) -> None:
-        """Break off what is under way. The other members notice by their closed connections, not by a time limit.
+        """Abort running broadcasts. Other members notice by their closed connections, not by a timeout.
 
         gloo closes connections only when nothing refers to the group any more (its `abort` does nothing), and a
-        traceback may hold our callers' variables: so the only references are those dropped here.
+        traceback may hold our callers' variables. So the only references are those dropped here.
         """
         if self.backend == "nccl":
             self.process_group.abort()
@@ -139,19 +140,19 @@ class MeetingPoint:
         self._asked = time.monotonic()
 
     def write(self, key: str, value: Any) -> None:
-        """Put plain data where the others find it."""
+        """Write plain data for the other members."""
         self._store.set(key, json.dumps(value))
 
     def read(self, key: str, missing: str, still_on: Callable[[], None] = lambda: None) -> Any:
         """Wait for a value.
 
         Args:
-            key: where another member puts it.
-            missing: what did not happen, if the time runs out.
-            still_on: called while waiting; raises to end the wait.
+            key: The key that another member writes.
+            missing: A description of the missing event, for the timeout's message.
+            still_on: A function called while waiting; it raises to end the wait.
 
         Raises:
-            WeightSyncError: it did not come in time, or the trainer's store is gone.
+            WeightSyncError: the value did not arrive in time, or the trainer's store is gone.
         """
         deadline = time.monotonic() + self._timeout_s
         try:
@@ -165,10 +166,10 @@ class MeetingPoint:
             raise WeightSyncError(f"{self.about}: the trainer's store is gone: did the trainer end?") from error
 
     def check_given_up(self) -> None:
-        """Look whether the sender has given the sync up since its verdict; at most every `ASK_S`.
+        """Check whether the sender has given the sync up since its verdict; at most once every `ASK_S`.
 
         Raises:
-            WeightSyncError: it has, or its store is gone.
+            WeightSyncError: the sender gave up, or its store is gone.
         """
         if time.monotonic() < self._asked + ASK_S:
             return
@@ -176,19 +177,19 @@ class MeetingPoint:
         self._asked = time.monotonic()
 
     def check_verdict(self, verdict: Mapping[str, str]) -> None:
-        """Raise a `WeightSyncError` where it says that the sync is off."""
+        """Raise a `WeightSyncError` if the verdict is that the sync is off."""
         if "abandoned" in verdict:
             raise WeightSyncError(f"{self.about}: the trainer gave the sync up: {verdict['abandoned']}.")
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Remove values that nobody will read again."""
+        """Delete values that are not read again."""
         for key in keys:
             self._store.delete_key(key)
 
 
 @contextmanager
 def broken_off(about: str) -> Generator[None]:
-    """Name the sync when a member of the group is gone, or the time is up."""
+    """Convert errors of a lost member or a timeout to a `WeightSyncError` that names the sync."""
     try:
         yield
     except RuntimeError as error:  # all that torch.distributed raises
@@ -197,7 +198,7 @@ def broken_off(about: str) -> Generator[None]:
 
 
 def device_name(device: torch.device) -> str:
-    """`cpu`, or an identity of the accelerator that is unique over hosts."""
+    """Return `cpu`, or an identity of the accelerator that is unique across hosts."""
     if device.type == "cpu":
         return "cpu"
     properties = torch.get_device_module(device).get_device_properties(device)
@@ -206,13 +207,15 @@ def device_name(device: torch.device) -> str:
 
 
 def common_backend(devices: Sequence[str]) -> str:
-    """NCCL where every member has a GPU of its own (it refuses to share one); else gloo, through the host."""
+    """Return `nccl` if every member has its own GPU (NCCL does not support sharing one); else `gloo`, through the
+    host.
+    """
     on_gpu = all(name.startswith("cuda:") for name in devices)
     return "nccl" if on_gpu and len(set(devices)) == len(devices) else "gloo"
 
 
 def local_address(host: str, port: int) -> str:
-    """The address of the interface through which this process reaches `host`."""
+    """Return the address of the interface through which this process reaches `host`."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((host, port))
         return probe.getsockname()[0]
@@ -228,12 +231,12 @@ def build_group(
     address: str,
     timeout_s: float,
 ) -> Group:
-    """Connect this process with all others that give the same key; blocks until all have come.
+    """Connect this process with all others that use the same key; block until all have joined.
 
-    It does not touch torch's default process group, which belongs to the trainer's ranks or to the engine.
+    It does not use torch's default process group, which belongs to the trainer's ranks or to the engine.
 
     Raises:
-        RuntimeError: somebody did not come within the store's time limit.
+        RuntimeError: a member did not join before the store's timeout.
     """
     size = 1 + len(members)
     timeout = timedelta(seconds=timeout_s)
@@ -249,10 +252,10 @@ def build_group(
 
 
 def _nccl_group(store: dist.Store, rank: int, size: int, timeout: timedelta) -> Any:
-    """A group whose failure ends no process: trainer and engines outlive a broken sync, and meet anew.
+    """Build a group whose failure ends no process: trainer and engines survive a failed sync and build a new group.
 
-    By default a watchdog ends the process of every member that waits for one that is gone. PyTorch reads the variable
-    when a group is made. `Group.finish_oldest` keeps the time; the watchdog breaks off what nobody waits for.
+    By default a watchdog ends the process of every member that waits for a lost one. PyTorch reads the variable when a
+    group is created. `Group.finish_oldest` enforces the timeout; the watchdog aborts broadcasts that no code waits for.
     """
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = 2 * timeout

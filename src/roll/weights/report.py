@@ -40,7 +40,7 @@ class SyncReport:
     """Whose weights they were; `None`: the policy's own."""
 
     def metrics(self) -> dict[str, float]:
-        """What the tracker gets of a sync; of the probes, the worst engine's."""
+        """Return the metrics of a sync for the tracker; for probes, those of the worst engine."""
         values = {
             "sync/transfer_s": self.seconds,
             "sync/bytes": float(self.num_bytes),
@@ -64,7 +64,7 @@ class SyncReport:
 def receipt_problem(
     receipt: WeightReceipt, policy_version: int, sent: Mapping[str, int], adapter: str | None = None
 ) -> str:
-    """Return what is wrong with a receipt, in a sentence that names tensors; empty if nothing is."""
+    """Return a sentence that describes the problem of a receipt and names tensors; empty if there is none."""
     if receipt.adapter != adapter:
         return f"it confirmed {_whose(receipt.adapter)} in place of {_whose(adapter)}"
     if receipt.policy_version != policy_version:
@@ -83,7 +83,7 @@ def _whose(adapter: str | None) -> str:
 
 
 def checksum_problem(found: Mapping[str, int], sent: Mapping[str, int], deed: str) -> str:
-    """`it`, its deed, and the names whose checksums differ from the sent ones; empty if none does."""
+    """Return `it`, `deed`, and the names whose checksums differ from the sent ones; empty if none does."""
     wrong = [name for name, checksum in found.items() if name in sent and sent[name] != checksum]
     return f"it {deed} {_listed(wrong)}" if wrong else ""
 

@@ -42,19 +42,19 @@ class Outgoing(Protocol):
     """A transport's sending end, on one rank; kept between syncs."""
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Make an offer of the weights; `None` on ranks other than 0."""
+        """Prepare an offer of the weights; return `None` on ranks other than 0."""
         ...
 
     def send(self) -> dict[str, int]:
-        """Transmit what is staged; returns checksums by name (empty on ranks other than 0)."""
+        """Transmit the staged weights; return checksums by name (empty on ranks other than 0)."""
         ...
 
     def release(self, failed: bool) -> None:
-        """Let go of the weights. May be called while `send` runs in another thread, which then raises."""
+        """Release the weights. May be called while `send` runs in another thread, which then raises."""
         ...
 
     def close(self) -> None:
-        """Free everything."""
+        """Free all resources."""
         ...
 
 
@@ -82,16 +82,16 @@ class Sender:
         """From `stage` to `send`."""
 
     def stage(self, source: WeightSource, policy_version: int, transport: str) -> WeightUpdate | None:
-        """Make an offer of the weights that an engine's `open_update` takes; `None` on ranks other than 0.
+        """Prepare an offer of the weights for an engine's `open_update`; return `None` on ranks other than 0.
 
         Args:
-            source: must yield tensors that stay as they are until `release`.
-            policy_version: of these weights.
+            source: The weights, whose tensors must not change until `release`.
+            policy_version: The version of the weights.
             transport: `in_process`, `shared_memory` or `broadcast`.
 
         Raises:
-            ConfigError: there is no such transport.
-            UnsupportedError: it does not work on this system.
+            ConfigError: the transport is unknown.
+            UnsupportedError: the transport is not supported on this system.
         """
         if transport not in self._makers:
             known = ", ".join(sorted(self._makers))
@@ -102,14 +102,14 @@ class Sender:
         return self._current.stage(source, policy_version)
 
     def send(self) -> dict[str, int]:
-        """Transmit while engines receive; blocks until the last byte is on its way.
+        """Transmit while engines receive; block until the last byte is sent.
 
         Returns:
-            By tensor name, the checksum of the bytes that were sent; empty on ranks other than 0.
+            The checksum of the sent bytes, by tensor name; empty on ranks other than 0.
 
         Raises:
-            WeightSyncError: engines did not come or broke off (names them), or the sync was released before
-            its end.
+            WeightSyncError: engines did not join or failed midway (names them), or the sync was released before its
+                end.
         """
         staged, self._staged = self._staged, None
         if staged is None:
@@ -117,13 +117,13 @@ class Sender:
         return staged.send()
 
     def release(self, *, failed: bool = False) -> None:
-        """Let go of the weights. `failed` breaks off a `send` that still runs in another thread."""
+        """Release the weights. `failed` aborts a `send` that still runs in another thread."""
         if self._current is not None:
             self._current.release(failed)
             self._current = None
 
     def close(self) -> None:
-        """Free everything; may be called twice."""
+        """Free all resources; may be called twice."""
         self.release(failed=True)
         for outgoing in self._outgoing.values():
             outgoing.close()
@@ -134,22 +134,22 @@ class SendSteps(Protocol):
     """The three calls, as the controller makes them: on one rank, or on all ranks of a trainer at once."""
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
-        """`Sender.stage` on every rank; returns rank 0's offer."""
+        """Call `Sender.stage` on every rank; return rank 0's offer."""
         ...
 
     async def send(self) -> Mapping[str, int]:
-        """`Sender.send` on every rank at once; returns rank 0's checksums."""
+        """Call `Sender.send` on every rank at once; return rank 0's checksums."""
         ...
 
     async def release(self, failed: bool) -> None:
-        """`Sender.release` on every rank; must get through while `send` runs."""
+        """Call `Sender.release` on every rank; must also work while `send` runs."""
         ...
 
 
 async def conduct(steps: SendSteps, policy_version: int, transport: str, deliver: Deliver) -> Mapping[str, int]:
-    """Stage, deliver the offer while sending, then release: `TrainerGroup.send_weights`.
+    """Stage, deliver the offer while sending, then release: the implementation of `TrainerGroup.send_weights`.
 
-    Whichever of `deliver` and `send` fails first breaks the other off; its error is the one raised.
+    If `deliver` or `send` fails, the other one is aborted; the first error is raised.
     """
     failed = True
     sending: asyncio.Task[Mapping[str, int]] | None = None
@@ -175,7 +175,7 @@ async def _awaited(awaitable: Awaitable[T]) -> T:
 async def _end(
     steps: SendSteps, failed: bool, sending: asyncio.Task[Any] | None, delivering: asyncio.Task[None] | None
 ) -> None:
-    """Release, then see both tasks end; a `send` in a thread ends by itself when its weights are released."""
+    """Release, then wait for both tasks; a `send` in a thread ends on its own when its weights are released."""
     await steps.release(failed)
     if delivering is not None:
         delivering.cancel()
@@ -212,16 +212,18 @@ async def send_weights(
     sender: Sender,
     executor: Executor | None = None,
 ) -> Mapping[str, int]:
-    """`TrainerGroup.send_weights` for a trainer of one rank in this process.
+    """Run `TrainerGroup.send_weights` for a trainer of one rank in this process.
 
     Args:
-        source, policy_version, transport: see `Sender.stage`.
-        deliver: brings the offer to every engine and returns when all have confirmed.
-        sender: kept by the caller between syncs.
-        executor: where `stage` and `send` run, one after the other (the trainer's own thread); by default
-        any thread.
+        source: See `Sender.stage`.
+        policy_version: See `Sender.stage`.
+        transport: See `Sender.stage`.
+        deliver: A function that brings the offer to every engine and returns when all have confirmed.
+        sender: The sender, kept by the caller between syncs.
+        executor: The executor of `stage` and `send`, which run one after the other (the trainer's own thread); by
+            default any thread.
 
     Returns:
-        By tensor name, the checksum of the bytes that were sent.
+        The checksum of the sent bytes, by tensor name.
     """
     return await conduct(_OneRank(sender, source, executor), policy_version, transport, deliver)

@@ -63,7 +63,7 @@ class SharedMemorySender:
         self._checksums: dict[str, int] = {}
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
-        """Write all weights; `None` on ranks other than 0."""
+        """Write all weights; return `None` on ranks other than 0."""
         with contextlib.ExitStack() as stack:
             return self._stage(source, policy_version, stack)
 
@@ -101,7 +101,7 @@ class SharedMemorySender:
         )
 
     def send(self) -> dict[str, int]:
-        """All is written already; returns the checksums."""
+        """Return the checksums; all data is written already."""
         return self._checksums
 
     def release(self, failed: bool) -> None:
@@ -110,14 +110,14 @@ class SharedMemorySender:
             self.close()
 
     def close(self) -> None:
-        """Let the file go; its memory is freed when no engine maps it any more."""
+        """Close the file; its memory is freed when no engine maps it any more."""
         with self._opening:
             if self._descriptor is not None:
                 os.close(self._descriptor)
                 self._descriptor = None
 
     def _open(self) -> int:
-        """Return a further descriptor of the file, for the caller to close."""
+        """Return a new descriptor of the file, which the caller must close."""
         with self._opening:
             if self._descriptor is None:
                 if not hasattr(os, "memfd_create"):
@@ -129,7 +129,7 @@ class SharedMemorySender:
 
 
 def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
-    """Write a tensor's bytes at their place; returns their checksum."""
+    """Write a tensor's bytes at their offset; return their checksum."""
     data = flat_bytes(tensor).cpu().numpy().data
     while data:
         written = os.pwrite(descriptor, data[:WRITE_BYTES], offset)
@@ -139,7 +139,7 @@ def _hash_and_copy(tensor: torch.Tensor, descriptor: int, offset: int) -> int:
 
 @contextmanager
 def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStream]:
-    """Map the file. The yielded tensors are private views: writing to one would not reach the sender."""
+    """Map the file. The yielded tensors are private views: writes to them do not reach the sender."""
     handle: SegmentHandle = update.handle
     with _opened(handle, update.policy_version) as descriptor:
         mapped = mmap.mmap(descriptor, handle.num_bytes, access=mmap.ACCESS_COPY) if handle.num_bytes else b""

@@ -85,9 +85,11 @@ class WeightSync:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[None]:
-        """Inside, the trainer's weights change. It begins when no fresh engine is brought to them any more; one that
-        comes meanwhile waits for the next `push`, or for the end of this. After an update that failed or was
-        cancelled it waits for the next `push` alone: nobody knows what the trainer holds, or whether it still changes.
+        """Run the body, which changes the trainer's weights, while no new engine is synced.
+
+        An engine that joins in the meantime waits for the next `push`, or for the end of the body. After an update that
+        failed or was canceled it waits for the next `push` only: the trainer's weights are then unknown and may still
+        change.
         """
         self._unchanged.clear()
         try:
@@ -107,21 +109,23 @@ class WeightSync:
         still: AbstractAsyncContextManager[object] | None = None,
         on_dead: Callable[[Collection[str]], object] | None = None,
     ) -> SyncReport:
-        """Bring the trainer's weights to every engine that is awake, and prove that they arrived.
+        """Send the trainer's weights to every engine that is awake, and verify that they arrived.
 
         Args:
-            policy_version: of the weights.
-            adapter: whose weights the trainer holds, where engines answer with several (`GenerationRequest.adapter`).
-                They are confirmed, but neither read back nor probed, since engines score with the policy's own.
-            still: entered while they arrive and are read back, and left before engines are probed.
-            on_dead: told once of each engine that died or did not answer, while the others still stand still if it was
-                found then: it must be replaced and get `push_to` before it serves. Its weights may be a mixture.
+            policy_version: The version of the weights.
+            adapter: The adapter whose weights the trainer holds, where engines answer with several
+                (`GenerationRequest.adapter`). These weights are confirmed, but neither read back nor probed, because
+                engines score with the policy's own.
+            still: A context that is active while weights arrive and are read back, and left before engines are probed.
+            on_dead: A function called once for each engine that died or did not answer, if possible while the others
+                are still paused: the engine must be replaced and get `push_to` before it serves. Its weights may be a
+                mixture.
 
         Returns:
             The report.
 
         Raises:
-            WeightSyncError: a tensor did not arrive as sent, is not what an engine holds, or the probe says that an
+            WeightSyncError: a tensor did not arrive as sent, an engine does not hold it, or the probe shows that an
                 engine does not compute with it; names the engine, and the tensor where it is known.
         """
         async with self._lock:
@@ -137,16 +141,16 @@ class WeightSync:
 
     @asynccontextmanager
     async def between(self) -> AsyncIterator[None]:
-        """Inside, no weights are on their way to any engine."""
+        """Run the body while no weights are being sent to any engine."""
         async with self._lock:
             yield
 
     async def push_to(self, engine: InferenceEngine) -> SyncReport:
-        """Bring one fresh engine to the weights of the last push, which the trainer must still hold.
+        """Send the weights of the last push, which the trainer must still hold, to one new engine.
 
         Raises:
-            EngineDiedError: it died again.
-            WeightSyncError: as in `push`, or nothing was pushed yet, or weights of several adapters.
+            EngineDiedError: the engine died again.
+            WeightSyncError: as in `push`, or there was no push yet, or pushes were of several adapters.
         """
         async with self._standing():
             if not self.versions:
@@ -169,7 +173,7 @@ class WeightSync:
 
     @asynccontextmanager
     async def _standing(self) -> AsyncIterator[None]:
-        """Inside, the trainer's weights stand still, and nobody else sends them."""
+        """Run the body while the trainer's weights do not change and are not sent elsewhere."""
         while True:
             await self._unchanged.wait()
             async with self._lock:
@@ -223,7 +227,9 @@ class WeightSync:
     async def _transfer(
         self, engines: Sequence[InferenceEngine], version: int
     ) -> tuple[Delivery, Mapping[str, int], dict[str, EngineDiedError]]:
-        """Send until it works for all that are left: a death spoils a broadcast for the others, who get another."""
+        """Send until all remaining engines have the weights: a death fails a broadcast for the others, so it is
+        repeated.
+        """
         dead: dict[str, EngineDiedError] = {}
         left = list(engines)
         while True:
@@ -313,7 +319,7 @@ class WeightSync:
 
 
 async def _from_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineDiedError]) -> dict[str, Any]:
-    """Await all at once; engines that die are noted, other errors raised."""
+    """Await all calls at once; record engines that die in `dead`, raise other errors."""
     answers = await asyncio.gather(*asked.values(), return_exceptions=True)
     found: dict[str, Any] = {}
     for engine_id, answer in zip(asked, answers, strict=True):
@@ -327,7 +333,7 @@ async def _from_all(asked: Mapping[str, Awaitable[Any]], dead: dict[str, EngineD
 
 
 def _combined(version: int, failure: WeightSyncError | None, errors: Mapping[str, Exception]) -> Exception:
-    """One error of all; an engine's own word comes first, since it names the tensor."""
+    """Combine all errors into one; an engine's own error comes first, because it names the tensor."""
     if not errors:
         assert failure is not None, "something failed"
         return failure

@@ -73,17 +73,17 @@ class Ahead:
         """It has been told what it is to run."""
 
     def fits(self, num_threads: int | None) -> bool:
-        """Whether it lives, and computes as a process would that were started now."""
+        """Return whether the process is alive and has the same settings as one started now."""
         return self.process.poll() is None and (num_threads, _settings()) == (self.num_threads, self._settings)
 
     def close(self) -> None:
-        """End it; it holds nothing."""
+        """Kill the process; it holds no state."""
         self.process.kill()
         self.process.wait()
         self.close_pipes()
 
     def close_pipes(self) -> None:
-        """Its end can no longer be waited for, nor does it know any more whether this process lives."""
+        """Close the pipes: afterwards neither process can detect the other's end through them."""
         for descriptor in (self.ended, self.work):
             os.close(descriptor)
 
@@ -137,7 +137,7 @@ class _Process(SpawnProcess):
     ahead: Ahead | None = None
 
     def run(self) -> None:
-        """In there."""
+        """Run in the child process."""
         child.begin(self._environment)
         super().run()
 
@@ -163,7 +163,7 @@ class _Context(SpawnContext):
         self._ahead: Ahead | None = ahead
 
     def Process(self, *args: Any, **kwargs: Any) -> SpawnProcess:  # type: ignore[override]
-        """The first one; then any."""
+        """Return the prepared process at the first call, and ordinary ones later."""
         ahead, self._ahead = self._ahead, None
         if ahead is None:
             return SpawnProcess(*args, **kwargs)
@@ -174,7 +174,7 @@ class _Context(SpawnContext):
 
 @contextmanager
 def ended_unless_used(ahead: Ahead | None) -> Generator[None]:
-    """At the end of the block it runs something, or is gone."""
+    """Kill a prepared process after the body unless it was put to use."""
     try:
         yield
     finally:
@@ -184,10 +184,10 @@ def ended_unless_used(ahead: Ahead | None) -> Generator[None]:
 
 @contextmanager
 def first_process_from(ahead: Ahead | None) -> Generator[None]:
-    """Let the next process that vLLM makes in this thread be this one.
+    """Make the next process that vLLM starts in this thread the prepared one.
 
-    vLLM's start methods are `fork` and `spawn` alone (`VLLM_WORKER_MULTIPROC_METHOD`). The patch goes when it lets one
-    give it a context.
+    vLLM's start methods are `fork` and `spawn` only (`VLLM_WORKER_MULTIPROC_METHOD`). The patch can be removed once
+    vLLM accepts a context.
     """
     if ahead is None:
         yield
@@ -208,14 +208,14 @@ _waiting: list[Ahead] = []
 
 @contextmanager
 def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Generator[None]:
-    """Have a process ready from now on; at the end it is gone, unless an engine has taken it.
+    """Keep a process ready during the body; it is killed afterwards unless an engine has taken it.
 
     Args:
-        variables: see `Ahead`.
-        num_threads: see there.
+        variables: See `Ahead`.
+        num_threads: See `Ahead`.
 
     Raises:
-        OSError, ValueError: it cannot be started, or told what is in `sys.path`.
+        OSError, ValueError: the process cannot be started, or `sys.path` cannot be passed on.
     """
     ahead = Ahead(variables, num_threads)
     with _lock:
@@ -232,7 +232,7 @@ def process_ahead(variables: Mapping[str, str], num_threads: int | None) -> Gene
 
 
 def take(num_threads: int | None) -> Ahead | None:
-    """A process for an engine of so many threads, if one waits; whoever takes it uses or closes it."""
+    """Return a ready process for an engine with this number of threads, if any; the caller must use or close it."""
     with _lock:
         found = next((ahead for ahead in _waiting if ahead.fits(num_threads)), None)
         if found is not None:
@@ -241,7 +241,7 @@ def take(num_threads: int | None) -> Ahead | None:
 
 
 def _pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
-    """A pipe whose ends are closed with these."""
+    """Return the two ends of a pipe, each closed with its stack."""
     reading, writing = os.pipe()
     reads.callback(os.close, reading)
     writes.callback(os.close, writing)
@@ -249,5 +249,5 @@ def _pipe(reads: ExitStack, writes: ExitStack) -> tuple[int, int]:
 
 
 def _settings() -> dict[str, str]:
-    """What libraries read of the environment when they are imported."""
+    """Return the environment variables that libraries read when they are imported."""
     return {name: value for name, value in os.environ.items() if name.startswith(_READ_AT_IMPORT)}

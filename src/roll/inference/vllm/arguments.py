@@ -18,11 +18,11 @@ computed once per rollout instead of once."""
 
 
 def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
-    """Keyword arguments of vLLM's `AsyncEngineArgs`; `spec.options` are added last and win.
+    """Return keyword arguments of vLLM's `AsyncEngineArgs`; `spec.options` override all others.
 
     Args:
-        spec: the engine.
-        cpu: vLLM computes on the CPU.
+        spec: The spec of the engine.
+        cpu: Whether vLLM computes on the CPU.
     """
     # One position more than requests may use: vLLM wants room for a generated token when it scores a whole sequence.
     max_model_len = spec.max_context + 1

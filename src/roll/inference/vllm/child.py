@@ -47,16 +47,16 @@ class LogStream(io.TextIOBase):
         self._descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return true."""
         return True
 
     def write(self, text: str) -> int:
-        """Append, whole, so that lines of several processes do not mix."""
+        """Append the whole text in one call, so that lines of several processes do not mix."""
         os.write(self._descriptor, text.encode(errors="backslashreplace"))
         return len(text)
 
     def fileno(self) -> int:
-        """The descriptor of the file."""
+        """Return the file descriptor."""
         return self._descriptor
 
     def redirect(self, path: str | Path) -> None:
@@ -81,7 +81,10 @@ def _end_with_parent() -> None:
 
 
 def _end_with_owner() -> None:
-    """As long as this process waits: it imports for seconds, and another may hold the pipe that tells of the end."""
+    """Kill this process if its owner ends while it still waits for work.
+
+    The owner's id is polled, because imports take seconds and another process may hold the pipe that signals the end.
+    """
     owner = int(os.environ[OWNER])
     while not _begun.wait(PARENT_POLL_S):
         if os.getppid() != owner:
@@ -95,11 +98,11 @@ def _take_over_streams() -> None:
 
 
 def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
-    """Import what an engine needs, then do what the owner says, as a process does that was spawned for it.
+    """Import the modules that an engine needs, then run the work that the owner sends, as a spawned process does.
 
     Args:
-        tracker_fd: of the owner's resource tracker.
-        pipe_handle: where the owner's word comes from; closed without one, this process ends.
+        tracker_fd: The owner's resource tracker.
+        pipe_handle: The pipe of the work. If it is closed without any, this process ends.
     """
     threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
     _name_this_process("roll::waiting for an engine")  # the first name is found before the environment changes
@@ -116,9 +119,9 @@ def _name_this_process(name: str) -> None:
 
 
 def begin(environment: Mapping[str, str]) -> None:
-    """Be, from now on, a process that its owner has started with this environment.
+    """Take on the environment and streams of a process that its owner started with this environment.
 
-    What it has already stays: names can be inherited that cannot be set, as the empty one.
+    Variables that are already set stay: some names can be inherited but not set, such as the empty one.
     """
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

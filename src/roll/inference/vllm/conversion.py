@@ -28,7 +28,7 @@ INITIAL_VERSION = 0
 
 
 def check_tokens(what: str, token_ids: IntArray, vocab_size: int) -> None:
-    """Refuse what would end vLLM's process.
+    """Reject tokens that would end vLLM's process.
 
     Raises:
         DataError: there are no tokens, or one is outside the vocabulary.
@@ -42,7 +42,7 @@ def check_tokens(what: str, token_ids: IntArray, vocab_size: int) -> None:
 
 
 def check_fits(request: GenerationRequest, max_context: int) -> None:
-    """Refuse a request that could not be finished.
+    """Reject a request that could not be finished.
 
     Raises:
         DataError: prompt and answer together are longer than the engine's context, or no token may be generated.
@@ -59,7 +59,7 @@ def check_fits(request: GenerationRequest, max_context: int) -> None:
 
 
 def sampling_params(request: GenerationRequest) -> SamplingParams:
-    """How to sample; the sampled token's own log-prob comes with each token."""
+    """Convert a request's sampling settings; the sampled token's log-prob comes with each token."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -82,7 +82,7 @@ def sampling_params(request: GenerationRequest) -> SamplingParams:
 
 
 def scoring_params() -> SamplingParams:
-    """Score the prompt under temperature 1; vLLM insists on generating one token."""
+    """Score the prompt at temperature 1; vLLM requires that one token is generated."""
     from vllm import SamplingParams
     from vllm.sampling_params import RequestOutputKind
 
@@ -99,13 +99,13 @@ def scoring_params() -> SamplingParams:
 def to_generation(
     request: GenerationRequest, output: RequestOutput, engine_id: str, experts: IntArray | None = None
 ) -> Generation:
-    """A finished output.
+    """Convert a finished vLLM output to a generation.
 
     Args:
-        request: what was asked.
-        output: of vLLM.
-        engine_id: of the engine.
-        experts: [n, layers, k] that were chosen for its first n tokens; `None` where that is not recorded.
+        request: The request.
+        output: The output of vLLM.
+        engine_id: The id of the engine.
+        experts: The experts [n, layers, k] chosen for the first n tokens; `None` where they are not recorded.
 
     Raises:
         InfraError: vLLM failed this request, or a token has no log-prob, or one that is not finite.
@@ -139,7 +139,8 @@ def to_generation(
 
 
 def _all_but_the_last(experts: IntArray, length: int) -> IntArray:
-    """[length, layers, k], -1 where nothing is known. What vLLM may already have made of the last token is left out."""
+    """Return experts [length, layers, k], -1 where unknown. Those that vLLM may have for the last token are left out.
+    """
     found = np.full((length, *experts.shape[1:]), -1, experts.dtype)
     known = min(len(experts), length - 1)
     found[:known] = experts[:known]
@@ -147,7 +148,7 @@ def _all_but_the_last(experts: IntArray, length: int) -> IntArray:
 
 
 def _of_choices(flat: FlatLogprobs, choices: tuple[int, ...]) -> FloatArray | None:
-    """[T, choices]; vLLM gives them in descending order, beside the sampled token's own."""
+    """Return the log-probs [T, choices]; vLLM sorts them in descending order, next to the sampled token's own."""
     if not choices:
         return None
     found = np.full((len(flat.start_indices), len(choices)), -np.inf, np.float32)
@@ -160,6 +161,6 @@ def _of_choices(flat: FlatLogprobs, choices: tuple[int, ...]) -> FloatArray | No
 
 
 def to_logprobs(output: RequestOutput) -> FloatArray:
-    """[L] of a scored prompt; entry 0 is 0."""
+    """Return the log-probs [L] of a scored prompt; entry 0 is 0."""
     flat = cast("FlatLogprobs", output.prompt_logprobs)
     return np.concatenate([np.zeros(1, np.float32), np.asarray(flat.logprobs, dtype=np.float32)])

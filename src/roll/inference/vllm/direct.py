@@ -39,12 +39,12 @@ class Place:
 
 
 def plan_direct(model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bool) -> dict[str, Place] | None:
-    """Where each tensor of the checkpoint goes; `None` where one has no known place.
+    """Return the place of each tensor of the checkpoint; `None` where one has no known place.
 
     Args:
-        model: vLLM's, after loading, on one CPU worker.
-        expected: shapes by name, of the checkpoint.
-        tied: input and output embeddings are one tensor.
+        model: vLLM's model, after loading, on one CPU worker.
+        expected: The shapes of the checkpoint's tensors, by name.
+        tied: Whether input and output embeddings are one tensor.
     """
     from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
     from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead, VocabParallelEmbedding
@@ -96,11 +96,11 @@ class DirectLoad:
 
     @torch.no_grad()
     def take(self, name: str, tensor: Tensor) -> None:
-        """Put a tensor in its place; a fused projection is packed with its last part.
+        """Load a tensor; a fused projection is packed with its last part.
 
         Args:
-            name: in the checkpoint.
-            tensor: must stay as it is until its layer is complete.
+            name: The name in the checkpoint.
+            tensor: The tensor, which must not change until its layer is complete.
         """
         place = self.places.get(name)
         if place is None:  # derived from others
@@ -119,12 +119,12 @@ class DirectLoad:
             _pack(place.module, [parts[index] for index in range(len(parts))])
 
     def finish(self) -> set[str]:
-        """The checkpoint's names that lack a part of their layer; empty after a complete update."""
+        """Return the checkpoint's names whose layer lacks a part; empty after a complete update."""
         return {name for name, place in self.places.items() if id(place.module) in self._waiting}
 
 
 def _pack(module: Any, parts: list[Tensor]) -> None:
-    """As after loading: vLLM packs the layer's weight and drops it."""
+    """Pack a layer's weight with vLLM's own function, which then drops the weight, as after loading."""
     weight = parts[0] if len(parts) == 1 else torch.cat(parts)
     module.weight = nn.Parameter(weight, requires_grad=False)
     module.quant_method.process_weights_after_loading(module)

@@ -89,10 +89,10 @@ class VLLMEngine:
         """Which layers have routers, where their choices are recorded."""
 
     async def start(self) -> None:
-        """Load the model; when cancelled, the processes that were started for it are killed.
+        """Load the model; if canceled, kill the processes that were started for it.
 
         Raises:
-            ModelError: vLLM refuses the model or these settings.
+            ModelError: vLLM rejects the model or these settings.
             EngineDiedError: vLLM's process ended while it loaded.
         """
         ahead = take(self._spec.num_threads) if self._spec.log_path is not None else None
@@ -112,12 +112,12 @@ class VLLMEngine:
         logger.info("engine %s: vLLM serves %s", self.engine_id, self._spec.model_path)
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """Run one request to its end; an aborted one returns its partial tokens.
+        """Run one request to its end; an aborted request returns its partial tokens.
 
         Raises:
-            UnsupportedError: it names an adapter.
-            DataError: it does not fit the context, or has tokens that the model does not know.
-            EngineDiedError: the engine is gone.
+            UnsupportedError: the request names an adapter or has media.
+            DataError: the request does not fit the context, or has tokens outside the vocabulary.
+            EngineDiedError: the engine has died.
         """
         refuse_adapter("vllm", request.adapter)
         refuse_media("vllm", request.media)
@@ -128,7 +128,8 @@ class VLLMEngine:
         return to_generation(request, output, self.engine_id, experts)
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Per sequence [L], temperature 1; entry 0 is 0. Waits while the engine is paused."""
+        """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Waits while the engine is paused.
+        """
         refuse_media("vllm", *media)
         for index, sequence in enumerate(sequences):
             check_tokens(f"sequence {index}", sequence, self._started.vocab_size)
@@ -140,21 +141,21 @@ class VLLMEngine:
         return [to_logprobs(output) for output in outputs]
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """End these requests now; unknown ids are ignored."""
+        """End requests now; unknown ids are ignored."""
         known = [request_id for request_id in request_ids if request_id in self._running]
         if known:
             await self._guard(self._llm.abort(known))
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding; requests that arrive meanwhile wait."""
+        """Stop decoding; requests that arrive in the meantime wait."""
         await self._call(self._llm.pause_generation(mode=_PAUSE_MODES[mode], clear_cache=False))
         self._paused = True
 
     async def resume(self) -> None:
-        """Decode again.
+        """Resume decoding.
 
         Raises:
-            WeightSyncError: the latest update broke off, so that the weights are neither the old nor the new ones.
+            WeightSyncError: the latest update failed midway, so the weights are a mixture of old and new ones.
         """
         if self._mixed:
             raise WeightSyncError(
@@ -165,10 +166,10 @@ class VLLMEngine:
         self._started.stats.steps.begin()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Fetch and apply new weights, in every worker. May be called while requests run: they are held meanwhile.
+        """Fetch and apply new weights in every worker. Running requests are paused in the meantime.
 
         Raises:
-            WeightSyncError: a tensor is missing, unknown, or of another shape; or was not applied. Names it.
+            WeightSyncError: names a tensor that is missing, unknown, of another shape, or was not applied.
         """
         refuse_adapter("vllm", update.adapter)
         if update.transport == "in_process":
@@ -204,10 +205,10 @@ class VLLMEngine:
             )
 
     async def sleep(self) -> None:
-        """Give the device's memory back: weights and keys and values are dropped, running requests aborted.
+        """Free the device's memory: weights and KV cache are dropped, running requests aborted.
 
         Raises:
-            UnsupportedError: on a CPU, or where its spec does not say that it `sleeps`.
+            UnsupportedError: the engine runs on a CPU, or its spec does not set `sleeps`.
         """
         self._check_can_sleep()
         if not self._asleep:
@@ -215,13 +216,13 @@ class VLLMEngine:
             await self._call(self._llm.sleep(level=2, mode="abort"))
 
     async def wake(self) -> None:
-        """Take the memory again; requests are refused until the next update, since the weights are undefined."""
+        """Allocate the memory again; requests are rejected until the next update, because the weights are undefined."""
         self._check_can_sleep()
         await self._call(self._llm.wake_up())
         self._asleep = self._paused = False
 
     def load(self) -> EngineLoad:
-        """How busy it is, by vLLM's own count after its latest step."""
+        """Return the current load, from vLLM's own counts after its latest step."""
         num_requests = sum(self._running.values())
         stats = self._started.stats
         num_running = min(stats.num_running, num_requests)
@@ -234,7 +235,7 @@ class VLLMEngine:
         )
 
     def take_steps(self) -> list[EngineStretch]:
-        """What its steps took since the last call."""
+        """Return the engine's step timings since the last call."""
         return self._started.stats.steps.take()
 
     async def close(self) -> None:
@@ -255,10 +256,10 @@ class VLLMEngine:
             await self.resume()
 
     async def _record_experts(self) -> None:
-        """Let the workers record routing: on a device vLLM itself does, on a CPU it cannot.
+        """Make the workers record routing: vLLM itself does it on a device, but not on a CPU.
 
         Raises:
-            ModelError: the model has no routers, or they do not say what they choose.
+            ModelError: the model has no routers, or they do not report their choices.
         """
         call = self._llm.collective_rpc("roll_record_experts", args=(self._spec.max_num_seqs, not self._started.cpu))
         replies = await self._call(call)
@@ -271,7 +272,7 @@ class VLLMEngine:
         self._routed_layers = replies[0]["layers"]
 
     async def _experts_of(self, request: GenerationRequest, output: RequestOutput) -> Any:
-        """[n, layers, k] which experts were chosen for the first n tokens of a request."""
+        """Return the experts chosen for the first n tokens of a request, shape [n, layers, k]."""
         if self._started.cpu:
             call = self._llm.collective_rpc("roll_take_experts", args=(request.request_id,))
             if (found := (await self._call(call))[0]) is None:
@@ -299,7 +300,7 @@ class VLLMEngine:
     async def _run(
         self, request_id: str, token_ids: IntArray, params: SamplingParams, priority: int = 0
     ) -> RequestOutput:
-        """One request through vLLM, its errors as ours."""
+        """Run one request through vLLM, with its errors converted to ROLL's."""
         from vllm.inputs.engine import tokens_input
 
         self._check_alive()
@@ -327,7 +328,7 @@ class VLLMEngine:
         return final
 
     async def _guard(self, call: Awaitable[T]) -> T:
-        """Await a call, its errors as ours."""
+        """Await a call, with its errors converted to ROLL's."""
         try:
             return await call
         except asyncio.CancelledError:
@@ -336,7 +337,7 @@ class VLLMEngine:
             raise self._as_ours(error) from error
 
     async def _call(self, call: Awaitable[T]) -> T:
-        """Await a call to EngineCore. vLLM never answers a call whose process has died, so that is watched here."""
+        """Await a call to EngineCore and watch its process: vLLM never completes the call of a dead process."""
         task = asyncio.ensure_future(self._guard(call))
         try:
             while not (await asyncio.wait({task}, timeout=DEATH_POLL_S))[0]:
@@ -369,13 +370,13 @@ class VLLMEngine:
 
 
 def _forget(work: asyncio.Future[Launch]) -> None:
-    """A launch that nobody waits for any more has failed; if it was done in that very instant, it is ended."""
+    """Shut down a launch that finished although its caller was canceled."""
     if not work.cancelled() and work.exception() is None:
         work.result().shutdown()
 
 
 def _agreed_checksums(replies: list[dict[str, int]], policy_version: int) -> dict[str, int]:
-    """What all workers of the engine received."""
+    """Return the checksums that all workers of the engine agree on."""
     first = replies[0]
     for name, checksum in first.items():
         if any(other.get(name) != checksum for other in replies[1:]):

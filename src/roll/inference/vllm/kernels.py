@@ -32,14 +32,15 @@ class Drawing:
         self._weights = torch.zeros(0, 0)
 
     def draw(self, logits: Tensor, generators: Mapping[int, torch.Generator]) -> tuple[Tensor, Tensor]:
-        """A token for each row, and the log-probs that it was drawn by.
+        """Draw a token for each row, and return the log-probs that it was drawn from.
 
         Args:
-            logits: [R, V] float32, over temperature; -inf for what may not be drawn. Overwritten.
-            generators: by row, for rows with random numbers of their own.
+            logits: The logits over temperature, float32 [R, V]; -inf for tokens that must not be drawn. Overwritten.
+            generators: The generators of rows with their own random numbers.
 
         Returns:
-            [R] int64 and [R, V] float32. A row that is not finite has log-probs that are not, and any token.
+            Tokens int64 [R] and log-probs float32 [R, V]. A row with non-finite logits has non-finite log-probs and any
+            token.
         """
         rows, vocab = logits.shape
         if len(self._weights) < rows or self._vocab != vocab:
@@ -57,7 +58,7 @@ class Drawing:
 
 
 def register() -> None:
-    """Let layers that are built from now on in this process use them; does nothing on other platforms."""
+    """Make layers that are built later in this process use the kernels; no effect on other platforms."""
     global _registered
     from vllm.platforms import current_platform
 
@@ -79,7 +80,7 @@ def register() -> None:
         def forward_cpu(  # type: ignore[bad-override]  # vLLM types the method it does not have as never returning
             self, x: Tensor, residual: Tensor | None = None
         ) -> Tensor | tuple[Tensor, Tensor]:
-            """As the native one; a residual is added in place."""
+            """Compute the norm as the native implementation does; a residual is added in place."""
             plain = self.has_weight and self.variance_size_override is None and self.weight.dtype == x.dtype
             if not plain or not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
                 return self.forward_native(x, residual)
@@ -99,7 +100,7 @@ def register() -> None:
         k: Tensor | None,
         p: Tensor | None,
     ) -> tuple[Tensor, Tensor | None]:
-        """Tokens [R], and the log-probs that they are drawn by [R, V]."""
+        """Draw tokens [R], and return the log-probs [R, V] that they are drawn from."""
         if self.use_fp64_gumbel or self.logprobs_mode != "processed_logprobs":
             return drawn_by_vllm(self, logits, generators, k, p)
         return drawing.draw(apply_top_k_top_p(logits, k, p).float(), generators)

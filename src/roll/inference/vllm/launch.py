@@ -53,7 +53,7 @@ class Launch:
         self._files: set[str] = set()
 
     def adopt(self, process_ids: Iterable[int], files: Iterable[str] = ()) -> None:
-        """Remember processes and files that must be gone after `shutdown`."""
+        """Track processes and files that must be gone after `shutdown`."""
         for process_id in process_ids:
             self._processes[process_id] = psutil.Process(process_id)
         self._files.update(files)
@@ -64,14 +64,14 @@ class Launch:
         return tuple(self._processes.values())
 
     def cause_of_death(self) -> str:
-        """What is known of why the processes ended."""
+        """Return the known reasons why the processes ended."""
         gone = [str(process_id) for process_id, process in self._processes.items() if not process.is_running()]
         which = f"its process {', '.join(gone)} ended" if gone else "vLLM stopped serving"
         root = _last_error(self._spec.log_path, self._log_size)
         return f"{which}{f': {root}' if root else ''}{_log_hint(self._spec.log_path)}"
 
     def shutdown(self) -> None:
-        """End all processes, by force where they do not end by themselves. Blocking; may be called twice."""
+        """End all processes, by force if needed. Blocking; may be called twice."""
         try:
             self.llm.shutdown(timeout=SHUTDOWN_TIMEOUT_S)
         finally:
@@ -85,7 +85,7 @@ class Launch:
 
 
 def end_launch(name: str) -> None:
-    """Kill the processes of a launch that is under way, which then fails; if it has none yet, it will have none."""
+    """Kill the processes of a launch in progress, which then fails; prevent it from starting any if it has none yet."""
     from roll.inference.vllm import child
 
     _ended.add(name)
@@ -99,13 +99,13 @@ def launch(spec: EngineSpec, name: str, ahead: Ahead | None = None) -> Launch:
     """Start vLLM's processes and load the model. Blocking: seconds to minutes.
 
     Args:
-        spec: the engine.
-        name: of this launch alone; for `end_launch`.
-        ahead: a process of that name, which becomes EngineCore's, or is ended.
+        spec: The spec of the engine.
+        name: A unique name of this launch, for `end_launch`.
+        ahead: A prepared process of that name, which becomes EngineCore's process or is killed.
 
     Raises:
-        ModelError: vLLM refuses the model or the settings.
-        EngineDiedError: its process ended while it loaded.
+        ModelError: vLLM rejects the model or the settings.
+        EngineDiedError: vLLM's process ended while it loaded.
     """
     with ended_unless_used(ahead), _starting:
         _check_not_ended(spec, name)
@@ -147,10 +147,10 @@ def _check_not_ended(spec: EngineSpec, name: str) -> None:
 
 @contextmanager
 def engine_ahead(num_threads: int | None) -> Generator[None]:
-    """Let an engine's process import vLLM before anything else is known of the engine; see `ahead`.
+    """Prepare a process that imports vLLM while the engine is not yet configured; see `ahead`.
 
-    Without one where it cannot be started, or where another engine starts in this process, so that the environment is
-    not the run's: an engine then spawns its own.
+    No process is prepared if it cannot be started, or if another engine is starting in this process, because the
+    environment is then not the run's. An engine then spawns its own process.
     """
     with ExitStack() as stack:
         prepare_environment()
@@ -169,7 +169,7 @@ def engine_ahead(num_threads: int | None) -> Generator[None]:
 
 
 def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu: bool) -> dict[str, str]:
-    """Environment of the engine's processes alone."""
+    """Return environment variables for the engine's processes only."""
     from roll.inference.vllm import child
 
     # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
@@ -198,11 +198,11 @@ def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu
 
 @contextmanager
 def _children_of(spec: EngineSpec, launch_name: str) -> Generator[None]:
-    """Let no process start of a launch that was cancelled, nor run the user's script again.
+    """Prevent processes of a canceled launch from starting, and all processes from running the user's script again.
 
-    `multiprocessing` imports the parent's main module in every spawned child, so a script without
-    `if __name__ == "__main__"` would start its training anew in each. vLLM's processes need nothing from it. vLLM has
-    no setting for this; the patch goes when it has one.
+    `multiprocessing` imports the parent's main module in every spawned child, so a script without `if __name__ ==
+    "__main__"` would start its training anew in each. vLLM's processes do not need that module. vLLM has no setting for
+    this; the patch can be removed once it has one.
     """
     original, this_thread = spawn.get_preparation_data, threading.get_ident()
 
@@ -221,7 +221,7 @@ def _children_of(spec: EngineSpec, launch_name: str) -> Generator[None]:
 
 
 def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception:
-    """A failure of the child, with the cause that it logged."""
+    """Return an error for a failed child process, with the cause from its log."""
     cause = _last_error(spec.log_path, log_size) or f"{type(error).__name__}: {error}"
     if cause.startswith(("ValueError", "NotImplementedError", "ValidationError")):
         cache = spec.kv_cache_bytes or (CPU_KV_CACHE_BYTES if is_cpu_build() else "the device's share")
@@ -234,7 +234,7 @@ def _start_error(spec: EngineSpec, log_size: int, error: Exception) -> Exception
 
 
 def _last_error(log_path: Path | None, start: int) -> str:
-    """The last line after byte `start` that names an exception, other than vLLM's own summaries of it."""
+    """Return the last line after byte `start` that names an exception, other than vLLM's own summaries of it."""
     if log_path is None or not log_path.exists():
         return ""
     with log_path.open("rb") as file:
@@ -245,7 +245,7 @@ def _last_error(log_path: Path | None, start: int) -> str:
 
 
 def _asked(spec: EngineSpec) -> str:
-    """Where the user's own options for vLLM were set."""
+    """Return a hint at the user's own options for vLLM."""
     return f" (inference.options sets {', '.join(spec.options)})" if spec.options else ""
 
 

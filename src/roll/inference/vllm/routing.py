@@ -30,10 +30,10 @@ KEPT_PER_ROW = 4
 
 
 def moe_layers(model: torch.nn.Module) -> dict[int, Any]:
-    """Routers by their layer's number, ascending.
+    """Return the MoE layers with their routers, by layer number, ascending.
 
     Raises:
-        UnsupportedError: there are none, or one that does not say what it chose.
+        UnsupportedError: there are no routers, or one does not report its choices.
     """
     from vllm.model_executor.layers.fused_moe.layer import MoERunner
     from vllm.model_executor.layers.fused_moe.router.base_router import BaseRouter
@@ -79,7 +79,8 @@ class RoutingRecorder:
         runner.execute_model = execute_model
 
     def take(self, name: str) -> np.ndarray | None:
-        """[n, layers, k] of the first n tokens of the request that was given this name; `None` where it is unknown."""
+        """Remove and return the experts [n, layers, k] of the first n tokens of a request; `None` for an unknown name.
+        """
         size = len(name) + NAME_SUFFIX
         own = next((x for x in self._records if x == name or (len(x) == size and x.startswith(f"{name}-"))), None)
         return None if own is None else self._records.pop(own)
@@ -88,7 +89,7 @@ class RoutingRecorder:
         self._latest[layer] = chosen.cpu().numpy().astype(self._dtype)
 
     def _record(self, scheduled: Any) -> None:
-        """Take apart what the forward pass chose for a batch, whose tokens stand request by request."""
+        """Split the choices of a forward pass by request; the tokens of a batch are ordered by request."""
         layers = [layer for layer in self._latest if layer is not None]
         if len(layers) != len(self._latest):
             raise RuntimeError("a router of vLLM's did not say which experts it chose")
@@ -111,7 +112,7 @@ class RoutingRecorder:
             del self._records[name]
 
     def _slots_of(self, row: int, length: int, chosen: np.ndarray) -> np.ndarray:
-        """[length] where the cache has the first tokens of a row of the batch."""
+        """Return the cache slots of the first tokens of a row of the batch, shape [length]."""
         table = self._runner.input_batch.block_table.block_tables[0]
         size = int(table.block_size)
         blocks = table.block_table.np[row, : -(-length // size)].astype(np.int64)
@@ -122,7 +123,7 @@ class RoutingRecorder:
         return (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
 
     def _extend(self, name: str, slots: np.ndarray, start: int) -> None:
-        """What the slots hold, for what the request's record does not know yet."""
+        """Extend a request's record with the choices stored for its new slots."""
         record = self._records.get(name)
         before = 0 if record is None else len(record)
         if len(slots) > before:

@@ -19,7 +19,7 @@ class Stats:
         self.steps = StepLog()
 
     def logger_class(self) -> type:
-        """A vLLM stat logger that writes here."""
+        """Return a vLLM stat logger class that writes to this object."""
         from vllm.v1.metrics.loggers import StatLoggerBase
 
         stats = self
@@ -43,6 +43,6 @@ class Stats:
                     )
 
             def log_engine_initialized(self) -> None:
-                """Nothing to say."""
+                """Do nothing."""
 
         return Recorder

@@ -45,7 +45,8 @@ if "vllm" in sys.modules:  # a worker imports this module before it builds the m
 
 
 def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
-    """Shapes of all tensors in a directory's safetensors files, by name; `None` where there are no such files."""
+    """Return the shapes of all tensors in a directory's safetensors files, by name; `None` if there are no such files.
+    """
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}
@@ -58,15 +59,16 @@ def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | No
 def check_manifest(
     manifest: Sequence[TensorSpec], expected: Mapping[str, tuple[int, ...]], *, tied: bool, policy_version: int
 ) -> None:
-    """Compare what will come with the checkpoint that the engine was started from.
+    """Compare an update's manifest with the checkpoint that the engine was started from.
 
     Args:
-        manifest: of the update.
-        expected: shapes by name, of the checkpoint.
-        tied: input and output embeddings are one tensor, so that the output's may be absent.
+        manifest: The manifest of the update.
+        expected: The shapes of the checkpoint's tensors, by name.
+        tied: Whether input and output embeddings are one tensor, so that the output's may be absent.
+        policy_version: The version of the update, for messages.
 
     Raises:
-        WeightSyncError: a tensor is missing, unknown, or of another shape; names it.
+        WeightSyncError: names a tensor that is missing, unknown, or of another shape.
     """
     about = f"weight sync of policy version {policy_version}: tensor"
     announced = {spec.name: spec.shape for spec in manifest}
@@ -85,13 +87,13 @@ class WeightReceiver:
     """Mixed into vLLM's worker class (`worker_extension_cls`); its methods are called through `collective_rpc`."""
 
     def roll_traces(self) -> dict[str, Any]:
-        """What must be gone when the engine is: this worker's process and the one that started it, and files."""
+        """Return the processes and files that must be gone when the engine is: this worker, its parent, and files."""
         method = str(getattr(self, "distributed_init_method", ""))
         files = [method.removeprefix("file://")] if method.startswith("file://") else []
         return {"processes": [os.getpid(), os.getppid()], "files": files}
 
     def roll_record_experts(self, max_rows: int, by_vllm: bool) -> dict[str, Any]:
-        """Begin to record which experts routers choose; from vLLM's own record, only which layers have routers.
+        """Start recording the routers' choices, or with vLLM's own record only find the layers that have routers.
 
         Returns:
             `{"layers": …}`, the numbers of layers with routers, or `{"error": …}`.
@@ -105,8 +107,10 @@ class WeightReceiver:
             return {"error": str(error)}
 
     def roll_take_experts(self, name: str) -> tuple[str, list[int], bytes] | None:
-        """[n, layers, k] which experts were chosen for the first n tokens of a request, once: as a dtype, a shape and
-        bytes, since vLLM's messages leave arrays in an answer as they are sent."""
+        """Return the experts [n, layers, k] chosen for the first n tokens of a request, once.
+
+        The result is a dtype, a shape and bytes, because vLLM's messages do not decode arrays inside results.
+        """
         found = self._roll_experts.take(name)
         return None if found is None else (found.dtype.str, list(found.shape), found.tobytes())
 
@@ -114,7 +118,7 @@ class WeightReceiver:
         """Fetch and apply a pickled `WeightUpdate`.
 
         Returns:
-            `{"checksums": …}`, or `{"error": …, "intact": …}` where `intact` says that no weight was changed.
+            `{"checksums": …}`, or `{"error": …, "intact": …}` where `intact` tells whether no weight was changed.
         """
         progress = {"intact": True}
         try:
@@ -171,7 +175,7 @@ def _expected_shapes(worker: Any) -> dict[str, tuple[int, ...]] | None:
 def _direct_places(
     worker: Any, model: torch.nn.Module, expected: Mapping[str, tuple[int, ...]] | None
 ) -> dict[str, Place] | None:
-    """Where tensors go without a reload; `None` where only the reload knows."""
+    """Return the places of tensors for a load without vLLM's reload; `None` where the reload is needed."""
     if not hasattr(worker, "_roll_places"):
         tied = bool(getattr(worker.model_config.hf_text_config, "tie_word_embeddings", False))
         alone = worker.parallel_config.world_size == 1 and worker.device.type == "cpu"
@@ -182,7 +186,7 @@ def _direct_places(
 
 @contextmanager
 def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
-    """vLLM's layer-wise reload (https://docs.vllm.ai/en/latest/training/layerwise/) around `load_weights`."""
+    """Run `load_weights` within vLLM's layer-wise reload (https://docs.vllm.ai/en/latest/training/layerwise/)."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
@@ -199,11 +203,11 @@ def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
 
 @contextmanager
 def _packing_experts_anew(model: torch.nn.Module) -> Generator[None]:
-    """Let a reload pack a mixture's experts as loading does.
+    """Make a reload pack a mixture's experts as loading does.
 
     vLLM 0.32 packs them on a CPU only where it builds their kernel, which it does once
-    (`UnquantizedFusedMoEMethod._setup_kernel`): a reload would copy plain weights into the packed ones' place, and what
-    is padded there would not fit. So kernels are built again. This goes when `_setup_kernel` packs updated weights.
+    (`UnquantizedFusedMoEMethod._setup_kernel`). A reload would copy plain weights into the packed ones, whose padded
+    shapes would not fit. So kernels are built again. This can be removed when `_setup_kernel` packs updated weights.
     """
     from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
     from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
@@ -220,11 +224,11 @@ def _packing_experts_anew(model: torch.nn.Module) -> Generator[None]:
 
 
 def _repack_tied_outputs(worker: Any, model: torch.nn.Module) -> None:
-    """Let an output layer that shares the input embedding follow it.
+    """Update output layers that share the input embedding.
 
-    On a CPU, vLLM 0.32 computes it from a packed copy of its own, which the layer-wise reload leaves as it was, because
-    no tensor of the checkpoint is the layer's own. Elsewhere it computes from the shared storage. This goes when the
-    reload does it.
+    On a CPU, vLLM 0.32 computes such a layer from a packed copy, which the layer-wise reload does not update, because
+    no tensor of the checkpoint belongs to the layer. Elsewhere the layer computes from the shared storage. This can be
+    removed when the reload does it.
     """
     if worker.device.type != "cpu":
         return
@@ -237,7 +241,7 @@ def _repack_tied_outputs(worker: Any, model: torch.nn.Module) -> None:
 
 
 def _plain_parameters(model: torch.nn.Module, *, sharded: bool) -> dict[str, torch.nn.Parameter]:
-    """Parameters that vLLM keeps as the checkpoint has them: norms and, on one device, the input embedding."""
+    """Return the parameters that vLLM stores unchanged: norms and, on one device, the input embedding."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     kept = {name for name, _ in model.named_parameters() if name.endswith("norm.weight")}
@@ -253,10 +257,10 @@ def check_applied(
     received: Mapping[str, torch.Tensor],
     policy_version: int,
 ) -> None:
-    """Make sure that every parameter was loaded, and that those kept unchanged hold the bytes that were sent.
+    """Check that every parameter was loaded, and that unchanged ones hold the bytes that were sent.
 
     Raises:
-        WeightSyncError: names the first that was not, or does not.
+        WeightSyncError: names the first parameter that fails a check.
     """
     about = f"weight sync of policy version {policy_version}"
     names = {name for name, _ in model.named_parameters()}
