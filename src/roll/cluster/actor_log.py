@@ -23,7 +23,7 @@ _open = ExitStack()
 
 
 def log_into_the_run() -> None:
-    """Send the rest of this process's output to the log that its actor was given, if it was and can be written."""
+    """Send the rest of this process's output to its actor's log, if one is set and can be written."""
     path = Path(os.environ.get(ACTOR_LOG, ""))
     if path.name and os.access(path.parent, os.W_OK):
         _open.enter_context(redirect_infrastructure_logs(path))

@@ -28,24 +28,24 @@ class Cluster(Protocol):
     async def start_trainer(self, spec: TrainerSpec, role: str) -> TrainerGroup:
         """Start all ranks of a trainer on the role's devices.
 
-        `spec` is that of rank 0 of one, and is adapted to the ranks there are.
+        `spec` is that of a single rank 0, and is adapted to the actual ranks.
         """
         ...
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> EngineGroup:
-        """Start one engine per spec, on the role's devices."""
+        """Start one engine per spec on the role's devices."""
         ...
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
-        """Start workers for rewards."""
+        """Start a worker pool for rewards."""
         ...
 
     def transport(self, engine_kind: str) -> str:
-        """The fastest way for weights from this cluster's trainer to its engines of this kind."""
+        """Return the fastest transport of weights from this cluster's trainer to its engines of this kind."""
         ...
 
     async def close(self) -> None:
-        """End what this cluster started for itself; groups are closed before."""
+        """Stop everything that this cluster started for itself; groups must be closed before."""
         ...
 
 
@@ -55,34 +55,34 @@ CLUSTERS: Registry[Callable[[ClusterConfig, Mapping[str, RoleDevices], RunDirect
 
 
 def open_cluster(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None) -> Cluster:
-    """The cluster that the configuration asks for.
+    """Open the cluster that the configuration describes.
 
     Args:
-        config: the machines.
-        roles: by name: what can be started, and where.
-        run: its processes log into its directory.
+        config: The configuration of the machines.
+        roles: The roles that can be started and their devices, by name.
+        run: The run, whose directory gets the logs of the cluster's processes.
 
     Raises:
-        PlacementError: the device mapping does not fit the devices there are.
+        PlacementError: the device mapping does not fit the available devices.
     """
     return CLUSTERS.get(config.type)(config, roles, run)
 
 
 def num_accelerators() -> int:
-    """Devices of this machine that are no CPU."""
+    """Return the number of this machine's accelerators."""
     import torch
 
     return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
 
 
 async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> list[Any]:
-    """Start roles at the same time; `stack` closes whatever started, the last one first, also when this is cancelled.
+    """Start roles concurrently; `stack` closes all that started, in reverse order, also if this call is canceled.
 
     Returns:
         The roles, in the order given; `None` stays `None`.
 
     Raises:
-        Exception: what the first of them raised that failed, after all have started or failed.
+        Exception: the error of the first failed role, after all have started or failed.
     """
     tasks = [asyncio.ensure_future(role) for role in starting]
     try:

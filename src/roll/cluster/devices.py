@@ -39,9 +39,9 @@ def place(cluster: ClusterConfig, roles: Mapping[str, RoleDevices], devices_per_
     """Resolve the device mapping.
 
     Args:
-        cluster: the machines.
-        roles: by name, as error messages call them.
-        devices_per_node: what each machine has.
+        cluster: The configuration of the machines.
+        roles: The roles by name, as in error messages.
+        devices_per_node: The number of devices of each machine.
 
     Raises:
         PlacementError: a device number is beyond the cluster's, or an engine would span machines.

@@ -27,7 +27,7 @@ class StartedEngines(EngineGroup):
     async def start(
         cls, makers: Mapping[str, Callable[[], InferenceEngine]], *, at_once: bool = False
     ) -> StartedEngines:
-        """Start every engine; one after the other, unless `at_once`."""
+        """Start every engine, one after the other, or concurrently with `at_once`."""
         group = cls(makers)
         try:
             if at_once:
@@ -72,7 +72,7 @@ class StartedEngines(EngineGroup):
         return fresh
 
     async def close(self) -> None:
-        """Close every engine, then raise the first error there was."""
+        """Close every engine, then raise the first error, if any."""
         results = await asyncio.gather(*(engine.close() for engine in self.engines), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

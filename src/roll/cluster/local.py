@@ -38,7 +38,7 @@ class LocalTrainerGroup(TrainerGroup):
 
     @classmethod
     async def start(cls, spec: TrainerSpec) -> LocalTrainerGroup:
-        """Load the model in the trainer's thread, which is left behind when this is cancelled."""
+        """Load the model in the trainer's thread, which is abandoned if this call is canceled."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=spec.role)
 
         def build() -> TrainBackend:
@@ -71,7 +71,7 @@ class LocalTrainerGroup(TrainerGroup):
         )
 
     async def close(self) -> None:
-        """Let the running call end, then free the thread."""
+        """Wait for the running call, then free the thread."""
         if self._sender is not None:
             self._sender.close()
         await asyncio.to_thread(self._thread.shutdown, True, cancel_futures=True)
@@ -81,10 +81,10 @@ class LocalCluster:
     """This process, whatever the configuration says; implements `Cluster`."""
 
     def __init__(self, *_: object) -> None:
-        """`CLUSTERS` hands the same arguments to every kind of cluster."""
+        """Ignore the arguments: `CLUSTERS` passes the same ones to every kind of cluster."""
 
     async def start_trainer(self, spec: TrainerSpec, role: str) -> LocalTrainerGroup:
-        """See `Cluster`; so for all that follow."""
+        """See `Cluster`, also for all methods below."""
         return await LocalTrainerGroup.start(spec)
 
     async def start_engines(self, specs: Sequence[EngineSpec], role: str) -> StartedEngines:
@@ -100,4 +100,4 @@ class LocalCluster:
         return "in_process" if engine_capabilities(engine_kind).shares_process else "shared_memory"
 
     async def close(self) -> None:
-        """Nothing of its own to end."""
+        """Do nothing: the cluster has no resources of its own."""

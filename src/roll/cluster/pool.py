@@ -40,7 +40,7 @@ class _Worker(PoolProcess):
         super().__init__("roll.cluster.pool_worker", memory_limit_bytes)
 
     async def call(self, body: bytes, time_limit_s: float) -> tuple[bool, Any]:
-        """Whether the function returned, and its value or its exception."""
+        """Run a call and return whether the function returned, and its value or exception."""
         await self.start()
         try:
             await self.write(body)
@@ -76,12 +76,12 @@ class LocalWorkerPool:
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
         """Run `function(*args)`, a module-level function of an importable module, in a worker.
 
-        A coroutine function waits beside others that wait: it needs no free worker.
+        A coroutine function runs concurrently with others: it needs no idle worker.
 
         Raises:
-            TimeoutError: it ran longer than `time_limit_s`; the worker was ended and replaced.
+            TimeoutError: the call ran longer than `time_limit_s`; the worker was killed and replaced.
             WorkerDiedError: the worker died, or the pool is closed.
-            Exception: whatever the function raised; its own `TimeoutError` comes as a `RuntimeError`.
+            Exception: any exception of the function; its own `TimeoutError` becomes a `RuntimeError`.
         """
         run = self._coroutines.run if inspect.iscoroutinefunction(function) else self._run
         try:
@@ -98,7 +98,7 @@ class LocalWorkerPool:
         raise value
 
     async def _run(self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> tuple[bool, Any]:
-        """Whether the function returned, and its value or its exception."""
+        """Run a call in an idle worker and return whether the function returned, and its value or exception."""
         body = pickle.dumps((function, args))
         worker = await self._idle.get()
         try:
@@ -129,7 +129,7 @@ class LocalWorkerPool:
         await asyncio.shield(worker.end())
 
     def health(self) -> dict[str, int]:
-        """`workers`, `busy` now; `restarts`, `timeouts` since the pool was made."""
+        """Return `workers` and `busy` now, `restarts` and `timeouts` since the pool was created."""
         return {
             "workers": len(self._workers),
             "busy": len(self._workers) - self._idle.qsize(),

@@ -35,14 +35,14 @@ _numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary
 def _numbered(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any] | Generator[Any, None, Any], /, **options: Any
 ) -> asyncio.Task[Any]:
-    """A task factory."""
+    """Create a task that remembers the number of its call; a task factory."""
     task = asyncio.Task(work, loop=loop, **options)
     _numbers[task] = _number.get()
     return task
 
 
 async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> bytes:
-    """Its reply; its own time-outs and cancellations are errors like any other."""
+    """Run a call and return its reply; its own timeouts and cancellations are errors like any other."""
     scope = asyncio.timeout(time_limit_s)
     task = asyncio.current_task()
     try:
@@ -72,9 +72,9 @@ class _Replies:
 
 
 def _held_by(loop: asyncio.AbstractEventLoop, number: int) -> tuple[int | None]:
-    """Why a call is silent: the call that keeps the loop from turning, or itself where the loop turns; `None`: unknown.
+    """Return the call that blocks the event loop, or `number` if the loop is not blocked; `None` inside if unknown.
 
-    For a thread beside the loop.
+    It is called from another thread, to find out why a call is silent.
     """
     turned = threading.Event()
     loop.call_soon_threadsafe(turned.set)

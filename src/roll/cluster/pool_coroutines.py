@@ -56,11 +56,11 @@ class _Worker:
         self._reader: asyncio.Task[None] | None = None
 
     async def call(self, body: bytes, time_limit_s: float) -> tuple[bool, Any]:
-        """Whether the function returned, and its value or its exception.
+        """Run a call and return whether the function returned, and its value or exception.
 
         Raises:
-            TimeoutError: it took too long.
-            WorkerDiedError: its process ended.
+            TimeoutError: the call took too long.
+            WorkerDiedError: the process ended.
         """
         number, call = next(self._numbers), _Call()
         self.calls[number] = call
@@ -84,7 +84,7 @@ class _Worker:
         return ok, value
 
     async def _reply(self, number: int, call: _Call) -> bytes:
-        """Its reply; where it stays out, the one that keeps the process from answering pays for it."""
+        """Wait for a call's reply; if it is overdue, the call that blocks the process counts as timed out."""
         loop, held_up, until = asyncio.get_running_loop(), False, call.silent_at
         while not (await asyncio.wait({call.reply}, timeout=until - loop.time()))[0]:
             culprit = await self._culprit(number, call)
@@ -107,7 +107,7 @@ class _Worker:
         return reply
 
     async def _culprit(self, number: int, call: _Call) -> _Call | None:
-        """Who keeps the process from answering; `None` where that cannot be known."""
+        """Return the call that keeps the process from answering; `None` if unknown."""
         try:
             async with asyncio.timeout(ANSWER_S):
                 await self._process.write(pickle.dumps((number, WHO)))
@@ -138,7 +138,7 @@ class _Worker:
             raise error
 
     async def _read(self) -> None:
-        """Hand out replies until the process ends; then nobody waits for it any more."""
+        """Distribute replies until the process ends, then fail all waiting calls."""
         cause = _HELD_UP
         try:
             while True:
@@ -159,7 +159,7 @@ class _Worker:
                 call.held_by.put_nowait(None)
 
     async def end(self) -> None:
-        """End the process; its calls end with `WorkerDiedError`, and a later one starts a fresh process."""
+        """Kill the process; its calls end with `WorkerDiedError`, and a later call starts a new process."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
@@ -167,7 +167,7 @@ class _Worker:
         await self._process.end()
 
     async def close(self) -> None:
-        """End it for good."""
+        """Kill the process and start no new one."""
         await self._process.close()
         await self.end()
 
@@ -186,11 +186,11 @@ class CoroutineWorkers:
         self.num_restarts = 0
 
     async def run(self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float) -> tuple[bool, Any]:
-        """Whether the function returned, and its value or its exception.
+        """Run a call and return whether the function returned, and its value or exception.
 
         Raises:
-            TimeoutError: it took too long.
-            WorkerDiedError: its process ended.
+            TimeoutError: the call took too long.
+            WorkerDiedError: the process ended.
         """
         body = pickle.dumps((function, args, time_limit_s))
         worker = min(self._workers, key=lambda worker: len(worker.calls))
@@ -201,6 +201,6 @@ class CoroutineWorkers:
             raise
 
     async def close(self) -> None:
-        """End every process, and every call with `WorkerDiedError`; may be called twice."""
+        """Kill every process, and end every call with `WorkerDiedError`; may be called twice."""
         self._closed = True
         await asyncio.gather(*(worker.close() for worker in self._workers))

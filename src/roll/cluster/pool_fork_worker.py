@@ -54,7 +54,7 @@ class _Frames:
     _held: bytearray = field(default_factory=bytearray)
 
     def read(self) -> list[bytes] | None:
-        """Those that are complete now; `None` at the end."""
+        """Return the frames that are complete now; `None` at the end of the input."""
         try:
             data = os.read(self.descriptor, READ_BYTES)
         except OSError:
@@ -86,7 +86,7 @@ class _Child:
     """Whether a call of it is under way."""
 
     def end(self) -> int:
-        """Kill it, with all that it started; returns its exit code, or minus its signal."""
+        """Kill the process and its descendants; return its exit code, or minus its signal."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process_id, signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):  # before it has a group of its own
@@ -94,7 +94,7 @@ class _Child:
         return self.reap()
 
     def reap(self) -> int:
-        """Wait for its end; what it started ends, too."""
+        """Wait for the process to end, kill its descendants, and return its exit code, or minus its signal."""
         self.connection.close()
         _, status = os.waitpid(self.process_id, 0)
         with contextlib.suppress(ProcessLookupError):
@@ -112,7 +112,7 @@ class _Nursery:
         self._selector = selectors.DefaultSelector()
 
     def serve(self, calls: _Frames) -> None:
-        """Until the input ends."""
+        """Serve calls until the input ends."""
         self._selector.register(calls.descriptor, selectors.EVENT_READ, None)
         try:
             while True:
@@ -181,7 +181,7 @@ class _Nursery:
 
 
 def _live(connection: socket.socket, memory_limit_bytes: int) -> NoReturn:
-    """A forked process: make its object, answer its calls, end."""
+    """Run a forked process: create its object, answer its calls, exit."""
     parent = os.getppid()
     os.setsid()
     if sys.platform == "linux":
@@ -222,10 +222,11 @@ def _answer(frame: bytes, kept: list[Any], loop: asyncio.AbstractEventLoop) -> b
 
 
 def main(memory_limit_bytes: int) -> None:
-    """Serve calls from stdin, the first of which says `(function, args)`: what is to be imported or loaded before.
+    """Serve calls from stdin. The first one is `(function, args)`, which imports or loads shared dependencies.
 
     Args:
-        memory_limit_bytes: of each object's process; beyond it a call meets a `MemoryError`. 0 means no limit.
+        memory_limit_bytes: The memory limit of each object's process; beyond it a call gets a `MemoryError`. 0 means no
+            limit.
     """
     replies = begin(0)
     calls = _Frames(sys.stdin.fileno())

@@ -68,7 +68,7 @@ class _Nursery:
             raise pickle.loads(reply)[1]
 
     async def ask(self, number: int, body: bytes) -> bytes:
-        """The reply to a call; where this is cancelled, the process is ended."""
+        """Return the reply to a call; if this is canceled, the object's process is killed."""
         if self._reader is None or self._reader.done():
             raise WorkerDiedError("its process was ended")
         self._replies[number] = reply = asyncio.get_running_loop().create_future()
@@ -84,12 +84,12 @@ class _Nursery:
             self._replies.pop(number, None)
 
     def forget(self, number: int) -> None:
-        """End a process; returns at once."""
+        """Kill an object's process, without waiting for its end."""
         if self._reader is not None and not self._reader.done():
             self._process.send(pickle.dumps((number, None)))
 
     async def _read(self) -> None:
-        """Hand out replies until the process ends; then nobody waits for it any more."""
+        """Distribute replies until the process ends, then fail all waiting calls."""
         cause = "its process was ended"
         try:
             while True:
@@ -105,7 +105,7 @@ class _Nursery:
                     waiting.set_exception(WorkerDiedError(cause))
 
     async def close(self) -> None:
-        """End it with all that it forked."""
+        """End the process with all that it forked."""
         reader, self._reader = self._reader, None
         await self._process.end_in_order()
         if reader is not None:
@@ -128,7 +128,7 @@ class _Forked:
         return await self.send(pickle.dumps((method, args)))
 
     async def send(self, body: bytes) -> Any:
-        """What a call gives, or raises."""
+        """Send a call and return its value, or raise its exception."""
         if self._ended is not None:
             raise WorkerDiedError(self._ended)
         try:

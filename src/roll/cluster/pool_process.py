@@ -44,10 +44,10 @@ class PoolProcess:
         return self._process is not None and self._process.returncode is not None
 
     async def start(self) -> None:
-        """Start it, unless it runs.
+        """Start the process, unless it runs already.
 
         Raises:
-            WorkerDiedError: it cannot be started, or is closed.
+            WorkerDiedError: the process cannot be started, or the pool is closed.
         """
         if self._process is not None:
             return
@@ -77,33 +77,33 @@ class PoolProcess:
         """Send one frame.
 
         Raises:
-            ConnectionError: it is gone.
+            ConnectionError: the process has ended.
         """
         self.send(body)
         assert self._process is not None and self._process.stdin is not None
         await self._process.stdin.drain()
 
     def send(self, body: bytes) -> None:
-        """Send one frame without waiting for it to be taken; lost where the process is gone."""
+        """Send one frame without waiting until it is read; the frame is lost if the process has ended."""
         self._shorten_log()
         assert self._process is not None and self._process.stdin is not None
         self._process.stdin.write(HEADER.pack(len(body)) + body)
 
     async def read(self) -> bytes:
-        """The next frame.
+        """Return the next frame.
 
         Raises:
-            IncompleteReadError: it is gone.
+            IncompleteReadError: the process has ended.
         """
         assert self._process is not None and self._process.stdout is not None
         (length,) = HEADER.unpack(await self._process.stdout.readexactly(HEADER.size))
         return await self._process.stdout.readexactly(length)
 
     async def first_reply(self) -> bytes:
-        """The next frame, which may take as long as a process needs to start and to import.
+        """Return the next frame, allowing for the time that a process needs to start and import.
 
         Raises:
-            WorkerDiedError: it took longer.
+            WorkerDiedError: the process was not ready in time.
         """
         try:
             async with asyncio.timeout(START_TIMEOUT_S):
@@ -112,7 +112,7 @@ class PoolProcess:
             raise self.not_ready() from None
 
     def not_ready(self) -> WorkerDiedError:
-        """The error of a process that does not begin to work."""
+        """Return the error for a process that was not ready in time."""
         process_id = self._process.pid if self._process else 0
         return WorkerDiedError(
             f"a pool worker (process {process_id}) was not ready within {START_TIMEOUT_S:g} s{self._last_words()}"
@@ -124,7 +124,7 @@ class PoolProcess:
             self._log.truncate()
 
     async def describe_end(self) -> str:
-        """How a process ended that closed its pipe, with the last line that it printed."""
+        """Describe how a process that closed its pipe ended, with the last line that it printed."""
         process = self._process
         if process is None:
             return "a pool worker was ended"
@@ -132,7 +132,7 @@ class PoolProcess:
         return f"a pool worker (process {process.pid}) ended with {ending(code)}{self._last_words()}"
 
     def _last_words(self) -> str:
-        """The last line that it printed."""
+        """Return the last line that the process printed."""
         if self._log is None:
             return ""
         descriptor = self._log.fileno()
@@ -141,7 +141,7 @@ class PoolProcess:
         return f": {lines[-1].strip()}" if lines else ""
 
     async def end(self) -> None:
-        """End it and all that it started; it may be started again."""
+        """Kill the process and its descendants; it may be started again."""
         (process, self._process), (log, self._log) = (self._process, None), (self._log, None)
         if process is not None:
             _kill(process)
@@ -150,7 +150,7 @@ class PoolProcess:
             log.close()
 
     async def end_in_order(self) -> None:
-        """Let it end what it started, by the end of its input; what takes longer is killed by `end`."""
+        """Close the process's input so that it can end its own children; `end` kills it if that takes too long."""
         process = self._process
         if process is None or process.stdin is None:
             return
@@ -160,13 +160,13 @@ class PoolProcess:
                 await process.wait()
 
     async def close(self) -> None:
-        """End it for good."""
+        """Kill the process; it cannot be started again."""
         self._closed = True
         await self.end()
 
 
 async def _end_of(process: Process) -> int:
-    """Exit code of a process that closed its pipe, which is about to end, or else is ended."""
+    """Return the exit code of a process that closed its pipe; it is killed if it does not exit in time."""
     try:
         async with asyncio.timeout(END_TIMEOUT_S):
             return await process.wait()

@@ -42,7 +42,7 @@ STARTED = b""
 
 
 def read_frame(stream: BinaryIO) -> bytes | None:
-    """The next frame, or `None` at the end."""
+    """Return the next frame, or `None` at the end."""
     header = stream.read(HEADER.size)
     if len(header) < HEADER.size:
         return None
@@ -58,14 +58,14 @@ def write_frame(stream: BinaryIO, body: bytes) -> None:
 
 
 def prepare(module: str, prepared: set[str]) -> None:
-    """What a module wants imported or loaded before its first call."""
+    """Call a module's `prepare_worker` before its first call, to import or load its dependencies."""
     if module not in prepared:
         getattr(sys.modules[module], "prepare_worker", lambda: None)()
         prepared.add(module)
 
 
 def failure(error: Exception) -> bytes:
-    """An error as a reply; one that cannot travel is replaced by its description."""
+    """Return an error as a reply; one that cannot be pickled is replaced by its description."""
     error.add_note(raised_at(error))
     try:
         body = pickle.dumps((False, error))
@@ -78,7 +78,7 @@ def failure(error: Exception) -> bytes:
 
 
 def asked_to_end(error: SystemExit) -> RuntimeError:
-    """What a function is told to have done that calls `sys.exit`."""
+    """Return the error for a function that calls `sys.exit`."""
     return RuntimeError(f"it asked its process to end: {error}").with_traceback(error.__traceback__)
 
 
@@ -95,7 +95,7 @@ def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
 
 
 def limit_memory(num_bytes: int) -> None:
-    """Data and anonymous mappings, not address space: libraries reserve much of that without using it."""
+    """Limit data and anonymous mappings, but not address space, much of which libraries reserve without using it."""
     hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
     limit = num_bytes if hard == resource.RLIM_INFINITY else min(num_bytes, hard)
     with contextlib.suppress(OSError, ValueError):
@@ -103,12 +103,12 @@ def limit_memory(num_bytes: int) -> None:
 
 
 def ending(code: int) -> str:
-    """How a process ended, in words: `signal SIGKILL`, or `code 1`."""
+    """Describe how a process ended: `signal SIGKILL`, or `code 1`."""
     return f"signal {signal.Signals(-code).name}" if code < 0 else f"code {code}"
 
 
 def begin(memory_limit_bytes: int) -> BinaryIO:
-    """Make this process a worker: it ends with its parent, and what it prints goes to stderr; returns the replies."""
+    """Make this process a worker, which ends with its parent and prints to stderr; return the stream for replies."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if memory_limit_bytes:
@@ -123,7 +123,7 @@ def main(memory_limit_bytes: int) -> None:
     """Serve calls from stdin.
 
     Args:
-        memory_limit_bytes: beyond it the called function meets a `MemoryError`; 0 means no limit.
+        memory_limit_bytes: The memory limit; beyond it the called function gets a `MemoryError`. 0 means no limit.
     """
     replies = begin(memory_limit_bytes)
     calls = sys.stdin.buffer

@@ -11,11 +11,11 @@ __all__ = ["answer"]
 
 
 async def answer(reference: Any, died: Callable[[], Exception]) -> Any:
-    """Wait for an actor's answer.
+    """Wait for an actor's answer; raise the original error of a failed call.
 
     Args:
-        reference: of the call.
-        died: the error to raise where the actor's process ended.
+        reference: The reference of the call.
+        died: A function that returns the error for an actor whose process ended.
     """
     try:
         return await reference

@@ -62,8 +62,8 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
     """Join the cluster at `cluster.address`, or start a private one on this machine, and reserve its devices.
 
     Raises:
-        PlacementError: the device mapping does not fit, the cluster cannot be joined, or cannot reserve the devices.
-        InfraError: Ray does not start here.
+        PlacementError: the device mapping does not fit, or the cluster cannot be joined or cannot reserve the devices.
+        InfraError: Ray does not start on this machine.
     """
     accelerators = num_accelerators()
     per_node = config.devices_per_node or accelerators or os.cpu_count() or 1
@@ -128,7 +128,7 @@ class _NoPaths(list[str]):
     """
 
     def extend(self, values: Iterable[str], /) -> None:
-        """Keep none."""
+        """Ignore all paths."""
 
 
 def _job_config() -> JobConfig:
@@ -138,10 +138,10 @@ def _job_config() -> JobConfig:
 
 
 def _check_address(address: str) -> None:
-    """See that something listens at an address, which Ray would wait for during ten minutes, silently.
+    """Check that a server listens at an address; Ray would silently wait for it for ten minutes.
 
     Raises:
-        PlacementError: nothing does.
+        PlacementError: no server listens there.
     """
     scheme, separator, rest = address.rpartition("://")
     if not separator and ":" not in address:  # `auto`, `local`
@@ -160,7 +160,8 @@ def _check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Afterwards SIGTERM means what it meant before: `ray.init` has it end the process, and the run saves first."""
+    """Restore the SIGTERM handler after the body: `ray.init` makes SIGTERM end the process, but a run must save first.
+    """
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -192,7 +193,7 @@ class RayCluster:
         return max(1, (os.cpu_count() or 1) // min(sharing, self.placement.workers_on_first_node or 1))
 
     def _options(self, seat: Seat, threads: int | None, role: str, index: int) -> dict[str, Any]:
-        """Ray options of an actor in this seat."""
+        """Return the Ray options of an actor on a placement slot."""
         environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
         environment[BEGUN_IN] = os.getcwd()
         if self.run:
@@ -227,7 +228,7 @@ class RayCluster:
         return await StartedEngines.start(makers, at_once=True)
 
     async def start_pool(self, num_workers: int) -> WorkerPool:
-        """See `Cluster.start_pool`: beside the controller, or where there are several machines, on all of them."""
+        """Start workers next to the controller, or on all machines if there are several. See `Cluster.start_pool`."""
         if self.placement.num_nodes == 1:
             return LocalWorkerPool(num_workers)
         devices = tuple(range(self.placement.devices_per_node))
@@ -239,7 +240,7 @@ class RayCluster:
         return "shared_memory" if self.placement.num_nodes == 1 and self.devices is None else "broadcast"
 
     async def close(self) -> None:
-        """Free the devices, and end the cluster where it was started here."""
+        """Free the devices, and stop the cluster if it was started here."""
         await asyncio.to_thread(remove_placement_group, self.group)
         if self.owned:
             await asyncio.to_thread(ray.shutdown)

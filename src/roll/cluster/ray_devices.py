@@ -21,9 +21,9 @@ UNTOUCHED = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
 
 
 def reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeout_s: float) -> list[list[str]]:
-    """Names of the devices of each machine, of a placement group with a bundle of `per_node` GPUs on each of them.
+    """Return the names of each machine's devices in a placement group with a bundle of `per_node` GPUs per machine.
 
-    Takes the whole of every bundle for a moment: before anything else sits there.
+    It briefly occupies every bundle as a whole, so it must run before other actors are placed there.
     """
     ask: Any = ray.remote(_assigned)
     asked = [
@@ -41,7 +41,7 @@ def reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeo
 
 
 def _assigned() -> list[str]:
-    """In a task: names of the devices that Ray gave to it, in the order in which this machine shows them."""
+    """Return the names of the devices that Ray assigned to this task, in the machine's visible order."""
     found = [str(name) for name in ray.get_runtime_context().get_accelerator_ids()["GPU"]]
     shown = os.environ.get(VISIBLE, "").split(",")
     return sorted(found, key=shown.index if set(found) <= set(shown) else int)

@@ -49,26 +49,26 @@ class EngineActor:
         self._engine = build_engine(spec)
 
     async def start(self) -> int:
-        """Load the model; returns the process id."""
+        """Load the model; return the process id."""
         import os
 
         await self._engine.start()
         return os.getpid()
 
     async def generate(self, request: GenerationRequest) -> tuple[Generation, EngineLoad]:
-        """As the engine's, and its load at the end of the request."""
+        """Run a request; return the generation and the engine's load at its end."""
         return await self._engine.generate(request), self._engine.load()
 
     async def load(self) -> EngineLoad:
-        """As the engine's."""
+        """Return the engine's load."""
         return self._engine.load()
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
-        """As the engine's, where it can read its weights back."""
+        """Return the checksums that the engine computes with, or `None` if it cannot read its weights back."""
         return await self._engine.applied_checksums() if isinstance(self._engine, SupportsReadback) else None
 
     async def call(self, name: str, *arguments: Any) -> Any:
-        """Any other method of the engine's."""
+        """Call any other method of the engine."""
         return await getattr(self._engine, name)(*arguments)
 
 
@@ -91,7 +91,7 @@ class RayEngine:
         return await answer(reference, lambda: EngineDiedError(self.engine_id, "its process ended"))
 
     async def start(self) -> None:
-        """See `InferenceEngine`; so for all that follow."""
+        """See `InferenceEngine`, also for all methods below."""
         self.pid = await self._await(self._actor.start.remote())
         logger.info("engine %s runs in process %s", self.engine_id, self.pid)
 
@@ -106,7 +106,7 @@ class RayEngine:
             self._running -= 1
 
     async def _follow(self) -> None:
-        """While it has requests, ask the engine every now and then what it does."""
+        """Poll the engine's load while it has requests."""
         with contextlib.suppress(EngineDiedError):  # those who wait for it hear of that
             while self._running:
                 self._reported = await self._await(self._actor.load.remote())
@@ -137,7 +137,7 @@ class RayEngine:
         await self._await(self._actor.call.remote("wake"))
 
     def load(self) -> EngineLoad:
-        """What this controller has given it, and what the engine's own scheduler said last of its cache and steps.
+        """Return the load: this controller's requests, with the engine's last report of its cache and steps.
 
         A report is at most `REPORT_EVERY_S` and a round trip old, and as of the end of the latest request.
         """
@@ -151,7 +151,7 @@ class RayEngine:
         )
 
     async def close(self) -> None:
-        """Let the engine end itself, if it has started, then end its process, and with it those that it started."""
+        """Close the engine if it has started, then kill its process and the processes that it started."""
         if self._reports is not None:
             self._reports.cancel()
         if self.pid is not None:

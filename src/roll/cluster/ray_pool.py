@@ -43,7 +43,7 @@ class PoolActor:
     async def submit(
         self, function: Callable[..., Any], args: tuple[Any, ...], time_limit_s: float
     ) -> tuple[str, Any, dict[str, int]]:
-        """`value`, `timeout` or `error`, what goes with it, and the counts of this place."""
+        """Return `value`, `timeout` or `error`, the matching value, and the counts of this actor's pool."""
         try:
             value = await self._pool.submit(function, *args, time_limit_s=time_limit_s)
         except TimeoutError as error:
@@ -55,7 +55,7 @@ class PoolActor:
     async def keep(
         self, number: int, factory: Callable[..., Any], args: tuple[Any, ...], prepare: tuple[Any, ...]
     ) -> tuple[str, Any]:
-        """Keep an object under this number."""
+        """Create and keep an object under this number."""
         try:
             self._kept[number] = await self._pool.keep(factory, *args, prepare=prepare)
         except Exception as error:
@@ -70,7 +70,7 @@ class PoolActor:
             return _error(error)
 
     async def release(self, number: int) -> None:
-        """End a kept object, if there is one of this number."""
+        """End the kept object of this number, if any."""
         kept = self._kept.pop(number, None)
         if kept is not None:
             await kept.close()
@@ -85,7 +85,7 @@ def _error(error: Exception) -> tuple[str, Any]:
 
 
 def _raised(value: Any) -> Exception:
-    """The error of a reply, with its notes."""
+    """Return the error of a reply, with its notes."""
     error, notes = value
     for note in notes if not getattr(error, "__notes__", None) else ():
         error.add_note(note)
@@ -110,11 +110,11 @@ class _Place:
         return remote.remote(*self._settings)
 
     def note(self, health: dict[str, int]) -> None:
-        """Take over the counts of a reply; those of an actor that died are kept."""
+        """Store the counts of a reply, added to those of actors that died."""
         self.counts = {name: self._before[name] + health[name] for name in self.counts}
 
     def replace(self, dead: Any) -> None:
-        """Start a fresh actor, unless someone did already."""
+        """Start a new actor, unless the dead one has been replaced already."""
         if dead is self.actor:
             self.counts["restarts"] += self.num_workers
             self._before = dict(self.counts)
@@ -136,7 +136,7 @@ class _Kept:
         return await self.ask(lambda actor: actor.ask.remote(self.number, method, args))
 
     async def ask(self, begin: Callable[[Any], Any]) -> Any:
-        """What a call of the actor gives, or raises."""
+        """Call the actor and return the value of the reply, or raise its error."""
         reference = begin(self._actor)
         try:
             kind, value = await reference
@@ -229,7 +229,7 @@ class RayWorkerPool:
         return RayWorkerPool(num_workers, self._options, memory_limit_bytes=0)
 
     def health(self) -> dict[str, int]:
-        """See `WorkerPool.health`; restarts and time-outs as of each place's last reply."""
+        """See `WorkerPool.health`; restarts and timeouts are as of each actor's last reply."""
         return {
             "workers": sum(place.num_workers for place in self._places),
             "busy": sum(min(place.num_calls, place.num_workers) for place in self._places),

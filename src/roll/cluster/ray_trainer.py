@@ -50,22 +50,22 @@ class TrainerActor:
         self._sender = Sender(host=ray.util.get_node_ip_address())
 
     def meeting_place(self) -> str:
-        """An address on this machine where the ranks can meet."""
+        """Return an address on this machine at which the ranks can meet."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return f"tcp://{ray.util.get_node_ip_address()}:{probe.getsockname()[1]}"
 
     def build(self, spec: TrainerSpec, backend: str) -> None:
-        """Import the back-end, whose path it is, and load the model."""
+        """Resolve the back-end from its name or import path, and load the model."""
         self._spec = spec
         self._backend = TRAINERS.get(backend)(spec)
 
     def call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """Any method of the backend's."""
+        """Call any method of the back-end."""
         return getattr(self._backend, name)(*arguments, **options)
 
     def stage(self, policy_version: int, transport: str) -> WeightUpdate | None:
-        """As the sender's; so for all that follow."""
+        """See `Sender`, also for all methods below."""
         return self._sender.stage(outgoing(self._backend, self._spec), policy_version, transport)
 
     def send(self) -> dict[str, int]:
@@ -97,7 +97,7 @@ class RayTrainerGroup(TrainerGroup):
 
     @classmethod
     async def start(cls, spec: TrainerSpec, seats: Sequence[dict[str, Any]]) -> RayTrainerGroup:
-        """Start one rank per seat (options of its actor), all at once."""
+        """Start one rank per placement slot, given as Ray options, all at once."""
         remote: Any = ray.remote
         actor = remote(max_restarts=0, concurrency_groups={"release": 1})(TrainerActor)
         logs = [options["runtime_env"]["env_vars"].get(ACTOR_LOG, "") for options in seats]
@@ -119,17 +119,17 @@ class RayTrainerGroup(TrainerGroup):
         return len(self._actors)
 
     async def _all(self, calls: Callable[[], Iterable[Any]]) -> list[Any]:
-        """Every rank's answer.
+        """Call every rank and return all answers.
 
         Raises:
-            WorkerDiedError: a rank's process ended, or a call before has left ranks behind.
+            WorkerDiedError: a rank's process ended, or an earlier call left ranks behind.
         """
         if self._lost:
             raise WorkerDiedError(f"the trainer's ranks no longer work together, since one failed: {self._lost}")
         return await self._answers(calls(), LONGEST_BEHIND_S)
 
     async def _answers(self, calls: Iterable[Any], patience_s: float) -> list[Any]:
-        """Of all ranks. Of several failures, a death explains the others; otherwise the first is the cause."""
+        """Await the answers of all ranks. If several fail, a death is raised first, because it explains the others."""
         waiting = [asyncio.ensure_future(self._answer(rank, call)) for rank, call in enumerate(calls)]
         try:
             done, _ = await asyncio.wait(waiting, return_when=asyncio.FIRST_EXCEPTION)

@@ -30,7 +30,7 @@ class SandboxWorkerActor:
         await run_worker(url, token, leaving=self._leaving, **settings)
 
     async def leave(self) -> None:
-        """Take no new sandboxes; `serve` returns when the last one has ended."""
+        """Stop accepting new sandboxes; `serve` returns when the last one has ended."""
         self._leaving.set()
 
 
@@ -52,11 +52,11 @@ class SandboxWorkers:
         return list(self._actors)
 
     async def wait(self) -> None:
-        """Until one of them has ended.
+        """Wait until one of the workers has ended.
 
         Raises:
-            SandboxUnavailableError: its machine cannot run sandboxes.
-            SandboxAccessError: the service refuses the token.
+            SandboxUnavailableError: a machine cannot run sandboxes.
+            SandboxAccessError: the service rejects the token.
         """
         served = [asyncio.ensure_future(served) for _, served in self._actors.values()]
         done, _ = await asyncio.wait(served, return_when=asyncio.FIRST_COMPLETED)
@@ -64,7 +64,7 @@ class SandboxWorkers:
             each.result()
 
     async def close(self) -> None:
-        """Have them leave the service, and end them."""
+        """Make all workers leave the service, and end them."""
         with contextlib.suppress(RayError):
             await asyncio.gather(*(actor.leave.remote() for actor, _ in self._actors.values()))
         leaving = [asyncio.ensure_future(served) for _, served in self._actors.values()]
@@ -80,14 +80,14 @@ class SandboxWorkers:
 def start_workers(
     url: str, token: str, *, capacity: int = 512, drain_s: float = 25.0, **settings: Any
 ) -> SandboxWorkers:
-    """Start a worker on every machine of the Ray cluster that this process is connected to. They take no devices.
+    """Start a worker on every machine of the connected Ray cluster. The workers use no devices.
 
     Args:
-        url: of the service, as the machines reach it.
-        token: of scope `worker`.
-        capacity: sandboxes of one machine at once.
-        drain_s: how long workers that leave wait for their sandboxes to end.
-        settings: further ones of `roll_sandbox.worker.run_worker`.
+        url: The URL of the service, as the machines reach it.
+        token: A token with the scope `worker`.
+        capacity: The largest number of concurrent sandboxes per machine.
+        drain_s: The time that leaving workers wait for their sandboxes to end, in seconds.
+        settings: Further settings of `roll_sandbox.worker.run_worker`.
 
     Raises:
         PlacementError: this process is not connected to a Ray cluster.

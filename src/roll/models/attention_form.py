@@ -28,11 +28,11 @@ class Reach(NamedTuple):
     chunk: int | None = None
 
     def within(self, length: int) -> Reach:
-        """Without limits that texts of `length` tokens do not come to."""
+        """Return the reach without limits that texts of `length` tokens do not reach."""
         return Reach(*(limit if limit is not None and limit < length else None for limit in self))
 
     def sees(self, query: Any, key: Any) -> Any:
-        """Whether tokens at positions `query` see those at `key`; arrays or tensors that broadcast."""
+        """Return whether tokens at positions `query` may attend to those at `key`; arrays or tensors that broadcast."""
         seen = query >= key
         if self.window is not None:
             seen = seen & (query - key < self.window)
@@ -62,15 +62,15 @@ def attention_form(
     """Read a layer's form.
 
     Args:
-        module: the layer's attention module.
-        width: of a head, d.
-        mask: what `reach_mask` made, or `None`.
-        scaling: of the scores; by default 1 / sqrt(d).
-        sliding_window: of this layer, in tokens.
-        given: further arguments of the attention function.
+        module: The layer's attention module.
+        width: The width d of a head.
+        mask: The result of `reach_mask`, or `None`.
+        scaling: The scale of the scores; by default 1 / sqrt(d).
+        sliding_window: The window of this layer, in tokens.
+        given: Further arguments of the attention function.
 
     Raises:
-        ModelError: the layer asks for something that is not known here.
+        ModelError: the layer uses a feature that is not supported here.
     """
     unknown = [name for name in _UNKNOWN if given.get(name) is not None]
     if unknown:
@@ -84,17 +84,18 @@ def attention_form(
 
 
 def reach_mask(*args: Any, local_size: int | None = None, config: Any = None, **kwargs: Any) -> Reach | None:
-    """What takes the place of a mask where HF models build one: how far back the layers look that are given it."""
+    """Return the reach of the layers that HF models pass a mask to; it replaces the mask itself."""
     if local_size is None:
         return None
     return Reach(chunk=local_size) if local_size == getattr(config, "attention_chunk_size", None) else Reach(local_size)
 
 
 def position_scale(module: Any, positions: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """[N] what to multiply the queries of a row with where the model took a token's place in the row for its position.
+    """Return factors [N] that correct queries that the model scaled by a token's place in the row instead of its
+    position.
 
-    Llama 4's layers without rotation scale queries by 1 + a log(1 + floor((t + 1) / f)) with t counted along the row
-    that they are given.
+    Llama 4's layers without rotation scale queries by 1 + a log(1 + floor((t + 1) / f)), with t counted along the given
+    row.
     """
     if not getattr(module, "attn_temperature_tuning", False) or getattr(module, "use_rope", True):
         return None

@@ -91,13 +91,13 @@ CATALOGUE: dict[str, CatalogueEntry] = {
 
 
 def cache_root() -> Path:
-    """Where prepared models lie: `$ROLL_CACHE/models`, else `~/.cache/roll/models`."""
+    """Return the directory of prepared models: `$ROLL_CACHE/models`, else `~/.cache/roll/models`."""
     root = os.environ.get("ROLL_CACHE")
     return (Path(root).expanduser() if root else Path.home() / ".cache" / "roll") / "models"
 
 
 def cached_directory(entry: CatalogueEntry) -> Path:
-    """Where the prepared model lies or will lie."""
+    """Return the directory of the prepared model, which may not exist yet."""
     return cache_root() / entry.cache_name
 
 
@@ -126,7 +126,10 @@ def prepare(entry: CatalogueEntry) -> Path:
 
 
 def _package_file(entry: CatalogueEntry) -> Path:
-    """The GGUF file of the installed package, its hash checked. Importing the package would need llama.cpp."""
+    """Return the GGUF file of the installed package after checking its hash.
+
+    The package is not imported, because that would need llama.cpp.
+    """
     spec = importlib.util.find_spec(entry.module)
     places = list(spec.submodule_search_locations or ()) if spec else []
     files = [Path(place) / entry.gguf_file for place in places]
@@ -167,7 +170,7 @@ def _convert(source: Path, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _directory_in_one_rename(target: Path) -> Iterator[Path]:
-    """A directory to fill, which becomes `target` when the block ends well and vanishes when it does not."""
+    """Yield a directory to fill; it is renamed to `target` if the body succeeds and removed if it fails."""
     target.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(target.parent)
     directory = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))

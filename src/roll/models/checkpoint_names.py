@@ -19,7 +19,7 @@ __all__ = ["as_in_checkpoint", "changes_names"]
 
 
 def changes_names(model: Any) -> bool:
-    """Whether any weight of an HF model has another name or shape in the checkpoint."""
+    """Return whether any weight of an HF model has another name or shape in the checkpoint."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     if not hasattr(model, "_weight_conversions"):
@@ -28,10 +28,10 @@ def changes_names(model: Any) -> bool:
 
 
 def as_in_checkpoint(model: Any, name: str, weight: Tensor) -> dict[str, Tensor]:
-    """What a weight of the model is in the checkpoint: one tensor or several, views of `weight` where that can be.
+    """Return the checkpoint's tensors that a weight of the model corresponds to, as views of `weight` where possible.
 
     Raises:
-        ModelError: the checkpoint has it in one tensor with other weights.
+        ModelError: the checkpoint stores the weight in one tensor with other weights.
     """
     import torch
     from torch.overrides import TorchFunctionMode

@@ -21,11 +21,11 @@ def find_config(name: str) -> Path:
     """Return the directory that holds the config.json of a model; only that file is downloaded.
 
     Args:
-        name: a config.json, a model directory, a run or checkpoint, or a hub id (owner/name), which is looked for in
-            the hub's cache on this machine first.
+        name: A config.json, a model directory, a run or checkpoint, or a hub id (owner/name), which is first looked up
+            in the hub's cache on this machine.
 
     Raises:
-        ModelError: there is no such model, or the hub cannot be reached.
+        ModelError: the model does not exist, or the hub cannot be reached.
     """
     path = Path(name).expanduser()
     if path.is_file() and path.suffix == ".json":
@@ -44,24 +44,24 @@ def find_config(name: str) -> Path:
 
 
 def describe_config(directory: Path, name: str) -> ModelDescription:
-    """Return the sizes of the model that a config.json describes, whose weights need not exist.
+    """Return the sizes of the model that a config.json describes; the weights need not exist.
 
     Args:
-        directory: where the config.json is.
-        name: of the model, for messages.
+        directory: The directory of the config.json.
+        name: The name of the model, for messages.
 
     Raises:
-        ModelError: config.json has a size that no model has, or transformers cannot build this kind of model.
+        ModelError: config.json has an impossible size, or transformers cannot build this kind of model.
     """
     config = read_config(directory)
     return make_description(config, _count_parameters(directory, config, name), name)
 
 
 def cache_width(directory: Path, description: ModelDescription) -> int:
-    """Return the numbers that an inference engine keeps of a token for attention, over all layers.
+    """Return the numbers per token that an inference engine stores for attention, over all layers.
 
-    Multi-head latent attention keeps one compressed vector and the rotated part of the key (DeepSeek-V2, arXiv
-    2405.04434, section 2.1); layers of linear attention keep none. Sliding windows count as full attention.
+    Multi-head latent attention stores one compressed vector and the rotated part of the key (DeepSeek-V2, arXiv
+    2405.04434, section 2.1); layers of linear attention store none. Sliding windows count as full attention.
     """
     text = text_part(read_config(directory))
     kinds = text.get("layer_types")

@@ -77,7 +77,7 @@ class ModelDescription:
     """Whether an MLP is SwiGLU of two matrices."""
 
     def kv_bytes_per_token(self, element_bytes: int = 2) -> int:
-        """Keys and values of one token over all layers."""
+        """Return the size of one token's keys and values over all layers, in bytes."""
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * element_bytes
 
 
@@ -85,7 +85,7 @@ def describe_model(path: str | Path) -> ModelDescription:
     """Describe a model. A catalogue model need not be prepared for it; a hub model is downloaded.
 
     Raises:
-        ModelError: there is no such model, or its config.json lacks a size, or has one that its files contradict.
+        ModelError: the model does not exist, or its config.json lacks a size or contradicts its files.
     """
     entry = CATALOGUE.get(str(path))
     directory = find_model(path, allow_quantized=True)
@@ -95,23 +95,23 @@ def describe_model(path: str | Path) -> ModelDescription:
 
 
 def num_parameters(path: str | Path) -> int:
-    """Number of weights, tied ones once."""
+    """Return the number of weights, tied ones counted once."""
     return describe_model(path).num_parameters
 
 
 def context_length(path: str | Path) -> int:
-    """Longest sequence that the model was made for, in tokens."""
+    """Return the longest sequence that the model was made for, in tokens."""
     return describe_model(path).context_length
 
 
 def rotation_length(text: Mapping[str, Any]) -> int | None:
-    """Tokens up to which a model turns positions by the same frequencies; `None` where it always does.
+    """Return the length up to which a model uses the same rotary frequencies; `None` where it always does.
 
-    Beyond, RoPE of the kinds `dynamic` and `longrope` turns all that is computed together by other frequencies: in a
-    packed row, or in an engine that allows such texts, also one that is shorter.
+    Beyond it, RoPE of the kinds `dynamic` and `longrope` uses other frequencies for all tokens that are computed
+    together. In a packed row, or in an engine that allows such lengths, this changes shorter texts as well.
 
     Args:
-        text: settings of the language model, as in its config.json.
+        text: The settings of the language model, as in its config.json.
     """
     rope = text.get("rope_parameters") or text.get("rope_scaling")
     if not isinstance(rope, Mapping):
@@ -128,15 +128,15 @@ def rotation_length(text: Mapping[str, Any]) -> int | None:
 
 
 def check_rotation(directory: Path, length: int, setting: str) -> None:
-    """Refuse to train on texts of a length that changes how a model turns positions: see `rotation_length`.
+    """Reject texts of a length that changes a model's rotary frequencies: see `rotation_length`.
 
     Args:
-        directory: of the model.
-        length: of the longest text, in tokens.
-        setting: what limits it.
+        directory: The directory of the model.
+        length: The length of the longest text, in tokens.
+        setting: The setting that limits it.
 
     Raises:
-        ConfigError: some are longer.
+        ConfigError: the length is above the limit.
     """
     limit = rotation_length(text_part(read_config(directory)))
     if limit is not None and length > limit:
@@ -148,10 +148,10 @@ def check_rotation(directory: Path, length: int, setting: str) -> None:
 
 
 def check_experts(directory: Path, ranks: int) -> None:
-    """Refuse to divide a model's experts over a number of ranks (`training.parallel.ep`) that cannot have as many each.
+    """Reject a number of ranks (`training.parallel.ep`) that does not divide a model's experts evenly.
 
     Raises:
-        ModelError: saying how many experts it has.
+        ModelError: states the number of experts.
     """
     if ranks == 1:
         return
@@ -164,10 +164,11 @@ def check_experts(directory: Path, ranks: int) -> None:
 
 
 def check_linear(directory: Path) -> None:
-    """Refuse to bring linear weights to engines in 8 bits (`inference.quantization`) where experts' are not matrices.
+    """Reject 8-bit linear weights for engines (`inference.quantization`) for models whose experts are not stored as
+    matrices.
 
     Raises:
-        ModelError: the checkpoint keeps all experts of a layer in one tensor.
+        ModelError: the checkpoint stores all experts of a layer in one tensor.
     """
     from safetensors import safe_open
 
@@ -198,10 +199,10 @@ class WeightCounts(NamedTuple):
 
 
 def check_files(directory: Path) -> tuple[Mapping[str, Any], WeightCounts]:
-    """What a model's files say of it; a model that they cannot be of is not worth beginning to load.
+    """Return a model's configuration and weight counts; reject contradicting ones before loading starts.
 
     Raises:
-        ModelError: config.json states a size that no model has, or one for which the weights are far too few.
+        ModelError: config.json states an impossible size, or one for which there are far too few weights.
     """
     config = read_config(directory)
     weights = _count(config, weight_files(directory))
@@ -224,9 +225,9 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
     """Return the sizes of a model.
 
     Args:
-        config: its config.json.
-        weights: counts of its weights.
-        name: of the model, for messages.
+        config: The config.json of the model.
+        weights: The counts of its weights.
+        name: The name of the model, for messages.
 
     Raises:
         ModelError: config.json lacks a size.
@@ -287,7 +288,7 @@ def _num_experts(text: Mapping[str, Any]) -> int:
 
 
 def _inner_size(text: Mapping[str, Any], hidden: int) -> int:
-    """Of an MLP, or of the experts that a token goes through, with those that all tokens share."""
+    """Return the inner size of an MLP, or of the experts that a token goes through, including shared experts."""
     dense = text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
     if not isinstance(dense, int):  # some families have one for each layer
         dense = max((size for size in dense if isinstance(size, int)), default=4 * hidden)
@@ -305,7 +306,7 @@ def _whole(text: Mapping[str, Any], key: str) -> int:
 
 
 def _count(config: Mapping[str, Any], files: list[Path]) -> WeightCounts:
-    """Return the number of elements in safetensors files by the files' headers, tied weights once."""
+    """Count the elements in safetensors files from the files' headers, tied weights once."""
     tensors = stored_tensors(files)
     copy = tied_copy(config, tensors)
     by_dtype, num_tensors, of_experts = Counter[str](), 0, 0

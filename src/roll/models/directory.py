@@ -57,15 +57,15 @@ class StoredTensor(NamedTuple):
 
 
 def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
-    """Refuse a directory whose model would be loaded wrongly, not at all, or as another one than its user expects.
+    """Reject a directory whose model would be loaded wrongly, not at all, or as another model than its user expects.
 
     Args:
-        directory: of a Hugging Face model.
-        allow_quantized: accept quantized weights, which vLLM serves and no trainer trains.
+        directory: The directory of a Hugging Face model.
+        allow_quantized: Whether to accept quantized weights, which vLLM serves and trainers do not support.
 
     Raises:
         MissingFileError: a file is missing.
-        ModelError: the directory cannot be used otherwise; the message names the file and what to do.
+        ModelError: the directory cannot be used for another reason; the message names the file and what to do.
     """
     for name in (*TOKENIZER_FILES, *SETTINGS_FILES, TEMPLATE_FILE, ADAPTER_FILE):
         _refuse_no_file(directory / name)
@@ -106,11 +106,12 @@ def check_directory(directory: Path, *, allow_quantized: bool = False) -> None:
 def weight_files(directory: Path) -> list[Path]:
     """Return the safetensors files of a model directory: `model.safetensors`, or those that its index lists.
 
-    `transformers` reads the same files; others in the directory, of adapters or in another format, are not the model's.
+    `transformers` reads the same files. Other files in the directory, of adapters or in another format, do not belong
+    to the model.
 
     Raises:
-        MissingFileError: there are none, or one that the index lists is missing.
-        ModelError: there are both, the index is damaged, or a file is a Git LFS pointer.
+        MissingFileError: the directory has no weights, or a file that the index lists is missing.
+        ModelError: the directory has both, the index is damaged, or a file is a Git LFS pointer.
     """
     index = directory / INDEX
     files = _listed_files(directory) if index.is_file() else [directory / SINGLE]
@@ -137,10 +138,10 @@ def weight_files(directory: Path) -> list[Path]:
 
 
 def stored_tensors(files: list[Path]) -> dict[str, StoredTensor]:
-    """Return what the headers of safetensors files list, by name of the tensor.
+    """Return the tensors that the headers of safetensors files list, by name.
 
     Raises:
-        ModelError: a file is damaged or not complete, or two files have a tensor of the same name.
+        ModelError: a file is damaged or incomplete, or two files have a tensor of the same name.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -169,7 +170,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """Return a JSON object from a model directory.
 
     Raises:
-        ModelError: it cannot be read, is a Git LFS pointer, or is not an object.
+        ModelError: the file cannot be read, is a Git LFS pointer, or is not an object.
     """
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
@@ -207,7 +208,7 @@ def _hint(directory: Path) -> str:
 
 
 def _refuse_no_file(file: Path) -> None:
-    """Refuse what has a file's name and is none: without its settings, the model would be used as another one."""
+    """Reject a path that exists but is not a file: without its settings, the model would be used differently."""
     if os.path.lexists(file) and not file.is_file():
         raise MissingFileError(f"'{file}' is no file, or a link to one that is not there: copy the model again.")
 
@@ -226,7 +227,7 @@ def _refuse_pointer(file: Path) -> None:
 
 
 def _check_adapter(directory: Path) -> None:
-    """Refuse a directory with a PEFT adapter, which `transformers` would load unasked, and then freeze the model."""
+    """Reject a directory with a PEFT adapter, which `transformers` would load silently, freezing the model."""
     file = directory / ADAPTER_FILE
     if not file.is_file():
         return
@@ -243,7 +244,7 @@ def _check_adapter(directory: Path) -> None:
 
 
 def _quantization(config: Mapping[str, Any]) -> str | None:
-    """Return the quantization that config.json names, if it names one."""
+    """Return the quantization that config.json names, or `None`."""
     text = config.get("text_config")
     for part in (config, text if isinstance(text, Mapping) else {}):
         settings = part.get("quantization_config") or part.get("compression_config")

@@ -20,7 +20,7 @@ _WEIGHTS = (".safetensors", ".bin")
 
 
 def model_fingerprint(directory: Path) -> str:
-    """A hash of `config.json` and of every file of weights: its name, its size, both its ends, and blocks between."""
+    """Return a hash of `config.json` and of every weight file: its name, its size, both ends, and blocks in between."""
     digest = xxhash.xxh3_128((directory / "config.json").read_bytes())
     for path in sorted(p for p in directory.iterdir() if p.suffix in _WEIGHTS):
         size = path.stat().st_size
@@ -36,6 +36,6 @@ def model_fingerprint(directory: Path) -> str:
 
 
 def tokenizer_fingerprint(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of vocabulary, special tokens and chat template."""
+    """Return a hash of vocabulary, special tokens and chat template."""
     what = [sorted(tokenizer.get_vocab().items()), sorted(tokenizer.all_special_ids), tokenizer.chat_template]
     return xxhash.xxh3_128_hexdigest(json.dumps(what, ensure_ascii=True).encode())

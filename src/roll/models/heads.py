@@ -14,14 +14,14 @@ _SCORERS = ("ForSequenceClassification", "ForTokenClassification", "ForRewardMod
 
 
 def check_generates(directory: Path, name: str) -> None:
-    """Refuse a reward model or another classifier where text is to be generated.
+    """Reject a reward model or another classifier where text is to be generated.
 
-    With tied embeddings `transformers` loads such a model as a language model without a word, and it generates text
-    that nothing was trained for.
+    With tied embeddings `transformers` silently loads such a model as a language model, which then generates text that
+    it was not trained for.
 
     Args:
-        directory: of the model.
-        name: of the model, as its user wrote it.
+        directory: The directory of the model.
+        name: The name of the model, as its user wrote it.
 
     Raises:
         ModelError: the model scores texts.

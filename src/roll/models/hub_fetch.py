@@ -20,11 +20,11 @@ class FetchError(Exception):
 
 
 def fetch_config(name: str, cache: str) -> Path:
-    """Return where the hub's cache has the config.json of a model, once it is fetched.
+    """Fetch a model's config.json and return its path in the hub's cache.
 
     Args:
-        name: a hub id.
-        cache: the directory of the hub's cache.
+        name: A hub id.
+        cache: The directory of the hub's cache.
 
     Raises:
         FetchError: the hub does not answer in time, or has no such file.

@@ -14,17 +14,17 @@ __all__ = ["linear_weights"]
 
 @cache
 def linear_weights(path: str, *, trust_remote_code: bool = False) -> frozenset[str]:
-    """Names in the checkpoint of the matrices [outputs, inputs] by which layers multiply, experts' included: all but
-    embeddings, the projection to the vocabulary, and what chooses or weighs a mixture's experts.
+    """Return the checkpoint names of the matrices [outputs, inputs] of linear layers, including experts.
 
-    The model says so itself, built without weights; so the answer depends on no back-end, layout or adapter.
+    Embeddings, the projection to the vocabulary, and modules that choose or weight experts are left out. The names come
+    from the model itself, built without weights, so they do not depend on back-end, layout or adapter.
 
     Args:
-        path: a model directory.
-        trust_remote_code: see `load_causal_lm`.
+        path: A model directory.
+        trust_remote_code: See `load_causal_lm`.
 
     Raises:
-        ModelError: the model cannot be built, or its checkpoint keeps several experts' matrices in one tensor.
+        ModelError: the model cannot be built, or its checkpoint stores several experts' matrices in one tensor.
     """
     from torch import nn
 

@@ -75,11 +75,12 @@ def load_causal_lm(
     """Load a model's weights onto the CPU, in evaluation mode.
 
     Args:
-        path: anything that `resolve_model` takes.
+        path: A model in any form that `resolve_model` accepts.
         dtype: `bfloat16`, `float32`, … or a torch dtype; weights are cast to it.
-        attention: name of an attention implementation of `transformers`, also of a registered one.
-        trust_remote_code: let the model's repository run its own Python code.
-        left: leave the weights in their files, and the model on the meta device; it is given both.
+        attention: The name of an attention implementation of `transformers`, including registered ones.
+        trust_remote_code: Whether the model's repository may run its own Python code.
+        left: A function that is called with the model and its files. If given, weights stay in their files, and the
+            model on the meta device.
 
     Raises:
         ModelError: the model cannot be found or loaded.
@@ -100,10 +101,11 @@ def load_scorer(
     trust_remote_code: bool = False,
     left: Callable[[Any, WeightFiles], object] | None = None,
 ) -> PreTrainedModel:
-    """Load a reward model, or a language model as one whose scores are all 0; otherwise as `load_causal_lm`.
+    """Load a reward model, or a language model with a new head whose scores are all 0; otherwise like `load_causal_lm`.
 
     Raises:
-        ModelError: the model cannot be found or loaded, or none of its kind reads a score off a text's last state.
+        ModelError: the model cannot be found or loaded, or models of its kind do not read a score from a text's last
+            state.
     """
     from torch import nn
     from transformers import AutoModelForSequenceClassification
@@ -129,7 +131,7 @@ def _load(
     left: Callable[[Any, WeightFiles], object] | None,
     **settings: Any,
 ) -> tuple[PreTrainedModel, list[str]]:
-    """The model, and which of its weights its files lack."""
+    """Load a model, and return it with the names of weights that its files lack."""
     directory = resolve_model(path)
     check_files(directory)
     import torch
@@ -178,8 +180,11 @@ def _load(
 
 
 def _align(model: PreTrainedModel) -> None:
-    """Bring weights in float32 from where files have them, which is anywhere, to memory that begins with a line of the
-    cache: by that, a CPU's product of a single row with a matrix is rounded."""
+    """Move float32 weights to memory that is aligned to cache lines.
+
+    Files put them at any address, and a CPU rounds the product of a single row with a matrix depending on the
+    alignment.
+    """
     import torch
 
     for parameter in model.parameters():
@@ -188,7 +193,8 @@ def _align(model: PreTrainedModel) -> None:
 
 
 def pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A token to pad with that no text ends with: `transformers` reads a text's score at the last other one.
+    """Return a padding token that never ends a text: `transformers` reads a text's score at the last token before
+    padding.
 
     Raises:
         ModelError: every special token may end a text.
@@ -203,12 +209,13 @@ def pad_token(tokenizer: PreTrainedTokenizerBase) -> str:
 
 
 def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None = None) -> tuple[int, ...]:
-    """Tokens that end an answer, ascending: those that the model's files name, and the one that ends a chat turn.
+    """Return the tokens that end an answer, ascending: those that the model's files name, and the one that ends a chat
+    turn.
 
     The last matters for base models, whose files often name only the end of a document.
 
     Raises:
-        ModelError: the files name what is no token.
+        ModelError: the files name values that are not tokens.
     """
     directory = resolve_model(path, allow_quantized=True)
     tokenizer = tokenizer or load_tokenizer(directory)
@@ -224,7 +231,7 @@ def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None =
 
 
 def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the chat template writes after an assistant's words, if it writes one."""
+    """Return the special token that the chat template writes after an assistant message, if any."""
     if not tokenizer.chat_template:
         return None
     marker = "roll-answer"
@@ -250,15 +257,15 @@ def _brief(error: Exception) -> str:
 
 
 def tie(model: Any, path: str, files: WeightFiles | None = None) -> None:
-    """Tie what a loaded model's configuration ties, also where files held both.
+    """Tie the weights that a loaded model's configuration ties, even where its files contain both.
 
     Args:
-        model: of `transformers`.
-        path: of the model, for messages.
-        files: where the weights still are; by default in the model.
+        model: A model of `transformers`.
+        path: The path of the model, for messages.
+        files: The files that still hold the weights; by default the model holds them.
 
     Raises:
-        ModelError: two weights that are tied have different numbers.
+        ModelError: two tied weights have different values.
     """
     import torch
 

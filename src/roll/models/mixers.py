@@ -20,18 +20,18 @@ _known: dict[tuple[str, str], tuple[str, ...]] = {}
 
 
 def decoder_of(model: Any) -> Any:
-    """The backbone of an HF causal language model."""
+    """Return the backbone of an HF causal language model."""
     decoder = model.get_decoder()
     return model.model if decoder is model and hasattr(model, "model") else decoder
 
 
 def find_mixers(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> dict[str, nn.Module]:
-    """By name, the modules of a model that mix tokens by themselves.
+    """Return the modules of a model, by name, that mix tokens without attention.
 
     Args:
-        model: an HF causal language model, in evaluation mode.
-        run: one forward pass over a text of a few tokens.
-        num_calls: how often the registered attention was called so far.
+        model: An HF causal language model, in evaluation mode.
+        run: A function that runs one forward pass over a text of a few tokens.
+        num_calls: A function that returns the number of calls of the registered attention so far.
     """
     key = type(model).__name__, model.config.to_json_string(use_diff=False)
     if key not in _known:
@@ -70,7 +70,7 @@ def _probe(model: Any, run: Callable[[], Any], num_calls: Callable[[], int]) -> 
 
 
 def _mixes(module: Any, args: Any, kwargs: Any, output: Any) -> bool:
-    """Whether another first token changes what comes out for the second and later ones."""
+    """Return whether a different first token changes the outputs of the second and later ones."""
     import torch
 
     hidden = first_tensor(args, kwargs)
@@ -89,5 +89,5 @@ def _mixes(module: Any, args: Any, kwargs: Any, output: Any) -> bool:
 
 
 def first_tensor(args: Any, kwargs: Any) -> Any:
-    """The hidden states that a module is given, or `None`."""
+    """Return the hidden states among a module's arguments, or `None`."""
     return args[0] if args else kwargs.get("hidden_states")

@@ -30,8 +30,8 @@ OF_ONE_MACHINE = ("is_local", "local_files_only")
 def write_older_spellings(directory: Path) -> None:
     """Add transformers 4's spellings to `config.json` and `tokenizer_config.json` of a model directory.
 
-    Files that have them already stay as they are. A config.json that this version of transformers would read otherwise
-    with them is left alone, with a warning.
+    Files that have them already stay as they are. If this version of transformers would read a config.json differently
+    with them, the file is left unchanged, with a warning.
 
     Raises:
         ModelError: a file cannot be read.
@@ -56,10 +56,11 @@ def write_older_spellings(directory: Path) -> None:
 
 
 def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config.json with `rope_theta`, `rope_scaling` and `torch_dtype` next to the keys that replaced them.
+    """Return a config.json with `rope_theta`, `rope_scaling` and `torch_dtype` in addition to the keys that replaced
+    them.
 
     Args:
-        config: as transformers 5 writes it; keys that it has already are kept.
+        config: The configuration as transformers 5 writes it; keys that it has already are kept.
     """
     older = dict(config)
     if isinstance(text := config.get("text_config"), Mapping):
@@ -76,11 +77,11 @@ def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> dict[str, Any]:
-    """Return a tokenizer_config.json with a class and special tokens that transformers 4 knows.
+    """Return a tokenizer_config.json with a class and special tokens that transformers 4 supports.
 
     Args:
-        settings: as transformers 5 writes them.
-        is_fast: whether the directory has a tokenizer.json.
+        settings: The settings as transformers 5 writes them.
+        is_fast: Whether the directory has a tokenizer.json.
     """
     older = {key: value for key, value in settings.items() if key not in OF_ONE_MACHINE}
     if is_fast and settings.get("tokenizer_class") in NEWER_CLASSES:
@@ -99,7 +100,7 @@ class _Rope(NamedTuple):
 
 
 def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
-    """Return the top-level keys for rotary parameters; none where version 4 has no way to say them."""
+    """Return the top-level keys for rotary parameters; empty if version 4 cannot express them."""
     if any(isinstance(part, Mapping) for part in rope.values()):  # by kind of layer
         match rope:
             case {"full_attention": Mapping() as full, "sliding_attention": Mapping() as inner}:
@@ -126,7 +127,7 @@ def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
 
 
 def _is_read_alike(config: dict[str, Any], older: dict[str, Any]) -> bool:
-    """Whether this version of transformers makes the same rotary parameters of both."""
+    """Return whether this version of transformers reads the same rotary parameters from both."""
     from transformers import CONFIG_MAPPING
 
     kind = config.get("model_type")

@@ -73,7 +73,7 @@ class WeightFiles:
                 self._making[name] = making
 
     def note_dtypes(self) -> None:
-        """Take from the model, once it is loaded, the dtypes that its weights are to have."""
+        """Store the dtypes of the weights from the loaded model."""
         self._dtypes = {name: tensor.dtype for name, tensor in self._model.state_dict().items()}
 
     def __contains__(self, name: str) -> bool:
@@ -83,7 +83,7 @@ class WeightFiles:
         """Return a part of a weight, in the dtype that the model was loaded in; it may share the file's pages.
 
         Raises:
-            ModelError: the files do not have it, or it has NaN or infinite numbers.
+            ModelError: the files do not have the weight, or it has NaN or infinite values.
         """
         part = self._read(name, box)
         refuse_non_finite(part, name, self.path)
@@ -117,7 +117,9 @@ class _Making:
         self._converter = converter
 
     def needed(self, box: Box) -> tuple[int, int | None]:
-        """Which of the tensors that are stacked, of every pattern: the first, and how many; all of them if `None`."""
+        """Return the first and the number of the stacked tensors that a box needs, for every pattern; `None`: all of
+        them.
+        """
         from transformers.core_model_loading import Concatenate, MergeModulelist, Transpose
 
         first, *others = self._converter.operations
@@ -130,7 +132,7 @@ class _Making:
         return box[0] if stacks and keeps else (0, None)
 
     def convert(self, model: Any, read: Any, first: int = 0, size: int | None = None) -> dict[str, Tensor]:
-        """The weights by name, from the sources or a range of those of every pattern."""
+        """Return the weights by name, made from the sources or from a range of those of every pattern."""
         converter, seen = deepcopy(self._converter), dict.fromkeys((pattern for pattern, _ in self.sources), 0)
         for pattern, key in self.sources:
             number, seen[pattern] = seen[pattern], seen[pattern] + 1
@@ -154,7 +156,7 @@ class _Shape:
         return self
 
     def to(self, device: Any = None, dtype: torch.dtype | None = None) -> Tensor:
-        """An empty tensor."""
+        """Return an empty tensor of this shape."""
         import torch
 
         return torch.empty(self._shape, dtype=dtype, device="meta")
@@ -162,9 +164,9 @@ class _Shape:
 
 @contextmanager
 def weights_left_in_files() -> Iterator[list[WeightFiles]]:
-    """Inside the block, `from_pretrained` leaves on the meta device what its files have; these are in the list.
+    """Make `from_pretrained` leave weights in their files, on the meta device; yield the list of these files.
 
-    Tensors that the files lack, and buffers that belong to no file, are made as always. Not for several threads.
+    Tensors that the files lack, and buffers that are not stored, are created as usual. Not thread-safe.
     """
     from transformers import modeling_utils
 

@@ -10,7 +10,9 @@ __all__ = ["quiet_transformers"]
 
 @contextlib.contextmanager
 def quiet_transformers() -> Iterator[None]:
-    """No progress bars and only errors from `transformers` inside the block: they would tear a live display."""
+    """Run the body without progress bars and with only errors from `transformers`: other output would break a live
+    display.
+    """
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

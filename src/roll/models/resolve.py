@@ -23,12 +23,12 @@ def resolve_model(path: str | Path, *, allow_quantized: bool = False) -> Path:
     """Return the Hugging Face directory of a model.
 
     Args:
-        path: a catalogue name (prepared once, then cached), a local directory (checked), a run or a checkpoint of one
+        path: A catalogue name (prepared once, then cached), a local directory (checked), a run or a checkpoint of one
             (its newest model), or a hub id (downloaded once).
-        allow_quantized: see `roll.models.directory.check_directory`.
+        allow_quantized: See `roll.models.directory.check_directory`.
 
     Raises:
-        ModelError: there is no such model, it is refused (`roll.models.directory`), or it cannot be fetched.
+        ModelError: the model does not exist, is rejected (`roll.models.directory`), or cannot be fetched.
     """
     name = str(path)
     if name in CATALOGUE:
@@ -38,10 +38,11 @@ def resolve_model(path: str | Path, *, allow_quantized: bool = False) -> Path:
 
 
 def find_model(path: str | Path, *, allow_quantized: bool = False) -> Path | None:
-    """Return what `resolve_model` does without preparing or downloading: `None` for a model that is yet to be fetched.
+    """Return the directory of `resolve_model` without preparing or downloading; `None` if the model must still be
+    fetched.
 
     Raises:
-        ModelError: a directory that is missing or refused, or a name that can only be a misspelling.
+        ModelError: a directory is missing or rejected, or the name can only be a misspelling.
     """
     try:
         name = expanded(str(path))
@@ -66,7 +67,7 @@ def find_model(path: str | Path, *, allow_quantized: bool = False) -> Path | Non
 
 
 def find_model_directory(source: Path) -> Path | None:
-    """The model inside a run (of its newest checkpoint) or a checkpoint; `None` where `source` is neither."""
+    """Return the model inside a run (of its newest checkpoint) or a checkpoint; `None` if `source` is neither."""
     saved = [path for path in source.glob("checkpoints/step-*") if path.is_dir()]
     newest = max(saved, key=lambda path: (len(path.name), path.name), default=source)
     model = newest / "model"
@@ -74,16 +75,16 @@ def find_model_directory(source: Path) -> Path | None:
 
 
 def _runs_beside(name: str) -> list[str]:
-    """The names of the runs in the directory that `name` would be in; none where it names no directory."""
+    """Return the names of the runs in the parent directory of `name`; empty if `name` has no directory."""
     parent = Path(name).expanduser().parent
     return sorted(file.parent.name for file in parent.glob("*/config.yaml")) if "/" in name else []
 
 
 def _in_hub_cache(name: str, allow_quantized: bool) -> Path | None:
-    """Return the snapshot of a hub model that was downloaded before and is complete.
+    """Return the snapshot of a hub model that was downloaded before and is complete, or `None`.
 
     Raises:
-        ModelError: it is complete and refused.
+        ModelError: the snapshot is complete and rejected.
     """
     from huggingface_hub import snapshot_download
 
@@ -115,7 +116,7 @@ def _download(name: str, allow_quantized: bool) -> Path:
 
 
 def _refuse(name: str, why: str) -> NoReturn:
-    """Raise the one error for a model that is not there."""
+    """Raise the error for a model that does not exist."""
     local = Path(name).expanduser()
     runs = [run for run in _runs_beside(name) if find_model_directory(local.parent / run)]  # others have no model yet
     hint = nearest(local.name.lower(), [*CATALOGUE, *runs])

@@ -13,7 +13,7 @@ __all__ = ["chosen_experts", "find_routers"]
 
 
 def find_routers(model: Any) -> list[Any]:
-    """The routers of an HF model that say what they chose, first layer first; empty where nothing chooses experts."""
+    """Return the routers of an HF model that report their choices, first layer first; empty if there are none."""
     return [module for module in decoder_of(model).modules() if _is_router(module)]
 
 
@@ -26,9 +26,10 @@ def _is_router(module: Any) -> bool:
 
 
 def chosen_experts(router: Any, output: Any) -> tuple[Tensor, Tensor]:
-    """Of what a router answered: its logits [N, E], and the experts that it chose [N, k].
+    """Return the logits [N, E] and the chosen experts [N, k] from a router's output.
 
-    Most answer logits, weights and experts. Llama 4's answers scores, which are 0 but for the chosen, and logits.
+    Most routers return logits, weights and experts. Llama 4's return scores, which are 0 except for the chosen experts,
+    and logits.
     """
     if len(output) == 2:
         scores, logits = output

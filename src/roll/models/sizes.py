@@ -30,10 +30,10 @@ _BOUNDS = {
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """A model's config.json, whose sizes are possible ones.
+    """Read a model's config.json and check that its sizes are possible.
 
     Raises:
-        ModelError: it cannot be read, or states a size that no model has.
+        ModelError: the file cannot be read, or states an impossible size.
     """
     config = read_json(directory / "config.json")
     check_sizes(config, f"'{directory / 'config.json'}'")
@@ -41,20 +41,20 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What describes the language model: all of it, or its `text_config`."""
+    """Return the part of a configuration that describes the language model: all of it, or its `text_config`."""
     text = config.get("text_config")
     return text if isinstance(text, Mapping) and text else config
 
 
 def check_sizes(config: Mapping[str, Any], where: str) -> None:
-    """Refuse sizes that no model has.
+    """Reject impossible sizes.
 
     Args:
-        config: what config.json holds.
-        where: for messages.
+        config: The content of config.json.
+        where: The file, for messages.
 
     Raises:
-        ModelError: naming the key and its value.
+        ModelError: names the key and its value.
     """
     text = text_part(config)
     for key, (least, most) in _BOUNDS.items():

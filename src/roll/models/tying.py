@@ -19,15 +19,15 @@ PROJECTIONS = ("lm_head.weight", "embed_out.weight")
 
 
 def check_tied(directory: Path, config: Mapping[str, Any], tensors: Mapping[str, Any]) -> None:
-    """Refuse a model whose config.json ties the projection to the embeddings, and whose files hold different ones.
+    """Reject a model whose config.json ties the projection to the embeddings while its files hold different ones.
 
     Args:
-        directory: of the model.
-        config: what its config.json holds.
-        tensors: what its files hold, by name: each has `file`, `dtype` and `shape`.
+        directory: The directory of the model.
+        config: The content of its config.json.
+        tensors: The tensors in its files, by name: each has `file`, `dtype` and `shape`.
 
     Raises:
-        ModelError: they differ.
+        ModelError: the two differ.
     """
     if (pair := tied_copy(config, tensors)) is None:
         return
@@ -37,9 +37,10 @@ def check_tied(directory: Path, config: Mapping[str, Any], tensors: Mapping[str,
 
 
 def tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str, str] | None:
-    """Return the names of a stored projection and of the embeddings that it is tied to; `None` where there is none.
+    """Return the names of a stored projection and of the embeddings that it is tied to; `None` if there is no such
+    pair.
 
-    Where parts of a configuration disagree, the model's class decides when it is loaded: that is `None`, too.
+    If parts of a configuration disagree, the model's class decides when it is loaded: the result is `None` then too.
     """
     projections, embeddings = ([n for n in tensors if n.endswith(ends)] for ends in (PROJECTIONS, EMBEDDINGS))
     if len(projections) != 1 or len(embeddings) != 1 or not all(_ties(config)):
@@ -48,7 +49,7 @@ def tied_copy(config: Mapping[str, Any], tensors: Collection[str]) -> tuple[str,
 
 
 def _ties(config: Mapping[str, Any]) -> Iterator[bool]:
-    """Yield whether each part of a configuration ties: what it says, or its class's default."""
+    """Yield whether each part of a configuration ties, from its setting or its class's default."""
     text = config.get("text_config")
     for part in (config, text) if isinstance(text, Mapping) else (config,):
         said = part.get("tie_word_embeddings")
@@ -71,7 +72,7 @@ def _equal(file: Path, name: str, other_file: Path, other: str) -> bool:
 
 
 def differing(path: str, name: str, other: str) -> ModelError:
-    """Return the error about two tied weights that have different numbers."""
+    """Return the error for two tied weights with different values."""
     return ModelError(
         f"model '{path}' ties its weights '{name}' and '{other}' (tie_word_embeddings), and its files hold different "
         f"ones. To train them apart, set tie_word_embeddings to false in its config.json; if '{name}' is a leftover, "

@@ -27,20 +27,20 @@ EXPONENTS |= {"BF16": (np.uint16, 0x7F80)}
 
 
 def check_finite(model: Any, path: str) -> None:
-    """Refuse a loaded model that has NaN or infinite parameters.
+    """Reject a loaded model that has NaN or infinite parameters.
 
     Raises:
-        ModelError: naming the first such parameter.
+        ModelError: names the first such parameter.
     """
     for name, parameter in model.named_parameters():
         refuse_non_finite(parameter.detach(), name, path)
 
 
 def refuse_non_finite(weight: Tensor, name: str, path: str) -> None:
-    """Refuse a weight, or a part of one, that has NaN or infinite numbers.
+    """Reject a weight, or a part of one, that has NaN or infinite values.
 
     Raises:
-        ModelError: naming it.
+        ModelError: names the weight.
     """
     import torch
 
@@ -53,14 +53,14 @@ def refuse_non_finite(weight: Tensor, name: str, path: str) -> None:
 
 
 def check_stored_finite(directory: Path, most_bytes: int = MOST_STORED_BYTES) -> None:
-    """Refuse a model whose files hold NaN or infinite numbers; reads the files, unless they are larger than a limit.
+    """Reject a model whose files hold NaN or infinite values; files above a size limit are not read.
 
     Args:
-        directory: of a model that `check_directory` accepts.
-        most_bytes: files of more bytes in all are not read.
+        directory: The directory of a model that `check_directory` accepts.
+        most_bytes: The largest total size of files that are read.
 
     Raises:
-        ModelError: naming the first such weight.
+        ModelError: names the first such weight.
     """
     files = weight_files(directory)
     if sum(file.stat().st_size for file in files) > most_bytes:
