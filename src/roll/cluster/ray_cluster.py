@@ -160,8 +160,7 @@ def _check_address(address: str) -> None:
 
 @contextlib.contextmanager
 def _own_sigterm() -> Iterator[None]:
-    """Restore the SIGTERM handler after the body: `ray.init` makes SIGTERM end the process, but a run must save first.
-    """
+    """Restore the SIGTERM handler after the body: `ray.init` makes SIGTERM end the process, but a run saves first."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -62,8 +62,7 @@ class Row:
         return token in self.stop or self.length == self.capacity
 
     def routed(self, start: int, chosen: np.ndarray | None) -> None:
-        """Store the experts [N, layers, k] chosen for the tokens from `start` on; entries that are already known stay.
-        """
+        """Store the experts [N, layers, k] chosen for the tokens from `start` on; entries already known stay."""
         if chosen is None:
             return
         if self.experts is None:

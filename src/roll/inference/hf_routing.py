@@ -44,8 +44,7 @@ class RoutingRecord:
             router.register_forward_hook(self._remember(i))
 
     def chosen(self) -> np.ndarray:
-        """Return the experts chosen for the tokens of the latest forward pass, padding included, shape [N, layers, k].
-        """
+        """Return the experts [N, layers, k] chosen in the latest forward pass, including those of padding."""
         layers = [layer for layer in self._latest if layer is not None]
         assert len(layers) == len(self._latest), "a forward pass left a router out"
         self._latest = [None] * len(layers)

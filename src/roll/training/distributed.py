@@ -213,8 +213,7 @@ class Ranks:
         return float(value if self.stage is None else self.stage.sum(value.to(self.device)))
 
     def reduce(self, values: Mapping[str, Tensor], both: Callable[[float, float], float]) -> dict[str, float]:
-        """Reduce scalars by name over all shares of the batch, combined by `both`. A rank without work may lack names.
-        """
+        """Reduce scalars by name over all shares of the batch with `both`. A rank without work may lack names."""
         result: dict[str, float] = {}
         for part in self.gather({name: float(value) for name, value in values.items()}):
             combine(result, part, both)

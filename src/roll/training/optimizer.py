@@ -180,8 +180,7 @@ class Optimizer:
                 self._adamw.state[parameter]["step"].fill_(float(steps[name]))
 
     def take_states(self) -> dict[str, WeightState]:
-        """Return the state of every weight, by name. The caller owns the tensors once `put_states` has replaced them.
-        """
+        """Return the state of every weight, by name. The caller owns the tensors once `put_states` replaces them."""
         moments, steps = self.moments(), self.steps()
         return {name: WeightState(moments[name], steps[name]) for name in self._locals}
 

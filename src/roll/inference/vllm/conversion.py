@@ -139,8 +139,7 @@ def to_generation(
 
 
 def _all_but_the_last(experts: IntArray, length: int) -> IntArray:
-    """Return experts [length, layers, k], -1 where unknown. Those that vLLM may have for the last token are left out.
-    """
+    """Return experts [length, layers, k], -1 where unknown. Those that vLLM may have for the last token are dropped."""
     found = np.full((length, *experts.shape[1:]), -1, experts.dtype)
     known = min(len(experts), length - 1)
     found[:known] = experts[:known]

@@ -128,8 +128,7 @@ class VLLMEngine:
         return to_generation(request, output, self.engine_id, experts)
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Waits while the engine is paused.
-        """
+        """Return the log-probs [L] of each sequence at temperature 1; entry 0 is 0. Wait while the engine is paused."""
         refuse_media("vllm", *media)
         for index, sequence in enumerate(sequences):
             check_tokens(f"sequence {index}", sequence, self._started.vocab_size)

@@ -79,8 +79,7 @@ class RoutingRecorder:
         runner.execute_model = execute_model
 
     def take(self, name: str) -> np.ndarray | None:
-        """Remove and return the experts [n, layers, k] of the first n tokens of a request; `None` for an unknown name.
-        """
+        """Remove and return the experts [n, layers, k] of a request's first n tokens; `None` for an unknown name."""
         size = len(name) + NAME_SUFFIX
         own = next((x for x in self._records if x == name or (len(x) == size and x.startswith(f"{name}-"))), None)
         return None if own is None else self._records.pop(own)

@@ -45,8 +45,7 @@ if "vllm" in sys.modules:  # a worker imports this module before it builds the m
 
 
 def checkpoint_shapes(model_path: str | Path) -> dict[str, tuple[int, ...]] | None:
-    """Return the shapes of all tensors in a directory's safetensors files, by name; `None` if there are no such files.
-    """
+    """Return the shapes of all tensors in a directory's safetensors files, by name; `None` without such files."""
     from safetensors import safe_open
 
     shapes: dict[str, tuple[int, ...]] = {}

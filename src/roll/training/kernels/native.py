@@ -47,8 +47,7 @@ class Native:
         return int(getattr(self._library, name)())
 
     def call(self, name: str, *arguments: Tensor | float | int | None) -> None:
-        """Call a function on this process's torch threads. Tensors are passed as addresses, numbers as declared in C.
-        """
+        """Call a function on this process's torch threads. Tensors are passed as addresses, numbers as C values."""
         function = getattr(self._library, name)
         values: list[ctypes.c_void_p | ctypes.c_float | ctypes.c_int64] = []
         for argument in arguments:

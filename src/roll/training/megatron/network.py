@@ -113,8 +113,7 @@ class _Backbone(nn.Module):
         return self.embedding
 
     def forward(self, *, input_ids: Tensor, position_ids: Tensor, roll_plan: AttentionPlan, **unused: Any) -> Any:
-        """Return the hidden states [1, n, H] of this rank's tokens, in the output format of a `transformers` decoder.
-        """
+        """Return the hidden states [1, n, H] of this rank's tokens, in the format of a `transformers` decoder."""
         if position_ids.ndim > 2:
             raise UnsupportedError(
                 "training.backend 'megatron' does not support positions of three axes (M-RoPE): set "

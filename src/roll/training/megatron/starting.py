@@ -104,8 +104,7 @@ def add_up_tied(cut: Cut, parameters: Mapping[str, Any]) -> None:
 
 
 def add_up(ddp: Any) -> None:
-    """Sum the gradients over all data ranks; sum those of weights that every tp rank has over tp as well. Collective.
-    """
+    """Sum the gradients over all data ranks, and those of weights that every tp rank has over tp too. Collective."""
     from megatron.core.distributed.finalize_model_grads import finalize_model_grads
 
     finalize_model_grads([ddp])

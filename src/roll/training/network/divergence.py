@@ -86,8 +86,7 @@ class _Divergence(torch.autograd.Function):
 
 
 def normalised(logits: Tensor, temperature: float, largest: Tensor, total: Tensor) -> Tensor:
-    """Return log-probs [n, V]; write each row's largest logit to `largest` and its log-sum of exponentials to `total`.
-    """
+    """Return log-probs [n, V]; write each row's largest logit to `largest`, the log-sum of exponentials to `total`."""
     scaled = scaled_logits(logits, temperature, largest.dtype)
     torch.amax(scaled, dim=1, out=largest)
     scaled.sub_(largest[:, None])

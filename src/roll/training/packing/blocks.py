@@ -78,8 +78,7 @@ def halves(block: Block) -> list[Block]:
 
 
 def within_budget(block: Block, max_tokens: int) -> list[Block]:
-    """Cut a block that exceeds the budget at its subtrees into parts that fit if possible; each part repeats its path.
-    """
+    """Cut a block over budget at its subtrees into parts that fit, if possible; each part repeats its path."""
     sums = list(accumulate((m.num_inputs - s for m, s in zip(block.members, block.shared, strict=True)), initial=0))
 
     def num_tokens(start: int, stop: int) -> int:

@@ -121,8 +121,7 @@ def exchange(parts: Tensor, group: ProcessGroup) -> Tensor:
 
 
 def exchange_rows(rows: Tensor, sent: list[int], received: list[int], group: ProcessGroup) -> Tensor:
-    """Send the first `sent[0]` rows to rank 0, and so on; the first `received[0]` rows of the result come from rank 0.
-    """
+    """Send the first `sent[0]` rows to rank 0, and so on; receive `received[0]` rows from rank 0, and so on."""
     return _applied(_ExchangeRows, rows, sent, received, group)
 
 
