@@ -3,7 +3,7 @@
 Frames are those of `pool_worker`, and say which call they are of. In comes `(number, call)`, the call being a pickled
 `(function, args, time limit)`, `(number, None)` to cancel it, or `(number, WHO)` to ask why it is silent. Out go
 `(number, STARTED)` when it is about to run, `(number, (culprit,))` if asked (see `_held_by`), and then `(number, LATE)`
-if it was cancelled for its time, else `(number, reply)`, pickled as `pool_worker` does.
+if it was canceled for its time, else `(number, reply)`, pickled as `pool_worker` does.
 """
 
 from __future__ import annotations

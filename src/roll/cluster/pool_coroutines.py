@@ -1,12 +1,12 @@
 """Coroutine functions in processes of their own: many calls wait at once, and none of them on the controller's loop.
 
     submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
-                                          │ over its time: cancelled there
+                                          │ over its time: canceled there
                                           │ does not even answer: who keeps it from that? ──► SIGKILL, a fresh process
 
 Invariants: a time limit counts from when a call begins, not while a process starts or imports; a call that keeps its
 process's loop from turning costs that process, and its other calls end with `WorkerDiedError`: only the one that holds
-the others up is over its time, whoever's time ends first; a caller that is gone has its call cancelled; processes end
+the others up is over its time, whoever's time ends first; a caller that is gone has its call canceled; processes end
 with this one, however it ends.
 """
 
@@ -90,7 +90,7 @@ class _Worker:
             culprit = await self._culprit(number, call)
             if call.reply.done():  # it answered after all, or its process was ended for another's sake
                 break
-            if culprit is call:  # it does not let itself be cancelled
+            if culprit is call:  # it does not let itself be canceled
                 await self.end()
                 raise TimeoutError
             held_up = True

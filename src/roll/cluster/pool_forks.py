@@ -6,7 +6,7 @@
 A fork takes milliseconds and shares memory with what was imported, so an object costs little more than itself; and
 whatever becomes of it (a hang, a crash, a leak) becomes of no other.
 
-Invariants: an object has one call at a time; one whose call is cancelled is ended, since nobody knows how it stands;
+Invariants: an object has one call at a time; one whose call is canceled is ended, since nobody knows how it stands;
 what a nursery's death leaves is `WorkerDiedError` for its objects, and the next one that is kept starts a fresh one.
 """
 

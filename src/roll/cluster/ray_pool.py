@@ -3,9 +3,9 @@
     submit ──► the place with the fewest calls per worker ──► PoolActor, one per place ──► its LocalWorkerPool
 
 What ends a hanging call, limits memory and replaces a dead process is the local pool, so calls behave alike here and
-there; Ray only carries them. Invariants: a reply says whether it is a value, an error or a time-out, so nothing depends
+there; Ray only carries them. Invariants: a reply says whether it is a value, an error or a timeout, so nothing depends
 on how Ray wraps exceptions; a place whose actor died is started again, and its calls end with `WorkerDiedError`; a
-cancelled call is cancelled at its place.
+canceled call is canceled at its place.
 """
 
 from __future__ import annotations

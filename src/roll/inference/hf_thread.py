@@ -17,7 +17,7 @@ class WorkerThread(Executor):
     """Runs functions in order.
 
     Python's own pool joins its threads when the process ends; a thread that hangs in a computation would hold the
-    process for ever, and no thread can be ended from outside.
+    process forever, and no thread can be ended from outside.
 
     Args:
         name: of the thread.

@@ -1,9 +1,9 @@
 """Models that ROLL knows by name and can take from an installed Python package, without a model hub.
 
-A package carries the model as a quantised GGUF file. It is turned once into a Hugging Face directory (bfloat16
+A package carries the model as a quantized GGUF file. It is turned once into a Hugging Face directory (bfloat16
 safetensors, tokenizer, chat template) in the cache, `$ROLL_CACHE/models` or `~/.cache/roll/models`.
 
-Why bfloat16: the models were published in it, its rounding is far below the quantisation's own, the file is half as
+Why bfloat16: the models were published in it, its rounding is far below the quantization's own, the file is half as
 large, and float32 master weights that start from it equal the engines' bfloat16 weights exactly.
 
 Invariants: the cached directory appears in one rename, so it is whole or absent; its name holds the hash of the file

@@ -39,7 +39,7 @@ DTYPE_NAMES = {
     "F8_E4M3": "float8_e4m3fn",
 }
 MOST_PACKED = 8
-"""Weights in one stored number, where they are quantised."""
+"""Weights in one stored number, where they are quantized."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

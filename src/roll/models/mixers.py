@@ -1,6 +1,6 @@
 """Which parts of a decoder carry something from token to token without calling the attention that was registered.
 
-Linear attention, state spaces and short convolutions keep a state of their own. They are recognised by what they do: a
+Linear attention, state spaces and short convolutions keep a state of their own. They are recognized by what they do: a
 child of a decoder layer whose later outputs change with its first input, though it called no attention.
 """
 

@@ -147,7 +147,7 @@ def _cut(source: Any, box: Box) -> Tensor:
 
 
 class _Shape:
-    """What `transformers` may load in place of a tensor of the files: its shape, on the meta device."""
+    """What `transformers` may load instead of a tensor of the files: its shape, on the meta device."""
 
     def __init__(self, source: Any) -> None:
         self._shape = list(source.shape) if hasattr(source, "shape") else source.get_shape()

@@ -1,4 +1,4 @@
-"""Train back-ends: packed batches, gradients, optimiser, checkpoints. Importing it imports no torch."""
+"""Train back-ends: packed batches, gradients, optimizer, checkpoints. Importing it imports no torch."""
 
 from roll.training.schedule import Schedule
 from roll.training.spec import Role, TrainerSpec

@@ -3,7 +3,7 @@
     batch -> passes, one a micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
           -> global gradient norm -> AdamW on the master weights -> network
 
-A reference has neither gradients nor an optimiser.
+A reference has neither gradients nor an optimizer.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TorchBackend(TrainerRank):
         spec, ranks, dtype = self.spec, self.ranks, self.precision.compute
         if ranks.size == 1:
             return build_network(spec, dtype).to(self.device)
-        in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # what is quantised is read whole
+        in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # what is quantized is read whole
         unread = Unread()
         network = build_network(spec, dtype, None if in_4_bits else unread)
         if ranks.stage is not None:

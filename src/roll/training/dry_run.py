@@ -6,7 +6,7 @@
 Shapes, dtypes, placements and collectives are those of the code that trains; the process group answers at once and says
 nothing. So a layout of a hundred accelerators can be tried on a laptop: whether it divides the model, what each rank
 holds, what it sends. Memory is that of tensors: no kernel's workspace, no collective's buffers, no fragments. What is
-offloaded counts as main memory's, with all that is computed from it alone.
+offloaded counts as host memory's, with all that is computed from it alone.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class DryRun:
     """What a step asks of one rank."""
 
     between: int
-    """Bytes held between steps: weights and the optimiser's state."""
+    """Bytes held between steps: weights and the optimizer's state."""
     gradients: int
     """Bytes more that are there once all micro-batches are through."""
     peak: int
@@ -295,7 +295,7 @@ class _Watch(TorchDispatchMode):
         self.most_on_host = 0
         self._sizes: dict[int, int] = {}
         self._on_host: set[int] = set()
-        """Which of them are main memory's."""
+        """Which of them are host memory's."""
         self._placed: bool | None = None
         """Whether what is made now is; by default, where all operands are."""
 

@@ -30,7 +30,7 @@ def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
 
 
 class StatePlacement:
-    """Where a rank's states are: on its device, or in main memory."""
+    """Where a rank's states are: on its device, or in host memory."""
 
     def __init__(self, network: nn.Module, masters: MasterWeights, optimizer: Optimizer, device: torch.device) -> None:
         self._network = network

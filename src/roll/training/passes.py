@@ -93,7 +93,7 @@ class Passes:
         ranks: who share the work.
         device: of the network.
         randomness: that it draws from.
-        call: what to call in place of the network, where a library has wrapped it.
+        call: what to call instead of the network, where a library has wrapped it.
     """
 
     def __init__(

@@ -1,11 +1,11 @@
-"""Number formats: what the network computes in, and what the optimiser keeps.
+"""Number formats: what the network computes in, and what the optimizer keeps.
 
-The optimiser always works on *master* weights in float32. With a bfloat16 network on one rank, the network
+The optimizer always works on *master* weights in float32. With a bfloat16 network on one rank, the network
 holds a bfloat16 copy that is written once per step, and every micro-batch's bfloat16 gradients are added up
 in float32: nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP
 gathers them as bfloat16. Masters begin as what engines hold: the checkpoint, rounded to the compute dtype.
 
-Offloaded, masters and sums of gradients are apart from every network, in main memory; a gradient goes there as soon as
+Offloaded, masters and sums of gradients are apart from every network, in host memory; a gradient goes there as soon as
 it is complete. FSDP's own `CPUOffloadPolicy` is not used: it would keep frozen weights on the host too and bring all
 of them back for every pass, it waits for each gradient that is added up, and one rank has no FSDP.
 """
@@ -39,13 +39,13 @@ class Precision:
 
 
 class MasterWeights:
-    """The trainable weights as the optimiser sees them, and their gradients.
+    """The trainable weights as the optimizer sees them, and their gradients.
 
     Args:
         parameters: the network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
         precision: masters are kept apart from parameters that have another dtype than `precision.master`.
         copies: names of those that other ranks have as their own, with the same gradient.
-        memory: where masters and gradients are kept, in place of the device.
+        memory: where masters and gradients are kept, instead of the device.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class MasterWeights:
 
     @property
     def is_offloaded(self) -> bool:
-        """Whether masters and gradients are in main memory, wherever the network is."""
+        """Whether masters and gradients are in host memory, wherever the network is."""
         return self._memory is not None
 
     def full(self, name: str) -> Tensor:

@@ -16,7 +16,7 @@ __all__ = ["Randomness"]
 
 
 class Randomness:
-    """States of this rank's generators, by `cpu` and `device`; put in place of the process's own while it computes.
+    """States of this rank's generators, by `cpu` and `device`; put instead of the process's own while it computes.
 
     Trainers of one process compute one after the other, so nothing else draws meanwhile.
     """

@@ -76,7 +76,7 @@ class TrainerRank(ABC):
         """Of a policy's value head, on the learning rate."""
         self._randomness = Randomness((spec.seed + self.ranks.stream) % 2**64, self.device)
         self.num_steps = 0
-        """Optimiser steps that moved the weights."""
+        """Optimizer steps that moved the weights."""
         self.num_nonfinite = 0
         """Steps in a row whose loss or gradients were not finite."""
         self._has_gradients = False

@@ -1,4 +1,4 @@
-"""The learning rate over the optimiser steps of a run."""
+"""The learning rate over the optimizer steps of a run."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ __all__ = ["Schedule"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """Warm-up and decay of one trainer, counted in its own optimiser steps.
+    """Warm-up and decay of one trainer, counted in its own optimizer steps.
 
     A step of the run may hold several of them (`algorithm.updates`), or none, while critics warm up alone.
     """
 
     peak: float
     num_updates: int
-    """Optimiser steps of the whole run; the decay would reach 0 there."""
+    """Optimizer steps of the whole run; the decay would reach 0 there."""
     num_warmup: int = 0
-    """Optimiser steps over which the rate rises."""
+    """Optimizer steps over which the rate rises."""
     shape: Literal["constant", "linear", "cosine"] = "constant"
 
     @classmethod

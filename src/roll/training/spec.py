@@ -15,7 +15,7 @@ __all__ = ["Role", "TrainerSpec", "in_full"]
 
 Role: TypeAlias = Literal["policy", "critic", "reference", "reward_model"]
 """`policy`: log-probs, trained, sent to engines. `critic`: a value per token, trained. `reference`: the policy as it
-was at first, frozen: no master weights, no gradients, no optimiser. `reward_model`: a score of a
+was at first, frozen: no master weights, no gradients, no optimizer. `reward_model`: a score of a
 whole text, trained."""
 
 

@@ -23,7 +23,7 @@ from roll.weights.rendezvous import Group, MeetingPoint, Member, broken_off, bui
 __all__ = ["BroadcastSender"]
 
 MAX_BUCKET_BYTES = 32 * 2**20
-"""Larger buckets only delay the first one: packing, travelling and unpacking overlap bucket by bucket."""
+"""Larger buckets only delay the first one: packing, transfer and unpacking overlap bucket by bucket."""
 
 
 class BroadcastSender:

@@ -7,7 +7,7 @@
 Both come as tensors of the manifest, so checksums are of the bytes that were sent; names and shapes are those of
 `compressed-tensors`. Scales are float32 and come first: then one weight at a time is read back.
 
-A row is quantised where it is whole, on rank 0 and in the engines' dtype. So codes depend on the weight alone: on no
+A row is quantized where it is whole, on rank 0 and in the engines' dtype. So codes depend on the weight alone: on no
 layout of ranks, and not on whether an adapter was merged into it.
 """
 

@@ -2,7 +2,7 @@
 
     projections ─ (a norm by head) ─► attention.c, which turns what it reads, and turns gradients back ─► projection
 
-HF rotates in ten passes over memory, forward and backward. A module is recognised by what it computes, as in `fused`:
+HF rotates in ten passes over memory, forward and backward. A module is recognized by what it computes, as in `fused`:
 the replacement must give on random numbers what the module gives. What is not plain attention over a whole row
 (windows, caps, ranks that divide the row) is computed as the module does, at every call.
 """

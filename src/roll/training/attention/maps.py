@@ -8,7 +8,7 @@ Packed attention never has the maps, so they are computed beside it for the obse
 the queries and keys that the layer works with, for the answer's tokens alone. All layers keep their fast attention,
 no gradient flows through the maps, and at any time at most `MAP_ELEMENTS` entries of them exist.
 
-Invariant: a sample's statistics depend on nothing but the sample and the weights; not on its neighbours, its place, or
+Invariant: a sample's statistics depend on nothing but the sample and the weights; not on its neighbors, its place, or
 on which of the two passes they are taken in.
 """
 

@@ -1,6 +1,6 @@
 """Attention over a packed row: a segment sees its ancestors and itself, nothing else.
 
-HF models call `packed_attention` in place of their own (it is registered as `roll_packed`), and hand it the
+HF models call `packed_attention` instead of their own (it is registered as `roll_packed`), and hand it the
 `AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen
 by cost:
 

@@ -1,11 +1,11 @@
 """Saving and loading everything a trainer needs to go on, through `torch.distributed.checkpoint`.
 
-    weight/<name>        the trainable weights, as the optimiser sees them
+    weight/<name>        the trainable weights, as the optimizer sees them
     moment1/<name>, moment2/<name>                          AdamW's moments, or
     moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
     buffer/<layer>       biases of a mixture's routers; absent from older checkpoints
     updates              how often each weight was updated, in the order of the names
-    counters             optimiser steps so far, steps in a row with non-finite gradients
+    counters             optimizer steps so far, steps in a row with non-finite gradients
     rng/<stream>         random states, by data rank; ranks that draw for the same samples and layers have the same
 
 Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a

@@ -1,6 +1,6 @@
 """Writing a trainer's state while it trains on.
 
-    begin ─ copy this rank's part to main memory ─► thread: write, fsync ─► finish: done, or its error
+    begin ─ copy this rank's part to host memory ─► thread: write, fsync ─► finish: done, or its error
 
 Ranks speak to each other while they write, so the threads have a process group of their own. Nothing here gives a
 checkpoint its name: who asked for it does, once all ranks have finished.

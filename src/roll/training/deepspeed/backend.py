@@ -3,7 +3,7 @@
     batch -> passes, one a micro-batch: network -> log-probs or values -> loss -> DeepSpeed's backward, which reduces
           -> DeepSpeed's step: global norm, clipping, AdamW on this rank's part -> network
 
-Invariants: the loss is normalised by global counts, as everywhere, so that DeepSpeed's mean over ranks is undone and it
+Invariants: the loss is normalized by global counts, as everywhere, so that DeepSpeed's mean over ranks is undone and it
 divides by no number of micro-batches; a step whose loss or gradients are not finite changes nothing; a checkpoint is
 the same as that of the back-end `torch`.
 """

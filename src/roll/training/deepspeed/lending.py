@@ -6,7 +6,7 @@
                                                  stage 3        moved here: it refuses any AdamW but its own
 
 DeepSpeed takes back all that it moved at once. What is to stay away is not shown to it meanwhile, or the states of an
-optimiser would come to the device with the weights of a sync, and stay there while engines answer.
+optimizer would come to the device with the weights of a sync, and stay there while engines answer.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Lending:
     Args:
         engine: DeepSpeed's.
         spread: its weights and states.
-        moves_states: whether masters and moments are moved here; not where DeepSpeed keeps them in main memory anyway.
+        moves_states: whether masters and moments are moved here; not where DeepSpeed keeps them in host memory anyway.
     """
 
     def __init__(self, engine: Any, spread: SpreadWeights, *, moves_states: bool) -> None:

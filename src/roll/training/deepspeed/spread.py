@@ -25,7 +25,7 @@ class SpreadWeights:
     """Trained weights behind a DeepSpeed engine.
 
     Args:
-        engine: with an optimiser.
+        engine: with an optimizer.
         trainable: the network's parameters by name.
         stage: of ZeRO.
         rank: which of all.

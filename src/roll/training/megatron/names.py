@@ -5,7 +5,7 @@
     everything else                  ─►  one parameter
 
 Each tp rank has a slice of every HF weight, and fuses its slices; so a part of a fused parameter is a view of it, and
-is read and written alike, of weights and of the optimiser's states.
+is read and written alike, of weights and of the optimizer's states.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights and AdamW's states under their HF names, wherever Megatron has put them: one at a time, whole.
 
     this rank's parameter   a slice of a weight, or the slices of several that are fused (`names`)
-    master, moments         of a parameter that the optimiser updates here, a range of its entries; others have the rest
+    master, moments         of a parameter that the optimizer updates here, a range of its entries; others have the rest
 
 Reading is collective; every rank calls alike.
 """
@@ -73,7 +73,7 @@ class SpreadWeights:
     Args:
         parameters: of the network, by Megatron's names.
         whereabouts: of these, and of those that other ranks have.
-        ddp: around the network, where it is trained, and with it its optimiser.
+        ddp: around the network, where it is trained, and with it its optimizer.
         optimizer: `DistributedOptimizer`.
     """
 

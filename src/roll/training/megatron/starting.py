@@ -1,4 +1,4 @@
-"""Megatron around a network: its import, its groups of ranks, its weights, its gradients' buffers and its optimiser."""
+"""Megatron around a network: its import, its groups of ranks, its weights, its gradients' buffers and its optimizer."""
 
 from __future__ import annotations
 

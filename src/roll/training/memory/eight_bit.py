@@ -1,4 +1,4 @@
-"""AdamW whose moments take 8 bits each (arXiv 2110.02861): 2 bytes a weight in place of 8.
+"""AdamW whose moments take 8 bits each (arXiv 2110.02861): 2 bytes a weight instead of 8.
 
     row of a weight ─ blocks of up to 256 ─ largest magnitude: the block's scale, float32
                                           └ moment / scale ─► number of the nearest of 256 values

@@ -30,7 +30,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heap:
-    """What this process has of main memory, and what of it is alive.
+    """What this process has of host memory, and what of it is alive.
 
     Args:
         library: glibc.

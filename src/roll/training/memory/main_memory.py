@@ -1,9 +1,9 @@
-"""Main memory beside a device: what leaves the device while it computes, and what comes back.
+"""Host memory beside a device: what leaves the device while it computes, and what comes back.
 
     backward pass ─ a gradient ─ stream of its own ─► pinned copy ─ once it is there ─► added up on the host
     update on the host ─ a weight, rounded to the network's dtype ─► pinned copy ─► device, while the next is rounded
 
-On a CPU, device and main memory are one: nothing is copied, and the rest is the same code.
+On a CPU, device and host memory are one: nothing is copied, and the rest is the same code.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _UNDER_WAY = 4
 
 
 class MainMemory:
-    """What moves between one device and main memory.
+    """What moves between one device and host memory.
 
     Args:
         device: the device.

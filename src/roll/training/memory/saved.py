@@ -1,6 +1,6 @@
-"""What a forward pass saves for the backward pass, kept in main memory meanwhile.
+"""What a forward pass saves for the backward pass, kept in host memory meanwhile.
 
-    saved tensor ─ its storage ─► main memory, once however many views are saved ─► device, until its last view is read
+    saved tensor ─ its storage ─► host memory, once however many views are saved ─► device, until its last view is read
 
 Weights stay where they are, those that FSDP has gathered too: their storages are known before a module runs. So do
 small tensors, and what layers that run again do not save.
@@ -31,7 +31,7 @@ MIN_BYTES = 2**20
 
 @dataclass(kw_only=True, slots=True)
 class _Storage:
-    """Bytes that are in main memory."""
+    """Bytes that are in host memory."""
 
     away: Tensor
     num_unread: int = 0

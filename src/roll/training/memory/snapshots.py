@@ -1,7 +1,7 @@
-"""Weights of earlier policy versions, in main memory, that a policy's trainer can compute with again.
+"""Weights of earlier policy versions, in host memory, that a policy's trainer can compute with again.
 
-    keep(v)     trained weights of this rank ─ copy ─► main memory
-    using(v)    current weights ─► main memory;  version v ─► network  ─ forward passes ─►  current weights back
+    keep(v)     trained weights of this rank ─ copy ─► host memory
+    using(v)    current weights ─► host memory;  version v ─► network  ─ forward passes ─►  current weights back
 
 A copy has the dtype that the network computes in, so a pass through version v gives the bits that it gave when v was
 current. Current weights come back bit for bit. With LoRA a copy has the adapters alone.

@@ -91,7 +91,7 @@ class Unread:
                     module._parameters[name] = read[id(parameter)][1]
         for module in network.modules():
             if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group) is not None:
-                for sharded in group.fsdp_params:  # now: optimisers take hold of the memory that it trains
+                for sharded in group.fsdp_params:  # now: optimizers take hold of the memory that it trains
                     sharded.reset_sharded_param()
 
     def _lending(self, part: nn.Module) -> list[Any]:

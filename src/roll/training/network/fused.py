@@ -3,7 +3,7 @@
     HF module ─ looks and behaves like the one we know ─► its `forward` replaced by the fused function
               ─ anything else ─► left as it is
 
-A module is recognised by what it computes: the replacement must give what the module gives on random numbers. So a norm
+A module is recognized by what it computes: the replacement must give what the module gives on random numbers. So a norm
 that adds 1 to its weight, or a gate of another activation, is never taken for one that does not. Adapters keep working,
 since only what lies between the projections is replaced. Calls in another dtype or on another device are computed as
 the module does.

@@ -24,11 +24,11 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 class TrainerWeights:
     """Re-iterable; every iteration reads the weights as they are then. See `roll.protocols.WeightSource`.
 
-    A yielded tensor may be the trainer's own: use it before the next optimiser step, and do not write to it.
+    A yielded tensor may be the trainer's own: use it before the next optimizer step, and do not write to it.
 
     Args:
         names: of the model's parameters, tied ones once, and of its `persistent_buffers`, in order.
-        read: one of them as the optimiser sees it; a DTensor under FSDP.
+        read: one of them as the optimizer sees it; a DTensor under FSDP.
         adapters: by checkpoint name, what is merged into a weight.
         dtype: of the engines.
         is_first: whether this is rank 0. Iterating is collective; other ranks get `None`s.
