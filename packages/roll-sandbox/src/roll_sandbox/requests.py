@@ -51,7 +51,7 @@ def run_request(program: Program, limits: Limits, *, alone: bool, fresh: bool) -
 
     Raises:
         TypeError: it is not a program, or its input or a file is not bytes.
-        ValueError: a text has a zero byte.
+        ValueError: a text has a zero byte, or a limit is no number above 0.
         OversizedUploadError: it does not fit into its sandbox.
     """
     _check_kinds(program)
@@ -102,6 +102,10 @@ def _check_kinds(program: Program) -> None:
     for what, data in (("standard input", program.stdin), *program.files.items()):
         if not isinstance(data, bytes | bytearray | memoryview):
             raise TypeError(f"'{what}' of a program is a {type(data).__name__}: bytes are needed, text.encode().")
+    for name in ("wall_s", "cpu_s", "output_bytes"):
+        limit = getattr(program, name)
+        if limit is not None and not (isinstance(limit, int | float) and limit > 0):
+            raise ValueError(f"{name} of a program is {str(limit)[:80]!r}: a number above 0 is needed.")
 
 
 def _check_size(program: Program, limits: Limits) -> None:

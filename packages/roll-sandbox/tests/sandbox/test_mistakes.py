@@ -144,10 +144,12 @@ def test_a_token_is_good_for_a_time_that_a_calendar_has(tmp_path: Path) -> None:
         (Command(argv="ls"), "a word for each argument"),  # type: ignore[arg-type]
         (PythonCode(source="1", stdin="text"), "'standard input' of a program is a str: bytes are needed"),  # type: ignore[arg-type]
         (PythonCode(source="1", files={"a": "text"}), "'a' of a program is a str"),  # type: ignore[dict-item]
+        (PythonCode(source="1", cpu_s="2"), "cpu_s of a program is '2': a number above 0 is needed"),  # type: ignore[arg-type]
+        (Command(argv=("ls",), wall_s=-1), "wall_s of a program is '-1': a number above 0 is needed"),
     ],
 )
-def test_text_in_place_of_bytes_or_of_a_program_never_reaches_a_sandbox(program: Program, what: str) -> None:
-    with pytest.raises(TypeError, match=what):
+def test_what_is_no_program_never_reaches_a_sandbox(program: Program, what: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=what):
         run_request(program, Limits(), alone=True, fresh=True)
 
 
