@@ -110,9 +110,7 @@ class AlgorithmConfig(Section):
         return self
 
     def _impossible(self) -> str:
-        """Return why the keys cannot be combined (a quantity cannot be computed, or would be computed twice); empty if
-        they can.
-        """
+        """Return why keys cannot be combined: a quantity cannot be computed, or would be twice; empty if they can."""
         advantage, critic, filters = self.advantage, self.critic, self.filters
         if advantage.estimator == "anchor_state" and advantage.mean != "group" and advantage.function is None:
             return (

@@ -78,9 +78,7 @@ class NormalDistribution(Section):
         return NormalDist(self.mean, self.std).cdf(0.0) if self.negative == "redraw" else 0.0
 
     def quantile(self) -> Quantile:
-        """Return the quantile function of the normal variable, limited to values above 0 or clamped at 0 (see
-        `negative`).
-        """
+        """Return the quantile function of the normal variable, limited to values above 0 or clamped at 0."""
         if self.std == 0:
             return lambda u: max(self.mean, 0.0)
         law, below, tiny = NormalDist(self.mean, self.std), self._left_out(), 1e-15

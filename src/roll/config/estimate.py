@@ -127,8 +127,7 @@ def disk_use(
     rollout_bytes: int = 0,
     kept_bytes: int = 0,
 ) -> DiskUse:
-    """Estimate the size of the run directory: the model and optimizer states of all checkpoints, and what the pipeline
-    keeps.
+    """Estimate the size of the run directory: all checkpoints with optimizer states, and what the pipeline keeps.
 
     Args:
         config: the run.

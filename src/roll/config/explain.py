@@ -26,8 +26,7 @@ def explain(key: str = "", pipeline: str = DEFAULT_PIPELINE) -> str:
     """Return a key's meaning, form, unit, default and place; a table for a section; the list of sections without a key.
 
     Args:
-        key: dotted, such as `training.learning_rate` or `data.0.reward`; a last part alone finds every key
-            that ends in it.
+        key: dotted, such as `training.learning_rate` or `data.0.reward`; a last part alone finds every key that has it.
         pipeline: name of the pipeline whose configuration is explained.
 
     Raises:

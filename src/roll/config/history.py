@@ -162,8 +162,7 @@ def continued(
     """Return the history of a run that continues after step `step` with the configuration `after`.
 
     Settings that were in effect only after the checkpoint are dropped, since those steps are trained again; settings
-    made
-    for those steps are in effect from the next step on.
+    made for those steps are in effect from the next step on.
 
     Args:
         current: the configuration that the run directory holds.
@@ -188,8 +187,8 @@ def either_way(before: Sequence[Entry], after: Sequence[Entry], step: int) -> li
     """Return a history that is correct with the old configuration and with the new one.
 
     The run continues after step `step`; its configuration had the history `before` and gets the history `after`.
-    Written
-    before the configuration is replaced, it keeps the run directory consistent if the process crashes in between.
+    Written before the configuration is replaced, it keeps the run directory consistent if the process crashes in
+    between.
     """
     return [*after, *(replace(entry, overrides=None) for entry in before if entry.from_step > step)]
 

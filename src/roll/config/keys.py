@@ -122,9 +122,7 @@ def _strip(annotation: Any) -> Any:
 
 
 def tag_key(section: type[Section]) -> str:
-    """Return the key whose value selects a union member: `source` for prompt sources, `tool` for tools, otherwise
-    `type`.
-    """
+    """Return the key whose value selects a union member: `source` for prompt sources, `tool` for tools, else `type`."""
     return next((key for key in ("source", "tool") if key in section.model_fields), "type")
 
 

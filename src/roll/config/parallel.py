@@ -85,10 +85,9 @@ class ParallelConfig(Section):
         """Return the most activations that the first stage holds during a step; other stages hold fewer.
 
         The unit is the activations of one micro-batch in all layers; stages are assumed to have equally many layers.
-        With one
-        part per stage, the first stage holds its share of the layers for as many micro-batches as there are stages.
-        With
-        several, it depends on whether the last round of micro-batches is full; if it is not, this is an upper bound.
+        With one part per stage, the first stage holds its share of the layers for as many micro-batches as there are
+        stages. With several, it depends on whether the last round of micro-batches is full; if it is not, this is an
+        upper bound.
         """
         if self.vpp == 1:
             return 1.0

@@ -81,27 +81,23 @@ def activation_bytes_per_token(
     offloaded: bool = False,
     lora_rank: int = 0,
 ) -> tuple[int, int]:
-    """Return a token's activation bytes: what autograd keeps until the backward pass, and what one layer needs
-    temporarily.
+    """Return a token's activation bytes: those that autograd keeps until the backward pass, and a layer's temporary
+    ones.
 
     Each layer keeps 2 hidden vectors, the inputs of norms, queries and attention output, keys and values, 4 vectors
-    inside
-    the gated MLP, and 2 hidden vectors per expert, all in the dtype of the computation, plus the inputs of norms in
-    float32; norms other than Llama's keep both in float32. Fused norms (`roll.training.network.fused`) keep only one
+    inside the gated MLP, and 2 hidden vectors per expert, all in the dtype of the computation, plus the inputs of norms
+    in float32; norms other than Llama's keep both in float32. Fused norms (`roll.training.network.fused`) keep only one
     float32 number, and fused gates 3 vectors inside an MLP. With activation checkpointing, one hidden vector per layer
-    is
-    kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is kept, and the
-    inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with offloading,
-    since
-    they are too small to be worth the transfer.
+    is kept, and one whole layer with two gradients inside its MLP is temporary. With offloading, nothing is kept, and
+    the inputs of an MLP's gate are temporary. An adapter keeps the values between its two matrices even with
+    offloading, since they are too small to be worth the transfer.
 
     Args:
         sizes: the sizes of the model.
         element: bytes of a number of the computation.
         checkpointing: whether layers run again in the backward pass.
         mlp_slice: share of a row's tokens in each slice, if MLPs run in slices and again in the backward pass; then
-            only
-            one slice of one MLP is in memory at a time.
+            only one slice of one MLP is in memory at a time.
         fused: whether norms and gates are fused where possible, as on a CPU in bfloat16.
         offloaded: whether activations are offloaded to host memory.
         lora_rank: rank of the adapters of linear layers; 0 without adapters.
@@ -169,8 +165,9 @@ def pass_bytes(
     micro_batches: int,
     on_accelerator: bool,
 ) -> dict[str, int]:
-    """Return a rank's additional memory for passes over `micro_batches` of `num_tokens`, up to the final hidden
-    states.
+    """Return a rank's additional memory for passes over micro-batches, up to the final hidden states.
+
+    A step has `micro_batches` micro-batches of `num_tokens` tokens each.
     """
     element, learns = element_bytes(model.dtype), model.lora is None
     own = num_tokens // training.parallel.row_ranks
@@ -196,14 +193,11 @@ def gathered_bytes(
     """Return a rank's temporary memory for gathering the weights that it shares with other ranks of its stage.
 
     The largest unit is gathered at a time: a layer, or the vocabulary's matrix, or the rank's columns of them; of
-    experts,
-    those that `ep` assigns to the rank, unless no other rank holds a part of them.
+    experts, those that `ep` assigns to the rank, unless no other rank holds a part of them.
 
     A layer is gathered into a buffer and copied from there. If it is trained, its gradient is copied into a float32
-    buffer
-    to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at the
-    same
-    time; on a host nothing overlaps with a collective (`roll.training.parallel.gathering`).
+    buffer to be reduced. On an accelerator, the next layer is gathered and the previous layer's gradient is reduced at
+    the same time; on a host nothing overlaps with a collective (`roll.training.parallel.gathering`).
 
     Args:
         parallel: how the trainer's ranks are divided.

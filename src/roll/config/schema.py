@@ -13,7 +13,7 @@ __all__ = ["json_schema"]
 
 
 def json_schema(pipeline: str = DEFAULT_PIPELINE) -> dict[str, Any]:
-    """Return the JSON schema (draft 2020-12) of a pipeline's configuration file, including short forms as `model:
+    """Return the JSON schema (draft 2020-12) of a pipeline's configuration file, with short forms such as `model:
     NAME`.
 
     Raises:

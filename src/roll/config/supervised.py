@@ -59,8 +59,7 @@ class SupervisedTraining(TrainingConfig):
         Args:
             num_examples: number of examples in all sources together.
             step: current step of the run. An epoch may have ended inside a step, and earlier steps may have had another
-                size,
-                so the remaining steps are counted from here.
+                size, so the remaining steps are counted from here.
             num_drawn: number of draws up to this step.
 
         Raises:

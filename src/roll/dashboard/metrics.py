@@ -137,8 +137,8 @@ class Metrics:
             names: names of metrics; unknown ones are ignored.
             kind: kind of rows.
             since: a step; only later steps are returned.
-            full: whether to return all rows, as whatever is computed from a curve (a mean, a smoothed curve, a table)
-                needs.
+            full: whether to return all rows; what is computed from a curve (a mean, a smoothed curve, a table) needs
+                them.
 
         Raises:
             KeyError: the kind does not exist.

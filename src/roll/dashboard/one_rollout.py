@@ -92,7 +92,7 @@ def details(found: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str
 
 
 def tokens(found: Mapping[str, Any], settings: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Return the response of `/rollouts/{row}/tokens`: columns that align with the answer's tokens, and why some are
+    """Return the response of `/rollouts/{row}/tokens`: columns aligned with the answer's tokens, and why some are
     missing.
 
     Args:

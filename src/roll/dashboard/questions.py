@@ -62,8 +62,7 @@ def matching(rollouts: Rollouts, filters: Filters) -> np.ndarray:
 def sorted_positions(
     rollouts: Rollouts, positions: np.ndarray, by: str, descending: bool, start: int, count: int
 ) -> np.ndarray:
-    """Return `positions[start : start + count]`, sorted by a column; rows without a value are last, ties are sorted by
-    row.
+    """Return `positions[start : start + count]`, sorted by a column and then by row; rows without a value are last.
 
     Raises:
         KeyError: the column does not exist.

@@ -120,9 +120,7 @@ class Run:
             self._rollouts, self.trace, self.used_s = None, Trace(self.inside), 0.0
 
     def stamps(self) -> dict[str, Any]:
-        """Return a stamp of each file that changes as the run proceeds, by the page's name for it, without reading the
-        files.
-        """
+        """Return a stamp of each file that changes as the run proceeds, by the page's name for it; reads no file."""
         return {
             "metrics": self.inside.stamp("metrics.jsonl"),
             "rollouts": self.inside.stamp("rollouts"),

@@ -123,8 +123,7 @@ MAX_PROMPTS = 20_000
 
 
 def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int) -> Iterator[str]:
-    """Yield, for each source with a code reward, how many prompts have tests that fail every answer, and the first of
-    them.
+    """Yield, for each source with a code reward, how many prompts have tests that fail every answer, and the first.
 
     Raises:
         ConfigError: a package of `sandbox.packages` is not installed.

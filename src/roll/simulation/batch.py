@@ -159,7 +159,7 @@ class ContinuousBatch:
         return generated
 
     def preempt_all(self) -> None:
-        """Preempt every resident request between two steps: each loses its KV cache and waits at its old place in the
+        """Preempt every resident request between two steps; each loses its KV cache and keeps its place in the
         queue.
         """
         assert self._stretch is None, "a step is under way"
@@ -267,7 +267,7 @@ class ContinuousBatch:
         return preempted
 
     def _prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
-        """Admit waiting requests, and return the prefill chunks of the next step, their tokens, and their (query, key)
+        """Admit waiting requests, and return the next step's prefill chunks, their tokens and their (query, key)
         pairs.
         """
         if not self._prefilling and not (may_admit and self.num_waiting):

@@ -103,9 +103,7 @@ class RecordedWorkload(Workload):
         return still_to_come(total, request)
 
     def like(self, draw_id: int, index: int) -> int:
-        """Return the index of a recorded rollout of the prompt: the same one, or a random one if that was not
-        recorded.
-        """
+        """Return the index of a recorded rollout of the prompt: this one, or a random one if it was not recorded."""
         known = self._indices.get(draw_id, [])
         return index if index in known or not known else self._any(known, _TURNS, draw_id, index)
 

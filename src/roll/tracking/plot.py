@@ -89,8 +89,9 @@ def _points(rows: Sequence[Mapping[str, Any]], kind: str, name: str) -> list[tup
 
 
 def smooth(values: Sequence[float]) -> list[float]:
-    """Return the mean over a centered window, a tenth of the series long and narrower at the ends, so that it does not
-    lag.
+    """Return the mean over a centered window, which does not lag.
+
+    The window is a tenth of the series long, and narrower at the ends.
     """
     half = max(1, len(values) // 20)
     smoothed = []

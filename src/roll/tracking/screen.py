@@ -215,8 +215,8 @@ def _label(text: str, style: str = "dim") -> Text:
 def sparkline(values: Sequence[float], width: int) -> str:
     """Render `values` as blocks; more than `width` values are averaged in equal spans.
 
-    The scale is 0 … 1 if all values are in that range, so that noise does not look like progress; otherwise lowest
-    to highest.
+    The scale is 0 … 1 if all values are in that range, so that noise does not look like progress; otherwise lowest to
+    highest.
     """
     if len(values) > width:
         edges = [round(i * len(values) / width) for i in range(width + 1)]

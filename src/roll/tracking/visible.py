@@ -9,8 +9,7 @@ def printable(text: str) -> str:
     """Make untrusted text readable in a page, a file and a terminal.
 
     Lone surrogates cannot be encoded, and control characters are invisible: they move a terminal's cursor, set its
-    title,
-    or change the direction of writing.
+    title, or change the direction of writing.
     """
     return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
 

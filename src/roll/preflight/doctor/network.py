@@ -90,9 +90,7 @@ def _ray() -> Finding:
 
 
 def _token() -> Finding:
-    """Check whether clusters of this node require a token, which a variable or an earlier token file of Ray
-    determines.
-    """
+    """Check whether clusters of this node require a token, which a variable or Ray's token file determines."""
     name, mode = "ray token", os.environ.get("RAY_AUTH_MODE", "").lower()
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH", "") or Path.home() / ".ray" / "auth_token")
     known = bool(os.environ.get("RAY_AUTH_TOKEN")) or file.is_file()
