@@ -1,7 +1,7 @@
 """The `roll` command.
 
 Nothing heavy is imported here: each command imports what it needs when it runs, so `roll --help` and a
-misspelt key answer at once.
+misspelled key answer at once.
 """
 
 from __future__ import annotations

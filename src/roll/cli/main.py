@@ -53,7 +53,7 @@ def end(code: int) -> NoReturn:
     """End this process, whatever was left behind.
 
     A tracker's client would wait at its end for a server that answers nobody, and Python for a thread that still
-    computes for a start that was cancelled. Whoever interrupts once more while this waits has it end at once.
+    computes for a start that was canceled. Whoever interrupts once more while this waits has it end at once.
     """
     try:
         waits_for_nothing = not any(_left_behind())

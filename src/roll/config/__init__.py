@@ -1,1 +1,1 @@
-"""Typed configuration: strict, frozen after loading, and the only place where a number is asked for."""
+"""Typed configuration: strict, frozen after loading, and the only place where numbers are set."""

@@ -1,4 +1,4 @@
-"""Agent programs that make rollouts."""
+"""Agent programs that generate rollouts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["AgentConfig", "AgentLimits"]
 
 
 class AgentLimits(Section):
-    """What one rollout's agent may ask of the model; what goes beyond it is refused, and the rollout is cut off."""
+    """Limits on one rollout's agent requests; a request beyond them is rejected, and the rollout is cut off."""
 
     turns: int = option(64, "Answers of the model.", ge=1)
     tokens: int = option(65536, "Tokens that the model writes in all.", unit="tokens", ge=1)
@@ -24,7 +24,7 @@ class AgentLimits(Section):
 
 
 class AgentConfig(Section):
-    """An agent program that makes the rollouts: it gets an address and a key, and asks the policy like any model."""
+    """An agent program that generates rollouts: it gets an address and a key, and calls the policy like any model."""
 
     function: str | None = path_option(
         None,

@@ -24,7 +24,7 @@ AlarmName: TypeAlias = Literal[
 
 
 class AlarmsConfig(Section):
-    """When a run warns that something goes wrong, or stops."""
+    """When a run warns of a problem, or stops."""
 
     action: Literal["warn", "stop"] = option(
         "warn",

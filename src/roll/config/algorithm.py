@@ -1,4 +1,4 @@
-"""The algorithm: independent parts. A named one is a preset of these, a starting point that every key may change."""
+"""The algorithm, built from independent parts. A named one is a preset of these, and every key can be changed."""
 
 from __future__ import annotations
 
@@ -76,12 +76,12 @@ class AlgorithmConfig(Section):
 
     @property
     def num_critic_models(self) -> int:
-        """Value models beside the policy; a shared head is none."""
+        """Number of value models next to the policy; 0 for a shared head."""
         return self.critic.num_critics if self.uses_critic and not self.critic.shared else 0
 
     @property
     def shares_critic(self) -> bool:
-        """Whether the policy's own network says the values."""
+        """Whether the policy's own network predicts the values."""
         return self.uses_critic and self.critic.shared
 
     @property
@@ -99,7 +99,7 @@ class AlgorithmConfig(Section):
 
     @property
     def updates_per_step(self) -> int:
-        """Optimiser steps for each batch."""
+        """Number of optimizer steps for each batch."""
         return self.updates.num_minibatches * self.updates.num_epochs
 
     @model_validator(mode="after")

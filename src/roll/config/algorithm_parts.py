@@ -1,4 +1,4 @@
-"""The parts that an algorithm is made of; `AlgorithmConfig` puts them together, a preset chooses them."""
+"""The parts of an algorithm; `AlgorithmConfig` combines them, and a preset selects them."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
 
 
 class RewardShapingConfig(Section):
-    """What is done to a rollout's reward before advantages; the recorded reward stays as the verifier gave it.
+    """Changes to a rollout's reward before advantages; the recorded reward stays as the verifier returned it.
 
-    An environment's rewards of single turns are scaled; the rest is done to what the whole got on top of them.
+    An environment's rewards of single turns are scaled; all other changes apply to the rest of the reward.
     """
 
     scale: float = option(1.0, "The reward is multiplied by this.", gt=0)
@@ -46,7 +46,7 @@ class RewardShapingConfig(Section):
 
 
 class AdvantageConfig(Section):
-    """From rewards to a weight per token: (reward - mean) / std, then returns, then whitening, then a clip."""
+    """From rewards to a weight per token: (reward - mean) / std, then returns, then whitening, then clipping."""
 
     estimator: Literal["outcome", "token", "turn", "chunk", "anchor_state", "gae"] = option(
         "outcome",
@@ -80,7 +80,7 @@ class AdvantageConfig(Section):
 
 
 class RatioConfig(Section):
-    """The ratio of new to old probability that the gate sees."""
+    """The ratio of new to old probability that the gate uses."""
 
     level: Literal["token", "chunk", "sequence", "sequence_token"] = option(
         "token",
@@ -104,7 +104,7 @@ class RatioConfig(Section):
 
 
 class KLConfig(Section):
-    """A penalty on moving away from the reference model; at coefficient 0 it is off and none is loaded."""
+    """A penalty on the distance from the reference model; with coefficient 0 it is off and no reference is loaded."""
 
     coefficient: float = option(0.0, "Weight of the penalty.", ge=0)
     estimator: Literal["k1", "k2", "k3", "absolute", "full"] = option(
@@ -135,7 +135,7 @@ class KLConfig(Section):
 
 
 class EntropyConfig(Section):
-    """A bonus for entropy, exact over the vocabulary; at coefficient 0 it is off and costs nothing."""
+    """An entropy bonus, exact over the vocabulary; with coefficient 0 it is off and costs nothing."""
 
     coefficient: float = option(0.0, "Weight of the bonus.", ge=0)
     drop_divergent: float = option(
@@ -178,7 +178,7 @@ class FilterConfig(Section):
 
     @property
     def leaves_groups_out(self) -> bool:
-        """Whether any filter can leave out a whole group."""
+        """Whether any filter can drop a whole group."""
         bounds = (self.min_mean, self.max_mean, self.min_std)
         some = self.skip_zero_variance or self.drop_unfinished or self.keep == "positive"
         return some or any(bound is not None for bound in bounds)
@@ -198,12 +198,12 @@ class WeightConfig(Section):
 
 
 class ImitationConfig(Section):
-    """Demonstrations that the data bring (`expert_key`), or turns that were replayed to a group (`anchors` of the
-    pipeline `agentic`), as further rollouts of their prompts.
+    """Demonstrations from the data (`expert_key`), or turns replayed for a group (`anchors` of the pipeline
+    `agentic`), as further rollouts of their prompts.
 
-    They are in no baseline, no filter and no critic's lessons: a demonstration's tokens have the objective
-    weight x G log pi, G being its own (shaped) reward, discounted per turn where the estimator has turns. One whose
-    reward is not positive is left out.
+    They are part of no baseline and no filter, and do not train the critic: a demonstration's tokens have the objective
+    weight x G log pi, where G is its own (shaped) reward, discounted per turn if the estimator has turns. A
+    demonstration without a positive reward is dropped.
     """
 
     weight: float = option(1.0, "IPA's lambda_IL: factor on a demonstration's tokens; 0 leaves all out.", ge=0)
@@ -215,14 +215,14 @@ class ImitationConfig(Section):
 
 
 class UpdateConfig(Section):
-    """How often a batch is used; beyond one update, old log-probs are computed first and held fixed."""
+    """How often a batch is used; with more than one update, old log-probs are computed first and kept fixed."""
 
     num_minibatches: int = option(1, "Parts of a step's batch, with an optimiser step each.", ge=1)
     num_epochs: int = option(1, "Passes over the batch.", ge=1)
 
 
 class CriticConfig(Section):
-    """The value model of `estimator: gae`; loaded only there."""
+    """The value model of `estimator: gae`; not loaded with other estimators."""
 
     model: str | None = path_option(None, "Its backbone; by default the policy's initial model.")
     num_critics: int = option(
@@ -251,7 +251,7 @@ class CriticConfig(Section):
 
 
 class CreditConfig(Section):
-    """Advantages weighted by how the model's own attention uses a token: arXiv 2510.13554."""
+    """Advantages weighted by how much the model's own attention uses a token: arXiv 2510.13554."""
 
     type: Literal["none", "local", "global", "coupled"] = option(
         "none",

@@ -1,4 +1,4 @@
-"""What every configuration section shares: strict, frozen, documented fields."""
+"""What every configuration section has in common: strict, frozen, documented fields."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ __all__ = ["EXTENSION", "FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expande
 
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
 LONGEST_NAME = 255
-"""Bytes of a file's name, as file systems have them."""
+"""Most bytes of a file name, as in most file systems."""
 
 FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
-"""Pattern of a function that a key names: `package.module:function`, or `path/to/file.py:function`."""
+"""Pattern of a key that names a function: `package.module:function`, or `path/to/file.py:function`."""
 EXTENSION = r"^(?:\w[\w.-]*|(?:\w+(?:\.\w+)*|[^:]+\.py):\w+)$"
-"""Pattern of an implementation that a key names: as `FUNCTION`, or by a name of a registry or an installed package."""
+"""Pattern of a key that names an implementation: like `FUNCTION`, or a registered name, or an installed package."""
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]*$"
-"""Pattern of a name that becomes a directory's."""
+"""Pattern of a name that becomes a directory name."""
 PATTERN_WORDS = {
     FUNCTION: "such as package.module:function or path/to/file.py:function",
     EXTENSION: "such as a name, package.module:Name or path/to/file.py:Name",
     NAME: "of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with a letter or a digit",
 }
-"""What a message says in place of a pattern."""
+"""What a message shows instead of a pattern."""
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys are refused, values cannot change after loading.
+    """A part of the configuration: unknown keys are rejected, and values cannot change after loading.
 
-    Types are strict: `true` is no number, `"8"` is text, `8.0` is no whole number. A whole number is taken
-    for a float.
+    Types are strict: `true` is not a number, `"8"` is text, and `8.0` is not a whole number. A whole number is accepted
+    as a float.
     """
 
     model_config = ConfigDict(
@@ -48,14 +48,14 @@ class Section(BaseModel):
 
 
 def expanded(value: Any) -> Any:
-    """Return a path with `~` and variables of the environment replaced: the one rule for every key that may be a path.
+    """Return a path with `~` and environment variables replaced, for every key that may be a path.
 
     Args:
-        value: a path, a mapping to paths, or `None`; names that are no paths (of a hub, say) stay as they are, and so
-            does a file whose own name has such characters.
+        value: a path, a mapping to paths, or `None`; names that are not paths (such as hub ids) are unchanged, and so
+            is an existing file whose own name has these characters.
 
     Raises:
-        ValueError: a variable is not set or empty, a user is not known here, or no file can have such a name.
+        ValueError: a variable is not set or empty, a user is unknown, or no file can have this name.
     """
     if isinstance(value, dict):
         return {name: expanded(each) for name, each in value.items()}

@@ -13,7 +13,7 @@ from roll.config.base import Section, option
 __all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
 
 MOST_DEVICES = 100_000
-"""Of a role: more than any cluster has, and few enough to count them."""
+"""Most devices of a role: more than any cluster has, and few enough to enumerate."""
 
 
 def _parse_devices(value: Any) -> list[int]:
@@ -45,28 +45,28 @@ Devices: TypeAlias = Annotated[list[int], BeforeValidator(_parse_devices, json_s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoleDevices:
-    """The devices of one role over the whole cluster, and what sits on them."""
+    """The devices of one role in the whole cluster, and what runs on them."""
 
     kind: Literal["trainer", "engine"]
     """One trainer rank on each device, or one engine on every `tensor_parallel` of them."""
     devices: Sequence[int]
     tensor_parallel: int = 1
     section: str = ""
-    """Of the configuration, that says `tensor_parallel`."""
+    """Name of the configuration section that has the role's `tensor_parallel`."""
     log_name: str = ""
-    """Of an engine, where its logs begin with it."""
+    """Prefix of an engine's logs, if they have one."""
 
     @property
     def count(self) -> int:
-        """Ranks or engines."""
+        """Number of ranks or engines."""
         return len(self.devices) // self.tensor_parallel
 
 
 class DeviceMapping(Section):
-    """Devices of each role over the whole cluster. Shared devices: colocated; separate ones: disaggregated.
+    """Devices of each role in the whole cluster. Shared devices: colocated; separate devices: disaggregated.
 
-    A device is one accelerator, or one CPU worker slot where there is none. The number of trainer ranks and
-    of engines follows from it. A pipeline with further roles adds their keys in a class of its own.
+    A device is one accelerator, or one CPU worker slot on a machine without accelerators. The number of trainer ranks
+    and of engines follows from it. A pipeline with more roles adds their keys in a subclass.
     """
 
     actor_train: Devices = option([0], "Devices of the trainer: one rank each.")

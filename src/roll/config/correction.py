@@ -1,4 +1,4 @@
-"""How tokens are corrected that the engine computed differently, or that an older policy sampled."""
+"""Corrections for tokens that the engine computed differently, or that an older policy sampled."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ Level = Literal["token", "chunk", "sequence", "geometric"]
 
 
 class CorrectionConfig(Section):
-    """For tokens that the engine computed differently (mismatch) or an older policy sampled (staleness): a constant
-    factor w.
+    """A constant factor w for tokens that the engine computed differently (mismatch) or an older policy sampled
+    (staleness).
 
-    The factor is clipped at `upper`; where it leaves [mask_low, mask_high] the tokens are left out. Truncation, masks
-    and veto at every level correct what `corrects` names.
+    The factor is clipped at `upper`; tokens whose factor is outside [mask_low, mask_high] are dropped. Truncation,
+    masks and veto at every level correct what `corrects` names.
     """
 
     corrects: Literal["both", "mismatch", "staleness"] = option(

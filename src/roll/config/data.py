@@ -1,4 +1,4 @@
-"""Prompt sources and how they mix."""
+"""Prompt sources and their mixture."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FunctionsData(_Split):
 
 
 class GuessNumberData(_Source):
-    """A game of several turns: guess a number, hear `higher` or `lower`, guess again."""
+    """A game of several turns: guess a number, get `higher` or `lower`, guess again."""
 
     source: Literal["guess_number"] = option(..., "Name of the source.")
     reward: RewardList = option([EnvironmentReward(type="environment")], "How episodes are scored.")
@@ -121,10 +121,10 @@ class GuessNumberData(_Source):
 
 
 class EnvironmentData(Hosting, _Source):
-    """Episodes in an environment: a shipped one by its id, or a class of your own with GEM's `reset` and `step`.
+    """Episodes in an environment: a built-in one by its id, or your own class with GEM's `reset` and `step`.
 
-    Its first observation is the prompt. Episode N begins with `reset(seed=N)`, for all rollouts of a group; training
-    and evaluation share no seed.
+    The first observation is the prompt. Episode N begins with `reset(seed=N)` for all rollouts of a group; training and
+    evaluation have no seed in common.
     """
 
     source: Literal["environment"] = option("environment", "Name of the source.")
@@ -256,7 +256,7 @@ class HuggingFaceData(HuggingFaceTable, _Columns):
 
 
 class PythonData(PythonTable, _Columns):
-    """Rows that Python makes: a function or class of yours, or the objects given to `roll.train(config, data=…)`."""
+    """Rows from Python: your own function or class, or the objects given to `roll.train(config, data=…)`."""
 
 
 class ReasoningGymData(_Split):

@@ -1,4 +1,4 @@
-"""The `deepspeed` train back-end."""
+"""The `deepspeed` training backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["DeepSpeedConfig"]
 
 
 class DeepSpeedConfig(Section):
-    """What `training.backend: deepspeed` spreads over the ranks (ZeRO, arXiv 1910.02054), and keeps in main memory."""
+    """What `training.backend: deepspeed` shards over the ranks (ZeRO, arXiv 1910.02054) and offloads to host memory."""
 
     zero_stage: Literal[0, 1, 2, 3] = option(
         2,

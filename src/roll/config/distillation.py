@@ -1,4 +1,4 @@
-"""Distillation: who teaches, and what is learnt from it."""
+"""Distillation: the teachers, and what the student learns from them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ DivergenceName: TypeAlias = Literal["reverse", "forward", "jsd"]
 
 
 class TeacherConfig(Section):
-    """A model whose weights never change. It must write the tokens that the student writes."""
+    """A model with frozen weights. It must have the student's token ids."""
 
     model: str = path_option(
         ...,
@@ -50,7 +50,7 @@ Teachers: TypeAlias = Annotated[
 
 
 class Taught(RunConfig):
-    """What the configuration of every distillation has."""
+    """Common base of every distillation's configuration."""
 
     teacher: Teachers = option(
         ...,
@@ -89,8 +89,9 @@ class Taught(RunConfig):
 
 
 class DistillationConfig(Section):
-    """How the student comes near its teacher, on answers of its own. Both distributions are taken at
-    `rollout.temperature`, with which the answers were sampled."""
+    """How the student learns from its teacher, on its own answers. Both distributions are taken at
+    `rollout.temperature`, with which the answers were sampled.
+    """
 
     place: Literal["loss", "reward"] = option(
         "loss",
@@ -128,12 +129,12 @@ class DistillationConfig(Section):
 
     @property
     def form(self) -> Divergence:
-        """The divergence itself."""
+        """The divergence."""
         return Divergence(kind=self.divergence, beta=self.beta)
 
 
 class OfflineDistillationConfig(Section):
-    """How the student comes near its teacher, on given texts."""
+    """How the student learns from its teacher, on given texts."""
 
     place: Literal["kept", "loss"] = option(
         "kept",
@@ -185,11 +186,11 @@ class OfflineDistillationConfig(Section):
 
     @property
     def form(self) -> Divergence:
-        """The divergence itself."""
+        """The divergence."""
         return Divergence(kind=self.divergence, beta=self.beta, temperature=self.temperature)
 
     @property
     def method(self) -> str:
-        """What is learnt by, in a few words."""
+        """What is learned by, in a few words."""
         over = f" over {self.num_top} kept tokens" if self.place == "kept" else ""
         return f"{self.divergence} divergence{over}"

@@ -1,4 +1,4 @@
-"""Random quantities of a simulation: each says which share of draws lies below which value."""
+"""Random quantities of a simulation, each defined by its quantile function."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ __all__ = [
 ]
 
 Quantile: TypeAlias = Callable[[float], float]
-"""From a probability in (0, 1) to the value below which that share of draws lies."""
+"""Maps a probability in (0, 1) to the value below which that share of draws lies."""
 
 _STANDARD = NormalDist()
 
 
 class FixedDistribution(Section):
-    """Always the same."""
+    """A constant."""
 
     type: Literal["fixed"] = option("fixed", "The kind.")
     value: float = option(..., "The value.", ge=0)
@@ -46,7 +46,7 @@ class FixedDistribution(Section):
 
 
 class UniformDistribution(Section):
-    """Any value between two, all alike."""
+    """Any value between two, with equal probability."""
 
     type: Literal["uniform"] = option("uniform", "The kind.")
     low: float = option(..., "Lowest.", ge=0)
@@ -58,7 +58,7 @@ class UniformDistribution(Section):
 
 
 class NormalDistribution(Section):
-    """Normal, and not negative."""
+    """Normal, without negative values."""
 
     type: Literal["normal"] = option("normal", "The kind.")
     mean: float = option(..., "Mean of the normal variable.")
@@ -74,7 +74,7 @@ class NormalDistribution(Section):
         return self
 
     def _left_out(self) -> float:
-        """Share of draws that are drawn again."""
+        """Return the share of draws that are drawn again."""
         return NormalDist(self.mean, self.std).cdf(0.0) if self.negative == "redraw" else 0.0
 
     def quantile(self) -> Quantile:
@@ -86,7 +86,7 @@ class NormalDistribution(Section):
 
 
 class LognormalDistribution(Section):
-    """exp of a normal variable, by its median and its upper quartile or its sigma."""
+    """exp of a normal variable, given by its median and either its upper quartile or its sigma."""
 
     type: Literal["lognormal"] = option("lognormal", "The kind.")
     median: float = option(..., "Median.", gt=0)
@@ -125,7 +125,7 @@ class ParetoDistribution(Section):
 
 
 class EmpiricalDistribution(Section):
-    """Recorded values: every one as likely as any other."""
+    """Recorded values, each with the same probability."""
 
     type: Literal["empirical"] = option("empirical", "The kind.")
     values: list[float] = option([], "The values.")
@@ -159,10 +159,10 @@ class EmpiricalDistribution(Section):
 
 
 class QuantilesDistribution(Section):
-    """Through given quantiles: straight lines between them on lognormal paper, continued beyond the first and last.
+    """Interpolated between given quantiles: straight lines on lognormal paper, extrapolated beyond the first and last.
 
-    This is how a body and a heavier tail are had from what papers tell of lengths: median, upper quartile, and the
-    longest of a thousand ([[0.5, 585], [0.75, 930], [0.999, 16384]]). Through two points it is the lognormal.
+    This models the body and the heavier tail of lengths as papers report them: median, upper quartile, and the longest
+    of a thousand ([[0.5, 585], [0.75, 930], [0.999, 16384]]). With two points it is the lognormal distribution.
     """
 
     type: Literal["quantiles"] = option("quantiles", "The kind.")

@@ -1,8 +1,8 @@
 """Configuration text as plain data that remembers where each part of it was written.
 
-The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number; `yes`, `on`, `010` and
-`2026-01-01` are not what YAML 1.1 makes of them. Refused, with the line: a key written twice, keys that are
-not text, tags, endless aliases, text that cannot be written to a file.
+The format is YAML 1.2's core schema, read with PyYAML: `1e-5` is a number, and `yes`, `on`, `010` and `2026-01-01` do
+not have their YAML 1.1 meaning. Rejected, with the line: duplicate keys, keys that are not text, tags, endless aliases,
+text that cannot be written to a file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 _TAG = "tag:yaml.org,2002:"
 _MAX_NODES = 20_000
-"""Far beyond any configuration; aliases of aliases would otherwise fill the memory from a few lines."""
+"""Far more than any configuration has; a few lines of nested aliases could otherwise fill the memory."""
 
 _LARGEST = 16 * 2**20
-"""Bytes of a file."""
+"""Most bytes of a file."""
 _TOO_MANY = f"more than {_MAX_NODES} values: this is not a configuration"
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(
@@ -42,7 +42,7 @@ _RESOLVERS: tuple[tuple[str, str, str], ...] = (
 
 
 class _Loader(yaml.SafeLoader):
-    """Only composes nodes; values are made here, so nothing but plain data can come out."""
+    """Only composes nodes; values are built in this module, so that nothing but plain data can result."""
 
     yaml_implicit_resolvers: dict[str, list[Any]] = {}  # noqa: RUF012  (PyYAML's own protocol)
     num_nodes = 0
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes whatever YAML 1.1 or 1.2 would take for something other than text."""
+    """Quotes whatever YAML 1.1 or 1.2 would not read as text."""
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
@@ -77,13 +77,13 @@ for _name, _pattern, _first in _RESOLVERS:
 
 @dataclass(frozen=True, kw_only=True)
 class Document:
-    """A configuration as it was written."""
+    """A configuration as written by the user."""
 
     name: str
-    """The file as the user called it; empty for a dictionary from Python."""
+    """Path of the file as given by the user; empty for a dictionary from Python."""
     tree: dict[str, Any]
     origins: dict[KeyPath, str] = field(default_factory=dict)
-    """Where a key was written: `quickstart.yaml:9`, or `override 'training.num_steps=4'`."""
+    """Where each key was written: `quickstart.yaml:9`, or `override 'training.num_steps=4'`."""
 
     def origin(self, path: KeyPath) -> str:
         """Return where `path`, or its nearest parent that was written, is defined; may be empty."""
@@ -100,10 +100,10 @@ def dotted(path: KeyPath) -> str:
 
 
 def check_text(text: str, where: str) -> str:
-    """Return `text`.
+    """Return `text` if it can be written to a file.
 
     Raises:
-        ConfigError: it holds a NUL or half of a surrogate pair, which no file name or prompt can.
+        ConfigError: the text has a NUL or a lone surrogate, which no file name or prompt can have.
     """
     if "\0" in text or (not text.isascii() and any("\ud800" <= char <= "\udfff" for char in text)):
         raise ConfigError(f"{where}: the text {text[:40]!r} holds a character that cannot be written.")
@@ -114,7 +114,7 @@ def read(path: str | Path) -> Document:
     """Read a configuration file.
 
     Raises:
-        ConfigError: it is missing, unreadable, larger than 16 MiB, not text, not YAML, or not a mapping.
+        ConfigError: the file is missing, unreadable, larger than 16 MiB, not text, not YAML, or not a mapping.
     """
     name = str(path)
     try:
@@ -201,7 +201,7 @@ def _yaml_hint(error: yaml.MarkedYAMLError) -> str:
 
 
 class _Builder:
-    """Nodes to plain data."""
+    """Converts nodes to plain data."""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -1,10 +1,10 @@
-"""Inference engines by name, and what each can do: plain data, known without importing an engine.
+"""Inference engines by name and their capabilities: plain data, known without importing an engine.
 
     inference.engine ──► ENGINES ──► a description: `capabilities`, and a call that builds the engine of a spec
                                      (imports the engine's package only then)
 
-`ENGINES` has the engines of this package; an installed package or a file of the user's adds others. What a run needs
-of its engines, its configuration says (`EngineNeed`); `check_engine` compares the two before anything starts.
+`ENGINES` has the engines of this package; an installed package or a user's file adds others. A run's configuration
+states what the run needs of its engines (`EngineNeed`); `check_engine` compares both before anything starts.
 """
 
 from __future__ import annotations
@@ -41,46 +41,45 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCapabilities:
-    """What an engine can do, and what must be known of it before it starts.
+    """What an engine can do, and what must be known about it before it starts.
 
-    An engine of the user's own says it as a class attribute `capabilities`; the defaults are those of one that says
-    nothing.
+    A user's own engine has them as its class attribute `capabilities`; the defaults apply to an engine without it.
     """
 
     updates_weights: bool = True
-    """`update_weights` brings the engine to other weights than those that it loaded."""
+    """`update_weights` replaces the weights that the engine loaded."""
     quantized_sync: bool = True
-    """It reads weights that are sent in 8 bits (`roll.weights.quantization.read_back`)."""
+    """The engine accepts weights that are sent in 8 bits (`roll.weights.quantization.read_back`)."""
     shares_process: bool = False
-    """It computes in the process that built it, so that weights need not be copied (transport `in_process`)."""
+    """The engine computes in the process that built it, so weights need not be copied (transport `in_process`)."""
     returns_logprobs: bool = True
     """`Generation.logprobs` are those of the distribution that tokens were sampled from."""
     scores_sequences: bool = True
     """`logprobs` scores given tokens."""
     restricts_choices: bool = False
-    """It samples among `SamplingParams.choices` alone, and says what each of them would have got."""
+    """The engine samples only among `SamplingParams.choices`, and returns the probability of each."""
     records_experts: bool = False
-    """It says which experts a mixture's routers chose (`EngineSpec.records_experts`)."""
+    """The engine returns the experts that an MoE's routers chose (`EngineSpec.records_experts`)."""
     can_sleep: bool = False
-    """`sleep` gives the device's memory back."""
+    """`sleep` frees the device's memory."""
     tensor_parallel: bool = False
     """One engine may have several devices."""
     quantization: bool = False
-    """It serves checkpoints whose weights are quantized."""
+    """The engine supports checkpoints with quantized weights."""
     lora: bool = False
-    """It answers with adapters (`GenerationRequest.adapter`)."""
+    """The engine generates with adapters (`GenerationRequest.adapter`)."""
     supports_images: bool = False
     """Prompts may have images."""
     reserves_kv_cache: bool = False
-    """It takes the memory of all keys and values at its start; otherwise as much of it as requests need."""
+    """The engine allocates its whole KV cache at the start; otherwise as requests need it."""
     host_bytes: int = 0
-    """Main memory that it takes on a CPU beside weights, keys and values."""
+    """Host memory that the engine uses on a CPU in addition to weights and KV cache."""
     kv_block_tokens: int = 32
-    """Tokens of the blocks in which keys and values of a common prefix are shared between requests."""
+    """Tokens of the KV cache blocks that requests with a common prefix share."""
     trickling_options: Mapping[str, Any] = field(default_factory=dict)
-    """`EngineSpec.options` under which requests that come one by one need not wait for each other."""
+    """`EngineSpec.options` with which requests that arrive one by one need not wait for each other."""
     why_not: Mapping[str, str] = field(default_factory=dict)
-    """By capability, why it is missing here, where that depends on the machine; for messages."""
+    """By capability, why it is missing on this machine; for messages."""
 
 
 _ABILITIES: Mapping[str, str] = {
@@ -97,7 +96,7 @@ _ABILITIES: Mapping[str, str] = {
     "lora": "answer with adapters",
     "supports_images": "read images",
 }
-"""Capabilities that a run may need, as the end of `it cannot …`."""
+"""Capabilities that a run may need, as the end of the message `it cannot …`."""
 
 
 class EngineFactory(Protocol):
@@ -112,19 +111,19 @@ class EngineFactory(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LazyEngine:
-    """A class of engines by its import path, with what is known of it before it is imported."""
+    """An engine class by its import path, with what is known about it before the import."""
 
     path: str
     """`package.module:Class`."""
     capabilities: EngineCapabilities
     library: str | None = None
-    """The module that must be installed for it."""
+    """The module that must be installed for the engine."""
     distributions: tuple[str, ...] = ()
-    """Names under which that may be installed."""
+    """Names of distributions that may provide the module."""
     install: str = ""
-    """How to install it."""
+    """How to install the library."""
     begin_ahead: str | None = None
-    """Import path of a function of `num_threads` that begins what an engine needs whatever it will serve."""
+    """Import path of a function of `num_threads` that starts what the engine needs for any model."""
 
     def __call__(self, spec: Any, /) -> InferenceEngine:
         """Import the class, and build the engine of a spec."""
@@ -132,12 +131,12 @@ class LazyEngine:
 
     @property
     def is_installed(self) -> bool:
-        """Whether its library is; imports nothing."""
+        """Whether the engine's library is installed; imports nothing."""
         return self.library is None or importlib.util.find_spec(self.library) is not None
 
     @property
     def version(self) -> str:
-        """The distribution that is installed, with its version; empty where it needs none, or has none."""
+        """The installed distribution with its version; empty if the engine needs none, or none is installed."""
         for name in self.distributions:
             try:
                 return f"{name} {metadata.version(name)}"
@@ -146,7 +145,7 @@ class LazyEngine:
         return ""
 
     def begun_ahead(self, num_threads: int | None) -> AbstractContextManager[None] | None:
-        """Return a context in which an engine's beginning is under way; `None` where there is nothing to begin."""
+        """Return a context in which the engine's start-up is in progress; `None` if nothing can be started ahead."""
         if self.begin_ahead is None:
             return None
         begin = cast(Callable[[int | None], AbstractContextManager[None]], import_object(self.begin_ahead))
@@ -161,18 +160,18 @@ ENGINES: ExtensibleRegistry[EngineFactory] = ExtensibleRegistry(
     },
     group="roll.engines",
 )
-"""The first that is installed is what `auto` means."""
+"""The first installed one is what `auto` means."""
 
 
 def resolve_engine_kind(kind: str, key: str = "inference.engine") -> str:
-    """Return `auto` as the first engine of this package that is installed; other names as they are.
+    """Resolve `auto` to the first engine of this package that is installed; other names are returned unchanged.
 
     Args:
         kind: name or import path of an engine.
-        key: of the configuration, for messages.
+        key: key of the configuration, for messages.
 
     Raises:
-        ConfigError: there is no such engine, or its library is not installed.
+        ConfigError: the engine does not exist, or its library is not installed.
     """
     if kind == "auto":
         return next(name for name in ENGINES.built_in if _is_installed(ENGINES.get(name)))
@@ -185,13 +184,13 @@ def resolve_engine_kind(kind: str, key: str = "inference.engine") -> str:
 
 
 def engine_capabilities(kind: str) -> EngineCapabilities:
-    """Return what an engine can do, installed or not.
+    """Return the capabilities of an engine, installed or not.
 
     Args:
-        kind: its name or import path; see `resolve_engine_kind` for `auto`.
+        kind: name or import path of the engine; see `resolve_engine_kind` for `auto`.
 
     Raises:
-        ConfigError: there is no such engine, or its `capabilities` are something else.
+        ConfigError: the engine does not exist, or its `capabilities` are of another type.
     """
     found = getattr(ENGINES.get(resolve_engine_kind(kind) if kind == "auto" else kind), "capabilities", None)
     if found is None:
@@ -208,7 +207,7 @@ def engine_capabilities(kind: str) -> EngineCapabilities:
 
 
 def engines_with(capability: str) -> list[str]:
-    """Return the names of all engines that have a capability: of this package, and of those that are installed."""
+    """Return the names of all engines with a capability, from this package and from installed ones."""
     found: list[str] = []
     for name in ENGINES:
         try:
@@ -220,29 +219,29 @@ def engines_with(capability: str) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineNeed:
-    """What a run needs of its engines."""
+    """A capability that a run needs of its engines."""
 
     capability: str
     """A field of `EngineCapabilities`."""
     reason: str
-    """The key and its value that need it, such as `cluster.hand_over true`."""
+    """The key and value that need the capability, such as `cluster.hand_over true`."""
     instead: str = ""
-    """What else can be done, such as `set cluster.hand_over to auto`; empty where only another engine helps."""
+    """An alternative, such as `set cluster.hand_over to auto`; empty if only another engine helps."""
 
 
 LOGPROBS = EngineNeed(capability="returns_logprobs", reason="a policy that learns from its own rollouts")
 
 
 def check_engine(kind: str, needs: Iterable[EngineNeed], key: str = "inference.engine") -> None:
-    """Make sure that an engine can do what a run needs.
+    """Check that an engine can do what a run needs.
 
     Args:
-        kind: its name or import path.
-        needs: of the run.
-        key: of the configuration that says `kind`.
+        kind: name or import path of the engine.
+        needs: needs of the run.
+        key: key of the configuration that selects `kind`.
 
     Raises:
-        ConfigError: it cannot, and names the capability and the engines that have it; or it is no engine.
+        ConfigError: the engine lacks a capability (the message names the engines that have it), or is not an engine.
     """
     kind = resolve_engine_kind(kind, key)
     able = engine_capabilities(kind)
@@ -254,7 +253,7 @@ def check_engine(kind: str, needs: Iterable[EngineNeed], key: str = "inference.e
 
 
 def _check_own(kind: str, key: str) -> None:
-    """Check that an engine of the user's is built of a spec and, where it is a class, has an engine's methods."""
+    """Check that a user's own engine is built from a spec and, if it is a class, has the methods of an engine."""
     from roll.protocols import InferenceEngine
 
     factory = ENGINES.get(kind)

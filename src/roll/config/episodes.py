@@ -1,4 +1,4 @@
-"""What a model sees of an episode's earlier turns, and what happens where its context is full."""
+"""What a model sees of an episode's earlier turns, and what happens when its context is full."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["EpisodesConfig", "HistoryConfig"]
 
 
 class HistoryConfig(Section):
-    """What the model sees of earlier turns. Where that rewrites its context, a training sample of its own begins."""
+    """What the model sees of earlier turns. When its context is rewritten, a new training sample begins."""
 
     type: Literal["full", "window", "thinking_stripped", "stepwise", "summary"] = option(
         "full",
@@ -50,7 +50,7 @@ class HistoryConfig(Section):
 
     @property
     def settings(self) -> History:
-        """For the loop of episodes."""
+        """The settings for the episode loop."""
         from roll.types import History
 
         return History(

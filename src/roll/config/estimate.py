@@ -1,6 +1,6 @@
-"""What roles need of memory, computed before anything is loaded; a pipeline adds them up.
+"""Memory estimates of each role, computed before anything is loaded; a pipeline adds them up.
 
-Pure functions of sections and a model's sizes, as those of `passing` are. The figures are upper estimates.
+Pure functions of sections and a model's sizes, as in `passing`. The figures are upper estimates.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 
 GIB = 2**30
 LIBRARIES_BYTES = int(0.375 * GIB)
-"""Of a process that trains on a CPU, besides its tensors: pages of torch, transformers and what a run imports."""
+"""Memory of a process that trains on a CPU, without its tensors: torch, transformers and a run's other imports."""
 DEFAULT_CPU_KV_BYTES = 256 * 2**20
 NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
-"""Of a weight in 4 bits, with its share of the scales."""
+"""Bytes of a weight in 4 bits, with its share of the scales."""
 KERNEL_BYTES = 0.57 * 2**20
-"""Of a matrix product's code and tables on a CPU in bfloat16 (oneDNN). Measured: 0.53 to 0.65, whatever its size."""
+"""Code and tables of a matrix product on a CPU in bfloat16 (oneDNN). Measured: 0.53 to 0.65 MiB, whatever its size."""
 MOST_KERNELS = 1024
-"""That oneDNN keeps; it makes one for each product of another size."""
+"""Number of kernels that oneDNN caches; it creates one for each product size."""
 _KERNELS = "kernels of products"
 
 
@@ -55,48 +55,48 @@ class RoleMemory:
 
     role: str
     count: int
-    """Ranks or engines; of several critics all."""
+    """Number of ranks or engines; with several critics, of all of them."""
     parts: Mapping[str, int]
-    """Bytes by what they hold."""
+    """Bytes by content."""
 
     @property
     def bytes_each(self) -> int:
-        """One rank or engine."""
+        """Bytes of one rank or engine."""
         return sum(self.parts.values())
 
     @property
     def bytes_total(self) -> int:
-        """All of them."""
+        """Bytes of all ranks or engines."""
         return self.count * self.bytes_each
 
 
 @dataclass(frozen=True, kw_only=True)
 class JudgeEngines:
-    """What the run's own judge runs on."""
+    """The engines of the run's own judge."""
 
     sizes: ModelSizes
     kind: str
-    """Of its engines, see `ENGINES`."""
+    """Kind of the engines, see `ENGINES`."""
     max_context: int
-    """Longest request plus reply, in tokens."""
+    """Longest request plus response, in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DiskUse:
-    """What a run writes."""
+    """The files that a run writes."""
 
     checkpoint_bytes: int
     num_checkpoints: int
-    """Kept at the end; one more exists while saving."""
+    """Number of checkpoints at the end; one more exists while saving."""
     num_certain: int
-    """That exist at once in any case: checkpoints that only the time or a signal asks for do not count."""
+    """Number of checkpoints that exist at once in any case, without those triggered by a time limit or a signal."""
     rollout_bytes: int
-    """All recorded rollouts, at most."""
+    """Upper bound of all recorded rollouts."""
     kept_bytes: int = 0
-    """What other models said of the examples."""
+    """Stored outputs of other models for the examples."""
 
     def problem(self, free_bytes: int) -> str:
-        """Return why checkpoints do not fit into so much free space, and what to do; empty where they do."""
+        """Return why checkpoints do not fit into the free space, and what to do; empty if they fit."""
         needed = self.num_certain * self.checkpoint_bytes
         if needed <= free_bytes:
             return ""
@@ -108,7 +108,7 @@ class DiskUse:
 
     @property
     def peak_bytes(self) -> int:
-        """At most, while the last checkpoint is being saved."""
+        """Upper bound, while the last checkpoint is being saved."""
         extra = 1 if self.num_checkpoints else 0
         return self.checkpoint_bytes * (self.num_checkpoints + extra) + self.rollout_bytes + self.kept_bytes
 

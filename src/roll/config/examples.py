@@ -1,4 +1,4 @@
-"""Where examples come from: conversations, texts and compared answers that are learnt from as they are."""
+"""Sources of examples: conversations, texts and compared answers, which are trained on as they are."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class ArithmeticExamples(SumsTask, _Examples):
 
 
 class ExampleColumns(ConversationColumns, _Examples):
-    """Which columns of a row say what. Where several could, the first of these keys decides; `null` turns one off."""
+    """Meaning of a row's columns. If several could apply, the first of these keys decides; `null` turns one off."""
 
     held_out: float = option(
         0.1,
@@ -93,7 +93,7 @@ class HuggingFaceExamples(HuggingFaceTable, ExampleColumns):
 
 
 class PythonExamples(PythonTable, ExampleColumns):
-    """Rows that Python makes: a function or class of yours, or the objects given to `roll.train(config, data=…)`."""
+    """Rows from Python: your own function or class, or the objects given to `roll.train(config, data=…)`."""
 
 
 ExampleDataConfig = Annotated[

@@ -1,4 +1,4 @@
-"""What a key means: `roll config explain training.learning_rate`."""
+"""The meaning of a key: `roll config explain training.learning_rate`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Losses of policies by name, and the gates of the one that is put together: their settings, and what builds them.
+"""Policy losses by name, and the gates of the composed loss: their settings, and what builds them.
 
-A new gate is a section and a line here, and its class in `roll.algorithms.gates`.
+A new gate is a section and an entry in this module, and its class in `roll.algorithms.gates`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from roll.extensions import ExtensibleRegistry
 __all__ = ["GATES", "LOSSES", "GateConfig", "MinClip"]
 
 LOSSES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("loss", {}, group="roll.losses")
-"""Functions of `LossInputs`, in place of the one that ratio, gate, KL and entropy make."""
+"""Functions of `LossInputs`, used instead of the loss composed of ratio, gate, KL and entropy."""
 GATES: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
     "gate",
     {
@@ -45,7 +45,7 @@ class MinClip(_Clipped):
 
 
 class DualClip(_Clipped):
-    """As `min_clip`; for negative advantages never below bound x A: arXiv 1912.09729."""
+    """Like `min_clip`; for negative advantages never below bound x A: arXiv 1912.09729."""
 
     type: Literal["dual_clip"] = option(..., "Kind of gate.")
     bound: float = option(3.0, "Largest ratio that counts for negative advantages.", gt=1)
@@ -88,7 +88,7 @@ class SignSplit(Section):
 
 
 class NoGate(Section):
-    """r A without a bound; at the first update its gradient is that of A log pi."""
+    """r A without a bound; in the first update its gradient is that of A log pi."""
 
     type: Literal["none"] = option(..., "Kind of gate.")
 
@@ -115,7 +115,7 @@ class SoftGate(Section):
 
 
 class PythonGate(Section):
-    """Your own: see `Gate` in `roll.algorithms.gates`."""
+    """Your own gate: see `Gate` in `roll.algorithms.gates`."""
 
     type: Literal["python"] = option(..., "Kind of gate.")
     gate: str = path_option(

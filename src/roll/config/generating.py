@@ -1,4 +1,4 @@
-"""What the configuration of every run has whose policy answers prompts while it is trained."""
+"""Configuration that all runs have in common whose policy generates while it is trained."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["GeneratingConfig", "PromptedConfig"]
 
 
 class GeneratingConfig(RunConfig):
-    """Sections of generation, scoring, training and evaluation; a pipeline adds what it learns by, and where from."""
+    """Sections of generation, scoring, training and evaluation; a pipeline adds its objective and its data."""
 
     rollout: RolloutConfig = option(RolloutConfig(), "What each step generates.")
     inference: InferenceConfig = option(InferenceConfig(), "The engines that generate.")
@@ -40,7 +40,7 @@ class GeneratingConfig(RunConfig):
 
         @property
         def data(self) -> Sequence[DataConfig]:
-            """Where prompts come from; a pipeline's own section gives it."""
+            """Prompt sources; each pipeline has its own section for them."""
             ...
 
     @model_validator(mode="after")
@@ -95,7 +95,7 @@ class GeneratingConfig(RunConfig):
 
     @property
     def engine_needs(self) -> list[EngineNeed]:
-        """What the run needs of the engines of `inference`; a pipeline adds what it needs beside."""
+        """What the run needs of the engines of `inference`; a pipeline adds its own needs."""
         inference, sync, replay = self.inference, self.weight_sync, self.training.router_replay
         asked = {
             "updates_weights": (True, "a policy that is trained", ""),
@@ -134,17 +134,17 @@ class GeneratingConfig(RunConfig):
 
     @property
     def num_ranks(self) -> int:
-        """Trainer ranks."""
+        """Number of trainer ranks."""
         return self.roles["actor_train"].count
 
     @property
     def num_engines(self) -> int:
-        """Inference engines."""
+        """Number of inference engines."""
         return self.roles["actor_infer"].count
 
     @property
     def num_judges(self) -> int:
-        """Engines of the run's own judge."""
+        """Number of engines of the run's own judge."""
         if self.judge is None:
             return 0
         mapped = self.cluster.device_mapping.judge if self.cluster.type == "ray" else None
@@ -152,7 +152,7 @@ class GeneratingConfig(RunConfig):
 
     @property
     def judge_devices(self) -> list[int]:
-        """Of the run's own judge: those that are mapped to it, or the first of `actor_infer`."""
+        """Devices of the run's own judge: those mapped to it, or the first of `actor_infer`."""
         if self.judge is None:
             return []
         mapping = self.cluster.device_mapping
@@ -161,12 +161,14 @@ class GeneratingConfig(RunConfig):
 
     @property
     def max_answer_tokens(self) -> int:
-        """Most tokens that the policy can write in one rollout, over all its turns."""
+        """Most tokens that the policy can generate in one rollout, over all its turns."""
         return self.rollout.max_new_tokens * max(entry.turns for entry in self.data)
 
     @property
     def max_rollout_tokens(self) -> int:
-        """Tokens that engines keep room for behind a prompt: all answers, and observations that no prompt holds yet."""
+        """Tokens for which engines keep room after a prompt: all answers, and observations that are not in a prompt
+        yet.
+        """
         between = self.rollout.episodes.observation_tokens
         return self.rollout.max_new_tokens + max(
             (entry.turns - 1) * (self.rollout.max_new_tokens + between * (entry.environment_call is not None))
@@ -176,12 +178,12 @@ class GeneratingConfig(RunConfig):
 
     @property
     def rollouts_per_step(self) -> int:
-        """Rollouts generated for each step."""
+        """Number of rollouts generated for each step."""
         return self.rollout.prompts_per_step * self.rollout.group_size
 
 
 class PromptedConfig(GeneratingConfig):
-    """A run whose prompts come from sources of data."""
+    """A run with prompts from data sources."""
 
     data: list[DataConfig] = option(
         ...,

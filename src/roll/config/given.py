@@ -1,9 +1,9 @@
-"""Data and rewards that a script or a notebook gives as Python objects, and where they go.
+"""Data and rewards that a script or a notebook passes as Python objects, and where they go.
 
     config, data=rows, reward=function ──► a configuration whose `data` carry them (`PythonData`, `PythonReward`)
 
-No file keeps an object: the run directory holds the configuration without them, and a resumed run is given them again.
-Rows are then compared with the checkpoint by their fingerprint, like those of any source.
+No file keeps an object: the run directory holds the configuration without them, and they must be passed again when a
+run is resumed. Rows are then compared with the checkpoint by their fingerprint, like those of any source.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roll.errors import ConfigError
 __all__ = ["Reward", "Rows", "load_given", "with_given"]
 
 Rows = Iterable[Any]
-"""Dictionaries with a prompt and, where rewards need it, an answer; or texts. Examples are rows as files have them."""
+"""Dictionaries with a prompt and, if rewards need it, an answer; or texts. Examples are rows as in files."""
 Reward = Any
 """A function `(text, answer, metadata) -> float`, a reward's type or settings, or a list of these."""
 
@@ -37,12 +37,12 @@ def load_given(
     Args:
         config: as for `load_config`.
         overrides: as for `load_config`.
-        rows: to train on, in place of the configuration's sources; or of the one among them with `source: python`.
-        held_out: rows for evaluation alone.
-        reward: in place of every source's own.
+        rows: training rows, which replace the configuration's sources, or the rows of its source `source: python`.
+        held_out: rows for evaluation only.
+        reward: replaces the reward of every source.
 
     Raises:
-        ConfigError: they do not fit together; says how to give them.
+        ConfigError: the arguments do not fit together; the message tells how to pass them.
     """
     if rows is None and held_out is not None:
         raise ConfigError("held_out= are rows for evaluation beside data=: give data= as well.")

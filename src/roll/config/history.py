@@ -53,13 +53,13 @@ class Entry:
 
     from_step: int
     overrides: Sequence[str] | None = None
-    """As the user wrote them; `None` where the entry only undoes another one."""
+    """Overrides as the user wrote them; `None` if the entry only undoes another one."""
     changed: Mapping[str, Mapping[str, Any]]
-    """Dotted keys to values `from` and `to`; one that is missing was no key."""
+    """Dotted keys with their values `from` and `to`; a missing value means that the key did not exist."""
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The entry as the file has it."""
+        """The entry as written to the file."""
         overrides = {} if self.overrides is None else {"overrides": self.overrides}
         return {"from_step": self.from_step, **overrides, "changed": self.changed}
 
@@ -98,13 +98,13 @@ class Origin:
     """What ROLL wrote of a run's configuration."""
 
     directory: str
-    """The working directory in which the run began."""
+    """The working directory in which the run started."""
     config: dict[str, Any]
-    """What `config.yaml` held when ROLL wrote it last."""
+    """The content of `config.yaml` when ROLL last wrote it."""
 
 
 def read_origin(run: Path) -> Origin | None:
-    """Read where a run began; `None` for a run of an older version.
+    """Read where a run started; `None` for a run of an older version.
 
     Raises:
         RunDirectoryError: the file is not what ROLL writes.
@@ -124,13 +124,13 @@ def read_origin(run: Path) -> Origin | None:
 
 
 def edits(run: Path) -> list[tuple[str, Any, Any]]:
-    """Return what differs between a run's `config.yaml` and what ROLL wrote there.
+    """Return the differences between a run's `config.yaml` and what ROLL wrote there.
 
     Returns:
-        Dotted keys with both values, `None` for one that is missing; none for a run of an older version.
+        Dotted keys with both values, `None` for a missing one; empty for a run of an older version.
 
     Raises:
-        ConfigError, RunDirectoryError: one of them cannot be read.
+        ConfigError, RunDirectoryError: one of the files cannot be read.
     """
     origin = read_origin(run)
     return [] if origin is None else list(differences(origin.config, read(run / CONFIG).tree, ""))

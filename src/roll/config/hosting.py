@@ -1,4 +1,4 @@
-"""Where an environment runs, and how long it may take."""
+"""Where an environment runs, and its timeouts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Hosting"]
 
 
 class Hosting(Section):
-    """Where an environment runs; its failures cost its own episode alone."""
+    """Where an environment runs; its failure affects only its own episode."""
 
     host: Literal["loop", "pool", "sandbox", "http"] | None = option(
         None,

@@ -15,7 +15,7 @@ Quantization: TypeAlias = Literal["none", "int8", "fp8"]
 
 
 class EngineOptions(Section):
-    """What engines of every role are told."""
+    """Options of the engines of every role."""
 
     engine: str = path_option(
         "auto",

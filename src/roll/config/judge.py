@@ -18,9 +18,9 @@ __all__ = ["JudgeConfig", "check_judge"]
 
 
 class JudgeConfig(EngineOptions):
-    """Engines that rewards of type `judge` without a `url` ask. `judge: NAME` is short for `judge: {model: NAME}`.
+    """Engines for rewards of type `judge` without a `url`. `judge: NAME` is short for `judge: {model: NAME}`.
 
-    The model may be any, the policy's own start among them; its weights never change. On Ray its engines sit on
+    The model may be any, including the policy's initial model; its weights are frozen. On Ray its engines run on
     `cluster.device_mapping.judge`.
     """
 
@@ -67,13 +67,13 @@ class JudgeConfig(EngineOptions):
 
 
 def check_judge(judge: JudgeConfig | None, data: Sequence[DataConfig], cluster: ClusterConfig, num_judges: int) -> None:
-    """Make sure that rewards and the judge need each other, and that the judge fits.
+    """Check that there is a judge if and only if a reward needs it, and that it fits.
 
     Args:
-        judge: the run's own, if it has one.
-        data: whose rewards may ask it.
-        cluster: whose devices it runs on.
-        num_judges: engines of the judge.
+        judge: the run's own judge, if it has one.
+        data: sources, whose rewards may use the judge.
+        cluster: the cluster on whose devices the judge runs.
+        num_judges: number of engines of the judge.
 
     Raises:
         ValueError: names the keys, and what to change.

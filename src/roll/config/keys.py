@@ -1,7 +1,7 @@
 """The tree of configuration keys, as the section classes declare it.
 
-`explain`, the error messages and the reference page all read it from here, so none of them can drift from the
-classes. A position in a list is written `N`: `data.N.max_operand`.
+`explain`, the error messages and the reference page all use it, so none of them can drift from the classes. A position
+in a list is written `N`: `data.N.max_operand`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ __all__ = ["Key", "Shape", "all_keys", "child", "sections_of", "shape_of", "tag_
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What a key's annotation says, taken apart."""
+    """The parts of a key's annotation."""
 
     nullable: bool = False
     section: type[Section] | None = None
     variants: tuple[tuple[str, type[Section]], ...] = ()
-    """Of a union of sections: the tag that chooses each, and the section."""
+    """Members of a union of sections: the tag that selects each, and the section."""
     item: Any = None
     """Annotation of a list's entries."""
     is_list: bool = False
@@ -51,49 +51,49 @@ class Key:
 
     @property
     def dotted(self) -> str:
-        """`data.N.max_operand`."""
+        """The path as `data.N.max_operand`."""
         return ".".join(self.path)
 
     @property
     def shape(self) -> Shape:
-        """The value's form."""
+        """The shape of the value."""
         return shape_of(self.field.annotation)
 
     @property
     def required(self) -> bool:
-        """Whether there is no default."""
+        """Whether the key has no default."""
         return self.field.is_required()
 
     @property
     def default(self) -> Any:
-        """The default; of a required key `PydanticUndefined`."""
+        """The default; `PydanticUndefined` for a required key."""
         return PydanticUndefined if self.required else self.field.get_default(call_default_factory=True)
 
     @property
     def meaning(self) -> str:
-        """What the key does."""
+        """The key's description."""
         return self.field.description or ""
 
     @property
     def unit(self) -> str:
-        """The unit of its number, or an empty string."""
+        """The unit of a number, or an empty string."""
         extra = self.field.json_schema_extra
         return str(extra.get("unit", "")) if isinstance(extra, dict) else ""
 
     @property
     def type_words(self) -> str:
-        """What may be written, in plain words: `a whole number >= 1`."""
+        """The allowed values in plain words: `a whole number >= 1`."""
         return type_words(self.field.annotation, self.field)
 
     @property
     def members(self) -> tuple[tuple[str, type[Section]], ...]:
-        """The sections below this key, each with the tag that chooses it; the tag of an only one is empty."""
+        """The sections below this key, each with the tag that selects it; the tag of a single section is empty."""
         shape = shape_of(self.shape.item) if self.shape.is_list else self.shape
         return (("", shape.section),) if shape.section else shape.variants
 
 
 def shape_of(annotation: Any) -> Shape:
-    """Take an annotation apart."""
+    """Parse an annotation."""
     while get_origin(annotation) is Annotated:
         annotation = get_args(annotation)[0]
     origin = get_origin(annotation)

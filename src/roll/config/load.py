@@ -122,7 +122,7 @@ def _key(key: Any, path: KeyPath) -> str:
 
 
 def _pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
-    """Return the class that the key `pipeline` chooses."""
+    """Return the class that the key `pipeline` selects."""
     name, origin = _pipeline_name(document, overrides)
     if isinstance(name, str) and name in PIPELINES:
         return PIPELINES.get(name)
@@ -132,7 +132,7 @@ def _pipeline(document: Document, overrides: Overrides) -> type[RunConfig]:
 
 
 def _pipeline_name(document: Document, overrides: Overrides) -> tuple[Any, str]:
-    """Return the value of the key `pipeline`, and where it was written, as messages say it."""
+    """Return the value of the key `pipeline`, and where it was written, as messages show it."""
     name, origin = document.tree.get("pipeline", DEFAULT_PIPELINE), at(document, ("pipeline",))
     for text in as_override_list(overrides):
         key, _, value = text.partition("=")

@@ -1,4 +1,4 @@
-"""The language model that is trained."""
+"""The trained language model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs have in common that learn from fresh rollouts in another way than by an `algorithm`."""
+"""Configuration of runs that learn from fresh rollouts without an `algorithm`."""
 
 from __future__ import annotations
 
@@ -53,5 +53,5 @@ class OnlineConfig(PromptedConfig):
 
     @property
     def updates_per_step(self) -> int:
-        """Optimiser steps of a step, at most."""
+        """Maximum number of optimizer steps in a step."""
         return self.updates.num_epochs * self.updates.num_minibatches

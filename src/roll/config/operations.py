@@ -1,4 +1,4 @@
-"""Checkpoints, weight sync, and where a run is written to."""
+"""Checkpoints, weight sync, and where a run is written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["CheckpointConfig", "TrackingConfig", "WeightSyncConfig"]
 
 
 class CheckpointConfig(Section):
-    """Saving, so that nothing is lost."""
+    """Checkpoints, so that no work is lost."""
 
     every_num_steps: int = option(0, "Save every N steps; 0 means as `every_s` says.", ge=0)
     every_s: float | None = option(
@@ -31,7 +31,7 @@ class CheckpointConfig(Section):
 
 
 class WeightSyncConfig(Section):
-    """Bringing the trainer's weights to the engines, and proving that they arrived."""
+    """Sending the trainer's weights to the engines, and verifying that they arrived."""
 
     transport: Literal["auto", "in_process", "shared_memory", "broadcast"] = option(
         "auto", "How tensors travel; `auto` takes the fastest that reaches every engine."

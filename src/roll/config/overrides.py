@@ -21,7 +21,7 @@ _SHORTHANDS: dict[tuple[str, ...], Callable[[Any], Any]] = {
     ("judge",): lambda value: {"model": value} if isinstance(value, str) else value,
     ("data", "N", "reward"): as_reward_list,
 }
-"""Keys that may be written in short, and how to write them out, so that an override can reach inside."""
+"""Keys with a short form, and their expansion, so that an override can set a key inside them."""
 
 
 def apply_overrides(

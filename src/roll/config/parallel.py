@@ -12,10 +12,9 @@ __all__ = ["ParallelConfig"]
 
 
 class ParallelConfig(Section):
-    """Sizes of the dimensions of a trainer's ranks; what they leave over is `dp_shard` (FSDP2).
+    """Sizes of the parallel dimensions of a trainer's ranks; the rest is `dp_shard` (FSDP2).
 
-    Changes where numbers are computed, never what they are: gradients, log-probs, checkpoints and exports are those of
-    one rank.
+    This changes only where numbers are computed: gradients, log-probs, checkpoints and exports equal those of one rank.
     """
 
     pp: int = option(
@@ -68,17 +67,17 @@ class ParallelConfig(Section):
 
     @property
     def num_ranks(self) -> int:
-        """The number of a trainer's ranks is a multiple of this."""
+        """The number of a trainer's ranks must be a multiple of this."""
         return self.pp * self.dp_replicate * math.lcm(self.row_ranks, self.ep)
 
     @property
     def row_ranks(self) -> int:
-        """Ranks that go through one micro-batch together."""
+        """Number of ranks that process one micro-batch together."""
         return self.cp * self.tp
 
     @property
     def share_ranks(self) -> int:
-        """Ranks that go through the same samples: a number of ranks has so many times fewer shares of a batch."""
+        """Number of ranks that process the same samples; a batch is split into (number of ranks / this) shares."""
         return self.pp * self.row_ranks
 
     def in_flight(self, micro_batches: int) -> float:

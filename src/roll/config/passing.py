@@ -1,7 +1,7 @@
-"""What a micro-batch takes of memory while it goes through a model; see `estimate`.
+"""Memory of a micro-batch on its way through a model; see `estimate`.
 
-The coefficients of the activations were counted from the tensors that autograd keeps for layers like Llama's, Qwen3's,
-GLM-4's and Gemma 3's, without what attention keeps of scores where it is neither flash attention nor native.
+The coefficients of the activations were counted from the tensors that autograd keeps for layers like those of Llama,
+Qwen3, GLM-4 and Gemma 3, without the scores that attention keeps if it is neither flash attention nor native.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ __all__ = [
 LOGIT_CHUNK_BYTES = 2 * 64 * 2**20
 """A chunk of the vocabulary projection's logits, and its gradient."""
 KEPT_LOGIT_BYTES = 512 * 2**20
-"""Logits of a micro-batch that are kept for the backward pass; more are computed again."""
+"""Logits of a micro-batch that are kept for the backward pass; beyond that they are recomputed."""
 
 
 class ModelSizes(Protocol):
-    """Sizes of a decoder; `roll.models.ModelDescription` has them."""
+    """Sizes of a decoder; `roll.models.ModelDescription` implements it."""
 
     @property
     def num_parameters(self) -> int: ...
@@ -124,11 +124,11 @@ def activation_bytes_per_token(
 
 @dataclass(frozen=True, kw_only=True)
 class FullestStage:
-    """As shares of the whole model, 1 where there is one stage."""
+    """Largest shares of a stage relative to the whole model; 1 with a single stage."""
 
     weights: float
     activations: float
-    """Of what `ParallelConfig.in_flight` counts, for which stages are alike."""
+    """Share relative to `ParallelConfig.in_flight`, which assumes equal stages."""
 
 
 def fullest_stage(sizes: ModelSizes, parallel: ParallelConfig) -> FullestStage:

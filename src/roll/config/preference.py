@@ -1,4 +1,4 @@
-"""Named methods of learning from preferences: what each is made of, as data, and its section of the configuration."""
+"""Named methods of preference learning: the composition of each, as data, and its section of the configuration."""
 
 from __future__ import annotations
 
@@ -40,27 +40,29 @@ _FORM_SETTINGS: tuple[Setting, ...] = ("label_smoothing", "tau")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Method:
-    """A named method: the arguments of the loss that it is. `algorithms.losses.preference` has the formulas."""
+    """A named method: the arguments of its loss. `algorithms.losses.preference` has the formulas."""
 
     paper: str
     about: str
-    """What is particular to it, in a few words."""
+    """What distinguishes the method, in a few words."""
     form: str = "Sigmoid"
-    """A class of `algorithms.losses.preference.forms`; empty: answers are not compared in pairs (KTO)."""
+    """A class of `algorithms.losses.preference.forms`; empty if answers are not compared in pairs (KTO)."""
     form_arguments: Mapping[str, Any] = field(default_factory=dict)
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Of the loss, beside its settings."""
+    """Arguments of the loss besides its settings."""
     defaults: Mapping[Setting, float]
-    """What the paper sets, where it does; these are all the settings that the method has."""
+    """The paper's defaults, if it has any; the keys are all settings that the method has."""
 
     @property
     def uses_reference(self) -> bool:
-        """Whether it compares the policy with what it was at first."""
+        """Whether the method compares the policy with its initial weights."""
         return bool(self.arguments.get("against_reference", True))
 
     @property
     def compares_pairs(self) -> bool:
-        """Whether it learns from two answers to the same; otherwise from single ones, each wanted or not."""
+        """Whether the method learns from two answers to the same prompt; otherwise from single answers, each wanted
+        or not.
+        """
         return bool(self.form)
 
 
@@ -172,7 +174,7 @@ METHODS: Mapping[MethodName, Method] = {
 
 
 class PreferenceLossSection(Section):
-    """How preferences become a loss. A setting that is left out is the method's own: see the table of methods."""
+    """The preference loss. A setting that is omitted has the method's default: see the table of methods."""
 
     type: MethodName = option("dpo", "The method: see the table in docs/post-training.md.")
     beta: float | None = option(
@@ -195,17 +197,17 @@ class PreferenceLossSection(Section):
 
     @property
     def method(self) -> Method:
-        """What the name stands for."""
+        """The method with this name."""
         return METHODS[self.type]
 
     @property
     def settings(self) -> dict[str, float]:
-        """Of the loss, each as set or as the method has it."""
+        """Settings of the loss, each as given or with the method's default."""
         return {name: value for name, value in self._all().items() if name not in _FORM_SETTINGS}
 
     @property
     def form_settings(self) -> dict[str, float]:
-        """Of the loss's form."""
+        """Settings of the loss's form."""
         return {name: value for name, value in self._all().items() if name in _FORM_SETTINGS}
 
     def _all(self) -> dict[str, float]:
@@ -213,7 +215,7 @@ class PreferenceLossSection(Section):
 
 
 class PreferenceSection(PreferenceLossSection):
-    """The same, and what answers are compared with."""
+    """The preference loss, and the reference with which answers are compared."""
 
     reference: Literal["kept", "adapters"] = option(
         "kept",

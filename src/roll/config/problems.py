@@ -1,4 +1,4 @@
-"""What is wrong with a configuration, one line per problem, in the words of the file that was written."""
+"""Problems of a configuration, one line for each, in the words of the file that was written."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ NAMES_ELSEWHERE = {
     "track_with": "tracking.wandb",
     "train_batch_size": "rollout.prompts_per_step",
 }
-"""Names that people bring from elsewhere, and the key here that does it."""
+"""Names from other libraries, and the corresponding keys."""
 
 _TWINS = {"answer_key": "completion_key", "completion_key": "answer_key"}
-"""Names of one column in sources of prompts and of examples: who changes the pipeline keeps the other one's."""
+"""Names of the same column in sources of prompts and of examples; users of another pipeline often keep its name."""
 
 MAX_LINES = 20
-"""Of one message; a file that is no configuration at all has more problems than anyone reads."""
+"""Lines of one message; a file that is not a configuration has more problems than anyone reads."""
 
 _DOTTED = re.compile(r"[a-z_]+(?:\.[a-z0-9_]+)+")
 

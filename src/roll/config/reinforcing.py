@@ -1,4 +1,4 @@
-"""What runs have in common that learn by an `algorithm`, and everything that is derived from it."""
+"""Configuration that all runs with an `algorithm` have in common, and everything derived from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["ReinforcingConfig"]
 
 
 class ReinforcingConfig(GeneratingConfig):
-    """Rollouts, rewards, and an algorithm that makes updates of them."""
+    """Rollouts, rewards, and an algorithm that trains on them."""
 
     algorithm: AlgorithmConfig = option(AlgorithmConfig(), "How rewards become updates.")
 
@@ -39,7 +39,7 @@ class ReinforcingConfig(GeneratingConfig):
 
     @property
     def num_snapshots(self) -> int:
-        """Earlier policy versions whose weights the policy's trainer keeps in main memory."""
+        """Number of earlier policy versions whose weights the policy's trainer keeps in host memory."""
         return self.rollout.scheduling.max_staleness if self.algorithm.uses_snapshots else 0
 
     def _check_groups(self) -> None:
@@ -101,7 +101,7 @@ class ReinforcingConfig(GeneratingConfig):
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether there may be something to imitate."""
+        """Whether the data may have demonstrations to imitate."""
         return any(entry.has_demonstrations for entry in self.data)
 
     def why_without(self, role: str) -> str:
@@ -133,10 +133,10 @@ class ReinforcingConfig(GeneratingConfig):
 
     @property
     def trainer_holds_reference(self) -> bool:
-        """Whether the policy's own loss needs the reference's whole distribution."""
+        """Whether the policy's loss needs the reference model's whole distribution."""
         return self.algorithm.uses_reference and self.algorithm.kl.estimator == "full"
 
     @property
     def starts_reference(self) -> bool:
-        """Whether the reference is a role of its own: neither the policy without adapters, nor kept by the trainer."""
+        """Whether the reference model is a role: it is neither the policy without adapters, nor held by the trainer."""
         return self.algorithm.uses_reference and self.model.lora is None and not self.trainer_holds_reference

@@ -1,4 +1,4 @@
-"""Running a recorded run again, without engines or without a trainer."""
+"""Replay of a recorded run without engines or without a trainer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["ReplayConfig"]
 
 
 class ReplayConfig(Section):
-    """What `roll replay` runs again, and how; see docs/replay.md."""
+    """What `roll replay` replays, and how; see docs/replay.md."""
 
     run: str = path_option(
         ..., "Directory of the run, which was trained with `tracking.record_rollouts`.", examples=["runs/x"]

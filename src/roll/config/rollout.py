@@ -14,7 +14,7 @@ from roll.config.scheduling import SchedulingConfig
 __all__ = ["EvaluationConfig", "RolloutConfig"]
 
 MOST_REWARD_WORKERS = 16
-"""By default: a worker holds some 150 MB, and a dozen of them score mathematics faster than any engine writes it."""
+"""Default maximum: a worker takes some 150 MB, and a dozen score mathematics faster than any engine generates it."""
 
 
 def num_processors() -> int:
@@ -23,7 +23,7 @@ def num_processors() -> int:
 
 
 class RolloutConfig(Section):
-    """How training data are generated."""
+    """How training data is generated."""
 
     prompts_per_step: int = option(8, "Prompts drawn for each step.", ge=1)
     group_size: int = option(8, "Rollouts of each prompt.", ge=1)
@@ -71,14 +71,14 @@ class RolloutConfig(Section):
 
     @property
     def reward_workers(self) -> int:
-        """How many processes score answers on this machine."""
+        """Number of processes that score answers on this machine."""
         if self.num_reward_workers is not None:
             return self.num_reward_workers
         return min(max(num_processors() // 2, 1), MOST_REWARD_WORKERS)
 
 
 class EvaluationConfig(Section):
-    """How the policy is measured on held-out prompts."""
+    """How the policy is evaluated on held-out prompts."""
 
     every_num_steps: int = option(10, "Evaluate every N steps; 0 means only before and after training.", ge=0)
     num_prompts: int = option(64, "Held-out prompts to use, at most.", ge=1)

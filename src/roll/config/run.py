@@ -1,4 +1,4 @@
-"""What every run has in its configuration, whichever pipeline it runs."""
+"""Configuration that all runs have in common, for any pipeline."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ S = TypeVar("S")
 
 
 class RunConfig(Section):
-    """The base of every pipeline's configuration, which adds sections of its own."""
+    """The base of every pipeline's configuration, which adds its own sections."""
 
     pipeline: str = option(
         ...,
@@ -130,7 +130,7 @@ class RunConfig(Section):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """Show what a pipeline adds after `model`: files and pages tell first what is trained, then how it is kept."""
+        """Place a pipeline's own sections after `model`: files and pages then begin with what is trained."""
         names = list(RunConfig.model_fields)
         before, after = names[: names.index("model") + 1], names[names.index("model") + 1 :]
         own = [name for name in cls.model_fields if name not in names]
@@ -140,12 +140,12 @@ class RunConfig(Section):
 
     @property
     def roles(self) -> dict[str, RoleDevices]:
-        """The roles that this run has, by name, with their devices; a pipeline adds its own."""
+        """The roles of this run by name, with their devices; a pipeline adds its own."""
         return {"actor_train": RoleDevices(kind="trainer", devices=self.cluster.device_mapping.actor_train)}
 
     @property
     def starts_engines(self) -> bool:
-        """Whether the run has engines that answer."""
+        """Whether the run has engines that generate."""
         return any(role.kind == "engine" for role in self.roles.values())
 
     def trainers_beside(self, role: str) -> list[str]:
@@ -177,5 +177,5 @@ class RunConfig(Section):
 
     @property
     def run_dir(self) -> Path:
-        """Directory that this run writes to."""
+        """Directory to which this run writes."""
         return Path(self.output_dir) / self.name

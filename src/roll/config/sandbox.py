@@ -1,4 +1,4 @@
-"""Where programs of a model run."""
+"""Where model-written programs run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["SandboxConfig"]
 
 
 class SandboxConfig(Section):
-    """Sandboxes for rewards that run programs; started only where a reward needs them."""
+    """Sandboxes for rewards that run programs; started only if a reward needs them."""
 
     runtime: Literal["bubblewrap", "docker", "subprocess"] = option(
         "bubblewrap",
@@ -67,14 +67,14 @@ class SandboxConfig(Section):
 
     @property
     def program_packages(self) -> list[str]:
-        """Packages that programs may import: `packages`, or numpy where sandboxes are sure to have this Python."""
+        """Packages that programs may import: `packages`, or numpy if sandboxes are certain to have this Python."""
         if self.packages is not None:
             return self.packages
         return ["numpy"] if self.runtime == "bubblewrap" and self.image is None and self.url is None else []
 
     @property
     def own_tools(self) -> bool:
-        """Whether programs find the tool chains of this machine."""
+        """Whether programs can use the tool chains of this machine."""
         return self.runtime != "docker" and self.url is None
 
     @field_validator("url")

@@ -1,4 +1,4 @@
-"""In which order rollouts run, which of them a step takes, and how far generation may run ahead of training."""
+"""The order in which rollouts run, which of them a step takes, and how far generation may run ahead of training."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TAIL_REDUNDANCY = 1.25
 
 
 class SchedulingConfig(Section):
-    """How rollouts are scheduled. Policies that contradict each other are refused."""
+    """How rollouts are scheduled. Policies that contradict each other are rejected."""
 
     type: Literal["queue", "batch", "tail_batching"] = option(
         "queue",
@@ -126,17 +126,17 @@ class SchedulingConfig(Section):
 
     @property
     def max_staleness(self) -> int:
-        """Policy versions that the oldest token of a training sample may lag behind the trainer."""
+        """Policy versions by which the oldest token of a training sample may lag behind the trainer."""
         return math.ceil(self.async_ratio)
 
     @property
     def first_finished(self) -> bool:
-        """Whether what finishes first counts, not what was launched first."""
+        """Whether rollouts are taken in the order in which they finish, not in the order of launch."""
         return (self.choose or ("first_finished" if self.type == "tail_batching" else "launch_order")) != "launch_order"
 
     @property
     def chooses(self) -> bool:
-        """Whether some of what is launched is not trained, by when it finished or what it earned so far."""
+        """Whether some launched rollouts are not trained, depending on when they finished or on their reward so far."""
         redundant = self.num_prompts(1000) > 1000 or self.num_rollouts(1000) > 1000
         return redundant or self.stale_policy == "drop" or (self.stop_doomed_groups and self.reward_range is not None)
 

@@ -1,4 +1,4 @@
-"""What `roll simulate` and `roll plan` read: hardware and workload, and the run's own `rollout` section."""
+"""Input of `roll simulate` and `roll plan`: hardware and workload, and the run's own `rollout` section."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class SimulatedPlacement(Section):
 
     @property
     def num_training(self) -> int:
-        """Devices that train."""
+        """Number of devices that train."""
         return self.training or self.generation
 
     @property
     def num_devices(self) -> int:
-        """All devices."""
+        """Number of all devices."""
         return self.generation + self.training
 
 
@@ -96,7 +96,7 @@ class SimulatedRewardConfig(Section):
 
 
 class EnvironmentLatencyConfig(Section):
-    """Rollouts of several turns with an environment between them."""
+    """Rollouts of several turns with an environment in between."""
 
     num_turns: int = option(..., "Turns of every rollout.", ge=1)
     latency: DistributionConfig = option(..., "Of the environment after each turn, in seconds.")
@@ -136,7 +136,7 @@ class SimulatedTrainingConfig(Section):
 
 
 class FailureConfig(Section):
-    """Something that goes wrong."""
+    """A failure at a given time."""
 
     type: Literal["death", "stall"] = option("death", "`death`: the engine is gone. `stall`: it makes a pause.")
     engine: int = option(0, "Which one, from 0.", ge=0)
@@ -156,7 +156,7 @@ class PaperConfig(Section):
 
 
 class SimulationConfig(Section):
-    """A workload on some hardware, and variants of how it is scheduled."""
+    """A workload on some hardware, and variants of its scheduling."""
 
     name: str = option(..., "Of the simulation; its results go to `<output_dir>/<name>`.", pattern=r"^[\w.-]+$")
     output_dir: str = path_option("runs/simulations", "Where results go.")
@@ -227,12 +227,12 @@ class SimulationConfig(Section):
 
     @property
     def num_engines(self) -> int:
-        """Engines."""
+        """Number of engines."""
         return self.placement.generation // self.engine.tensor_parallel
 
     @property
     def rollouts_per_step(self) -> int:
-        """Rollouts that a step trains."""
+        """Number of rollouts that a step trains."""
         return self.rollout.prompts_per_step * self.rollout.group_size
 
     def variant(self, name: str) -> SimulationConfig:
@@ -268,10 +268,10 @@ class SimulationConfig(Section):
 
 
 def load_simulation(source: str | Path, overrides: Sequence[str] = ()) -> SimulationConfig:
-    """Load a workload, and make sure that each of its variants is valid.
+    """Load a workload, and check that each of its variants is valid.
 
     Raises:
-        ConfigError: the file cannot be read, or it or a variant is not valid; one line for each problem.
+        ConfigError: the file cannot be read, or the file or a variant is not valid; one line for each problem.
     """
     document = read(source)
     if "data" in document.tree and "device" not in document.tree:

@@ -1,4 +1,4 @@
-"""Where rows of data come from, whatever they are used for: prompts or examples."""
+"""Sources of data rows, for prompts as well as for examples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class Share(Section):
-    """What every entry of `data` has, and how its user messages are built."""
+    """What all entries of `data` have in common, and how their user messages are built."""
 
     domain: str = option("", "Name under which metrics and quotas are kept; the source's own name if empty.")
     system_prompt: str | None = option(None, "System message put before every prompt.")
@@ -37,7 +37,7 @@ class Share(Section):
 
 
 class ConversationColumns(Share):
-    """What rows may have beside their messages, and what becomes of rows that cannot be read."""
+    """Optional columns of rows besides messages, and how unreadable rows are treated."""
 
     system_key: str | None = option(
         "system",
@@ -116,7 +116,7 @@ class HuggingFaceTable(Section):
 
 
 class PythonTable(Section):
-    """Rows that Python makes: a function or class of yours, or the objects given to `roll.train(config, data=…)`."""
+    """Rows from Python: your own function or class, or the objects given to `roll.train(config, data=…)`."""
 
     source: Literal["python"] = option(..., "Name of the source.")
     function: str | None = path_option(
@@ -133,7 +133,7 @@ class PythonTable(Section):
 
     @property
     def given(self) -> tuple[Any, Any]:
-        """Rows to train on and rows held out, as they were given as objects; `None` where they were not."""
+        """Training and held-out rows if they were passed as objects, otherwise `None`."""
         return self._rows, self._held_out_rows
 
     def with_rows(self, rows: Any, held_out: Any = None) -> Self:

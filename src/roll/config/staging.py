@@ -1,7 +1,7 @@
-"""Which layers the stages of a model have (`training.parallel.pp`).
+"""Which layers each stage of a model has (`training.parallel.pp`).
 
-Layers are given out one by one, each to the stage that has the least to compute, and of it to the part that has, of
-several the latest, since earlier ones keep more micro-batches in flight.
+Layers are assigned one by one, each to the stage with the least compute, and in it to the part with the least; of
+several parts to the latest, since earlier ones keep more micro-batches in flight.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the configuration of every run has that learns from given examples, without generating any."""
+"""Configuration that all runs have in common that learn from given examples, without generating any."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["AnswersConfig", "HeldOutConfig", "SupervisedConfig", "SupervisedTrai
 
 
 MOST_DRAWS = 2**53
-"""Of a run: far more than any takes, and still a whole number as a float."""
+"""Maximum number of a run's draws: far more than any run needs, and still exact as a float."""
 
 
 class SupervisedTraining(TrainingConfig):
-    """Optimisation on examples; a run ends with its steps or its epochs, whichever come first."""
+    """Optimization on examples; a run ends after its steps or its epochs, whichever come first."""
 
     num_steps: int = option(0, "Steps of the run, at most; 0: as many as `num_epochs` needs.", ge=0, examples=[100])
     num_epochs: float | None = option(
@@ -77,7 +77,7 @@ class SupervisedTraining(TrainingConfig):
 
 
 class AnswersConfig(Section):
-    """Answers that engines write to prompts whenever the held-out loss is measured, scored as rewards are."""
+    """Answers that engines generate whenever the held-out loss is measured, scored like rollouts."""
 
     data: list[DataConfig] = option(
         ...,
@@ -105,7 +105,7 @@ class HeldOutConfig(Section):
 
 
 class SupervisedConfig(RunConfig):
-    """Sections of learning from examples; a pipeline adds what it learns by."""
+    """Sections of learning from examples; a pipeline adds its objective."""
 
     data: list[ExampleDataConfig] = option(
         ...,

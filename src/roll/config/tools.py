@@ -1,4 +1,4 @@
-"""Which tools a model has in an environment, and how it calls them."""
+"""The tools of a model in an environment, and how the model calls them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 OWN = "file.py:name"
-"""What stands for a user's own in lists of tools."""
+"""Name of a user's own tool in lists of tools."""
 
 
 class _Tool(Section):
@@ -42,7 +42,7 @@ class CalculatorTool(_Tool):
 
 
 class PythonTool(_Tool):
-    """Runs a program in a fresh sandbox, as the section `sandbox` says, and gives what it printed: `python`."""
+    """Runs a program in a fresh sandbox, configured by the section `sandbox`, and returns its output: `python`."""
 
     tool: Literal["python"] = option(..., "Name of the tool.")
     time_limit_s: float = option(5.0, "Of one program.", unit="s", gt=0)
@@ -67,7 +67,7 @@ class SearchTool(_Tool):
 
 
 class HttpSearchTool(_Tool):
-    """Asks a retrieval server, as Search-R1's and GEM's: `search`."""
+    """Queries a retrieval server like that of Search-R1 or GEM: `search`."""
 
     tool: Literal["http_search"] = option(..., "Name of the tool.")
     url: str = option(..., "Of the server.", pattern=r"^https?://", examples=["http://127.0.0.1:8000/retrieve"])
@@ -77,7 +77,7 @@ class HttpSearchTool(_Tool):
 
 
 class McpTool(_Tool):
-    """All tools of a server that speaks the Model Context Protocol, or some of them; one connection per episode."""
+    """All or some tools of a server with the Model Context Protocol; one connection per episode."""
 
     tool: Literal["mcp"] = option(..., "Name of this kind of tools.")
     command: list[str] = option([], "A program and its arguments: a server that is started for every episode.")
@@ -94,7 +94,7 @@ class McpTool(_Tool):
 
 
 class OwnTool(_Tool):
-    """A function or class of yours; it runs in a process of its own, one for each episode."""
+    """Your own function or class; it runs in a separate process, one for each episode."""
 
     tool: str = path_option(
         ...,
@@ -136,7 +136,7 @@ def as_tool_list(value: Any) -> Any:
 
 
 class ToolRewardsConfig(Section):
-    """What calls are worth by themselves, beside what the environment says of the episode."""
+    """Rewards of tool calls themselves, in addition to the environment's reward for the episode."""
 
     call: float = option(0.0, "Each call, whatever comes of it.")
     success: float = option(0.0, "Beside that, each call that worked.")
@@ -145,7 +145,7 @@ class ToolRewardsConfig(Section):
 
 
 class ToolCallsConfig(Section):
-    """How tools are called. A reply with calls is a turn of its own, to which the results are the answer."""
+    """How tools are called. A response with calls is a separate turn, which their results answer."""
 
     form: Literal["auto", "xml", "json", "hermes", "llama", "mistral", "harmony", "glm", "gemma4", "template"] = option(
         "auto",

@@ -29,8 +29,9 @@ TRAINERS: ExtensibleRegistry[Callable[..., TrainBackend]] = ExtensibleRegistry(
     },
     group="roll.trainers",
 )
-"""By the name in `training.backend`, what makes one rank of a trainer from its `roll.training.TrainerSpec`. It is here
-so that a name that nobody knows is refused when a configuration is loaded."""
+"""By name in `training.backend`, the class that builds one rank of a trainer from its `roll.training.TrainerSpec`.
+It is defined here so that an unknown name is rejected when a configuration is loaded.
+"""
 
 
 class TrainingConfig(Section):

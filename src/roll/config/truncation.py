@@ -1,8 +1,8 @@
-"""What `rollout.top_p` and `top_k` do to ratios against the engine's probabilities.
+"""How `rollout.top_p` and `top_k` affect ratios to the engine's probabilities.
 
-An engine's log-probs are those of the distribution that it sampled from, as an importance weight needs them: of the
-tokens that it kept alone. The trainer's are of all tokens. So old/rollout is not 1 but the probability of what was
-kept, between top_p and 1 at every token, even where both compute the same; and over an answer these multiply.
+An engine's log-probs are those of the truncated distribution from which it sampled, as an importance weight needs them.
+The trainer's are those of the whole distribution. So old/rollout is not 1 but the probability mass that truncation
+kept, between top_p and 1 at every token, even if both compute the same; and over an answer these factors multiply.
 """
 
 from __future__ import annotations
@@ -67,10 +67,11 @@ def truncation_note(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> str:
 
 
 def distillation_truncation_problem(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
-    """Return why a teacher's rewards and truncated sampling cannot be used together; empty where they can.
+    """Return why a teacher's rewards and truncated sampling cannot be used together; empty if they can.
 
-    The student's log-probs are the engine's there, and the teacher's are of all tokens: each advantage would be too low
-    by the logarithm of what the engine kept, so that a student equal to its teacher would still be moved.
+    The student's log-probs are the engine's, of the truncated distribution, and the teacher's are of the whole one:
+    each advantage would be too low by the logarithm of the probability mass that was kept, so that even a student equal
+    to its teacher would change.
     """
     setting = _setting(rollout)
     if not setting or distillation.place != "reward":
@@ -83,7 +84,7 @@ def distillation_truncation_problem(distillation: DistillationConfig, rollout: R
 
 
 def distillation_truncation_note(distillation: DistillationConfig, rollout: RolloutConfig) -> str:
-    """Return what a user should know whose rewards are learned from truncated samples; empty where they are not."""
+    """Return what a user should know about rewards learned from truncated samples; empty if there are none."""
     setting = _setting(rollout)
     if not setting or not distillation.reward_weight:
         return ""

@@ -31,7 +31,7 @@ __all__ = ["look_at_layout", "try_a_step"]
 GIB = 2**30
 SAY_EVERY_S = 10.0
 _PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
-"""By train back-end, the optional package that it needs."""
+"""By train backend, the optional package that it needs."""
 
 
 def look_at_layout(report: Report, config: RunConfig) -> None:
@@ -39,7 +39,7 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
     are computed in 8 bits, as the run would; a run with none of these is not tried.
 
     Raises:
-        ModelError: it cannot be divided so, has no such layers, or the back-end is not installed here.
+        ModelError: it cannot be divided so, has no such layers, or the backend is not installed here.
     """
     training, lora = config.section("training", TrainingConfig), config.model.lora
     backend = training.backend
@@ -84,7 +84,7 @@ def try_a_step(report: Report, config: RunConfig, say: Callable[[str], None] = l
 
 
 def _can_be_tried(config: RunConfig) -> bool:
-    """Return whether the back-end `torch` divides the model, without weights in 4 bits."""
+    """Return whether the backend `torch` divides the model, without weights in 4 bits."""
     lora = config.model.lora
     return config.section("training", TrainingConfig).backend == "torch" and (lora is None or lora.base == "as_is")
 

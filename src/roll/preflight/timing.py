@@ -45,7 +45,7 @@ class StepTime(NamedTuple):
     learn_s: float
     """Forward and backward pass over the batch."""
     optimizer_s: float
-    """The optimiser's step."""
+    """The optimizer's step."""
     measure_s: float
     """A forward pass over the batch without a gradient."""
 

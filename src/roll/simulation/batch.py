@@ -159,9 +159,7 @@ class ContinuousBatch:
         return generated
 
     def preempt_all(self) -> None:
-        """Preempt every resident request between two steps; each loses its KV cache and keeps its place in the
-        queue.
-        """
+        """Preempt every resident request between two steps; each loses its KV cache and keeps its place in line."""
         assert self._stretch is None, "a step is under way"
         for request in reversed(list(self._resident)):
             self._preempt(request)
@@ -267,9 +265,7 @@ class ContinuousBatch:
         return preempted
 
     def _prefill(self, *, may_admit: bool) -> tuple[list[tuple[SimulatedRequest, int]], int, float]:
-        """Admit waiting requests, and return the next step's prefill chunks, their tokens and their (query, key)
-        pairs.
-        """
+        """Admit waiting requests; return the next step's prefill chunks, their tokens and their (query, key) pairs."""
         if not self._prefilling and not (may_admit and self.num_waiting):
             return [], 0, 0.0
         chunks: list[tuple[SimulatedRequest, int]] = []

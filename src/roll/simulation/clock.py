@@ -38,7 +38,7 @@ MAX_CALLBACKS_PER_INSTANT = 50_000_000
 NAMED_TASKS = 20
 """So many waiting tasks are named in an error."""
 PRUNE_ABOVE = 100
-"""Cancelled timers are cleared away when there are more of them than this, and more than live ones."""
+"""Canceled timers are cleared away when there are more of them than this, and more than live ones."""
 
 
 class DeadlockError(RollError):
@@ -210,7 +210,7 @@ def _place(task: asyncio.Task[Any]) -> str:
 
 
 def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, limit_s: float = math.inf) -> T:
-    """Run a program in virtual time to its end; what it leaves running is cancelled, as with `asyncio.run`.
+    """Run a program in virtual time to its end; what it leaves running is canceled, as with `asyncio.run`.
 
     Whatever it raises carries a note with the seed that replays it.
 

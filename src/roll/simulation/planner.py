@@ -3,7 +3,7 @@
     memory ──► widths of engines that fit ──► simulate synchronous, colocated ──► best width
                                                     │ mean and longest answer, time of training
                                                     ▼
-               ROLL Flash's best split (P2) for each alpha ──► simulate it and its neighbours ──► the fastest
+               ROLL Flash's best split (P2) for each alpha ──► simulate it and its neighbors ──► the fastest
 
 P2 (arXiv 2510.11345): with K devices, N samples a step of mean generation g and longest L (device-seconds and seconds),
 and training of t device-seconds a sample, the share beta of devices that train and the gain over synchronous are

@@ -64,7 +64,7 @@ class Summary:
     num_steps: int
     """Steps recorded."""
     num_trained_steps: int | None = None
-    """Those that something was learnt in: where there is none, the run did nothing."""
+    """Those that something was learned in: where there is none, the run did nothing."""
     accuracy_before: float | None = None
     """Share of right answers before the first step, of those whose reward says so; `None` where none does."""
     accuracy_after: float | None = None
@@ -84,7 +84,7 @@ class Summary:
     reward_last5: float | None = None
     """Mean reward of the last five steps, or of the last half."""
     setup_s: float | None = None
-    """From the command to the end of the first optimiser step (of the last session)."""
+    """From the command to the end of the first optimizer step (of the last session)."""
     train_s: float | None = None
     """All steps, evaluations not included."""
     evaluate_s: float | None = None

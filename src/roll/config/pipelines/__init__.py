@@ -1,4 +1,4 @@
-"""One module for each pipeline: the sections that its configuration is composed of, and what they must agree on.
+"""One module for each pipeline: the sections of its configuration, and their constraints.
 
 Each module exports its class as `CONFIG`; a new pipeline is a new module and a line here. One of the user's own is a
 class elsewhere, which `pipeline: path/to/file.py:Class` names.
@@ -76,4 +76,4 @@ PIPELINES: PipelineRegistry[type[RunConfig]] = PipelineRegistry(
     part="config",
 )
 DEFAULT_PIPELINE = "rlvr"
-"""Of files that do not say."""
+"""Pipeline of a file without the key `pipeline`."""

@@ -14,7 +14,7 @@ __all__ = ["CONFIG", "AgenticConfig", "AnchorsConfig", "CurriculumConfig"]
 
 
 class CurriculumConfig(Section):
-    """Which environments are drawn more often: those that are solved half of the time, where most is to be learnt."""
+    """Which environments are drawn more often: those that are solved half of the time, since they teach most."""
 
     num_episodes: int = option(64, "Episodes of an environment over which its success rate is averaged, about.", ge=1)
     least_share: float = option(
@@ -23,10 +23,11 @@ class CurriculumConfig(Section):
 
 
 class AnchorsConfig(Section):
-    """Groups that begin in the midst of a successful episode: its first turns are replayed, and the policy goes on.
+    """Groups that begin in the middle of a successful episode: its first turns are replayed, and the policy continues.
 
-    IPA's chunk-level initialised resampling (arXiv 2512.24873). What was replayed is context, imitated once for each
-    group as `algorithm.imitation` says. An environment must repeat an episode under the same seed and actions.
+    This is IPA's chunk-level initialized resampling (arXiv 2512.24873). The replayed turns are context, imitated once
+    for each group according to `algorithm.imitation`. An environment must repeat an episode for the same seed and
+    actions.
     """
 
     type: Literal["parallel", "rollback"] = option(
@@ -64,7 +65,7 @@ class AnchorsConfig(Section):
 
 
 class AgenticConfig(ReinforcingConfig):
-    """Reinforcement learning in environments: games, tools, worlds, or classes of your own."""
+    """Reinforcement learning in environments: games, tools, worlds, or your own classes."""
 
     pipeline: Literal["agentic"] = option("agentic", "Which pipeline runs.")
     environments: list[EnvironmentData] = option(

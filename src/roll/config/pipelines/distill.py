@@ -17,7 +17,7 @@ __all__ = ["CONFIG", "DistillConfig"]
 
 
 class DistillDevices(DeviceMapping):
-    """Devices of each role, the teachers' too."""
+    """Devices of each role, including the teachers."""
 
     teacher: Devices | None = option(
         None,
@@ -82,7 +82,7 @@ class DistillConfig(Taught, OnlineConfig):
 
     @property
     def trainer_holds_teachers(self) -> bool:
-        """Whether the student's own loss needs the teachers' whole distributions."""
+        """Whether the student's loss needs the teachers' whole distributions."""
         return self.distillation.place == "loss"
 
     def why_without(self, role: str) -> str:

@@ -1,4 +1,4 @@
-"""The configuration of offline distillation: a teacher judges every token of given answers."""
+"""The configuration of offline distillation: a teacher scores every token of given answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CONFIG", "DistillOfflineConfig"]
 
 
 class DistillOfflineConfig(Taught, SupervisedConfig):
-    """Offline distillation (arXiv 1503.02531): a teacher judges every token of given answers."""
+    """Offline distillation (arXiv 1503.02531): a teacher scores every token of given answers."""
 
     pipeline: Literal["distill_offline"] = option("distill_offline", "Which pipeline runs.")
     distillation: OfflineDistillationConfig = option(OfflineDistillationConfig(), "What is learnt from the teacher.")
@@ -30,7 +30,7 @@ class DistillOfflineConfig(Taught, SupervisedConfig):
 
     @property
     def trainer_holds_teachers(self) -> bool:
-        """Whether the student's own loss needs the teachers' whole distributions."""
+        """Whether the student's loss needs the teachers' whole distributions."""
         return self.distillation.place == "loss"
 
 

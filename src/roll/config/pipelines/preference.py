@@ -1,4 +1,4 @@
-"""The configuration of learning from preferences."""
+"""The configuration of preference learning."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["CONFIG", "PreferenceConfig"]
 
 
 class PreferenceConfig(SupervisedConfig):
-    """Preferences: the model learns to prefer the answers that people, or a judge, preferred."""
+    """Preferences: the model learns to prefer the answers that people or a judge preferred."""
 
     pipeline: Literal["preference"] = option("preference", "Which pipeline runs.")
     preference: PreferenceSection = option(PreferenceSection(), "How preferences become a loss.")
@@ -30,7 +30,7 @@ class PreferenceConfig(SupervisedConfig):
         return self
 
     def with_model(self, path: str) -> Self:
-        """See `RunConfig.with_model`: what is measured is compared with what its training began with."""
+        """See `RunConfig.with_model`: the measured model is compared with the one from which its training started."""
         reference = self.preference.reference_model or self.model.path
         other = super().with_model(path)
         if not self.preference.method.uses_reference:

@@ -1,4 +1,4 @@
-"""The configuration of learning from preferences among fresh rollouts."""
+"""The configuration of preference learning from fresh rollouts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["CONFIG", "PairingSection", "PreferenceOnlineConfig"]
 
 
 class PairingSection(Section):
-    """Which rollouts of a prompt are compared, by the rewards of their source (a judge's verdict is one)."""
+    """Which rollouts of a prompt are compared, by the rewards of their source (which may be a judge's verdicts)."""
 
     type: Literal["best_worst", "all"] = option(
         "best_worst", "The best with the worst, of equal ones the first; or every two that differ."
@@ -24,7 +24,7 @@ class PairingSection(Section):
 
 
 class PreferenceOnlineConfig(OnlineConfig):
-    """Online preferences: of the policy's own answers, it learns to prefer those with the higher reward."""
+    """Online preferences: the policy learns to prefer those of its own answers with the higher reward."""
 
     pipeline: Literal["preference_online"] = option("preference_online", "Which pipeline runs.")
     preference: PreferenceLossSection = option(PreferenceLossSection(), "How preferences become a loss.")
@@ -53,7 +53,7 @@ class PreferenceOnlineConfig(OnlineConfig):
 
     @property
     def starts_reference(self) -> bool:
-        """Whether the reference is a role of its own."""
+        """Whether the reference model is a separate role."""
         return self.preference.method.uses_reference and self.model.lora is None
 
     @property

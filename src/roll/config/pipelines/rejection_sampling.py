@@ -1,4 +1,4 @@
-"""The configuration of rejection sampling: fine-tuning on the policy's own best answers, again and again."""
+"""The configuration of rejection sampling: iterated fine-tuning on the policy's own best answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["CONFIG", "RejectionConfig", "RejectionSamplingConfig"]
 
 
 class RejectionConfig(Section):
-    """Which answers are learnt from."""
+    """Which answers are trained on."""
 
     keep: int = option(1, "The best answers to a prompt, at most; of equal ones the first.", ge=1)
     min_reward: float = option(1.0, "An answer with a lower reward is not kept.")
@@ -23,7 +23,7 @@ class RejectionConfig(Section):
 
 
 class RejectionSamplingConfig(OnlineConfig):
-    """Sample, verify, keep the best, learn to write them (RAFT, arXiv 2304.06767)."""
+    """Sample, verify, keep the best answers, and fine-tune on them (RAFT, arXiv 2304.06767)."""
 
     pipeline: Literal["rejection_sampling"] = option("rejection_sampling", "Which pipeline runs.")
     rejection: RejectionConfig = option(RejectionConfig(), "Which answers are learnt from.")

@@ -13,7 +13,7 @@ __all__ = ["CONFIG", "RewardModelConfig", "RewardModelSection"]
 
 
 class RewardModelSection(Section):
-    """What scores are learnt from."""
+    """How scores are learned."""
 
     loss: Literal["bradley_terry", "regression"] = option(
         "bradley_terry",
@@ -26,7 +26,7 @@ class RewardModelSection(Section):
 
 
 class RewardModelConfig(SupervisedConfig):
-    """A reward model: one score of a whole conversation, for `reward: {type: reward_model, path: …}` and others."""
+    """A reward model: one score for a whole conversation, for `reward: {type: reward_model, path: …}` and others."""
 
     pipeline: Literal["reward_model"] = option("reward_model", "Which pipeline runs.")
     reward_model: RewardModelSection = option(RewardModelSection(), "What scores are learnt from.")

@@ -11,7 +11,7 @@ __all__ = ["CONFIG", "SFTConfig"]
 
 
 class SFTConfig(SupervisedConfig):
-    """Supervised fine-tuning: the model learns to write what the assistant wrote."""
+    """Supervised fine-tuning on the assistant's messages."""
 
     pipeline: Literal["sft"] = option("sft", "Which pipeline runs.")
 

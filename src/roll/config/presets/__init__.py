@@ -1,7 +1,7 @@
-"""Named algorithms: each a module with its paper, formula and assumptions, and the keys that it sets.
+"""Named algorithms: each is a module with its paper, formula and assumptions, and the keys that it sets.
 
-A preset is only a starting point: whatever the user writes wins, key by key. Where the user chooses another kind of
-gate, nothing of the preset's gate is left.
+A preset is only a starting point: the user's keys take precedence, key by key. If the user selects another kind of
+gate, nothing of the preset's gate remains.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def settings(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
 
 @dataclass(frozen=True, slots=True)
 class PresetNote:
-    """A line about it."""
+    """When to use a preset, what it costs, and how stable it is."""
 
     when: str
     cost: str

@@ -1,11 +1,11 @@
 """Attention credit (Attention Illuminates LLM Reasoning, arXiv 2510.13554) on top of GRPO.
 
-    A'_t = gamma_t A_t;   gamma_t = 1.5 for chosen tokens, of which there are 40 % per answer, else 1
+    A'_t = gamma_t A_t;   gamma_t = 1.5 for chosen tokens, 40 % of each answer, else 1
     local: largest |WAAD_t - WAAD_{t+1}|;   global: largest FAI_t;   coupled: both, shared with an anchor's introduction
 
-Maps come from five middle layers of the trained model itself, in the forward pass that the update makes anyway; with
-several updates per batch, in the one before them. Thresholds of the coupled form
-are not in the paper; here they are quantiles of the answer (docs/algorithms.md).
+Attention maps come from five middle layers of the trained model itself, in the update's own forward pass; with several
+updates per batch, in the forward pass before them. The paper gives no thresholds for the coupled form; here they are
+quantiles of the answer (docs/algorithms.md).
 """
 
 WHEN = "Long reasoning, where few tokens decide."

@@ -2,9 +2,9 @@
 
     A_i = R_i - mean_g R;   loss = -1/G sum_i 1/L_max sum_t min(r A, clip(r) A)
 
-Dividing by a group's deviation favours questions that are nearly solved or nearly hopeless; dividing by an answer's
-own length favours long wrong answers. Both are left out; the constant L_max is the prompt's limit, so the loss,
-and with it the fitting learning rate, is smaller than GRPO's where answers are shorter than that.
+Division by a group's standard deviation favors questions that are nearly always or almost never solved; division by an
+answer's own length favors long wrong answers. Both are left out. The constant L_max is the prompt's limit, so the loss,
+and with it the suitable learning rate, differ from GRPO's: the loss is smaller if answers are shorter than the limit.
 """
 
 WHEN = "GRPO without its favour for long wrong answers."

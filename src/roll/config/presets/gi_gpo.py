@@ -1,11 +1,11 @@
-"""GiGPO: group-in-group policy optimisation (arXiv 2505.10978).
+"""GiGPO: group-in-group policy optimization (arXiv 2505.10978).
 
     A = A^E + omega A^S;   A^E = (R_i - mean) / std over rollouts of a prompt
     A^S = (G_k - mean) / std over turns of those rollouts that began in the same state;   G_k = sum gamma^{j-k} r_j
 
-omega = 1, gamma = 0.95. States are compared within a prompt's group alone. A state met once gives A^S = 0: with states
-that never recur GiGPO is GRPO. A group whose rewards are all equal is kept: rollouts that win sooner, or earn on the
-way, still differ in G_k.
+omega = 1, gamma = 0.95. States are compared only within a prompt's group. A state that occurs once has A^S = 0: if no
+state recurs, GiGPO equals GRPO. A group whose rewards are all equal is kept, since rollouts that succeed sooner, or
+earn intermediate rewards, still differ in G_k.
 """
 
 WHEN = "Episodes of several turns in which states recur."

@@ -1,4 +1,4 @@
-"""GMPO: geometric-mean policy optimisation (arXiv 2507.20673).
+"""GMPO: geometric-mean policy optimization (arXiv 2507.20673).
 
     loss = -1/G sum_i A_i exp( 1/|o_i| sum_t clip-one-sided(log r_t, e) ),   e = 0.4
 

@@ -4,8 +4,8 @@
     loss = -1/G sum_i 1/|o_i| sum_t min(r A, clip(r, 1 - e, 1 + e) A) + beta KL_k3
 
 No critic; every token of an answer has its rollout's advantage. The paper's beta is 0.04; here it is 0, as in most
-later work, so that no reference model is loaded. A group whose rewards are all equal has no policy gradient and is left
-out, also of the counts and of a KL penalty (`filters.skip_zero_variance`); std is the unbiased one.
+later work, so that no reference model is loaded. A group whose rewards are all equal has no policy gradient and is
+dropped, also from the counts and from a KL penalty (`filters.skip_zero_variance`); std is the unbiased one.
 """
 
 WHEN = "Verifiable rewards, groups of 4 or more; the default."

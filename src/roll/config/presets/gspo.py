@@ -1,4 +1,4 @@
-"""GSPO: group sequence policy optimisation (arXiv 2507.18071).
+"""GSPO: group sequence policy optimization (arXiv 2507.18071).
 
     s_i = (pi(y_i) / old(y_i))^(1/|y_i|);   loss = -1/G sum_i min(s_i A_i, clip(s_i, 1 - 3e-4, 1 + 4e-4) A_i)
 

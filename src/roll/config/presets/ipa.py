@@ -1,14 +1,14 @@
-"""IPA: interaction-perceptive agentic policy optimisation (ROME, arXiv 2512.24873, eq. 7-10).
+"""IPA: interaction-perceptive agentic policy optimization (ROME, arXiv 2512.24873, eq. 7-10).
 
     chunk = what the policy writes between two interactions;   G_c = gamma^{chunks to the end} (R - mean_g R)
     rho_c = geometric mean of pi/mu over the chunk, mu the engine's policy;   m_c = 1[ geometric mean of old/mu <= H ]
     G > 0: -m G log pi;   G <= 0: -m sg(clip(rho, 0, 1)) G log pi;   expert rollouts: -lambda_IL G log pi
 
-The paper gives no constants: gamma = 0.95 discounts a chunk 14 steps from the end by half; H = 1.2 is ROLL's bound for
-engine mismatch. rho is against the policy that sampled the chunk, as in topr: against the trainer's policy before the
-update it would be 1 at a batch's only update, however stale the batch is. The paper's R is the final reward, which says
-nothing where failure is 0: here it is all that the rollout got, whichever turn it came with, centred over the group, so
-that failures have the negative sign that the split needs. The paper's chunk-level initialised resampling is `anchors`
+The paper gives no constants: gamma = 0.95 discounts a chunk 14 steps before the end by half; H = 1.2 is ROLL's bound
+for engine mismatch. rho is relative to the policy that sampled the chunk, as in topr: relative to the trainer's policy
+before the update it would be 1 at a batch's only update, however stale the batch is. The paper's R is the final reward,
+which has no effect if failure is 0: here it is the rollout's total reward over all turns, centered over the group, so
+that failures have the negative sign that the split needs. The paper's chunk-level initialized resampling is `anchors`
 of the pipeline `agentic`.
 """
 

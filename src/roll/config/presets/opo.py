@@ -2,8 +2,8 @@
 
     A_i = R_i - sum_g |o_j| R_j / sum_g |o_j|;   loss = -1/N sum_i A_i sum_t log pi(o_t)
 
-The length-weighted mean minimises the gradient's variance where a rollout's squared score grows with its length.
-Exactly on-policy: one update per batch, no clip, no KL, no entropy bonus.
+The length-weighted mean minimizes the gradient's variance if a rollout's squared score grows with its length. Exactly
+on-policy: one update per batch, no clip, no KL, no entropy bonus.
 """
 
 WHEN = "Answers of very different lengths, strictly on-policy."

@@ -1,10 +1,10 @@
-"""ReBN: return batch normalisation per turn (GEM, arXiv 2510.01051).
+"""ReBN: return batch normalization per turn (GEM, arXiv 2510.01051).
 
     G_k = sum_{j >= k} gamma^{j-k} r_j per turn;   A = (G - mean) / std over all turns of the batch
     loss = - sum over turns of A log pi(turn)
 
 A turn is one action, so any discount and dense rewards work, with one rollout per prompt. gamma = 0.9 as in GEM's
-games, where it teaches to finish sooner; on one-turn tasks it is batch whitening. The sum is divided by the number of
+games, where it favors finishing sooner; on one-turn tasks it is batch whitening. The sum is divided by the number of
 rollouts.
 """
 

@@ -2,8 +2,8 @@
 
     A_i = R_i - R(greedy answer to the same prompt);   loss = -1/N sum_i A_i sum_t log pi(o_t)
 
-Costs one more (greedy) answer per prompt and works with one rollout per prompt. A group whose rewards are all equal
-still says something where the greedy answer differs, so it is not left out.
+Needs one more (greedy) answer per prompt, and works with one rollout per prompt. A group whose rewards are all equal
+still has a gradient if the greedy answer's reward differs, so it is not dropped.
 """
 
 WHEN = "One rollout per prompt and a baseline of its own."

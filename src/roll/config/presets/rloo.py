@@ -2,7 +2,7 @@
 
     A_i = R_i - mean_{j != i} R_j;   loss = -1/N sum_i A_i log pi(o_i)
 
-Unbiased: a rollout is not in its own baseline. A_i is G/(G-1) times the group-centred reward. The whole answer is one
+Unbiased: a rollout is not in its own baseline. A_i is G/(G-1) times the group-centered reward. The whole answer is one
 action: log-probs are summed over its tokens. Needs groups of at least 2.
 """
 

@@ -1,8 +1,8 @@
-"""SAPO: soft adaptive policy optimisation (arXiv 2511.20347).
+"""SAPO: soft adaptive policy optimization (arXiv 2511.20347).
 
     f(r) = 4/tau sigmoid(tau (r - 1)),   tau = 1.0 for A > 0 and 1.05 for A <= 0;   loss: mean of -f(r) A
 
-A smooth gate in place of the clip: its gradient is 1 at r = 1 and fades on both sides, faster where A is negative.
+A smooth gate instead of the clip: its gradient is 1 at r = 1 and decreases on both sides, faster if A is negative.
 """
 
 WHEN = "Several updates per batch without a hard clip."

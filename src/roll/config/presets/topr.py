@@ -3,9 +3,10 @@
     r_t = pi / mu, mu the engine's policy that sampled the token
     A > 0: -A log pi;   A <= 0: -sg(clip(r, 0, 1)) A log pi;   mean over an answer's tokens, then over answers
 
-Right answers are imitated without a ratio or correction, so that old ones still teach; wrong ones count less the less
-likely they have become since they were sampled. The sign is the advantage's; the paper's is the reward's minus a
-baseline. The paper takes the ratio of the whole answer: `ratio.level: sequence` with `ratio.reduce: product`.
+Correct answers are imitated without a ratio or correction, so that old ones still train the policy; wrong answers count
+less the more their probability has decreased since they were sampled. The sign is the advantage's; the paper's is that
+of the reward minus a baseline. The paper uses the ratio of the whole answer: `ratio.level: sequence` with
+`ratio.reduce: product`.
 """
 
 WHEN = "Stale rollouts, right answers rare."

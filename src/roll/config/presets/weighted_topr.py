@@ -2,8 +2,8 @@
 
     A > 0: -w+ A log pi;   A <= 0: -w- sg(clip(r, 0, 1)) A log pi;   r as in topr
 
-The paper names the weights and gives none. Here w- = 0.5: with group-centred rewards few right answers and many wrong
-ones weigh the same in sum, and a smaller negative side slows the loss of entropy.
+The paper defines the weights without values. Here w- = 0.5: with group-centered rewards, few correct answers and many
+wrong ones have the same total weight, and a smaller negative side slows the loss of entropy.
 """
 
 WHEN = "As topr, with the negative side held back."

@@ -1,4 +1,4 @@
-"""What every reward's settings share."""
+"""What the settings of all rewards have in common."""
 
 from __future__ import annotations
 
@@ -55,36 +55,38 @@ class RewardSection(Section):
 
     @property
     def scores_reasoning(self) -> bool:
-        """Whether its verifier gets the whole answer, and leaves out reasoning itself where that is asked for."""
+        """Whether the verifier receives the whole answer, and drops the reasoning itself if it must."""
         return self.reasoning == KEEP
 
     @property
     def needs_answer(self) -> bool:
-        """Whether it compares with the prompt's reference answer, which must then not be empty."""
+        """Whether the reward compares with the prompt's reference answer, which must then not be empty."""
         return False
 
     @property
     def needs_sandbox(self) -> bool:
-        """Whether it runs programs; its verifier is then made with `CodeSandboxes` instead of a worker pool."""
+        """Whether the reward runs programs; its verifier is then built with `CodeSandboxes`, not with a worker pool."""
         return False
 
     @property
     def asks_own_judge(self) -> bool:
-        """Whether it asks the run's own judge; its verifier is then made with that instead of a worker pool."""
+        """Whether the reward uses the run's own judge; its verifier is then built with the judge, not with a worker
+        pool.
+        """
         return False
 
 
 def reasoning_left_out() -> Any:
-    """Return the option `reasoning` of rewards that score what follows the reasoning by default."""
+    """Return the option `reasoning` of rewards that by default score the text after the reasoning."""
     inherited = RewardSection.model_fields["reasoning"]
     return option(AUTO, inherited.description or "", examples=inherited.examples)
 
 
 def check_pattern(pattern: str) -> str:
-    """Return `pattern`.
+    """Return `pattern` if it is valid.
 
     Raises:
-        ValueError: it is not a regular expression.
+        ValueError: the pattern is not a regular expression.
     """
     try:
         re.compile(pattern)

@@ -1,4 +1,4 @@
-"""Rewards for doing as one was told: instructions, a form, a schema."""
+"""Rewards for following instructions, a format, or a schema."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["FormatReward", "InstructionsReward"]
 
 
 class InstructionsReward(RewardSection):
-    """Verifiable instructions, as the data set IFEval lists them in every row; each becomes a metric."""
+    """Verifiable instructions, as the data set IFEval lists them in every row; each has a metric."""
 
     type: Literal["instructions"] = option(..., "Kind of reward.")
     reasoning: str = reasoning_left_out()
@@ -28,7 +28,7 @@ class InstructionsReward(RewardSection):
 
 
 class FormatReward(RewardSection):
-    """1 where the answer has the required form, else 0; decides nothing. With `gate: true`, all or nothing."""
+    """1 if the answer has the required format, otherwise 0; has no verdict. With `gate: true`, all or nothing."""
 
     type: Literal["format"] = option(..., "Kind of reward.")
     reasoning: str = option(

@@ -1,4 +1,4 @@
-"""Rewards that a model gives: a judge that is asked in words, a reward model that returns a number."""
+"""Rewards from a model: a judge that is prompted, or a reward model that returns a number."""
 
 from __future__ import annotations
 
@@ -13,15 +13,17 @@ from roll.config.rewards.base import RewardSection
 __all__ = ["JudgeReward", "RewardModelReward"]
 
 MOST_VERDICTS = 101
-"""On the scale of the run's own judge: engines weigh at most this many tokens at once."""
+"""Maximum number of verdicts on the scale of the run's own judge; engines restrict sampling to at most this many
+tokens.
+"""
 
 
 class JudgeReward(RewardSection):
     """A language model scores the answer, or compares it with a reference: behind an OpenAI-compatible endpoint
     (`url`), or, without one, the run's own judge (section `judge`).
 
-    A judge that cannot be reached, or that never answers in the form asked for, is our failure: the rollout becomes an
-    infrastructure error, it gets no reward of 0.
+    A judge that cannot be reached, or that never answers in the required format, is an infrastructure error of the
+    rollout, not a reward of 0.
     """
 
     type: Literal["judge"] = option(..., "Kind of reward.")
@@ -120,7 +122,9 @@ class JudgeReward(RewardSection):
 
     @property
     def asks_own_judge(self) -> bool:
-        """Whether it asks the run's own judge; its verifier is then made with that instead of a worker pool."""
+        """Whether the reward uses the run's own judge; its verifier is then built with the judge, not with a worker
+        pool.
+        """
         return self.url is None
 
     @property
@@ -132,7 +136,7 @@ class JudgeReward(RewardSection):
 
 
 class RewardModelReward(RewardSection):
-    """A Hugging Face sequence-classification model scores prompt and answer; it runs in processes of its own."""
+    """A Hugging Face sequence-classification model scores prompt and answer; it runs in separate processes."""
 
     type: Literal["reward_model"] = option(..., "Kind of reward.")
     path: str = path_option(..., "A directory or a hub id.", min_length=1, examples=["my-reward-model"])

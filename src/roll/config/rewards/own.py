@@ -1,4 +1,4 @@
-"""Rewards that someone else scores: a function of the user's, a task's own scorer, an environment."""
+"""Rewards with an external scorer: a user's function, a task's own scorer, or an environment."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ __all__ = ["EnvironmentReward", "PythonReward", "ReasoningGymReward"]
 
 
 class PythonReward(RewardSection):
-    """A function of yours: `def reward(text, answer, metadata) -> float`, or one written for verl:
-    `def compute_score(data_source, solution_str, ground_truth, extra_info)`, bound by name.
+    """Your own function: `def reward(text, answer, metadata) -> float`, or one written for verl: `def
+    compute_score(data_source, solution_str, ground_truth, extra_info)`, whose arguments are passed by name.
 
-    An `async def` waits for many answers at once. Annotated `-> bool`, it also decides whether the task was solved,
-    which accuracy counts.
+    An `async def` can wait for many answers at once. With the annotation `-> bool`, it also decides whether the task
+    was solved, which accuracy counts.
     """
 
     type: Literal["python"] = option(..., "Kind of reward.")
@@ -35,7 +35,7 @@ class PythonReward(RewardSection):
 
     @property
     def given(self) -> Callable[..., Any] | None:
-        """The function, as it was given as an object; `None` where it was not."""
+        """The function if it was passed as an object, otherwise `None`."""
         return self._object
 
     def with_object(self, function: Callable[..., Any]) -> Self:
@@ -46,14 +46,14 @@ class PythonReward(RewardSection):
 
 
 class ReasoningGymReward(RewardSection):
-    """The scorer that a reasoning-gym task brings along."""
+    """The scorer of a reasoning-gym task."""
 
     type: Literal["reasoning_gym"] = option(..., "Kind of reward.")
     reasoning: str = reasoning_left_out()
 
 
 class EnvironmentReward(RewardSection):
-    """What the environment gave over all turns; for sources that have one."""
+    """The sum of the environment's rewards over all turns; for sources with an environment."""
 
     type: Literal["environment"] = option(..., "Kind of reward.")
     solved_at: float = option(1.0, "The task counts as solved from this sum on.")

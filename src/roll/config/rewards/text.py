@@ -1,4 +1,4 @@
-"""Rewards that compare an answer's text with a reference, or look at its form."""
+"""Rewards that compare an answer's text with a reference, or check its form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class MathReward(RewardSection):
-    """1 where the final answer is mathematically equal to the reference, else 0."""
+    """1 if the final answer is mathematically equal to the reference, otherwise 0."""
 
     type: Literal["math"] = option(..., "Kind of reward.")
     reasoning: str = reasoning_left_out()
@@ -37,7 +37,7 @@ class MathReward(RewardSection):
 
 
 class ExactReward(RewardSection):
-    """1 where the answer's text equals the reference."""
+    """1 if the answer's text equals the reference, otherwise 0."""
 
     type: Literal["exact"] = option(..., "Kind of reward.")
     reasoning: str = reasoning_left_out()
@@ -51,7 +51,7 @@ class ExactReward(RewardSection):
 
 
 class RegexReward(RewardSection):
-    """1 where a regular expression is found in the answer; `{answer}` in it stands for the reference."""
+    """1 if a regular expression matches in the answer, otherwise 0; `{answer}` in it is replaced by the reference."""
 
     type: Literal["regex"] = option(..., "Kind of reward.")
     pattern: str = option(..., "The regular expression (Python's syntax).", min_length=1, examples=["Answer: {answer}"])
@@ -69,7 +69,7 @@ class RegexReward(RewardSection):
 
 
 class ChoiceReward(RewardSection):
-    """Multiple choice: 1 where the letter that the answer settles on is the reference's."""
+    """Multiple choice: 1 if the letter that the answer chooses is the reference's, otherwise 0."""
 
     type: Literal["choice"] = option(..., "Kind of reward.")
     reasoning: str = reasoning_left_out()
@@ -82,9 +82,9 @@ class ChoiceReward(RewardSection):
 
 
 class ShortAnswerReward(RewardSection):
-    """Short answers to questions, compared by words without case, punctuation and articles, as SQuAD does.
+    """Short answers to questions, compared by words without case, punctuation and articles, as in SQuAD.
 
-    What stands between the last `<answer>` and `</answer>` counts, or else the whole text.
+    The text between the last `<answer>` and `</answer>` is compared, or the whole text without these tags.
     """
 
     type: Literal["short_answer"] = option(..., "Kind of reward.")
@@ -104,7 +104,7 @@ class ShortAnswerReward(RewardSection):
 
 
 class RepetitionPenalty(RewardSection):
-    """0 to -1 for repeated n-grams of tokens; give it a weight beside the reward that decides."""
+    """0 to -1 for repeated n-grams of tokens; give it a weight next to the main reward."""
 
     type: Literal["repetition"] = option(..., "Kind of reward.")
     ngram_size: int = option(4, "Tokens that are compared as one.", unit="tokens", ge=1)
@@ -113,7 +113,7 @@ class RepetitionPenalty(RewardSection):
 
 
 class LengthPenalty(RewardSection):
-    """0 to -1 for tokens beyond a limit; give it a weight beside the reward that decides."""
+    """0 to -1 for tokens beyond a limit; give it a weight next to the main reward."""
 
     type: Literal["length"] = option(..., "Kind of reward.")
     free_tokens: int = option(..., "Tokens that cost nothing.", unit="tokens", ge=0, examples=[256])

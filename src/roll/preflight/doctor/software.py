@@ -1,4 +1,4 @@
-"""Python, packages, engines, back-ends, compilers and sandboxes."""
+"""Python, packages, engines, backends, compilers and sandboxes."""
 
 from __future__ import annotations
 

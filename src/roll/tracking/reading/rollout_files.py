@@ -35,7 +35,7 @@ _PORTION = 64 * 2**20
 _LARGEST_GROUP = 2**30
 """Bytes of the columns that are read of one row group."""
 _LARGEST_ROWS = 64 * 2**20
-"""Bytes of what is spelt out together."""
+"""Bytes of what is spelled out together."""
 _BYTES_PER_VALUE = 8
 _WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches"))
 """Lists in which a run leaves nothing out."""
