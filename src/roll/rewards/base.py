@@ -1,4 +1,4 @@
-"""What every verifier shares: the form of a judgement, and who is to blame when none comes."""
+"""Types that all verifiers share: the form of a judgement, and which failures count as the model's."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from roll.types import Prompt, Rollout
 __all__ = ["LONGEST_TEXT", "TIMEOUT", "Judgement", "Verifier", "answered", "in_pool"]
 
 LONGEST_TEXT = 20_000
-"""Characters of an answer that verifiers of final answers look at, from its end."""
+"""Number of characters, from an answer's end, that verifiers of final answers read."""
 TIMEOUT = "timeout"
 """Verdict on an answer that took too long to verify."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """What one verifier says of one answer."""
+    """The judgement of one verifier on one answer."""
 
     value: float
     verdict: str
     correct: bool | None = None
-    """`None` where the verifier does not decide whether the task was solved (a format check)."""
+    """`None` if the verifier does not decide whether the task was solved (a format check)."""
     parts: Mapping[str, float] = field(default_factory=dict)
-    """What the value is made of, by name, for metrics: each instruction of an answer, each order of a comparison."""
+    """The parts of the value by name, for metrics: each instruction of an answer, each order of a comparison."""
 
 
 async def _nothing() -> None:
@@ -46,28 +46,29 @@ def _forget(state: Any) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verifier:
-    """One way to judge answers."""
+    """A method of judging answers."""
 
     judge: Callable[[Rollout], Awaitable[Judgement]]
-    """Raises `TimeoutError` where an answer takes too long to verify, `MalformedPromptError` or `UnscorableError` where
-    trying again cannot help; anything else that it raises is a failure of ours, of this one answer."""
+    """Judges a rollout. Raises `TimeoutError` if an answer takes too long to verify, `MalformedPromptError` or
+    `UnscorableError` if a retry cannot help. Any other exception is a failure of the infrastructure for this one
+    answer."""
     decides: bool
-    """Whether it says if the task was solved."""
+    """Whether the verifier decides if the task was solved."""
     close: Callable[[], Awaitable[None]] = _nothing
-    """Ends what it opened (connections, processes of its own); may be called twice."""
+    """Closes the verifier's connections and processes; may be called twice."""
     state: Callable[[], Any] = _no_state
-    """What later judgements depend on, as plain data that JSON holds; `None` where they depend on nothing."""
+    """Returns the state that later judgements depend on, as plain data for JSON; `None` without such a state."""
     restore: Callable[[Any], None] = _forget
-    """Takes what `state` gave."""
+    """Restores a state that `state` returned."""
 
 
 async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
     """Run a verifier's function in the pool.
 
     Raises:
-        TimeoutError: the answer took too long to verify.
-        UserError: the verifier says that the user has to mend something.
-        InfraError: the worker died, the verifier crashed, or it says itself that it cannot judge.
+        TimeoutError: The answer took too long to verify.
+        UserError: The verifier reports that the user must correct something.
+        InfraError: The worker died, the verifier crashed, or it reports that it cannot judge.
     """
     try:
         return await pool.submit(function, *args, time_limit_s=time_limit_s)
@@ -75,7 +76,7 @@ async def in_pool(pool: WorkerPool, function: Callable[..., Any], *args: Any, ti
         raise RewardInfraError(f"the verifier's process died: {error}") from error
     except (TimeoutError, UserError, InfraError):
         raise
-    except Exception as error:  # the boundary to verifiers: whatever they raise is our failure, not the model's
+    except Exception as error:  # the boundary to verifiers: their exceptions are not the model's failure
         place = "".join(f" ({note})" for note in getattr(error, "__notes__", [])[-1:])
         raise RewardInfraError(f"the verifier crashed{place}: {type(error).__name__}: {error}") from error
 

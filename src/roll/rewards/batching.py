@@ -1,10 +1,10 @@
-"""Single requests, scored in batches.
+"""Batching of single requests for scoring.
 
-    submit ──► waiting ──► a free runner takes up to `batch_size` of them ──► results, one by one
+    submit ──► waiting ──► a free runner takes up to `batch_size` requests ──► results, one by one
 
-Nothing waits for a batch to fill: the first request goes at once, and what comes while it is scored goes together.
-Invariants: at most `num_runners` batches under way; a request whose caller has gone is not scored; every request gets
-its own result or the error of its batch.
+No request waits for a batch to fill: the first request is scored at once, and the requests that arrive meanwhile form
+the next batch. Invariants: at most `num_runners` batches run at once; a request whose caller was canceled is not
+scored; every request gets its own result or the error of its batch.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Batcher(Generic[Item, Result]):
     """Collects requests into batches."""
 
     score: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]]
-    """Results of a batch, in its order."""
+    """Returns the results of a batch, in its order."""
     _: KW_ONLY
     batch_size: int
-    """Requests in one, at most."""
+    """Most requests in one batch."""
     num_runners: int
-    """Batches under way at once."""
+    """Most batches that run at once."""
     _waiting: deque[tuple[Item, asyncio.Future[Result]]] = field(init=False, default_factory=deque)
     _runners: set[asyncio.Task[None]] = field(init=False, default_factory=set)
     _closed: bool = field(init=False, default=False)
@@ -56,7 +56,7 @@ class Batcher(Generic[Item, Result]):
         return await future
 
     async def _run(self) -> None:
-        await asyncio.sleep(0)  # whatever is submitted in this turn of the loop goes along
+        await asyncio.sleep(0)  # requests that are submitted in the same turn of the event loop join the batch
         while batch := self._take():
             try:
                 results = await self.score([item for item, _ in batch])
@@ -65,7 +65,7 @@ class Batcher(Generic[Item, Result]):
             except asyncio.CancelledError:
                 self._fail(batch, RewardInfraError("the reward model is closed"))
                 raise
-            except Exception as error:  # whatever it is, it belongs to those who wait for this batch
+            except Exception as error:  # any exception belongs to the callers that wait for this batch
                 self._fail(batch, error)
             else:
                 for (_, future), result in zip(batch, results, strict=True):
@@ -87,7 +87,7 @@ class Batcher(Generic[Item, Result]):
         return batch
 
     async def close(self) -> None:
-        """End batches under way; those who wait get a `RewardInfraError`. May be called twice."""
+        """End running batches; their callers get a `RewardInfraError`. May be called twice."""
         self._closed = True
         runners = list(self._runners)
         waiting = list(self._waiting)

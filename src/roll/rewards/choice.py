@@ -1,4 +1,4 @@
-"""Multiple choice: which letter an answer settles on."""
+"""Multiple choice: find the letter that an answer settles on."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from roll.types import Prompt, Rollout
 __all__ = ["choice_verifier", "chosen_letter", "options_of", "question_of", "score_choice"]
 
 LONGEST_ALONE = 40
-"""Characters of a line, or of an answer, that is a letter with marks around it."""
+"""Most characters of a line, or of an answer, that consists of a letter with marks around it."""
 LONGEST_OPTION = 300
-"""Characters of an option's text."""
+"""Most characters of an option's text."""
 LONGEST_LIST = 120
-"""Characters of an answer that goes through the letters (`A: no. B: no. C.`)."""
+"""Most characters of an answer that lists the letters (`A: no. B: no. C.`)."""
 NO_LETTER = "no letter"
 """What `score_choice` returns for a reference that names no letter."""
 
@@ -54,18 +54,20 @@ class _Patterns:
 
 
 def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = None) -> str | None:
-    r"""Return the letter that an answer settles on, in upper case; `None` where it settles on none, or on several.
+    r"""Return the letter that an answer settles on, in upper case; `None` if it settles on no letter or on several.
 
-    In this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an answer that is nothing but
-    the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct", "答案:B", "故选B"); the
-    only letter that leads a line (`B. Paris`); the last letter in brackets or in bold; the last one alone on a line;
-    the option whose text the answer gives. A letter that is denied (`not (A)`, "option A is wrong") never counts, and
-    a statement of two letters (`C or D`) is none.
+    The first match counts, in this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an
+    answer
+    that is only the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct", "答案:B",
+    "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold; the last letter
+    alone
+    on a line; the option whose text the answer has. A denied letter (`not (A)`, "option A is wrong") never counts, and
+    a statement of two letters (`C or D`) does not count.
 
     Args:
         text: The answer.
         letters: The letters that may be chosen, in upper case.
-        options: The text of each option by its letter, where it is known.
+        options: The text of each option by its letter, if known.
     """
     text = plain_letters(text)
     given = last_boxes(text, several=False)
@@ -77,7 +79,7 @@ def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = N
 
 
 def _inside(content: str, letters: str) -> str | None:
-    """Return the letter of a box or tag: alone, before what it stands for, or in a statement."""
+    """Return the letter in a box or tag: alone, in front of its option's text, or in a statement."""
     bare = _STYLE.sub(" ", content).strip()
     return _in_text(bare, letters, is_whole=True)
 
@@ -109,14 +111,14 @@ def _in_text(text: str, letters: str, is_whole: bool = False) -> str | None:
 
 
 def _ends_with(text: str, mention: Mention) -> bool:
-    """Return whether a letter is all that follows the last sign of punctuation (`By elimination, C.`)."""
+    """Return whether only a letter follows the last punctuation mark (`By elimination, C.`)."""
     before, behind = text[max(0, mention.begin - 8) : mention.begin], text[mention.end : mention.end + 8]
     at_end = mention.end + len(behind) == len(text) and not behind.strip(".!*_ \n")
     return at_end and not mention.denied and _ENDS.search(before) is not None
 
 
 def _left_over(mentions: list[Mention]) -> str | None:
-    """Return the one letter that is not denied, where all others are (`C, not D`)."""
+    """Return the one letter that is not denied, if all others are (`C, not D`)."""
     left = {letter for mention in mentions if not mention.denied for letter in mention.letters}
     return left.pop() if len(left) == 1 and any(mention.denied for mention in mentions) else None
 
@@ -126,7 +128,7 @@ def _single(mention: Mention) -> str | None:
 
 
 def _leading(text: str, patterns: _Patterns, mentions: list[Mention]) -> set[str]:
-    """Return the letters that lead a line, but for those that are denied there."""
+    """Return the letters that start a line and are not denied there."""
     denied = {mention.begin for mention in mentions if mention.denied}
     single = {mention.begin for mention in mentions if len(mention.letters) == 1}
     found: set[str] = set()
@@ -202,16 +204,16 @@ def question_of(prompt: Prompt) -> str:
 
 
 def score_choice(text: str, answer: str, letters: str, question: str = "") -> bool | str | None:
-    """Return whether the letter chosen is the reference's.
+    """Return whether the chosen letter equals the reference.
 
     Args:
         text: The answer.
         answer: The reference.
         letters: The letters that may be chosen, in upper case.
-        question: The prompt; options that it lists may be named by their texts.
+        question: The prompt; an answer may give the text of an option that the prompt lists.
 
     Returns:
-        `None` where the answer settles on no letter, and `NO_LETTER` where the reference names none.
+        `None` if the answer settles on no letter, and `NO_LETTER` if the reference names no letter.
     """
     options = options_of(question, letters)
     right = chosen_letter(answer, letters, options)

@@ -1,8 +1,8 @@
-"""Statements about an option's letter in German, Spanish, French, Italian and Portuguese, and that only one fits.
+"""Statements about an option's letter in German, Spanish, French, Italian and Portuguese.
 
-The patterns of `roll.rewards.choice_mentions` are English and Chinese; these are tried beside them, once per letter,
-and every repetition is bounded. `A`, `E`, `O` and `Y` are words of these languages, so a letter counts only where
-something ends behind it. What is doubtful (a question, a condition, a "but") states nothing.
+These patterns are tried in addition to the English and Chinese ones of `roll.rewards.choice_mentions`, once per
+letter, and every repetition is bounded. `A`, `E`, `O` and `Y` are words of these languages, so a letter counts only if
+a phrase ends behind it. A doubtful phrase (a question, a condition, a "but") states nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 __all__ = ["OR_AND", "denies", "fits_alone", "states"]
 
 OR_AND = r"oder|und|bzw\.|y|o|u|ou|et|e|ed"
-"""Words that join two letters to one statement."""
+"""Words that join two letters into one statement."""
 _MARKS = r"[\s*_\"'“”„«\u2018’$(\[{<>]{0,12}"
 _ARTICLE = r"(?:(?:die|der|das|la|el|le|lo|il|a|o|l['’])\s{0,2})?"
 _NOUN = (

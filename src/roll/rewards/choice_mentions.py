@@ -18,11 +18,11 @@ from roll.rewards.choice_languages import OR_AND, denies, fits_alone, states
 __all__ = ["Mention", "find_mentions", "plain_letters"]
 
 LEFT_CHARS = 120
-"""Characters before a letter in which the words that introduce it are looked for."""
+"""Number of characters in front of a letter that are searched for words that introduce it."""
 MOST_LETTERS = 1_000
-"""Letters that are looked at, from the end of a text; with the context of each, they bound the time."""
+"""Most letters that are examined, from the end of a text; with the context of each, this bounds the time."""
 RIGHT_CHARS = 80
-"""Characters after a letter in which it may be confirmed or denied."""
+"""Number of characters behind a letter that are searched for a confirmation or a denial."""
 
 _SIMPLIFIED = str.maketrans("應該選擇項為對錯誤還確顯綜題認覺", "应该选择项为对错误还确显综题认觉")
 _MARKS = r"(?:[\s*_\"'“”\u2018’$:=(\[【{<>~–—-]|\\\(|\\boxed\{|\\text(?:bf|rm)?\{|\\mathrm\{|\\mathbf\{){0,12}"
@@ -57,7 +57,7 @@ _THEREFORE = re.compile(
     rf"|故|所以|因此|因而|于是|综上|而是)[,:]?{_MARKS}{_ARTICLE}(?:{_NOUN})?{_MARKS}$",
     re.IGNORECASE,
 )
-"""Words after which a letter is an answer only where its sentence ends right behind it."""
+"""Words after which a letter is an answer only if the sentence ends right behind it."""
 _CHINESE = re.compile(
     rf"(?:(?:答案|正确选项|选项|答|正确的|所以|因此|那么|认为|觉得)(?:应该|应当|应|就|只能|显然)?(?:是|为|选择?|[:】\]])"
     rf"|(?:正确|最佳)?(?:答案|正确选项){_MARKS}|(?<![不没])(?:应该?|故|本题|所以|因此|我)?选择?(?:项|[:]|了)?)"
@@ -133,9 +133,9 @@ class Mention:
     denied: bool
     """Whether the text says that this is not the answer."""
     marked: bool
-    """Whether it stands in brackets, before a bracket (`B)`), or in bold."""
+    """Whether the letter is in brackets, in front of a bracket (`B)`), or in bold."""
     fits_alone: bool
-    """Whether the text says that only this one fits, which is less than saying that it is the answer."""
+    """Whether the text says that only this letter fits, which is weaker than stating that it is the answer."""
     begin: int
     end: int
 
@@ -163,8 +163,9 @@ def _letter_pattern(letters: str) -> re.Pattern[str]:
 def find_mentions(text: str, letters: str) -> list[Mention]:
     """Return the mentions of option letters, in the order of the text.
 
-    A small letter counts in brackets, or where the words before it announce an answer and its sentence ends behind it:
-    `a` is mostly an article.
+    A lower-case letter counts only in brackets, or if the words before it announce an answer and its sentence ends
+    behind
+    it: `a` is usually an article.
 
     Args:
         text: A text as `plain_letters` returns it.

@@ -1,9 +1,9 @@
-"""Several weighted verifiers as one reward, behind gates.
+"""Combine several weighted verifiers into one reward, behind gates.
 
-    gates, all at once ──► one below its mark? ──► 0, and nobody else is asked
+    gates, all at once ──► one below its threshold? ──► 0, and no other verifier runs
                       └──► the others, all at once ──► sum of weight x value
 
-A gate is a component like any other: its weighted value is part of the sum, or nothing of it with weight 0.
+A gate is a component like any other: its weighted value is part of the sum; with weight 0 it adds nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["UNFINISHED", "Component", "WeightedReward"]
 logger = logging.getLogger(__name__)
 
 UNFINISHED = "unfinished"
-"""Verdict on an answer that was cut off, and so was not looked at."""
+"""Verdict on an answer that was cut off, and so was not verified."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,19 +40,21 @@ class Component:
 
     @property
     def watched_alone(self) -> bool:
-        """Whether it changes neither reward nor accuracy."""
+        """Whether the component is only logged: it changes neither reward nor accuracy."""
         return self.config.weight == 0 and self.config.gate is None
 
     async def judge(self, rollout: Rollout) -> Judgement:
-        """Ask the verifier.
+        """Run the verifier.
 
-        A cut-off answer, one that says nothing after the model's reasoning, and one that takes too long to verify are
-        the model's failure: value 0. Whatever else a verifier raises is a failure of ours, of this one answer.
+        An answer that was cut off, that is empty after the model's reasoning, or that takes too long to verify is the
+        model's
+        failure: value 0. Any other exception of a verifier is an infrastructure failure for this one answer.
 
         Raises:
-            RewardInfraError: it failed; names the component and the prompt. `UnscorableError` where another attempt
-                cannot help: it says so itself, or the user has to mend something.
-            SandboxAccessError: nothing that needs a sandbox can be judged any more.
+            RewardInfraError: The verifier failed; the message names the component and the prompt. `UnscorableError` if
+                a retry
+                cannot help: the verifier raised it, or the user must correct something.
+            SandboxAccessError: No component that needs a sandbox can judge any more.
         """
         failed = False if self.verifier.decides else None
         if self.config.require_finished and not rollout.finished:
@@ -70,7 +72,7 @@ class Component:
             raise
         except UserError as error:
             raise UnscorableError(self._words(error, rollout)) from error
-        except Exception as error:  # the boundary to verifiers: an exception of theirs must never end a run
+        except Exception as error:  # the boundary to verifiers: their exceptions must never end a run
             raise RewardInfraError(self._words(error, rollout)) from error
 
     def _words(self, error: Exception, rollout: Rollout) -> str:
@@ -96,11 +98,11 @@ def _checked(judgement: Judgement) -> Judgement:
 
 
 class WeightedReward:
-    """The weighted sum of its components, or 0 where a gate is not passed; implements `Reward`.
+    """The weighted sum of its components, or 0 if a gate is not passed; implements `Reward`.
 
-    A task is solved where every component that decides it says so and every gate is passed; components that are only
-    watched (weight 0, no gate) have no say in it. The verdict is that of the gate that was not passed, else of the
-    first component that decides, else of the first.
+    A task is solved if every component that decides judges it solved and every gate is passed; components that are only
+    logged (weight 0, no gate) do not count. The verdict is that of the gate that was not passed, else of the
+    first component that decides, else of the first component.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:
@@ -108,13 +110,13 @@ class WeightedReward:
         order = [i for i, c in enumerate(components) if c.verifier.decides and not c.watched_alone]
         self._speaker = self._components[order[0] if order else 0]
         self._complained: set[str] = set()
-        """Components that are only watched, and whose failure was reported."""
+        """Components that are only logged, and whose failure was reported."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
-        """Ask all gates at once, then all others at once.
+        """Run all gates at once, then all other components at once.
 
         Raises:
-            RewardInfraError: one of them failed, whatever it raised; names it and the prompt.
+            RewardInfraError: A component failed; the message names the component and the prompt.
         """
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -129,8 +131,7 @@ class WeightedReward:
         return [(c, j) for c, j in zip(components, judgements, strict=True) if j is not None]
 
     async def _judgement(self, component: Component, rollout: Rollout) -> Judgement | None:
-        """Return a component's judgement, or `None` if a component without weight failed, which must not cost the
-        rollout.
+        """Return a component's judgement, or `None` if a component that is only logged failed: the rollout is kept.
 
         Only the first such failure is logged as a warning.
         """
@@ -178,13 +179,13 @@ class WeightedReward:
         return {name: state for name, state in states.items() if state is not None}
 
     def restore(self, states: Mapping[str, Any]) -> None:
-        """Take what `state` gave; a component that it does not name begins anew."""
+        """Restore the states that `state` returned; a component without a state starts anew."""
         for component in self._components:
             if component.name in states:
                 component.verifier.restore(states[component.name])
 
     async def close(self) -> None:
-        """End what the components opened, all of them, then raise the first error there was; may be called twice."""
+        """Close all components, then raise the first error; may be called twice."""
         results = await asyncio.gather(*(c.verifier.close() for c in self._components), return_exceptions=True)
         for result in results:
             if isinstance(result, BaseException):

@@ -1,7 +1,7 @@
-"""Words that end a message for a model, in text that is only to be read.
+"""Break up control tokens in text that a model only reads.
 
-A tokenizer turns `<|im_end|>` into the token that ends a message wherever the text came from. An answer that holds it
-could close its own message, and go on as the user or as the judge. A space within makes it a word like any other.
+A tokenizer turns `<|im_end|>` into the token that ends a message, wherever the text came from. An answer with that text
+could end its own message, and continue as the user or as the judge. A space inside makes it an ordinary word.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _COMMON = re.compile(
     r"|\[(?=\|[^|\[\]\s]{1,40}\|\])"  # [|endofturn|]
     rf"|\[(?=/?(?:{_BRACKETED})\])"
     r"|\](?=~[a-z]{1,12}\])|\[(?=e~\[)"  # MiniMax's ]~b] and [e~[
-    r"|<(?=<<(?:QUESTION|ANSWER|REFERENCE|A|B)\b)|>(?=>>)"  # the marks of the judge's own prompt
+    r"|<(?=<<(?:QUESTION|ANSWER|REFERENCE|A|B)\b)|>(?=>>)"  # the delimiters of the judge's own prompt
 )
 
 
 _LIKE_A_MARK = re.compile(r"[<\[].{1,60}[>\]]")
-"""Added tokens that end thinking or a tool's call are often not called special (`</think>`)."""
+"""Added tokens that end reasoning or a tool call are often not marked as special (`</think>`)."""
 
 
 def defused(text: str) -> str:

@@ -52,14 +52,14 @@ _MARKED = re.compile(r"#{4}[ \t]*+(\S.*)")
 _STATED = "final answer is"
 LONGEST_STATED = 400
 _COLON = r"(?:(?<!\d)(?<!\d ):|(?<=\d):(?!\d)|(?<=\d ):(?! \d))"
-"""A colon that is not the one of `12:30` or `3 : 2`."""
+"""A colon that is not part of `12:30` or `3 : 2`."""
 LONGEST_BETWEEN = 70
-"""Characters between two boxes of one answer."""
+"""Most characters between two boxes of one answer."""
 _RELATION = re.compile(r"(?<![<>!\\])=|\\Rightarrow|\\implies")
 
 
 def boxes_with_braces(text: str) -> str:
-    r"""Return the text with braces around numbers that are boxed without: `\boxed 2`, as in some solutions of MATH."""
+    r"""Return the text with braces around boxed numbers without braces: `\boxed 2`, as in some solutions of MATH."""
     return _BARE_BOX.sub(r"\1{\2}", text)
 
 
@@ -71,7 +71,7 @@ def last_boxed(text: str) -> str | None:
 
 
 def box_is_open(text: str) -> bool:
-    r"""Return whether the last `\boxed{…}` is not closed, as where an answer was cut off in it."""
+    r"""Return whether the last `\boxed{…}` is not closed, for example because the answer was cut off in it."""
     return _BOX.search(text) is not None and last_boxed(text) is None
 
 
@@ -135,7 +135,7 @@ def stated_answer(text: str) -> str | None:
 
 
 def answer_in_tag(text: str) -> str | None:
-    """Return what stands in the last `<answer>…</answer>`; `None` without one, or where a box comes after it."""
+    """Return the content of the last `<answer>…</answer>`; `None` without the tag, or if a box comes after it."""
     tagged = last_tagged(text)
     if tagged is None or not tagged.strip():
         return None
@@ -143,19 +143,19 @@ def answer_in_tag(text: str) -> str | None:
 
 
 def marked_answer(text: str) -> str | None:
-    """Return what stands behind `####` in the last line, as GSM8K writes answers."""
+    """Return the text behind `####` in the last line, as GSM8K writes answers."""
     line = next((line for line in reversed(text.splitlines()) if line.strip()), "")
     match = _MARKED.fullmatch(line.strip())
     return match[1] if match else None
 
 
 def is_sentence(text: str) -> bool:
-    """Return whether a text has a box, or words of a sentence, around its answer, so that this must be looked for."""
+    """Return whether a text has a box, or words of a sentence, so that the answer must be extracted from it."""
     return any(pattern.search(text) for pattern in (_SENTENCE, _BOX)) or bool(_WORDS.search(_without_text(text)))
 
 
 def reference_answer(reference: str) -> str:
-    r"""Return the answer that a reference holds: in its last `\boxed{…}` (as in MATH's column `solution`), in
+    r"""Return the answer in a reference: in its last `\boxed{…}` (as in MATH's column `solution`), in
     `<answer>…</answer>`, or behind `####` (GSM8K); else the reference itself.
     """
     reference = boxes_with_braces(reference)
@@ -188,7 +188,7 @@ def last_tagged(text: str, tag: str = "answer") -> str | None:
     lower = text.lower()
     end = lower.rfind(f"</{tag}>")
     begin = lower.rfind(f"<{tag}>", 0, max(end, 0))
-    if begin < 0 or len(lower) != len(text):  # a few capitals have longer small letters
+    if begin < 0 or len(lower) != len(text):  # a few capitals have longer lower-case letters
         return None if begin < 0 else last_tagged(lower, tag)
     return text[begin + len(tag) + 2 : end]
 
@@ -218,7 +218,7 @@ def last_number(text: str, *, with_unit: bool = False) -> str | None:
         found = formula or _signed(before, text[start : match.end()]) + (unit or _suffix(text, match.end()))
         other = _OTHER.search(before)
         if other and (with_unit or _contradicts(other, found, text[match.end() : match.end() + 13])):
-            return other.group() + found  # `5 cm | 5 m` is neither, nor is `$6$ or $7$`
+            return other.group() + found  # `5 cm | 5 m` is neither answer, nor is `$6$ or $7$`
         return found
     return None
 
@@ -273,7 +273,7 @@ def _suffix(text: str, end: int) -> str:
 
 
 def _formulas(text: str) -> list[tuple[int, int]]:
-    """Begin and end of the content of every formula: `$…$` within a line, `$$…$$`, `\\(…\\)`, `\\[…\\]`. One pass."""
+    r"""Return start and end of every formula's content: `$…$` within a line, `$$…$$`, `\(…\)`, `\[…\]`. One pass."""
     found: list[tuple[int, int]] = []
     opened: re.Match[str] | None = None
     for mark in _DELIMITER.finditer(text):
@@ -284,7 +284,7 @@ def _formulas(text: str) -> list[tuple[int, int]]:
                 found.append((opened.end(), mark.start()))
             opened = None
         elif opened.group() == "$" and mark.group() == "\n":
-            opened = None  # a dollar sign of money
+            opened = None  # the dollar sign was a currency sign
         elif opened.group() != "$$" and mark.group() in ("\\(", "\\[", "$$"):
             opened = mark  # the first was never closed
     return found

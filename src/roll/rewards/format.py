@@ -1,4 +1,4 @@
-"""Whether an answer has the form that was asked for: tags in order, a pattern, JSON of a schema."""
+"""Check that an answer has the required format: tags in order, a pattern, JSON of a schema."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _validator(schema: str) -> Any:
 
 
 def _no_constant(name: str) -> float:
-    """Reject `NaN` and the infinities: Python reads them, but they are not JSON, and no `minimum` of a schema rejects
+    """Reject `NaN` and infinities, which Python reads although they are not JSON; a schema's `minimum` does not reject
     them.
     """
     raise ValueError(name)
@@ -83,13 +83,13 @@ def _json_problem(text: str, schema: str) -> str:
 
 
 def form_problems(text: str, answer: str | None, config: FormatReward, schema: str | None) -> list[str]:
-    """Return for each requirement what is wrong, or an empty text.
+    """Return the problem with each requirement, or an empty text if it is met.
 
     Args:
-        text: the whole answer.
-        answer: what of it follows the model's reasoning; `None`: nothing.
-        config: the requirements.
-        schema: the JSON Schema, where there is one.
+        text: The whole answer.
+        answer: The part after the model's reasoning; `None` if there is none.
+        config: The requirements.
+        schema: The JSON Schema, if any.
     """
     problems: list[str] = []
     contents: dict[str, str] = {}

@@ -1,9 +1,9 @@
-"""A reward function that was given as a Python object: `roll.train(config, reward=function)`.
+"""A reward function that was passed as a Python object: `roll.train(config, reward=function)`.
 
-    function ──► cloudpickle ──► bytes ──► every worker: unpacked once, called there, like one named by its path
-                     └── it cannot be packed, or not be unpacked elsewhere ──► a thread of this process, and a warning
+    function ──► cloudpickle ──► bytes ──► every worker: unpickled once, then called like one named by its path
+                     └── it cannot be pickled, or not be unpickled elsewhere ──► a thread of this process, and a warning
 
-What it captured travels with it, as it is when the run starts: a worker's later changes to it stay in that worker.
+The values that the function captured are pickled when the run starts: a worker's changes to them stay in that worker.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ __all__ = ["GivenFunction", "function_of", "give"]
 logger = logging.getLogger(__name__)
 
 LARGE_BYTES = 4 * 2**20
-"""Packed functions travel with every call: from here on that is worth a warning."""
+"""Pickled functions are sent with every call: larger ones cause a warning."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GivenFunction:
-    """A function that was given as an object, packed for other processes; reads as its name."""
+    """A function that was passed as an object, pickled for other processes; its `str` is its name."""
 
     name: str
     packed: bytes
-    """By cloudpickle; empty where it stays in this process."""
+    """The function, pickled by cloudpickle; empty if it stays in this process."""
     paths: tuple[str, ...]
-    """Where modules were found that it takes along by name only."""
+    """The search paths of modules that the function refers to by name only."""
     function: Callable[..., Any] | None = field(default=None, compare=False)
-    """The function itself; `None` once it has travelled."""
+    """The function itself; `None` after unpickling in another process."""
 
     def __str__(self) -> str:
         return self.name
@@ -66,10 +66,11 @@ class GivenFunction:
 
 
 class _Beside:
-    """Calls functions in threads of this process, as far as rewards ask a `WorkerPool`: one at a time, coroutine
-    functions beside each other.
+    """Calls functions in threads of this process, as a `WorkerPool` for rewards: plain functions one at a time,
+    coroutine
+    functions concurrently.
 
-    A thread cannot be ended: one that hangs is left behind, and the next call gets another.
+    A thread cannot be ended: a thread that hangs is abandoned, and the next call gets another one.
     """
 
     def __init__(self) -> None:
@@ -79,7 +80,7 @@ class _Beside:
         """See `WorkerPool.submit`."""
         async with contextlib.nullcontext() if inspect.iscoroutinefunction(function) else self._turn:
             done: Future[Any] = Future()
-            done.set_running_or_notify_cancel()  # so that nobody who waited cancels it under the thread
+            done.set_running_or_notify_cancel()  # so that a waiting caller cannot cancel it while the thread runs
             threading.Thread(target=_settle, args=(done, function, args), name="reward", daemon=True).start()
             async with asyncio.timeout(time_limit_s):
                 return await asyncio.wrap_future(done)
@@ -89,7 +90,7 @@ def _settle(done: Future[Any], function: Callable[..., Any], args: tuple[Any, ..
     try:
         result = function(*args)
         done.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
-    except (TimeoutError, SystemExit, asyncio.CancelledError) as error:  # its own, not the caller's
+    except (TimeoutError, SystemExit, asyncio.CancelledError) as error:  # raised by the function, not by the caller
         done.set_exception(RuntimeError(f"{type(error).__name__}: {error}"))
     except Exception as error:
         done.set_exception(error)
@@ -104,15 +105,15 @@ def _unpack(packed: bytes, paths: tuple[str, ...]) -> Callable[..., Any]:
 
 
 def give(function: Callable[..., Any]) -> GivenFunction:
-    """Pack a function for other processes, with what it captured; warn where it has to stay in this one."""
+    """Pickle a function with the values that it captured; warn if it must stay in this process."""
     import cloudpickle
 
     name = getattr(function, "__name__", type(function).__name__)
     paths = tuple(dict.fromkeys(os.path.abspath(path) for path in sys.path))
     try:
         packed = cloudpickle.dumps(function)
-        cloudpickle.loads(packed)  # some objects can be packed, but not made again
-    except Exception as error:  # locks, connections, open files: each refuses in its own way
+        cloudpickle.loads(packed)  # some objects can be pickled, but not unpickled
+    except Exception as error:  # locks, connections, open files: each raises another exception
         logger.warning(
             "The reward '%s' cannot be sent to worker processes (%s: %s). It runs in this process, one answer at a "
             "time: one that hangs is not ended, and one that computes slows the run down. Let it open what it needs by "

@@ -1,9 +1,9 @@
 """The 25 verifiable instructions of IFEval (Zhou et al. 2023, arXiv 2311.07911), each a function of an answer's text.
 
 Names and arguments are those of the data set (`instruction_id_list`, `kwargs`), so its rows and those of its many
-descendants can be used as they are. Where the paper leaves a choice, its published checks were followed, but for these:
-keywords are taken as text, not as patterns; sentences are found by rules (`roll.rewards.sentences`) instead of a
-downloaded model; a text whose language cannot be told is in no language.
+derived data sets can be used unchanged. Where the paper is ambiguous, its published checks are followed, with these
+exceptions: keywords are texts, not patterns; sentences are found by rules (`roll.rewards.sentences`) instead of a
+downloaded model; a text of unknown language is in no language.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Check = Callable[[str, Arguments], bool]
 
 
 class InstructionError(ValueError):
-    """An instruction that is not known, or whose arguments are not usable."""
+    """An unknown instruction, or one with unusable arguments."""
 
 
 def _integer(arguments: Arguments, name: str) -> int:
@@ -185,7 +185,7 @@ INSTRUCTIONS: dict[str, Check] = {
     ),
     "startend:quotation": lambda text, _: re.fullmatch(r'".*"', text.strip(), re.DOTALL) is not None,
 }
-"""By name, the rule: of an answer's text and the instruction's arguments."""
+"""The checks by instruction name: functions of an answer's text and the instruction's arguments."""
 
 
 def check(instruction: str, arguments: Arguments, text: str) -> bool:
@@ -208,9 +208,9 @@ def check(instruction: str, arguments: Arguments, text: str) -> bool:
 
 
 def variants(text: str) -> list[str]:
-    """Return the text and the variants that the loose criterion also accepts: without its first line, its last, both,
-    and all
-    of these without asterisks (section 2.2 of the paper).
+    """Return the text and the variants that the loose criterion also accepts (section 2.2 of the paper).
+
+    The variants lack the first line, the last line, or both; and all of these are tried without asterisks.
     """
     lines = text.split("\n")
     cut = [text, "\n".join(lines[1:]).strip(), "\n".join(lines[:-1]).strip(), "\n".join(lines[1:-1]).strip()]

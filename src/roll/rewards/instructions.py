@@ -1,4 +1,4 @@
-"""Whether an answer follows the instructions that its prompt's metadata list, as IFEval does."""
+"""Check that an answer follows the instructions in its prompt's metadata, as IFEval does."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-r"""1 where the final answer is mathematically equal to the reference, else 0.
+"""1 if the final answer is mathematically equal to the reference, else 0.
 
     text ──► final answer (box, formula, number)
                  words? ──────────────► the same words?
                  plain numbers? ──────► exact comparison
                  else ────────────────► cleaned ──► shapes ──► values by math-verify (`roll.rewards.mathematics`)
 
-All of it happens in a worker of the pool: what a model writes is never read by the controller. A hostile answer
-(`10**10**10`, nested radicals) is mostly refused by its looks or its size; the rest costs at most its time limit. The
+All of it runs in a worker of the pool: the controller never parses a model's text. A hostile answer
+(`10**10**10`, nested radicals) is usually rejected by its form or its size; the rest costs at most the time limit. The
 model's text is parsed, never evaluated as Python.
 """
 
@@ -45,11 +45,12 @@ from roll.types import Rollout
 __all__ = ["math_verifier", "prepare_worker", "score_math"]
 
 LONGEST_ANSWER = 1_000
-"""Characters of a final answer; a longer one is wrong, unless it is the reference's own text."""
+"""Most characters of a final answer; a longer one is wrong, unless it equals the reference's text."""
 LONGEST_REFERENCE = 2_000
-"""Characters of a reference that is read as mathematics; a longer one is compared as a text."""
+"""Most characters of a reference that is parsed as mathematics; a longer one is compared as a text."""
 ALARM_AT = 0.8
-"""Share of the time limit after which a comparison is interrupted from within, before the pool kills the worker."""
+"""Share of the time limit after which an alarm in the worker interrupts a comparison, before the pool kills the
+worker."""
 
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
 _EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")
@@ -78,14 +79,14 @@ def score_math(text: str, reference: str, extract: str, limit_s: float = 4.0) ->
     """Return whether the answer is right, and a verdict.
 
     Args:
-        text: the model's answer; of a very long one only the end is read.
-        reference: the right answer: a number, an expression, or LaTeX.
-        extract: see `MathReward.extract`.
-        limit_s: longest time.
+        text: The model's answer; only the end of a very long one is read.
+        reference: The right answer: a number, an expression, or LaTeX.
+        extract: See `MathReward.extract`.
+        limit_s: Longest time.
     """
     try:
         return symbolic.limited(limit_s, _score, text[-LONGEST_TEXT:], reference, extract)
-    except (MemoryError, RecursionError, TooDeepError):  # the answer is too much for the verifier; a right one is not
+    except (MemoryError, RecursionError, TooDeepError):  # a right answer would not be too large for the verifier
         return False, "too large"
     except symbolic.SlowError:
         return False, "timeout"
@@ -139,7 +140,7 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
     boxed = stated_answer(text) or last_boxes(text, several=several) or marked_answer(text)
     if boxed is not None:
         return boxed
-    if box_is_open(text):  # the answer ends in the midst of it
+    if box_is_open(text):  # the answer was cut off inside the box
         return None
     if right_number is not None:
         return whole_number(text) or last_number(text, with_unit=with_unit)
@@ -150,14 +151,14 @@ def _final_answer(text: str, extract: str, reference: str, right_number: PlainNu
 
 
 def _says(text: str, reference: str) -> bool:
-    """Return whether an answer without a box, in its tag where it has one, is the reference's own text."""
+    """Return whether an answer without a box, or the content of its tag, equals the reference's text."""
     if stated_answer(text) or last_boxed(text) is not None:
         return False
     return gives_text(answer_in_tag(text) or text, reference)
 
 
 def _in_words(answer: str, reference: str) -> bool | None:
-    """Return whether answers in words are the same; `None` where they are not in words."""
+    """Return whether answers in words are the same; `None` if they are not in words."""
     bare, given = _bare(reference), _bare(answer)
     if given == bare:
         return bool(given)
@@ -166,7 +167,7 @@ def _in_words(answer: str, reference: str) -> bool | None:
     if bare in _NOTHING and answer.strip() in _EMPTY:
         return True
     if _is_prose(bare) or _is_prose(given):
-        return False  # words, and not these
+        return False  # words, and different ones
     return None
 
 
@@ -182,7 +183,7 @@ def _is_prose(bare: str) -> bool:
 
 
 def _in_numbers(answer: str, right: PlainNumber) -> bool | None:
-    """Return whether an answer is the number asked for; `None` where that takes more than comparing numbers."""
+    """Return whether an answer equals the reference number; `None` if plain numbers are not enough to decide."""
     number = number_of(answer)
     if number is None and _DECIMAL_COMMA.fullmatch(answer.strip()):
         number = number_of(answer.replace(",", "."))
@@ -192,7 +193,7 @@ def _in_numbers(answer: str, right: PlainNumber) -> bool | None:
 
 
 def _same_plain(answer: str, reference: str) -> bool:
-    """Return whether a number is the reference, read with a decimal comma (`1,22`)."""
+    """Return whether a number equals the reference, if its comma is read as a decimal comma (`1,22`)."""
     number, right = number_of(answer), number_of(reference.replace(",", "."))
     return number is not None and right is not None and same_number(number, right)
 

@@ -1,4 +1,4 @@
-"""The rewards of a run, with the sandboxes and connections that they need, and their end."""
+"""Open and close a run's rewards, with the sandboxes and connections that they need."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ async def open_reward_lists(
     pool: WorkerPool,
     judge: JudgeModel | None = None,
 ) -> AsyncIterator[dict[str, WeightedReward]]:
-    """Open rewards by domain; sandboxes are started where one runs programs, once for all of them.
+    """Run the body with the rewards by domain; sandboxes are started if a reward runs programs, once for all rewards.
 
     Raises:
-        UserError: a reward cannot work here: a function, a tool chain, or a way to isolate is missing.
+        UserError: A reward cannot work on this machine: a function, a tool chain, or a sandbox runtime is missing.
     """
     async with AsyncExitStack() as stack:
         sandboxes = None

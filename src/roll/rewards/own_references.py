@@ -1,4 +1,4 @@
-"""References scored against themselves, before a run: a reference that is not its own right answer can never be met."""
+"""Score references against themselves before a run: no answer can equal a reference that does not equal itself."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ __all__ = ["BadReference", "bad_references", "prepare_worker", "problem_of", "pr
 
 ROWS_PER_CALL = 200
 CALL_S = 120.0
-"""Longest time of one call; the references of a call that takes longer are not judged."""
+"""Timeout of one call; the references of a slower call are not judged."""
 LIMIT_S = 0.5
-"""Longest time of one reference."""
+"""Timeout of one reference."""
 
 Row: TypeAlias = tuple[RewardConfig, str, str]
 """A component of a reward, a reference, and the question."""
@@ -43,15 +43,15 @@ def prepare_worker() -> None:
 
 
 def problems_of(rows: Sequence[Row]) -> list[str]:
-    """Return for each row what is wrong with its reference; empty where nothing is."""
+    """Return the problem with each row's reference; empty if the reference is valid."""
     return [problem_of(config, reference, question) for config, reference, question in rows]
 
 
 def problem_of(config: RewardConfig, reference: str, question: str = "") -> str:
-    """Return why no answer, not even the reference itself, would be right; empty where it is.
+    """Return why no answer, not even the reference itself, would be right; empty if the reference is valid.
 
     Args:
-        config: A component of a reward; for types other than `math` and `choice`, nothing is checked here.
+        config: A component of a reward; only the types `math` and `choice` are checked.
         reference: The prompt's answer.
         question: The prompt's last message, which may list options.
     """
@@ -90,11 +90,11 @@ async def bad_references(
 ) -> list[BadReference]:
     """Return the prompts whose references are not right against themselves.
 
-    References that are plain numbers, or single letters of a choice, are known to be right without a worker.
+    References that are plain numbers, or single letters of a choice, are valid without a check in a worker.
 
     Args:
-        pool: Runs the comparisons.
-        prompts: Each with its reward's components.
+        pool: The pool that runs the comparisons.
+        prompts: The prompts, each with its reward's components.
     """
     found: list[BadReference] = []
     rows: list[tuple[str, Row]] = []
@@ -120,7 +120,7 @@ async def bad_references(
 
 
 def _is_plain(config: RewardConfig, reference: str) -> bool:
-    """Return whether a reference is known to be in order."""
+    """Return whether a reference is valid without a check."""
     if isinstance(config, MathReward):
         return number_of(reference) is not None
     return not isinstance(config, ChoiceReward) or (len(reference.strip()) == 1 and reference.strip() in config.letters)

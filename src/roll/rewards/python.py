@@ -1,9 +1,9 @@
-"""A function of the user's: `def reward(text, answer, metadata) -> float`, given by import path or by file.
+"""A user's function as a reward: `def reward(text, answer, metadata) -> float`, given by import path or by file.
 
 Functions written for verl (`data_source, solution_str, ground_truth, extra_info`) are called by name: see `signatures`.
 
-A coroutine function is asked for many answers at once, `max_concurrent` at most. Annotated `-> bool`, a function says
-whether the task was solved; a `Judgement` (annotated so) also gives a verdict; a plain number does neither.
+A coroutine function is called for many answers at once, at most `max_concurrent`. A function annotated `-> bool`
+decides whether the task was solved; a `Judgement` (annotated so) also has a verdict; a plain number does neither.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = ["await_reward", "call_reward", "check_reward_functions", "load_reward
 
 
 def load_reward(path: str | GivenFunction) -> Callable[..., Any]:
-    """Import the function, see `roll.user_code.load_function`; one that was given as an object is unpacked."""
+    """Import the function, see `roll.user_code.load_function`; a function that was passed as an object is unpickled."""
     return path.load() if isinstance(path, GivenFunction) else load_function(path, "reward function")
 
 
@@ -37,7 +37,7 @@ def check_reward_functions(data: Iterable[DataConfig]) -> None:
     """Import the functions that a configuration's rewards name, before anything is started.
 
     Raises:
-        ConfigError: one cannot be imported.
+        ConfigError: A function cannot be imported.
     """
     for reward in (reward for entry in data for reward in entry.reward):
         if isinstance(reward, PythonReward) and reward.given is None:
@@ -45,20 +45,20 @@ def check_reward_functions(data: Iterable[DataConfig]) -> None:
 
 
 def call_reward(path: str | GivenFunction, values: Mapping[str, Any], options: dict[str, Any]) -> Judgement:
-    """Call it, also where it is a coroutine function, and check what it returns.
+    """Call the function, which may be a coroutine function, and check its result.
 
     Args:
-        path: where the function is.
-        values: what it may be given, by name.
-        options: further keyword arguments.
+        path: The function's path.
+        values: The values that the function may receive, by name.
+        options: Further keyword arguments.
 
     Raises:
-        RewardInfraError: it did not return a finite number, a truth value, or a `Judgement`.
+        RewardInfraError: The function did not return a finite number, a bool, or a `Judgement`.
     """
     function = load_reward(path)
     arguments, named = bound(function, values, options)
     result = function(*arguments, **named)
-    if inspect.isawaitable(result):  # of a function that does not look like a coroutine function
+    if inspect.isawaitable(result):  # returned by a function that is not declared as a coroutine function
         result = asyncio.run(_wait(result))
     return _judgement(path, result)
 
@@ -74,7 +74,7 @@ def _judgement(path: str | GivenFunction, result: object) -> Judgement:
     if isinstance(result, Judgement):
         _finite(path, result.value)
         return result
-    if isinstance(result, Mapping) and "score" in result:  # as verl's may
+    if isinstance(result, Mapping) and "score" in result:  # a dict, as verl's functions may return
         numbers_of = {str(key): value for key, value in result.items() if isinstance(value, numbers.Real)}
         parts = {key: float(value) for key, value in numbers_of.items() if key != "score" and math.isfinite(value)}
         value = _finite(path, result["score"])
@@ -90,7 +90,7 @@ async def _wait(result: Any) -> Any:
 
 
 def _finite(path: object, value: object) -> float:
-    # NumPy's truth values and torch's scalars are numbers to everyone but `numbers`
+    # `numbers` does not know NumPy's bools and torch's scalars as numbers
     is_number = isinstance(value, numbers.Real) or (hasattr(value, "item") and hasattr(value, "__float__"))
     if not is_number:
         raise RewardInfraError(
@@ -115,8 +115,9 @@ def _decides(function: Callable[..., Any]) -> bool:
 
 
 def python_verifier(config: PythonReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier: import the function at once, so that a mistake is reported before training, and call it in
-    the pool.
+    """Build the verifier, which calls the function in the pool.
+
+    The function is imported at once, so that a mistake is reported before training.
 
     Raises:
         ConfigError: The function cannot be imported, or does not accept the arguments that it will receive.

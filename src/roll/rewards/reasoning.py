@@ -1,4 +1,4 @@
-"""Which part of a rollout's text a reward scores."""
+"""The part of a rollout's text that a reward scores."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from roll.types import Rollout
 __all__ = ["NO_ANSWER", "scored_text"]
 
 NO_ANSWER = "no answer"
-"""Verdict on a rollout that says nothing after its reasoning."""
+"""Verdict on a rollout without text after its reasoning."""
 
 
 def scored_text(rollout: Rollout, reasoning: str) -> str | None:
-    """Return the part of the rollout's text that is scored; `None` where its reasoning never ends.
+    """Return the part of the rollout's text that is scored; `None` if its reasoning never ends.
 
     Args:
-        rollout: the attempt.
-        reasoning: see `RewardSection.reasoning`.
+        rollout: The rollout.
+        reasoning: See `RewardSection.reasoning`.
     """
     if reasoning == KEEP:
         return rollout.text

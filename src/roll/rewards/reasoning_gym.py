@@ -1,4 +1,4 @@
-"""The scorer that a reasoning-gym task brings along."""
+"""The scorer of a reasoning-gym task."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from roll.types import Rollout
 __all__ = ["final_answer", "prepare_worker", "reasoning_gym_verifier", "score_task"]
 
 PARTLY = 0.05
-"""Scores up to this (tasks give 0.01 for an answer in the right form) are called wrong."""
+"""Scores up to this (tasks give 0.01 for an answer in the right format) count as wrong."""
 
 
 def prepare_worker() -> None:
-    """Import the tasks before any time limit runs: it takes seconds."""
+    """Import the tasks before any time limit applies: it takes seconds."""
     import reasoning_gym  # noqa: F401
 
 

@@ -2,7 +2,7 @@
 
     judge ──► Batcher (controller) ──► score_batch (a process of its own, which holds the model) ──► values
 
-The model computes away from the controller and away from the workers that check answers, so neither waits for it.
+The model runs outside the controller and outside the workers that verify answers, so neither waits for it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,17 @@ Conversation = list[Message]
 
 
 def prepare_worker() -> None:
-    """Import what the model needs, before any time limit runs: it takes seconds."""
+    """Import the model's packages before any time limit applies: it takes seconds."""
     import torch  # noqa: F401
     import transformers  # noqa: F401
 
 
 def check_reward_models(data: Iterable[DataConfig]) -> None:
-    """Look at the models that a configuration's rewards name, before anything is started; loads and fetches none.
+    """Check the models that a configuration's rewards name, before anything is started; no model is loaded or
+    downloaded.
 
     Raises:
-        ModelError: one is not there, or writes text and scores nothing.
+        ModelError: A model does not exist, or it is a generative model without a score.
     """
     rewards = (reward for entry in data for reward in entry.reward if isinstance(reward, RewardModelReward))
     for reward in rewards:
@@ -74,7 +75,7 @@ def _loaded(settings: str) -> tuple[Any, Any, Any]:
         )
         tokenizer: Any = AutoTokenizer.from_pretrained(path, trust_remote_code=config.trust_remote_code)
         model = model.to(device).eval()
-    except Exception as error:  # vendors raise anything for files that do not fit
+    except Exception as error:  # for unsupported files, libraries raise any exception
         raise ModelError(
             f"the reward model '{config.path}' cannot be loaded: {type(error).__name__}: {error}"
         ) from None
@@ -105,13 +106,11 @@ def _device(name: str) -> Any:
 
 
 def _token_ids(tokenizer: Any, conversation: Conversation, answer: str, max_length: int) -> list[int]:
-    """Return the token IDs of prompt and answer, in the format that the model was trained on; keep the end of a long
-    text.
-    """
-    answer = defuser(tokenizer)(answer)  # or it could end its message, and go on as whoever praises it
+    """Return the token IDs of prompt and answer in the model's training format; keep the end of a long text."""
+    answer = defuser(tokenizer)(answer)  # or the answer could end its message, and continue as another speaker
     if getattr(tokenizer, "chat_template", None):
         chat = [message.to_dict() for message in (*conversation, Message(role="assistant", content=answer))]
-        # of a template that writes the date, what training wrote: or a score would change over night
+        # a template that writes the date gets the training date: else scores would change from day to day
         dated = {"strftime_now": TODAY.strftime} if "strftime_now" in str(tokenizer.chat_template) else {}
         ids = tokenizer.apply_chat_template(chat, tokenize=True, return_dict=False, **dated)
     else:
@@ -135,7 +134,7 @@ def score_batch(settings: str, items: Sequence[tuple[Conversation, str]]) -> lis
     model, tokenizer, device = _loaded(settings)
     sequences = [_token_ids(tokenizer, conversation, answer, config.max_length) for conversation, answer in items]
     pad = tokenizer.pad_token_id
-    # without a padding token a model cannot tell where a shorter sequence ends: one at a time
+    # without a padding token a model cannot tell where a shorter sequence ends: one sequence at a time
     groups = [range(len(sequences))] if pad is not None else [range(i, i + 1) for i in range(len(sequences))]
     values: list[float] = []
     for group in groups:
@@ -169,7 +168,7 @@ def reward_model_verifier(config: RewardModelReward, pool: WorkerPool) -> Verifi
     async def score(items: Sequence[tuple[Conversation, str]]) -> list[float]:
         try:
             return await in_pool(own, score_batch, settings, list(items), time_limit_s=config.time_limit_s)
-        except TimeoutError as error:  # a slow model is our failure, not the answer's
+        except TimeoutError as error:  # a slow model is an infrastructure failure, not the answer's
             raise RewardInfraError(f"the reward model '{config.path}': {error}") from None
 
     batcher = Batcher(score, batch_size=config.batch_size, num_runners=config.num_workers)

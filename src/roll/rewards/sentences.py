@@ -1,4 +1,4 @@
-"""Words and sentences of a text, by rules alone: no model to download, the same everywhere."""
+"""Split text into words and sentences, by rules alone: no model to download, the same result everywhere."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def sentences(text: str) -> list[str]:
     """
     found: list[str] = []
     begin = 0
-    word = _WORD.search(text)  # the next; marks without a word between them are looked at once
+    word = _WORD.search(text)  # the next word; marks without a word between them are examined once
     for match in _END.finditer(text):
         if word is None or word.start() >= match.end():
             continue
@@ -51,7 +51,7 @@ def _ends(text: str, begin: int, match: re.Match[str]) -> bool:
         return not following  # an initial
     if last.isdigit():
         line = text[max(0, match.start() - 200) : match.start()].rpartition("\n")[2]
-        return line.strip() != last  # the number of a list's entry
+        return line.strip() != last  # the number of a list entry
     return True
 
 

@@ -28,10 +28,10 @@ __all__ = [
 ]
 
 DEEPEST = 4
-"""Lists and objects inside each other in a cell of reference answers."""
+"""Most levels of nested lists and objects in a cell of reference answers."""
 _REFERENCE_KEYS = ("text", "value", "answer", "answers", "aliases", "normalized_value", "normalized_aliases")
 _SIGNS = string.punctuation + "\u2018\u2019\u201a\u201c\u201d\u201e\u00b4\u00ab\u00bb\u2013\u2014\u2026"
-"""ASCII's punctuation, and the quotation marks, apostrophes, dashes and dots that models write in its place."""
+"""ASCII punctuation, and the quotation marks, apostrophes, dashes and dots that models write instead."""
 _PUNCTUATION = str.maketrans(_SIGNS, " " * len(_SIGNS))
 _ARTICLES = {"a", "an", "the"}
 
@@ -84,14 +84,14 @@ def compared(text: str, references: Sequence[str]) -> tuple[bool, float]:
 
 
 def references_of(value: Any) -> list[str]:
-    """Return the reference answers that a column's cell holds.
+    """Return the reference answers in a column's cell.
 
     Args:
         value: A text, a number, a list of these (also as JSON or as a Python literal), or an object with them under
-            `text`, `value`, `aliases`, `answer` or `answers`, as SQuAD and TriviaQA have it. Null stands for none.
+            `text`, `value`, `aliases`, `answer` or `answers`, as in SQuAD and TriviaQA. Null has no answers.
 
     Raises:
-        ValueError: It holds anything else.
+        ValueError: The cell holds any other value.
     """
     return list(dict.fromkeys(_references(value, DEEPEST)))
 
@@ -119,7 +119,7 @@ def _references(value: Any, deepest: int) -> list[str]:
 
 
 def _listed(text: str) -> Any:
-    """Return the list or object that a text writes as JSON or as a Python literal; `None` for any other text."""
+    """Parse a list or object that is written as JSON or as a Python literal; `None` for any other text."""
     if text.strip()[:1] not in ("[", "{"):
         return None
     for read in (json.loads, ast.literal_eval):
@@ -135,7 +135,7 @@ def references_for(config: ShortAnswerReward, prompt: Prompt) -> list[str]:
     """Return all reference answers to a prompt.
 
     Raises:
-        MalformedPromptError: There is none, or the column that `references_key` names cannot be read.
+        MalformedPromptError: The prompt has no answer, or the column that `references_key` names cannot be read.
     """
     key = config.references_key
     try:

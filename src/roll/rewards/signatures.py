@@ -1,6 +1,6 @@
-"""How a user's reward function wants to be called: as ROLL calls it, or as verl does. Arguments are bound by name.
+"""Call a user's reward function by its signature: as ROLL calls it, or as verl does. Arguments are bound by name.
 
-def reward(text, answer, metadata)                                            by place, whatever the names
+def reward(text, answer, metadata)                                            by position, whatever the names
 def compute_score(data_source, solution_str, ground_truth, extra_info=None)   by name
 def reward(solution_str, answer)                                              by name: any of the seven
 """
@@ -21,15 +21,15 @@ VERLS = ("data_source", "solution_str", "ground_truth", "extra_info")
 _BATCHES = frozenset(
     {"prompts", "completions", "completion_ids", "data_sources", "solution_strs", "ground_truths", "extra_infos"}
 )
-"""What functions of other libraries call whole batches by."""
+"""Parameter names with which functions of other libraries receive whole batches."""
 
 
 def given_values(text: str, prompt: Prompt) -> dict[str, Any]:
-    """Return what a reward function may be given, by name.
+    """Return the values that a reward function may receive, by name.
 
     Args:
-        text: the model's.
-        prompt: the row; in verl's form it has `data_source`, `reward_model` with `ground_truth`, and `extra_info`.
+        text: The model's text.
+        prompt: The row; in verl's form it has `data_source`, `reward_model` with `ground_truth`, and `extra_info`.
     """
     metadata = dict(prompt.metadata)
     model = metadata.get("reward_model")
@@ -49,17 +49,17 @@ def check_signature(function: Callable[..., Any], name: object, options: Mapping
     """Check that a reward function can be called.
 
     Args:
-        function: the user's.
-        name: what it is called in messages.
-        options: further keyword arguments.
+        function: The user's function.
+        name: The function's name in messages.
+        options: Further keyword arguments.
 
     Raises:
-        ConfigError: it takes other arguments; the message has its signature, and both that would do.
+        ConfigError: The function takes other arguments; the message has its signature, and both valid ones.
     """
     try:
         signature = inspect.signature(function)
     except ValueError:
-        return  # a built-in without a signature: its first call will tell
+        return  # a built-in without a signature: its first call shows whether it fits
     except TypeError as error:
         raise ConfigError(f"reward function '{name}' cannot be called: {error}.") from None
     problem = _problem(signature, options)
@@ -75,12 +75,12 @@ def check_signature(function: Callable[..., Any], name: object, options: Mapping
 def bound(
     function: Callable[..., Any], values: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return the arguments by place and by name of one call.
+    """Return the positional and keyword arguments of one call.
 
     Args:
-        function: the user's, whose signature was checked.
-        values: see `given_values`.
-        options: further keyword arguments.
+        function: The user's function, whose signature was checked.
+        values: See `given_values`.
+        options: Further keyword arguments.
     """
     ours = tuple(values[name] for name in OURS)
     try:
@@ -100,7 +100,7 @@ def _parameters(signature: inspect.Signature) -> dict[str, inspect.Parameter]:
 
 
 def _fits_by_place(signature: inspect.Signature, options: Mapping[str, Any]) -> bool:
-    """Return whether (text, answer, metadata) fit by place, and no name says that another place was meant."""
+    """Return whether (text, answer, metadata) fit by position, and no name shows that another order is expected."""
     try:
         signature.bind(*OURS, **options)
     except TypeError:

@@ -1,7 +1,7 @@
 """Rewards of a few lines.
 
-The reference's text, a pattern, or what an environment gave; and penalties of form: text that repeats itself, answers
-that are longer than they need be.
+The reference's text, a pattern, or an environment's reward; and penalties of form: repeated text, and answers
+that are longer than necessary.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ __all__ = [
 
 
 def exact_verifier(config: ExactReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier: 1 if the answer's text equals the reference. It runs in place, as one comparison needs no
-    worker.
-    """
+    """Build the verifier: 1 if the answer's text equals the reference, computed in place."""
 
     def normal(text: str) -> str:
         text = text.strip() if config.strip else text
@@ -50,8 +48,7 @@ def found(pattern: str, text: str) -> bool:
 
 
 def regex_verifier(config: RegexReward, pool: WorkerPool) -> Verifier:
-    """Build the verifier: 1 if a regular expression matches. It runs in the pool, as a pattern may backtrack for very
-    long.
+    """Build the verifier: 1 if a regular expression matches, in the pool, as a pattern may backtrack for very long.
 
     With `{answer}` in its pattern it decides whether the task was solved; without, it only checks the format.
     """
@@ -78,7 +75,7 @@ def environment_verifier(config: EnvironmentReward, pool: WorkerPool) -> Verifie
 
 
 def repeated_share(token_ids: Sequence[int] | np.ndarray, size: int) -> float:
-    """Share of n-grams of `size` tokens that occurred before in the same answer, 0 … 1 (arXiv 2502.03373)."""
+    """Return the share of n-grams of `size` tokens that occurred before in the answer, 0 … 1 (arXiv 2502.03373)."""
     tokens = [int(token) for token in token_ids]
     grams = [tuple(tokens[i : i + size]) for i in range(len(tokens) - size + 1)]
     return 1.0 - len(set(grams)) / len(grams) if grams else 0.0

@@ -1,1 +1,1 @@
-"""Programs: find them in answers, run them in sandboxes, judge what they do. See docs/code-rewards.md."""
+"""Code rewards: find programs in answers, run them in sandboxes, judge their results. See docs/code-rewards.md."""

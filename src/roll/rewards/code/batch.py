@@ -1,7 +1,8 @@
-"""Cases whose inputs are known beforehand: run one after the other in one sandbox, and compared afterwards.
+"""Cases with inputs that are known beforehand: they run one after the other in one sandbox, and are compared
+afterwards.
 
-candidate's sandbox ──► per case a short message, and what it printed or returned, unread
-                          ├─ short: compared here, a case at a time
+candidate's sandbox ──► per case a short message, and its output or return value, unparsed
+                          ├─ short: compared in this process, a case at a time
                           └─ long:  compared in a checker's sandbox (`inside.referee`)
 """
 
@@ -42,13 +43,13 @@ _REFEREE_CPU_S = 30.0
 _REFEREE_WALL_S = 300.0
 _SPARE_BYTES = 2**16
 _BYTES_PER_BYTE = 16
-"""The same value may be written longer than expected: `1` as `["c", 1.0, 0.0]`."""
+"""A value may be encoded longer than expected: `1` as `["c", 1.0, 0.0]`."""
 
 _NO_MESSAGE = CaseVerdict(verdict="exited", passed=0.0)
 
 
 class Batch(CandidateRun):
-    """All cases of one answer."""
+    """Runs all cases of one answer."""
 
     async def run(self, cases: Sequence[tuple[StdinCase | CallCase, float]]) -> list[CaseVerdict]:
         """Run all cases in one sandbox.
@@ -99,7 +100,7 @@ class Batch(CandidateRun):
             end = claim(head)
             verdict = await self._judge(case, read(End, end), body, served.result) if end else _NO_MESSAGE
             found.append(within(verdict, cpu_s, limit_s))
-            await asyncio.sleep(0)  # others get their turn on the loop
+            await asyncio.sleep(0)  # let other tasks run on the event loop
         if _ended_over_time(served) and len(found) < len(served.cpu_s):
             found.append(CaseVerdict(verdict="timeout", passed=0.0, cpu_s=served.cpu_s[len(found)]))
         return found
@@ -181,10 +182,10 @@ class Batch(CandidateRun):
         return ("passed" if right else "wrong"), detail
 
     async def _referee(self, how: Comparison, expected: bytes, found: bytes) -> bool:
-        """Compare where it costs ROLL neither time nor memory.
+        """Compare in a sandbox, which costs this process neither time nor memory.
 
         Raises:
-            RewardInfraError: the comparison crashed.
+            RewardInfraError: The comparison crashed.
         """
         program = PythonCode(
             source=_REFEREE,

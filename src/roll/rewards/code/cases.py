@@ -1,4 +1,4 @@
-"""What a task's cases are, and how their cells are read; every mistake is named with its place."""
+"""The cases of a task, and how their cells are read; an error names the place of the mistake."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class MalformedTestsError(DataError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StdinCase:
-    """The program is run with this input and must print that output."""
+    """A case that runs the program with an input; it must print the expected output."""
 
     stdin: str
     stdout: str
@@ -42,24 +42,25 @@ class StdinCase:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CallCase:
-    """A function is called and must return that value, or raise that exception."""
+    """A case that calls a function; it must return the expected value, or raise the expected exception."""
 
     entry: str
-    """An expression in the candidate's code: `add`, `Solution().add`; empty for the only function that it defines."""
+    """An expression in the candidate's code: `add`, `Solution().add`; empty for the only function that the code
+    defines."""
     args: Any
-    """As a tree of `wire`."""
+    """The arguments as a tree of `wire`."""
     kwargs: Any
     returns: Any = None
     raises: str | None = None
     match: Literal["equal", "json", "wrapped", "exact"] = "equal"
-    """How the value is compared: see `same_value`."""
+    """The comparison of the value: see `same_value`."""
     as_online_judge: bool = False
     """Whether the function may also be a method of a class `Solution` (for `Solution().f`, a plain function), and the
-    code may use what online judges import for it: see `interpreter.JUDGE_IMPORTS`."""
+    code may use the modules that online judges import: see `interpreter.JUDGE_IMPORTS`."""
 
     @property
     def expected(self) -> bytes:
-        """The expected value as the candidate's would come, where that is the same."""
+        """The expected value, encoded as an equal value of the candidate is."""
         return json.dumps(wire.encode(self.returns), separators=(",", ":")).encode()
 
 
@@ -67,7 +68,7 @@ class CallCase:
 class TestCase:
     """Python source that tests the candidate by itself."""
 
-    __test__ = False  # not a test of pytest's
+    __test__ = False  # pytest must not collect this class
     kind: Literal["assert", "check", "pytest"]
     source: str
     modules: tuple[str, ...] = ()
@@ -78,9 +79,9 @@ Case: TypeAlias = StdinCase | CallCase | TestCase
 
 
 def value_of(value: Any, where: str) -> tuple[Any, bool]:
-    """Return plain data, or `{"python": text}` with a literal for values that JSON cannot express; and whether the
-    value was
-    JSON.
+    """Return plain data, and whether it was JSON.
+
+    `{"python": text}` holds a Python literal, for values that JSON cannot express.
     """
     if isinstance(value, Mapping) and set(value) == {"python"}:
         try:
@@ -119,7 +120,7 @@ def of_kind(value: Any, kind: Any, where: str) -> Any:
 
 
 def check_expression(source: str, where: str) -> None:
-    """Raise a `MalformedTestsError` where a text is not a Python expression."""
+    """Raise a `MalformedTestsError` if a text is not a Python expression."""
     try:
         ast.parse(source, mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError):

@@ -1,8 +1,8 @@
 """Cases that are programs themselves: one sandbox for the candidate, another for the checker that runs the tests.
 
-candidate ──► frames, unread ──► checker ──► s + frame: back to the candidate, unread; its next case begins
-                                         ├─► c + frame: back to the candidate, unread
-                                         └─► h + frame: a verdict, for us
+candidate ──► frames, unparsed ──► checker ──► s + frame: to the candidate, unparsed; its next case starts
+                                           ├─► c + frame: to the candidate, unparsed
+                                           └─► h + frame: a verdict, for this process
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ __all__ = ["Dialogue"]
 _CHECKER = "from inside import checker\nchecker.main()"
 _CHECKER_CPU_S = 30.0
 _OUTPUT_BYTES = 2**23
-"""Of one case: all that a candidate's objects answer."""
+"""Most bytes of one case: all answers of a candidate's objects."""
 
 
 class Dialogue(CandidateRun):
-    """All cases of one answer."""
+    """Runs all cases of one answer."""
 
     async def run(self, cases: Sequence[tuple[TestCase, float]]) -> list[CaseVerdict]:
         """Run all cases with one sandbox for the candidate and one for the checker."""

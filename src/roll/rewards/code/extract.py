@@ -1,13 +1,13 @@
-"""The program in an answer's text. Looks at the text alone: nothing of it is parsed or run here.
+"""Extract the program from an answer's text. The text is only searched: nothing of it is parsed or run here.
 
-1. of the fenced blocks that are tagged with the language, the last one that defines a name that the tests use (for
-   tests of input and output, the last one that reads its input); where none does, the same of blocks without a tag;
-   else the last tagged block, or the last one without a tag (a fence that is never closed ends with the text);
-2. no such block, but others: none;
-3. no fence at all (Python): from the first line that begins like a program, up to the first line of prose after it;
-   the whole text where no line does, or in other languages.
+1. Of the fenced blocks with the language's tag, the last one that defines a name that the tests use (for
+   tests of input and output, the last one that reads its input); if no block does, the same of blocks without a tag;
+   else the last tagged block, or the last one without a tag (a fence that is never closed ends with the text).
+2. Blocks of other languages only: no program.
+3. No fence at all (Python): from the first line that starts like a program, up to the first line of prose after it;
+   the whole text if no line does, or in other languages.
 
-A block of an interactive session (`>>> f(1)`) is an example; it counts only where there is no other block, and then
+A block of an interactive session (`>>> f(1)`) is an example; it counts only if there is no other block, and then
 without its prompts.
 """
 
@@ -32,7 +32,7 @@ _FENCE = re.compile(
     r"(?P<tag>[\w+#.-]*+)[^\n`]*+$",
     re.MULTILINE,
 )
-"""Possessive throughout: an answer of spaces or tildes alone is read in linear time."""
+"""Possessive throughout, so an answer of spaces or tildes alone is read in linear time."""
 _QUOTED = re.compile(r"[ \t]*+(?:>[ \t]?)?+")
 _VERSION = re.compile(r"(?<=python)[ \d.]+$|(?<=py)[\d.]+$")
 _SESSION = re.compile(r"[ \t]*>>>(?: |$)")
@@ -56,18 +56,18 @@ class _Block:
 
     @property
     def is_session(self) -> bool:
-        """Whether it shows an interactive session."""
+        """Whether the block shows an interactive session."""
         return _SESSION.match(self.content.lstrip("\n")) is not None
 
 
 def extract_code(text: str, language: str, *, names: Collection[str] = (), reads_input: bool = False) -> str | None:
-    """Return the program, without fences and byte order marks; `None` where the answer has none.
+    """Return the program, without fences and byte order marks; `None` if the answer has no program.
 
     Args:
         text: The model's answer.
         language: `python`, `bash`, `javascript`, or `cpp`.
-        names: Names that the tests use of the program (Python); a block that defines one is preferred.
-        reads_input: Whether the program is given input; a block that reads it is preferred (Python).
+        names: Names that the tests use of the program (Python); a block that defines one of them is preferred.
+        reads_input: Whether the program receives input; a block that reads input is preferred (Python).
     """
     text = text.replace("\ufeff", "")
     blocks = _blocks(text)
@@ -81,7 +81,7 @@ def extract_code(text: str, language: str, *, names: Collection[str] = (), reads
 
 
 def _preference(names: Collection[str], reads_input: bool) -> Callable[[str], bool] | None:
-    """Return what tells the program from an example of its use; `None` where nothing does."""
+    """Return a predicate that tells the program from an example of its use; `None` if nothing distinguishes them."""
     if names:
         either = "|".join(map(re.escape, sorted(names)))
         defines = re.compile(
@@ -93,7 +93,7 @@ def _preference(names: Collection[str], reads_input: bool) -> Callable[[str], bo
 
 
 def _chosen(kinds: list[list[_Block]], preferred: Callable[[str], bool] | None) -> str | None:
-    """Return the last block that is preferred, of the first kind that has one; else the last one of the first kind."""
+    """Return the last preferred block of the first kind that has one; else the last block of the first kind."""
     programs = [[block.content for block in blocks if not block.is_session] for blocks in kinds]
     if preferred is not None:
         for contents in programs:
@@ -105,7 +105,7 @@ def _chosen(kinds: list[list[_Block]], preferred: Callable[[str], bool] | None) 
 
 
 def _without_prompts(content: str) -> str:
-    """Return what is typed in an interactive session."""
+    """Return the text that a user typed in an interactive session."""
     lines = [line.lstrip() for line in content.splitlines()]
     return "".join(f"{line[4:]}\n" for line in lines if line[:4].rstrip() in (">>>", "..."))
 
@@ -134,7 +134,7 @@ def _blocks(text: str) -> list[_Block]:
 
 
 def _until_glued_fence(content: str, mark: str) -> str:
-    """Return what stands before a closing fence that follows code on its line; all where there is none."""
+    """Return the text before a closing fence that follows code on the same line, or all text without such a fence."""
     end = re.search(rf"{re.escape(mark)}[ \t]*$", content, re.MULTILINE)
     return content if end is None else content[: end.start()] + "\n"
 
@@ -155,7 +155,7 @@ def _unindented(content: str, indent: str) -> str:
 
 
 def _without_columns(line: str, width: int) -> str:
-    """Return a line without at most so many columns of white space at its beginning."""
+    """Return a line without its first `width` columns, as far as they are whitespace."""
     column = 0
     for position, character in enumerate(line):
         if column >= width or character not in " \t":

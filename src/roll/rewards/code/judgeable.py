@@ -1,4 +1,4 @@
-"""What tests ask for that two separate sandboxes cannot give, found by reading them; nothing is run."""
+"""Find tests that cannot work in two separate sandboxes, by reading their source; nothing is run."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ __all__ = ["importable", "why_not"]
 
 _FILES = {"tmp_path", "tmpdir", "tmp_path_factory", "tmpdir_factory"}
 _SEEN = ("builtins.input", "builtins.print", "sys.stdin", "sys.stdout", "sys.stderr")
-"""What the answer's side asks the tests' side for, as they left it."""
+"""Names that the tests may replace, as the answer's process looks them up in the tests' process."""
 
 
 def importable(config: SandboxConfig) -> frozenset[str] | None:
-    """Return the modules that tests may import besides the standard library, or `None` if they depend on a container
-    image.
+    """Return the modules that tests may import besides the standard library; `None` if only a container image defines
+    them.
 
     Raises:
         ConfigError: A package is not installed.
@@ -65,7 +65,7 @@ def _reasons(tree: ast.Module, answer: set[str], packages: frozenset[str] | None
 
 
 def _defined(tree: ast.Module, answer: set[str]) -> set[str]:
-    """Return the names that are not the answer's; `*` stands for those that another module gives."""
+    """Return the names that do not come from the answer; `*` stands for all names of another module."""
     found = set(vars(builtins))
     for node in ast.walk(tree):
         if isinstance(node, ast.ClassDef):

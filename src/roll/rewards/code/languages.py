@@ -12,16 +12,16 @@ __all__ = ["TOOL_CHAINS", "ToolChain", "missing_tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolChain:
-    """How a program of a language is run. Python needs none: it is forked from a running interpreter."""
+    """How to run a program of a language. Python needs no tool chain: it is forked from a running interpreter."""
 
     file: str
     argv: tuple[str, ...]
-    """Empty: by the interpreter that is there."""
+    """The command; empty to use the running interpreter."""
     compile: tuple[str, ...] = ()
     needs: str = ""
     """The program that must be installed."""
     package: str = ""
-    """Where Debian has it."""
+    """The Debian package of that program."""
 
 
 TOOL_CHAINS = {

@@ -1,4 +1,4 @@
-"""Names that tests use of an answer, found by reading them; they tell the program from an example of its use."""
+"""Find the names that tests use of an answer; such a name distinguishes the program from an example of its use."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest", "__nam
 
 
 def names_of(cases: Sequence[Case], entry: str | None, setup: str) -> frozenset[str]:
-    """Return the names that an answer has to define.
+    """Return the names that an answer must define.
 
     Args:
-        cases: Of the task.
+        cases: The task's cases.
         entry: The function under test: `add`, `Solution().add`.
         setup: Python source that runs before the tests.
     """

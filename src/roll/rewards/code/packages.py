@@ -1,4 +1,4 @@
-"""Installed Python packages as read-only additions to a sandbox, with what they require."""
+"""Mount installed Python packages and their requirements read-only into a sandbox."""
 
 from __future__ import annotations
 

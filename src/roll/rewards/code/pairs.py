@@ -1,4 +1,4 @@
-"""Cases that data sets of programming problems write as pairs of inputs and outputs (APPS, TACO, LiveCodeBench).
+"""Cases in the form of programming data sets: pairs of inputs and outputs (APPS, TACO, LiveCodeBench).
 
 {"inputs": […], "outputs": […]}, {"input": […], "output": […]}           with `fn_name`: arguments and results
 {"input": …, "output": …, "testtype": "functional" | "stdin"}            one case
@@ -33,7 +33,7 @@ _KINDS = ("testtype", "type", "test_type")
 _OF_STDIN = ("stdin", "stdin_stdout", "stdio", "standard_input")
 _OF_CALLS = ("functional", "function_call", "call_based", "function")
 _IGNORED = {"explanation", "id", "metadata"}
-"""Keys that say nothing about what is right."""
+"""Keys that do not affect the verdict."""
 
 
 def is_pairs(tests: Mapping[str, Any]) -> bool:
@@ -50,8 +50,9 @@ def pair_cases(tests: Mapping[str, Any]) -> list[Case]:
     """Return the cases of an object with all inputs and outputs.
 
     Args:
-        tests: `inputs` and `outputs`, or `input` and `output`. Where it names a function, this is called, and else the
-            program is run.
+        tests: `inputs` and `outputs`, or `input` and `output`. If it names a function, the cases call the function;
+            else
+            they run the program.
 
     Raises:
         MalformedTestsError: The cases cannot be used.
@@ -73,9 +74,10 @@ def pair_case(case: Mapping[str, Any], entry: str | None, where: str) -> Case:
     """Return one case.
 
     Args:
-        case: `input`, `output` and what kind of case it is (`testtype` or `type`); without that, a function is called
-            where the case names one.
-        entry: The function under test where the case names none; without either, it is the only one of the answer.
+        case: `input`, `output` and the kind of case (`testtype` or `type`); without a kind, the case calls a function
+            if it
+            names one.
+        entry: The function under test if the case names none; without either, the only function of the answer.
         where: The case's place, for messages.
 
     Raises:
@@ -90,7 +92,7 @@ def pair_case(case: Mapping[str, Any], entry: str | None, where: str) -> Case:
         known = [*_OF_STDIN, *_OF_CALLS]
         raise MalformedTestsError(f"{where}: {key} is '{kind}': give one of {', '.join(known)}.{nearest(kind, known)}")
     given, wanted = plain(case["input"]), plain(case["output"])
-    if isinstance(given, str):  # LiveCodeBench: an argument a line
+    if isinstance(given, str):  # LiveCodeBench: one argument per line
         given = [_written(line, f"{where}: input") for line in given.splitlines() if line.strip()]
         wanted = _written(wanted, f"{where}: output") if isinstance(wanted, str) else wanted
         return _call(name or entry or "", given, wanted, where, match="json")
@@ -107,7 +109,7 @@ def _kind_key(case: Mapping[str, Any]) -> str | None:
 
 
 def _program(given: Any, wanted: Any, where: str) -> StdinCase:
-    """Return a case of input and output; lists are lines."""
+    """Return a case of input and output; lists are joined as lines."""
     texts = ["\n".join(map(str, each)) if isinstance(each, list) else each for each in map(plain, (given, wanted))]
     texts = [str(each) if isinstance(each, int | float) and not isinstance(each, bool) else each for each in texts]
     stdin, stdout = (of_kind(text, str, f"{where}: input and output") for text in texts)
@@ -132,14 +134,14 @@ def _call(name: str, given: Any, wanted: Any, where: str, match: Any = "wrapped"
 
 
 def _with_whole_keys(value: Any) -> Any:
-    """Return an argument; an object whose keys are all whole numbers has them as numbers, which JSON cannot write."""
+    """Return an argument; if all keys of an object are integers, convert them to numbers, which JSON cannot express."""
     if isinstance(value, dict) and value and all(isinstance(key, str) and key.lstrip("-").isdecimal() for key in value):
         return {int(key): item for key, item in value.items()}
     return value
 
 
 def _written(text: str, where: str) -> Any:
-    """Return the value that a line writes, as JSON or as a Python literal."""
+    """Parse the value in a line, as JSON or as a Python literal."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The program that runs a candidate, and the limits on its cases; what both ways of testing share."""
+"""The program that runs a candidate, and the limits on its cases, shared by `batch` and `dialogue`."""
 
 from __future__ import annotations
 
@@ -23,20 +23,24 @@ MOST_OUTPUT_BYTES = 2**26
 
 
 class CandidateRun:
-    """One answer to one task."""
+    """A run of one answer to one task."""
 
     def __init__(self, sandboxes: CodeSandboxes, task: Task, code: str, config: CodeReward, ends: float) -> None:
-        """Make it ready to run.
+        """Prepare the run.
 
         Args:
-            ends: The time of the running loop's clock at which the time for all cases of the answer is over.
+            sandboxes: The sandboxes to run in.
+            task: The task with its cases.
+            code: The answer's code.
+            config: The reward's settings.
+            ends: The time, on the event loop's clock, at which the time for all cases of the answer is over.
         """
         self.sandboxes, self.task, self.code, self.config = sandboxes, task, code, config
         self._ends = ends
         self.max_timeouts = 1 if config.credit == "all" else 2
 
     def wall_s(self, cpu_s: float) -> float:
-        """Return the wall time of a case with so much CPU time."""
+        """Return the wall time of a case with this CPU time."""
         longest = max(self.config.max_wall_s, 2.0 * cpu_s)
         return max(SHORTEST_WALL_S, min(self.config.wall_factor * cpu_s, longest))
 

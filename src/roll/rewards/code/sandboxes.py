@@ -1,10 +1,10 @@
-"""The sandboxes of code rewards, shared by all of a run's code rewards.
+"""The sandboxes that all code rewards of a run share.
 
-    answer ──► place (at most `max_parallel`) ──► a sandbox for the candidate
-                                              └─► where tests are programs: another one for their checker
+    answer ──► slot (at most `max_parallel`) ──► a sandbox for the candidate
+                                             └─► if the tests are programs: another sandbox for their checker
 
-Invariants: candidate and checker are of different pools, so neither's memory ever held what the other was given; an
-answer holds one place, and at most two sandboxes.
+Invariants: candidate and checker use different pools, so neither sandbox's memory ever held the other's data; an
+answer holds one slot, and at most two sandboxes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LIBRARY = "/opt/roll"
 
 
 class CodeSandboxes:
-    """Starts and ends them: an `async with`."""
+    """Starts and closes the sandboxes; an async context manager."""
 
     def __init__(self, config: SandboxConfig) -> None:
         self.config = config
@@ -40,11 +40,11 @@ class CodeSandboxes:
         self._checker = self._spec("checker", ("inside.checker",), config.program_packages)
         self._manager = configured_manager(config, spec=self._candidate, warm=warm, max_sandboxes=2 * max_parallel)
         self.places = asyncio.Semaphore(max_parallel)
-        """Inside one of them, an answer may run."""
+        """Slots: an answer runs while it holds one."""
 
     def _spec(self, pool: str, modules: tuple[str, ...], packages: list[str]) -> SandboxSpec:
         config = self.config
-        unsafe = config.runtime == "subprocess"  # without a file system of its own
+        unsafe = config.runtime == "subprocess"  # this runtime has no file system of its own
         mounts = () if unsafe else package_mounts(packages, f"{_LIBRARY}/packages")
         return SandboxSpec(
             limits=Limits(
@@ -66,7 +66,7 @@ class CodeSandboxes:
         """Start the first sandboxes.
 
         Raises:
-            SandboxUnavailableError: this machine cannot; the message says why and what to do.
+            SandboxUnavailableError: This machine cannot run sandboxes; the message has the reason and a remedy.
         """
         with sandbox_errors():
             await self._manager.start()
@@ -81,7 +81,7 @@ class CodeSandboxes:
             return await self._manager.execute(program, spec=self._candidate)
 
     async def compare(self, program: Program) -> ExecutionResult:
-        """Run a comparison of a candidate's output, where no candidate ever is."""
+        """Run a comparison of a candidate's output, in a sandbox that never runs a candidate."""
         with sandbox_errors():
             return await self._manager.execute(program, spec=self._checker)
 
@@ -97,7 +97,7 @@ class CodeSandboxes:
         """Run the body with a running checker to exchange messages with.
 
         Raises:
-            ConfigError: pytest is needed and not installed.
+            ConfigError: pytest is needed and is not installed.
         """
         spec = self._checker_with_pytest if pytest else self._checker
         with sandbox_errors():

@@ -1,10 +1,10 @@
-"""Talking to candidates and checkers; bounding and counting what each case uses, from outside of its sandbox.
+"""Exchange messages with candidates and checkers; limit and measure the time of each case, from outside of the sandbox.
 
-A candidate shares its sandbox with our program that runs its cases, and may stop that, or change what it reports. So
-the sandbox's agent keeps the limits of each case, by its own clock and by the kernel's count of everything in there.
+A candidate shares its sandbox with ROLL's program that runs the cases, and may stop that, or change its reports. So
+the sandbox's agent enforces the limits of each case, by its own clock and by the kernel's CPU count of the sandbox.
 
     setup ──► first frame ──► [ new limits ──► a case's message ──► its frames ] … ──► end of input
-                                └─► what the case before used
+                                └─► CPU time of the case before
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from roll_sandbox import ExecutionResult, Job
 __all__ = ["Meter", "Router", "Served", "listen", "pass_on", "serve"]
 
 _GRACE_WALL_S = 1.0
-"""The program inside ends a case on time, if it can, and goes on with the next one."""
+"""Extra wall time, in which the program inside can end a case by itself, and continue with the next one."""
 
 
 class Meter:
     """Sets a running candidate's limits case by case.
 
     Args:
-        job: the candidate.
+        job: The candidate.
         limits_s: CPU and wall time of each case, in order.
-        total_s: wall time of all together.
+        total_s: Wall time of all cases together.
     """
 
     def __init__(self, job: Job, limits_s: Sequence[tuple[float, float]], total_s: float) -> None:
@@ -45,7 +45,7 @@ class Meter:
         self._counts.append(await self.bound(*self._limits_s[case]))
 
     async def bound(self, cpu_s: float, wall_s: float) -> float:
-        """Set the limits of what comes now, at first those of the setup; returns the CPU time used until now."""
+        """Set the limits from now on, at first those of the setup; return the CPU time used until now."""
         left_s = self._ends - asyncio.get_running_loop().time()
         wall_s = max(0.0, min(wall_s + _GRACE_WALL_S, left_s))
         return await self._job.bound(cpu_s=cpu_s + GRACE_CPU_S, wall_s=wall_s)
@@ -58,15 +58,15 @@ class Meter:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Served:
-    """What came of a candidate that was served its cases."""
+    """The results of a candidate's cases."""
 
     result: ExecutionResult
     first: bytes
-    """The body of the frame that answers the setup; empty where the candidate ended before."""
+    """The body of the frame that answers the setup; empty if the candidate ended before."""
     frames: list[list[bytes]]
-    """Of each case that was answered, the bodies of its frames."""
+    """The bodies of the frames of each answered case."""
     cpu_s: list[float]
-    """Of each case that was begun."""
+    """CPU time of each case that was started."""
 
 
 async def serve(
@@ -79,19 +79,19 @@ async def serve(
     total_s: float,
     frames_per_case: int,
 ) -> Served:
-    """Hand a candidate its cases one by one, each with its own limits; wait for its end.
+    """Send a candidate its cases one by one, each with its own limits; wait for its end.
 
     Args:
-        job: the candidate: interactive, with a result.
-        setup: the first message, as a frame.
-        messages: of the cases, as frames.
-        limits_s: CPU and wall time of each.
-        setup_s: the same of the setup.
-        total_s: wall time of all together.
-        frames_per_case: how many a case is answered by.
+        job: The candidate: interactive, with a result.
+        setup: The first message, as a frame.
+        messages: The messages of the cases, as frames.
+        limits_s: CPU and wall time of each case.
+        setup_s: CPU and wall time of the setup.
+        total_s: Wall time of all cases together.
+        frames_per_case: Number of frames that answer a case.
 
     Raises:
-        SandboxError: the sandbox broke.
+        SandboxError: The sandbox broke.
     """
     meter = Meter(job, limits_s, total_s)
     await meter.bound(*setup_s)
@@ -135,10 +135,10 @@ async def pass_on(candidate: Job, checker: Job) -> None:
 
 
 async def listen(checker: Job, candidate: Job, meter: Meter) -> list[dict[str, Any]]:
-    """Hand the checker's questions to the candidate, a case after the other; what is for us.
+    """Send the checker's questions to the candidate, one case after the other; return the messages to this process.
 
-    The first byte of a frame says where it goes: `s` to the candidate, and a case begins; `c` to the candidate; `h` to
-    us.
+    The first byte of a frame is its destination: `s` the candidate, at the start of a case; `c` the candidate; `h` this
+    process.
     """
     router = Router()
     found: list[dict[str, Any]] = []

@@ -1,8 +1,8 @@
-"""A task's tests, read from the columns of its row: see docs/code-rewards.md for every form.
+"""Parse a task's tests from the columns of its row: see docs/code-rewards.md for every form.
 
     text, a list, or an object, also as JSON text ──► Task: language, entry point, setup, cases
 
-Whatever is wrong with them is a `MalformedTestsError` that names the case.
+Any mistake in them raises a `MalformedTestsError` that names the case.
 """
 
 from __future__ import annotations
@@ -37,40 +37,40 @@ __all__ = ["CallCase", "Case", "MalformedTestsError", "StdinCase", "Task", "Test
 
 MAX_CASES = 1000
 MAX_BYTES = 16 * 2**20
-"""Of all cases of one task."""
+"""Most bytes of all cases of one task."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What an answer is tested with."""
+    """The tests of one prompt."""
 
     language: str
     entry: str | None
     setup: str
     cases: tuple[Case, ...]
     names: frozenset[str] = frozenset()
-    """Names that the tests use of the answer, as far as they are known."""
+    """Names that the tests use of the answer, as far as known."""
 
     @property
     def reads_input(self) -> bool:
-        """Whether a program is given something to read."""
+        """Whether a case gives the program input."""
         return any(isinstance(case, StdinCase) and case.stdin.strip() for case in self.cases)
 
 
 def parse_task(
     tests: Any, *, language: Any = "python", entry: Any = None, setup: Any = "", modules: Sequence[str] = ("solution",)
 ) -> Task:
-    """Read the tests of a row.
+    """Parse the tests of a row.
 
     Args:
-        tests: the column with the tests.
-        language: of the answer; the tests may name another.
-        entry: the function under test, where the tests do not say.
-        setup: Python source that runs before tests.
-        modules: under which names pytest files import the candidate.
+        tests: The column with the tests.
+        language: The answer's language; the tests may name another.
+        entry: The function under test, if the tests do not name it.
+        setup: Python source that runs before the tests.
+        modules: Names under which pytest files import the candidate.
 
     Raises:
-        MalformedTestsError: says which case, what is wrong, and what would be right.
+        MalformedTestsError: A case is malformed; the message names the case, the mistake, and the remedy.
     """
     tests = _from_json(tests)
     key = next((key for key in ("cases", "test_cases") if isinstance(tests, Mapping) and key in tests), None)
@@ -102,7 +102,7 @@ def parse_task(
 
 
 class _Reader:
-    """Makes cases of what a row has."""
+    """Builds cases from a row."""
 
     def __init__(self, entry: str | None, setup: str, modules: tuple[str, ...]) -> None:
         self._entry, self._modules = entry, modules
@@ -184,9 +184,7 @@ class _Reader:
         return entry
 
     def _of_source(self, source: str, where: str, kind: str = "") -> list[Case]:
-        """Return the cases of Python source: a `check(candidate)`, a pytest file, or statements, with one case per
-        assert.
-        """
+        """Return the cases of Python source: a `check(candidate)`, a pytest file, or asserts (one case each)."""
         tree = _compiled(source, where)
         names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
         if not kind:
@@ -216,7 +214,7 @@ class _Reader:
             call = self._plain_comparison(node) if not before else None
             source = ast.unparse(ast.Module(body=[*before, node], type_ignores=[]))
             found.append(call or TestCase(kind="assert", source=source))
-            if before:  # what it does to the objects made before, the asserts after it rely on
+            if before:  # the asserts after it rely on its changes to earlier objects
                 before.append(ast.Expr(value=node.test))
         return found
 

@@ -1,11 +1,11 @@
-"""How long a case may run: adaptive limits on CPU time (RollPacker, arXiv 2509.21009, section 4.3).
+"""Adaptive limits on the CPU time of a case (RollPacker, arXiv 2509.21009, section 4.3).
 
     T = min(max(T_min, lambda * T_anchor), T_max)      T_anchor = largest CPU time of a right answer to this case
 
-CPU time, not wall time: a program on a machine with other work waits, but uses no more of it. Until a case has had a
-right answer, its limit is T_max, so that no right answer is ever cut off for want of an earlier one.
+The limit is on CPU time, not wall time: on a busy machine a program waits longer, but uses the same CPU time. Until a
+case has had a right answer, its limit is T_max, so that no right answer is cut off for lack of an earlier one.
 
-Anchors are part of a checkpoint: without them a resumed run would be more lenient than it was before.
+Anchors are part of a checkpoint: without them a resumed run would be more lenient than before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MOST_CASES = 1_000_000
 
 
 class AdaptiveLimits:
-    """Limits by prompt and case; what was not asked for longest is forgotten, a prompt at a time."""
+    """Limits by prompt and case; the least recently used prompt is evicted first."""
 
     def __init__(self, config: CodeReward, most_cases: int = MOST_CASES) -> None:
         self._config = config
@@ -30,7 +30,7 @@ class AdaptiveLimits:
         self._num_cases = 0
 
     def cpu_s(self, uid: str, case: int) -> float:
-        """Limit on the CPU time of a case."""
+        """Return the limit on the CPU time of a case."""
         anchors = self._anchors.get(uid)
         if anchors is None:
             return self._config.max_cpu_s
@@ -54,6 +54,6 @@ class AdaptiveLimits:
         return {uid: [[case, cpu_s] for case, cpu_s in anchors.items()] for uid, anchors in self._anchors.items()}
 
     def restore(self, state: Any) -> None:
-        """Take what `state` gave, in place of what is known."""
+        """Restore a state that `state` returned; it replaces the current anchors."""
         self._anchors = OrderedDict((uid, {int(case): float(s) for case, s in pairs}) for uid, pairs in state.items())
         self._num_cases = sum(map(len, self._anchors.values()))

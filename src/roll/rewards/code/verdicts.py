@@ -1,6 +1,6 @@
-"""What becomes of a case, and reading what a candidate's side claims of it.
+"""Verdicts of cases, and parsing of the candidate side's claims.
 
-Everything that comes from there is bounded before it is looked at: see `frames.unpack`.
+All data from the candidate is bounded before it is parsed: see `frames.unpack`.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ __all__ = [
 
 MESSAGE_BYTES = 2**15
 """Longest message of a candidate's or a checker's side that is parsed in this process: at most a few milliseconds and
-some hundred kilobytes of memory, whatever it holds."""
+some hundred kilobytes of memory, whatever its content."""
 GRACE_CPU_S = 0.25
-"""The kernel's count has our own program's share as well."""
+"""Extra CPU time, as the kernel's count includes ROLL's own program."""
 OUTCOMES = {
     Outcome.MEMORY: "memory",
     Outcome.CPU_TIME: "timeout",
@@ -48,20 +48,20 @@ class BrokenTestsError(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CaseVerdict:
-    """What became of one case."""
+    """The verdict on one case."""
 
     verdict: str
     """`passed`, `wrong`, `error`, `timeout`, `memory`, `output`, `not_plain`, `exited`, `no_build`, or `skipped`."""
     passed: float
-    """Share: 0 or 1; of a file of tests, the share of its tests."""
+    """0 or 1; for a file of tests, the share of passed tests."""
     cpu_s: float = 0.0
-    """As the kernel counted it, of everything in the candidate's sandbox."""
+    """The kernel's count of CPU time, for all processes in the candidate's sandbox."""
     detail: str = ""
 
 
 SKIPPED = CaseVerdict(verdict="skipped", passed=0.0)
 OVER_TIME = CaseVerdict(verdict="timeout", passed=0.0)
-"""Of a case that was not begun, as the time for all of them was over."""
+"""Verdict on a case that was not started, as the time for all cases was over."""
 
 
 def claim(body: bytes, most_bytes: int = MESSAGE_BYTES) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""Programs are scored by running them: see docs/code-rewards.md.
+"""Score programs by running them: see docs/code-rewards.md.
 
     stdin and call cases ──► one sandbox, a process per case ──► outputs ──► compared as text and plain data (`batch`)
     assert, check, pytest ──► candidate's sandbox ◄── plain data ──► checker's sandbox ──► verdicts (`dialogue`)
 
-What comes from a candidate's sandbox is the candidate's claim of what it computed. The expected results are never
+All data from a candidate's sandbox is the candidate's claim of its results. The expected results are never
 there.
 """
 
@@ -33,7 +33,7 @@ _TASKS_KEPT = 1024
 
 
 class CodeVerifier:
-    """Scores answers of one source."""
+    """Scores answers to prompts of one source."""
 
     def __init__(self, config: CodeReward, sandboxes: CodeSandboxes) -> None:
         self._config, self._sandboxes = config, sandboxes
@@ -41,12 +41,12 @@ class CodeVerifier:
         self._tasks: OrderedDict[str, Task] = OrderedDict()
 
     async def judge(self, rollout: Rollout) -> Judgement:
-        """Find the program, run it on every case, and count.
+        """Extract the program, run it on every case, and count the passed cases.
 
         Raises:
-            MalformedPromptError: the prompt's tests cannot be used.
-            UnscorableError: they cannot be run on this answer.
-            InfraError: a sandbox broke, or one of our own programs.
+            MalformedPromptError: The prompt's tests cannot be used.
+            UnscorableError: The tests cannot be run on this answer.
+            InfraError: A sandbox, or one of ROLL's own programs, broke.
         """
         uid = rollout.prompt.uid
         try:
@@ -63,7 +63,7 @@ class CodeVerifier:
             async with self._sandboxes.places:
                 verdicts = await run_cases(self._sandboxes, task, code, limits_s, self._config)
         except (BrokenTestsError, OversizedUploadError, ConfigError) as error:
-            # Tests may be in order and only this answer ask of them what they cannot do: others go on being tried.
+            # The tests may be valid, and only this answer may break them: other answers are still tried.
             raise UnscorableError(f"prompt '{uid}': its tests cannot be run: {error}") from error
         for case, verdict in enumerate(verdicts):
             if verdict.verdict == "passed":

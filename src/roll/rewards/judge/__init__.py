@@ -1,11 +1,11 @@
 """A language model as a judge: it scores an answer, or compares it with a reference.
 
-    rollout ──► messages ──► kept reply? ──► Judgement
-                              └─ no ─► one request for all that ask the same ──► readable? keep it
-                                                                                  └─ no: ask again, saying why
+    rollout ──► messages ──► cached reply? ──► Judgement
+                              └─ no ─► one request for all equal ones ──► readable? cache it
+                                                                           └─ no: ask again, with the error
 
-Invariants: equal requests under way are one request; only replies that can be read are kept; whatever goes wrong
-between us and the judge is an `InfraError`, a `TimeoutError` of the network among it, and never a reward.
+Invariants: equal concurrent requests are one request; only readable replies are cached; every failure
+between ROLL and the judge is an `InfraError`, including a `TimeoutError` of the network, and never a reward.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ T = TypeVar("T")
 
 
 class Judge:
-    """Asks a model for verdicts.
+    """Requests verdicts from a model.
 
     Args:
-        config: what it is asked.
-        chat: the model.
-        usage: counts verdicts.
+        config: The judge's settings.
+        chat: The model.
+        usage: Counts verdicts.
     """
 
     def __init__(self, config: JudgeReward, chat: Chat, usage: JudgeUsage | None = None) -> None:
@@ -57,8 +57,8 @@ class Judge:
         """Score or compare an answer.
 
         Raises:
-            RewardInfraError: the judge cannot be reached, or never replied in the form asked for.
-            UserError: the user has to mend something.
+            RewardInfraError: The judge cannot be reached, or never replied in the required format.
+            UserError: The user must correct something.
         """
         answer = rollout.text[-self._config.max_answer_chars :]
         if not answer.strip():
@@ -127,7 +127,7 @@ class Judge:
         self._usage.num_asked += 1
         kept = self._cache.get(key)
         if kept is not None:
-            with suppress(ReplyError):  # the file may hold replies that an earlier version could read
+            with suppress(ReplyError):  # the file may hold replies that only an earlier version could parse
                 value = read(kept)
                 self._usage.num_kept += 1
                 return value
@@ -166,7 +166,7 @@ class Judge:
         )
 
     async def close(self) -> None:
-        """End requests under way and connections; may be called twice."""
+        """End running requests and close connections; may be called twice."""
         tasks = list(self._under_way.values())
         for task in tasks:
             task.cancel()

@@ -1,4 +1,4 @@
-"""Replies of a judge, kept by the content of the request: in memory, and in a file that runs share."""
+"""A cache of a judge's replies, keyed by the content of the request: in memory, and in a file that runs share."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ def content_key(*content: Any) -> str:
 
 
 class ReplyCache:
-    """The most recently used replies in memory; all of them in `directory`, where one is given.
+    """The most recently used replies in memory; all replies in `directory`, if given.
 
-    A file that cannot be written or read costs the cache, not the run: it is said once, and memory serves alone.
+    If the file cannot be written or read, the run continues with the cache in memory, after one warning.
 
     Args:
-        size: replies in memory; 0 keeps none anywhere.
-        directory: made if it does not exist.
+        size: Number of replies in memory; 0 disables the cache.
+        directory: Directory of the file; created if it does not exist.
     """
 
     def __init__(self, size: int, directory: str | None = None) -> None:
@@ -54,7 +54,7 @@ class ReplyCache:
         return str(row[0])
 
     def put(self, key: str, reply: str) -> None:
-        """Keep a reply."""
+        """Cache a reply."""
         if not self._size:
             return
         self._keep(key, reply)
@@ -86,7 +86,7 @@ def _open(directory: Path) -> sqlite3.Connection | None:
         directory.mkdir(parents=True, exist_ok=True)
         file = sqlite3.connect(directory / "replies.sqlite", isolation_level=None, timeout=5.0)
         file.execute("PRAGMA journal_mode = WAL")
-        file.execute("PRAGMA synchronous = OFF")  # a reply lost with the machine is asked for again
+        file.execute("PRAGMA synchronous = OFF")  # a reply that is lost in a crash is requested again
         file.execute("CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL) WITHOUT ROWID")
     except (OSError, sqlite3.Error) as error:
         logger.warning("the judge's replies are kept in memory alone: '%s' cannot be used (%s)", directory, error)

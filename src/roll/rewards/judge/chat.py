@@ -1,12 +1,12 @@
-"""Asking a language model, wherever it runs.
+"""Send requests to a language model, wherever it runs.
 
-    ask ──► a free place (max_concurrent) ──► POST ──► 200: its text
-                                               ├─ connection, time-out, 408/409/425/429/5xx: wait (with jitter), again
-                                               ├─ 401/403/404: the user has to mend the address, the key or the name
-                                               └─ any other: this request cannot be answered
+    ask ──► a free slot (max_concurrent) ──► POST ──► 200: its text
+                                              ├─ connection, timeout, 408/409/425/429/5xx: wait (with jitter), retry
+                                              ├─ 401/403/404: the user must correct the address, the key or the name
+                                              └─ any other: this request cannot be answered
 
-Invariants: never more than `max_concurrent` requests under way; a request that waits to be repeated holds no place; the
-key is in a header alone, and in no message, log or configuration.
+Invariants: never more than `max_concurrent` running requests; a request that waits for a retry holds no slot; the
+key is only in a header, never in a message, log or configuration.
 """
 
 from __future__ import annotations
@@ -42,31 +42,31 @@ _CUT_OFF = frozenset(
         *("context_length", "context_length_exceeded", "model_context_window_exceeded", "incomplete"),
     )
 )
-"""Finish reasons, in small letters, of a reply that was cut off, as the servers of different vendors spell them."""
+"""Finish reasons, in lower case, of a truncated reply, as the servers of different vendors write them."""
 _FILTERED = frozenset(
     (
         *("content_filter", "content_filtered", "safety", "refusal", "recitation", "blocklist", "prohibited_content"),
         *("spii", "language", "image_safety", "guardrail_intervened", "sensitive", "error_toxic"),
     )
 )
-"""Finish reasons of a model that refused, or of a filter that ended the reply."""
+"""Finish reasons of a refusal, or of a filter that ended the reply."""
 _FAILED = frozenset(
     (
         *("error", "abort", "cancelled", "timeout", "network_error", "insufficient_system_resource", "other"),
         *("malformed_response", "malformed_function_call", "unexpected_tool_call"),
     )
 )
-"""Finish reasons of a server that failed in the midst of a reply."""
+"""Finish reasons of a server that failed during a reply."""
 _USERS = {401: "the key is not accepted", 403: "the key may not do this", 404: "there is no such address or model"}
 
 
 class Chat(Protocol):
-    """A model that answers a conversation: behind an endpoint, or at engines of this run."""
+    """A model that answers a conversation: behind an endpoint, or on engines of this run."""
 
     name: str
-    """For messages."""
+    """Name for messages."""
     identity: list[Any]
-    """Plain data: what else replies depend on, besides the request and its settings."""
+    """Plain data that replies depend on, besides the request and its settings."""
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
         """Return the model's reply, requested as JSON of this schema.
@@ -78,13 +78,13 @@ class Chat(Protocol):
         ...
 
     async def close(self) -> None:
-        """End connections; may be called twice."""
+        """Close connections; may be called twice."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Failure:
-    """Why a request did not succeed, and how long its server asks us to wait."""
+    """The reason that a request failed, and the wait that its server requires."""
 
     cause: str
     wait_s: float = 0.0
@@ -94,12 +94,12 @@ class EndpointChat:
     """An OpenAI-compatible endpoint; implements `Chat`.
 
     Args:
-        config: where it is, and how it is asked.
-        sleep: waits between attempts.
-        jitter: a number in 0 … 1, drawn for each wait.
+        config: The address and the settings of requests.
+        sleep: Waits between attempts.
+        jitter: Returns a number in 0 … 1, drawn for each wait.
 
     Raises:
-        ConfigError: the variable that should hold the key is not set.
+        ConfigError: The environment variable for the API key is not set.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class EndpointChat:
         raise RewardInfraError(f"the judge at {self._config.url} failed {times}; the last time: {failure.cause}")
 
     def _tell_wait(self, failure: _Failure, num_left: int) -> None:
-        """Say at once, and once, that the server asks for a longer wait than it is given."""
+        """Log at once, and only once, that the server requires a longer wait than the settings allow."""
         if failure.wait_s <= LONGEST_WAIT_S or self._told_wait:
             return
         self._told_wait = True
@@ -227,7 +227,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 
 
 def _text_of(raw: bytes) -> str | _Failure:
-    """Return the message's text in a chat completion, or why it is no whole answer."""
+    """Return the message's text in a chat completion, or why the answer is incomplete."""
     try:
         choice = json.loads(raw)["choices"][0]
         message, reason = choice["message"], choice.get("finish_reason")
@@ -245,7 +245,7 @@ def _text_of(raw: bytes) -> str | _Failure:
 
 
 def _why_not_whole(reason: Any) -> str | None:
-    """Return why a reply with this finish reason is not whole; `None` where it is, or the reason is not known."""
+    """Return why a reply with this finish reason is incomplete; `None` if it is complete, or the reason is unknown."""
     if not isinstance(reason, str):
         return None
     name = reason.rpartition(".")[2].casefold().replace("-", "_")  # some servers write `FinishReason.MAX_TOKENS`
@@ -258,10 +258,10 @@ def _why_not_whole(reason: Any) -> str | None:
 
 
 def _joined(content: Any) -> str:
-    """Return a message's text, also where it is a list of parts; parts of reasoning are no text.
+    """Return a message's text, which may be a list of parts; parts of reasoning are left out.
 
     Raises:
-        TypeError: it is something else.
+        TypeError: The content has another type.
     """
     if content is None or isinstance(content, str):
         return content or ""

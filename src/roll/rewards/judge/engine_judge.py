@@ -1,15 +1,15 @@
-"""The run's own judge: a language model at engines of this run, tokens in, tokens out.
+"""The run's own judge: a language model on engines of this run, tokens in, tokens out.
 
-    ask ──► messages as tokens ──► for each field of the schema: text is generated ────────────► {"reasoning": "…",
-                                                                 a verdict is weighed ─────────►  "score": 7.2, …}
+    ask ──► messages as tokens ──► for each field of the schema: generate text ────────────────► {"reasoning": "…",
+                                                                 score the verdicts ───────────►  "score": 7.2, …}
 
-A reply has the form asked for whatever the model is: between the fields stands what JSON wants there, and a verdict is
-chosen among those that the schema permits, by the probability of their tokens. So a model that could not write JSON
-can judge, and no verdict has to be asked for twice. The mean over verdicts by their probability is G-Eval's (Liu et
+A reply always has the required format, whatever the model: ROLL writes the JSON between the fields, and a verdict is
+chosen among those that the schema permits, by the probability of their tokens. So a model that cannot write JSON
+can judge, and no verdict needs a retry. The probability-weighted mean over verdicts is that of G-Eval (Liu et
 al., arXiv 2303.16634, equation 1).
 
 Invariants: equal requests get equal replies (a request's seed is a digest of its content); a request that does not fit
-the context is refused, never cut; whatever the engines fail at is an `InfraError`.
+the context is rejected, never truncated; every failure of the engines is an `InfraError`.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from roll.types import Generation, GenerationRequest, Message, SamplingParams
 __all__ = ["EngineChat", "JudgeModel", "JudgeUsage", "Verdicts", "verdict_tree"]
 
 LEAST_SHARE = 1e-3
-"""Verdicts that begin with tokens of less probability than this are not told apart any further."""
+"""Verdicts whose common tokens have a lower probability than this share it equally."""
 
 
 _TEXT = re.compile(r'(?:[^"\\]|\\.?)*+', re.DOTALL)
 _numbers = itertools.count()
-"""Of requests: all rewards of a process ask the same engines."""
+"""Numbers of requests: all rewards of a process use the same engines."""
 
 
 @dataclass(slots=True)
@@ -48,26 +48,26 @@ class JudgeUsage:
 
     num_asked: int = 0
     num_kept: int = 0
-    """Of them, answered by a reply that was kept."""
+    """Number of verdicts that the cache answered."""
 
 
 @dataclass(eq=False)
 class JudgeModel:
-    """The model behind the engines, as words."""
+    """The judge model: its engines with its tokenizer."""
 
     _: KW_ONLY
     name: str
-    """For messages."""
+    """Name for messages."""
     identity: str
-    """Changes with its weights; part of what replies are kept by."""
+    """Identifies the model's weights; part of the cache key of replies."""
     tokenizer: Any
-    """The model's."""
+    """The model's tokenizer."""
     stop_token_ids: Sequence[int]
-    """End an answer of the model."""
+    """Tokens that end an answer of the model."""
     max_context: int
     """Longest request plus reply, in tokens."""
     generate: Callable[[GenerationRequest, float], Awaitable[Generation]]
-    """Asks an engine, and waits for so many seconds from when it has begun; raises `InfraError`."""
+    """Sends a request to an engine, with a timeout in seconds from its start; raises `InfraError`."""
     usage: JudgeUsage = field(init=False, default_factory=JudgeUsage)
 
     def __post_init__(self) -> None:
@@ -122,14 +122,14 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdicts:
-    """Where the token sequences of several verdicts part."""
+    """A node of the prefix tree of the verdicts' token sequences."""
 
     prefix: tuple[int, ...]
-    """Tokens since the node above."""
+    """Tokens since the parent node."""
     leaf: int | None = None
-    """The verdict, where only one is left."""
+    """The verdict, if only one is left."""
     branches: Mapping[int, Verdicts] = field(default_factory=dict)
-    """By next token."""
+    """Child nodes by next token."""
 
 
 def verdict_tree(sequences: Mapping[int, Sequence[int]]) -> Verdicts:
@@ -155,11 +155,11 @@ def verdict_tree(sequences: Mapping[int, Sequence[int]]) -> Verdicts:
 
 
 class EngineChat:
-    """The run's own judge as one reward asks it; implements `Chat`.
+    """The run's own judge for one reward; implements `Chat`.
 
     Args:
-        config: how it is asked.
-        model: the judge.
+        config: The reward's settings.
+        model: The judge model.
     """
 
     def __init__(self, config: JudgeReward, model: JudgeModel) -> None:
@@ -169,10 +169,10 @@ class EngineChat:
         self.identity = [model.identity, config.verdict]
 
     async def ask(self, messages: Sequence[Message], schema: Mapping[str, Any]) -> str:
-        """See `Chat.ask`: every field of the schema in turn.
+        """Generate every field of the schema in turn; see `Chat.ask`.
 
         Raises:
-            UnscorableError: the request does not fit the judge's context.
+            UnscorableError: The request does not fit the judge's context.
         """
         head = self._model.render(messages)
         found: dict[str, Any] = {}
@@ -202,7 +202,7 @@ class EngineChat:
         text = _up_to_quote(self._model.decode(generation.token_ids.tolist()))
         try:
             return str(json.loads(f'"{text}"', strict=False))
-        except ValueError:  # an escape that JSON does not know
+        except ValueError:  # an invalid JSON escape
             return text
 
     async def _weighed(self, head: Sequence[int], written: str, values: Sequence[Any]) -> list[float]:

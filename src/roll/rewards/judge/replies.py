@@ -1,4 +1,4 @@
-"""Reading a judge's reply: JSON as it should be, JSON as models write it, or clearly none."""
+"""Parse a judge's reply: valid JSON, JSON as models write it, or an error."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from roll.data.reasoning import answer_of
 __all__ = ["Preference", "ReplyError", "read_preference", "read_score", "read_winner"]
 
 LONGEST_REPLY = 50_000
-"""Characters that are looked at, from the end of what follows the judge's thoughts: replies are read in place."""
+"""Most characters that are parsed, from the end of the text after the judge's reasoning: replies are parsed in place.
+Most characters that are parsed, from the end of the text after the judge's reasoning: replies are parsed in place."""
 MOST_OBJECTS = 20
-"""Of a reply that are tried, from its last."""
+"""Most objects of a reply that are tried, from the last one."""
 _TRAILING_COMMA = re.compile(r",\s*([}\]])")
 _BEGUN = re.compile(r"""\{\s{0,64}["']""")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
@@ -24,23 +25,23 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Preference:
-    """What a judge says of two answers."""
+    """A judge's verdict on two answers."""
 
     winner: str
     """`A`, `B` or `tie`."""
     points: float
-    """Of A, 0 … 1: by the winner, or where the judge weighs all outcomes, their mean."""
+    """Points of A, 0 … 1: by the winner, or the mean over all outcomes if the judge returns their probabilities."""
 
 
 class ReplyError(ValueError):
-    """A reply that cannot be read; says what is wrong in a sentence for the judge."""
+    """A reply that cannot be parsed; the message is a sentence for the judge."""
 
 
 def _objects(text: str) -> Iterator[str]:
     """Yield every `{…}` with balanced braces outside of strings, from the last to the first.
 
     Raises:
-        ReplyError: the text ends inside of one: a reply that was cut off, whose last number may be a part of one.
+        ReplyError: The text ends inside an object: the reply was truncated, and its last number may be incomplete.
     """
     found: list[str] = []
     depth, begin, in_string, escaped = 0, 0, False, False
@@ -77,7 +78,7 @@ def _repaired(text: str) -> Iterator[str]:
 
 
 def _whole(reply: str) -> dict[str, Any] | None:
-    """Return the object that a reply is as a whole: marks of thoughts in its texts are quoted from what is judged."""
+    """Return the whole reply as one object: reasoning marks in its texts are then quotes of the judged text."""
     text = reply[: LONGEST_REPLY + 1].strip().removeprefix("```json").removeprefix("```").removesuffix("```")
     try:
         value = json.loads(text, strict=False)

@@ -1,8 +1,8 @@
-"""What a judge is asked, and the form in which it replies.
+"""The judge's prompts, and the format of its replies.
 
-What it judges is untrusted text: it stands between marks that hold a digest of it, which it cannot guess while it is
-written, and the judge is told that nothing between them is meant for it. Words that would end the message for the
-judge's model are taken apart.
+The judged answer is untrusted text: it stands between delimiters with a digest of the answer, which it cannot predict
+while it is generated, and the judge is instructed to ignore instructions between them. Control tokens of
+the judge's model are broken up.
 """
 
 from __future__ import annotations
@@ -101,15 +101,15 @@ def pointwise_messages(
     *,
     explain: bool = True,
 ) -> list[Message]:
-    """Ask for a score.
+    """Return a prompt for a score.
 
     Args:
-        conversation: the prompt.
-        answer: what is scored.
-        reference: the right answer, or a good one; empty where there is none.
-        rubric: a name in `RUBRICS`, or a text; `{reference}` in it stands for the reference.
-        scale: lowest and highest score.
-        explain: whether it says why, before it gives the score.
+        conversation: The prompt.
+        answer: The answer to score.
+        reference: The right answer, or a good one; empty without a reference.
+        rubric: A name in `RUBRICS`, or a text; `{reference}` in it is replaced by the reference.
+        scale: Lowest and highest score.
+        explain: Whether the judge gives a reason before the score.
     """
     lowest, highest = scale
     content = "\n\n".join(
@@ -127,7 +127,7 @@ def pointwise_messages(
 def pairwise_messages(
     conversation: Sequence[Message], first: str, second: str, rubric: str, *, explain: bool = True
 ) -> list[Message]:
-    """Ask which of two answers is better."""
+    """Return a prompt that asks which of two answers is better."""
     named = "quality" if rubric == "correctness" else rubric
     content = "\n\n".join(
         [
@@ -143,7 +143,7 @@ def pairwise_messages(
 
 
 def repair_messages(messages: Sequence[Message], reply: str, problem: str) -> list[Message]:
-    """Ask again, with what was wrong."""
+    """Return a prompt that repeats the request, with the error in the last reply."""
     return [
         *messages,
         Message(role="assistant", content=reply[:4_000]),

@@ -1,1 +1,1 @@
-"""Mathematical answers: how they are written, what they are as a whole, whether two of them are the same."""
+"""Mathematical answers: their notation, their shape, and whether two of them are equal."""

@@ -1,4 +1,4 @@
-r"""Whether two answers are the same: shapes here, values by math-verify.
+"""Compare two answers: shapes here, values by math-verify.
 
 answer, reference ─► cleaned ─► shapes ─► matched part by part ─► plain numbers: exactly
                                                               └─► anything else: `symbolic.same_value`
@@ -19,7 +19,7 @@ from roll.rewards.mathematics.units import same_unit_factor, split_percent, spli
 __all__ = ["same_answer"]
 
 MOST_ITEMS = 40
-"""Of unordered collections, which are compared item by item; longer ones are compared in order."""
+"""Most items of an unordered collection that are compared pairwise; longer collections are compared in order."""
 _FLIPPED = {"<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le"}
 _BASED = re.compile(r"\(?\s*([0-9A-Z]+)\s*\)?\s*_\s*\{?\s*(\d{1,2})\s*\}?")
 _MODULUS = re.compile(r"\\p?mod\s*\{?\s*(\d+)\s*\}?|\(\s*\\(?:p|b)?mod\s*(\d+)\s*\)|\\bmod\s*(\d+)|\(mod\s*(\d+)\)")
@@ -87,7 +87,7 @@ def _same_relations(given: Shape, right: Shape) -> bool:
     if isinstance(right, Relation) and isinstance(given, Relation):
         return _same_two_relations(given, right)
     if isinstance(right, Relation):
-        if right.is_equation:  # `x = 5` asks for 5
+        if right.is_equation:  # the answer to `x = 5` is 5
             names_it = is_name(right.sides[0]) or "\\approx" in right.signs
             return names_it and any(_same(given, _part(value)) for value in _values_of(right))
         interval = _interval(right)
@@ -158,9 +158,7 @@ def _variable(relation: Relation) -> str:
 
 
 def _interval(relation: Relation) -> Group | Union | None:
-    r"""Return `1 < x \le 3` as `(1, 3]`, `x > 2` as `(2, \infty)`, `1 < |x| < 3` as two intervals; `None` for anything
-    else.
-    """
+    r"""Return `1 < x \le 3` as `(1, 3]`, `x > 2` as `(2, \infty)`, `1 < |x| < 3` as two intervals; else `None`."""
     up = _ascending(relation)
     if not set(up.signs) <= {"<", "\\le"} or not all(up.sides):
         return None

@@ -1,4 +1,4 @@
-r"""One spelling for each thing, and nothing that is only layout: `\left(\tfrac12,√3\right)` as `(\frac{1}{2},\sqrt{3})`
+r"""Normalize notation, and remove layout: `\left(\tfrac12,√3\right)` as `(\frac{1}{2},\sqrt{3})`
 
 Every pass reads the text once, or once with a stack of brackets: the time is linear in its length.
 """
@@ -13,7 +13,7 @@ __all__ = ["cleaned", "exact_decimals", "matching", "with_trigonometric_degrees"
 
 
 def _spellings(text: str) -> dict[str, str]:
-    r"""Return what each sign or command is written as: `− – as -; ÷ as /; ≤ ⩽ as \le`. A blank follows a command."""
+    r"""Return the replacement of each sign or command: `− – as -; ÷ as /; ≤ ⩽ as \le`. A blank follows a command."""
     found: dict[str, str] = {}
     for entry in text.split("; "):
         others, _, one = entry.rpartition(" as ")
@@ -73,11 +73,9 @@ _GROUPED = re.compile(r"(?<![\d,.])\d{1,3}(?:(?:,\\!\s?|\\!,|\s?\{\s?,\s?\}\s?|\
 
 
 def cleaned(text: str) -> str:
-    """Return the text in normalized LaTeX, without layout; thousands are joined, except at plain commas, which are
-    ambiguous.
-    """
+    """Return the text in normalized LaTeX, without layout; thousands are joined, except at ambiguous plain commas."""
     if "\\begin" not in text:
-        text = _DOUBLED.sub(r"\\", text)  # an escape too many
+        text = _DOUBLED.sub(r"\\", text)  # a doubled escape
     text = _GROUPED.sub(_joined, text)
     text = _SUPERSCRIPT.sub(lambda match: "^{" + match.group().translate(_SUPERSCRIPTS) + "}", text)
     text = _ROOT.sub(r"\\sqrt{\1}", text)
@@ -159,7 +157,7 @@ def _braced(text: str) -> str:
 def _arguments(text: str) -> str:
     r"""Return `\frac12` as `\frac{1}{2}`, and `\sqrt3` as `\sqrt{3}`."""
     parts: list[str] = []
-    waiting: list[list[int]] = []  # commands that still want arguments: depth of braces, how many
+    waiting: list[list[int]] = []  # commands that lack arguments: depth of braces, number of arguments
     depth = 0
     for match in _ARGUMENT.finditer(text):
         token = match.group()

@@ -1,7 +1,7 @@
-"""What math-verify's parser remembers, kept from growing without end.
+"""Bound the memory of math-verify's parser caches.
 
 An ANTLR parser caches each lookahead that it meets, as states of automata and as shared contexts, for as long as its
-process lives. Texts of a grammar repeat themselves, so usually that ends soon; a model's texts never stop being new,
+process lives. Texts of a grammar repeat themselves, so usually the cache stops growing; a model's texts are always new,
 and a worker that scored 24,000 fuzzed answers had grown by 16 MB, nearly all of it such states.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 __all__ = ["MOST_REMEMBERED", "bound", "forget", "num_remembered"]
 
 MOST_REMEMBERED = 8_000
-"""States and contexts of the parser; about 15 MB. Usual answers need a fraction of that."""
+"""Most cached states and contexts of the parser; about 15 MB. Usual answers need a fraction of that."""
 
 
 def _parts() -> tuple[Any, Any]:
@@ -29,7 +29,7 @@ def num_remembered() -> int:
 
 
 def forget() -> None:
-    """Let lexer and parser begin anew; never while one of them is at work."""
+    """Clear the caches of lexer and parser; must not be called while one of them runs."""
     from antlr4.dfa.DFA import DFA
 
     lexer, parser = _parts()
@@ -39,6 +39,6 @@ def forget() -> None:
 
 
 def bound() -> None:
-    """Forget what is too much."""
+    """Clear the caches if they are too large."""
     if num_remembered() > MOST_REMEMBERED:
         forget()

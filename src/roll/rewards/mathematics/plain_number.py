@@ -19,7 +19,7 @@ NUMBER = re.compile(
     r"(?P<mixed>\d{1,9} \d{1,9}/\d{1,9}(?![\d/]))"
     rf"|(?P<top>{_DIGITS})(?P<power>{_POWER})?(?:\s?/\s?(?P<bottom>\d+(?:\.\d+)?))?"
 )
-"""An unsigned number in tidy text (see `tidy`)."""
+"""An unsigned number in a normalized text (see `tidy`)."""
 
 _FRACTION = re.compile(r"(?:(\d)\s*)?\\[dt]?frac\s*(?:\{\s*(-?[\d.,]+)\s*\}\s*\{\s*([\d.,]+)\s*\}|(\d)\s*(\d))")
 _UNIT = re.compile(
@@ -43,7 +43,7 @@ VULGAR_FRACTIONS = {
 }
 _VULGAR = re.compile(rf"(?:(\d)\s?)?([{''.join(VULGAR_FRACTIONS)}])")
 _BLANKS = re.compile(r"\d{1,3}(?: \d{3})+(?![\d/,]| ?\d)")
-"""Thousands divided by blanks, where nothing else can be meant: the text is one number."""
+"""Thousands separated by blanks, where nothing else can be meant: the text is one number."""
 _SCALE = re.compile(
     r"(?:\s|\\[,;:! ]|~)*(?P<opened>\\(?:text|textrm|textbf|mathrm|mbox)\s*\{\s*)?"
     r"(?P<name>hundred|thousand|million|billion|trillion)s?\b\s*(?(opened)(?P<more>[^{}]*)\})",
@@ -51,21 +51,21 @@ _SCALE = re.compile(
 )
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 LONGEST = 1_000
-"""Characters; a longer text is not a plain number."""
+"""Most characters of a plain number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlainNumber:
-    """A number's exact value, and how it was written."""
+    """A number's exact value, and its notation."""
 
     value: Fraction
     percent: bool
     num_decimals: int
     """Digits after the point; 0 for fractions."""
     unit: Unit | None = None
-    """What stands behind it, where that is a unit known to `roll.rewards.mathematics.units`."""
+    """The unit behind the number, if it is known to `roll.rewards.mathematics.units`."""
     scale: int = 1
-    """Of a word such as `million`, part of the value."""
+    """The factor of a word such as `million`, which is part of the value."""
 
 
 def tidy(text: str) -> str:
@@ -140,10 +140,11 @@ def _value(match: re.Match[str]) -> Fraction | None:
 
 
 def _is_unit(text: str) -> bool:
-    """Return whether the text after a number is a unit or empty. In `5x` (one adjacent letter) and `5^2` it is not a
-    unit.
+    """Return whether the text after a number is a unit or empty.
 
-    Nor is it in `5 x`, `5 x^2` and `5 ab`: words of one or two letters that name no unit are variables.
+    In `5x` (one adjacent letter) and `5^2` it is not a unit, nor in `5 x`, `5 x^2` and `5 ab`: words of one or two
+    letters
+    that name no unit are variables.
     """
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
         return False

@@ -1,8 +1,8 @@
-r"""Whether an answer to a number only restates the question: `17 \cdot 23` where 391 was asked for.
+r"""Detect an answer that only restates the question: `17 \cdot 23` instead of 391.
 
-A number is written with digits, a sign, one fraction, a power, a root, a name (`\pi`). Whatever leaves two things to
-be put together (a sum, a difference, a product, a quotient, a greatest common divisor) is a calculation, however its
-operation is spelled. One rule, on the tokens of the cleaned formula; the time is linear in its length.
+A number is written with digits, a sign, one fraction, a power, a root, a name (`\pi`). Any notation that leaves two
+values to be combined (a sum, a difference, a product, a quotient, a greatest common divisor) is a calculation, however
+its operation is written. One rule, on the tokens of the cleaned formula; the time is linear in its length.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _bare(text: str) -> str:
 
 def _is_calculation(tokens: list[str]) -> bool:
     """Return whether the tokens hold two adjacent operands, or an operator between two operands."""
-    before = ""  # what ended just now: an operand, or nothing
+    before = ""  # the last token ended an operand, or is empty
     for token in tokens:
         if token in _OF_SEVERAL:
             return True

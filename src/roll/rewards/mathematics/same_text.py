@@ -1,8 +1,8 @@
-r"""Answers that are the reference's own text, whatever it means: `12:30 PM`, `Alice is taller`, `\pm 2`.
+r"""Compare an answer with the reference's text, whatever it means: `12:30 PM`, `Alice is taller`, `\pm 2`.
 
-Layout does not count (`$…$`, `\text{…}`, bold around it, spaces, a full stop at the end, case), nor how a colon between
-numbers (`3 : 2`) and the half of the day (`12:30 p.m.`) are written. A text without any letter, digit or command is the
-same as nothing.
+Layout does not count (`$…$`, `\text{…}`, bold around it, spaces, a full stop at the end, case), nor the notation of a
+colon between numbers (`3 : 2`) and of the half of the day (`12:30 p.m.`). A text without any letter, digit or command
+counts as empty.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _INTRODUCTION = re.compile(
 )
 _IT_IS = re.compile(r"^\s*+(?:it|this|that)(?:['’]s|\s++is)\b[\s*_:=,]*+", re.IGNORECASE)
 LONGEST_LINE = 2_000
-"""Characters of a line that may introduce an answer."""
+"""Most characters of a line that may introduce an answer."""
 
 
 def unwrapped_text(text: str) -> str:
@@ -32,7 +32,7 @@ def unwrapped_text(text: str) -> str:
 
 
 def normalized_text(text: str) -> str:
-    """Return a text without layout, with single spaces and in lower case; empty where it says nothing."""
+    """Return a text without layout, with single spaces and in lower case; empty if nothing is left."""
     plain = _LAYOUT.sub(" ", unwrapped_text(text).replace("\\$", "$"))
     plain = _BLANKS.sub(" ", plain).strip("*_` ").rstrip(".").strip("*_` ").casefold()
     plain = _HALF_OF_DAY.sub(r" \1m", _COLON.sub(":", plain))
@@ -40,7 +40,7 @@ def normalized_text(text: str) -> str:
 
 
 def gives_text(text: str, reference: str) -> bool:
-    """Return whether a text, its last line, or what its last line introduces ("the answer is …") is the reference's."""
+    """Return whether a text, its last line, or the end of its last line ("the answer is …") equals the reference."""
     wanted = normalized_text(reference)
     if not wanted:
         return False

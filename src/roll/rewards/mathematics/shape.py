@@ -1,4 +1,4 @@
-r"""What an answer is as a whole: a value, a list, a set, a point, an interval, a union, a relation.
+r"""The shape of an answer: a value, a list, a set, a point, an interval, a union, a relation.
 
     cleaned text ─► \cup? ─► commas, `or`? ─► = < \le? ─► one pair of brackets? ─► a value, as text
 
@@ -45,13 +45,13 @@ class Group:
     """Several values, or an interval."""
 
     opening: str
-    r"""`(`, `[`, `\{`, or empty for a bare list."""
+    r"""`(`, `[`, `\{`, or empty for a list without brackets."""
     closing: str
     items: tuple[Shape, ...]
 
     @property
     def ordered(self) -> bool:
-        """Whether the order of its values matters."""
+        """Whether the order of the values matters."""
         return self.opening in ("(", "[")
 
 
@@ -68,11 +68,11 @@ class Relation:
 
     sides: tuple[str, ...]
     signs: tuple[str, ...]
-    """Between the sides."""
+    """The signs between the sides."""
 
     @property
     def is_equation(self) -> bool:
-        """Whether it says only that things are equal, exactly or nearly."""
+        """Whether all signs are equalities, exact or approximate."""
         return set(self.signs) <= {"=", "\\approx", "\\equiv"}
 
     @property
@@ -89,7 +89,7 @@ def shape_of(text: str) -> Shape:
     """Return the shape of a cleaned text.
 
     Raises:
-        TooDeepError: its brackets nest too deeply.
+        TooDeepError: The text's brackets nest too deeply.
     """
     return _shape(text, DEEPEST)
 
@@ -164,7 +164,7 @@ def _bracketed(text: str, deepest: int) -> Shape:
 
 
 def strip_brackets(text: str) -> tuple[str, str, str]:
-    """Return what the brackets around all of the text hold, and both of them; empty ones where there are none."""
+    """Return the text inside the brackets around all of the text, and both brackets; empty ones if there are none."""
     tokens = list(_TOKEN.finditer(text))
     if len(tokens) < 2 or tokens[0].group() not in ("(", "[", "{", "\\{") or tokens[-1].group() not in _CLOSING:
         return text, "", ""
@@ -192,9 +192,7 @@ def split_outside(text: str, at: set[str]) -> tuple[list[str], list[str]]:
 
 
 def is_name(text: str) -> bool:
-    r"""Return whether a text names something (`x`, `f(2)`, `AB`, `|AB|`, `S_1 : S_2`, `(p,q)`), rather than computing
-    it.
-    """
+    """Return whether a text is a name (`x`, `f(2)`, `AB`, `|AB|`, `S_1 : S_2`, `(p,q)`), rather than a calculation."""
     bare = _NAME.sub("", text)
     if re.search(r"[-+*^!]|\\(?!alpha|beta|gamma|delta|theta|lambda|mu|phi|omega|Delta)", bare):
         return False

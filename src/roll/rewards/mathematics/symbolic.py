@@ -1,9 +1,9 @@
-r"""Values compared by math-verify over sympy, kept from doing harm.
+"""Compare values by math-verify over sympy, with bounds on time and memory.
 
-What is certain to explode is refused before it is parsed; what takes long is interrupted by an alarm inside the
-process, so that the worker lives on (starting one costs two seconds); only code that no alarm reaches, such as one
-huge power of whole numbers, is left to the pool, which kills the worker. A text is parsed as a whole or not at all: no
-number is picked out of what is not understood.
+A formula that is certain to explode is rejected before it is parsed. A slow comparison is interrupted by an alarm
+inside the process, so that the worker survives (starting one costs two seconds). Only code that no alarm interrupts,
+such as one huge power of integers, is left to the pool, which kills the worker. A text is parsed as a whole or not at
+all: no number is extracted from a text that cannot be parsed.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ T = TypeVar("T")
 
 DEEPEST = 30
 LONGEST_NUMBER = 400
-"""Digits."""
+"""Most digits of a number."""
 LARGEST_POWER = 5_000
 SMALL = 4
-"""A power whose exponent is a power of numbers above this is computed by nobody."""
+"""A power is not computed if its exponent is itself a power of numbers above this."""
 FEWEST_DECIMALS = 4
-"""Of a decimal that stands for a value without finite decimals."""
+"""Fewest decimals of a number that stands for a value without finite decimals."""
 MOST_SIGNS = 12
-"""Signs in a row."""
+"""Most signs in a row."""
 MOST_BARS = 24
 MOST_INTEGRALS = 6
-"""Integrals, sums, products and limits together."""
+"""Most integrals, sums, products and limits together."""
 LONGEST = 4_000
-"""Characters, once the text is cleaned (`½` is 11 of them)."""
+"""Most characters of a cleaned text (`½` is 11 of them)."""
 NUM_POINTS = 3
 _REPEAT_S = 0.05
 
@@ -84,7 +84,7 @@ def looks_explosive(text: str) -> bool:
 
 
 class _Alarm(BaseException):
-    """Not an `Exception`, so that nobody on the way takes it for a failure to parse."""
+    """Not an `Exception`, so that no code on the way takes it for a failure to parse."""
 
 
 class SlowError(Exception):
@@ -130,7 +130,7 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
 
 
 def _without_alarms(hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: sys.UnraisableHookArgs) -> None:
-    """Say nothing of an alarm that a destructor swallowed: it rings again."""
+    """Report nothing about an alarm that a destructor swallowed: the alarm repeats."""
     if unraisable.exc_type is not _Alarm:
         hook(unraisable)
 
@@ -138,7 +138,7 @@ def _without_alarms(hook: Callable[[sys.UnraisableHookArgs], Any], unraisable: s
 def prepare() -> None:
     """Import and warm up what comparisons need, before any time limit runs."""
     import_module("math_verify")
-    # it warns that its own timer is off: ours ends what takes too long
+    # it warns that its own timer is off: ROLL's alarm ends slow comparisons
     logging.getLogger("math_verify").setLevel(logging.ERROR)
     for text in (r"\frac{1}{2}x^{2}-3\sqrt{x}", r"2\pi r(r+h)", r"\log_{2} 8+e^{2i}", "y=2x+3"):
         _parsed(text)
@@ -160,8 +160,8 @@ def _parsed(text: str) -> Any:
             conversion_config=ConversionConfig(lowercase_symbols=False),
         )
         found = _with_imaginary_unit(found) if is_complex else found
-        return None if isinstance(found, BooleanAtom) else found  # `i^2 = 3` is a falsehood, and not every other one
-    except (Exception, RecursionError):  # the parser meets a model's text: whatever it raises, it did not understand
+        return None if isinstance(found, BooleanAtom) else found  # two false relations are not equal
+    except (Exception, RecursionError):  # on a model's text the parser may raise anything
         return None
     finally:
         parser_memory.bound()
@@ -239,15 +239,15 @@ def _verified(given: Any, right: Any) -> bool:
 
 
 def _is_variable(given: Any, variable: Any) -> bool:
-    """Return whether a formula simplifies to a variable: math-verify compares variables by name, and so rejects `x + 1
-    - 1`
-    for `x`.
+    """Return whether a formula simplifies to a variable.
+
+    math-verify compares variables by name, and so rejects `x + 1 - 1` for `x`.
     """
     import sympy
 
     try:
         return bool(sympy.expand(given.doit()) == variable)
-    except (Exception, RecursionError):  # sets, relations, what cannot be computed
+    except (Exception, RecursionError):  # sets, relations, and other values without numbers
         return False
 
 
@@ -265,7 +265,7 @@ def _differ_somewhere(a: Any, b: Any) -> bool:
                 return False
             if abs(ours - theirs) > sympy.Float("1e-12") * (1 + abs(theirs)):
                 return True
-    except (Exception, RecursionError):  # sets, relations, what cannot be computed
+    except (Exception, RecursionError):  # sets, relations, and other values without numbers
         return False
     return False
 

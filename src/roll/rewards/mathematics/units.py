@@ -1,7 +1,7 @@
-r"""Units behind an answer: what they measure, and how they compare.
+"""Units behind an answer: what they measure, and how they compare.
 
-A unit counts where both the answer and the reference name one that is known here: then 500 m is 0.5 km, and 5 m is not
-5 cm. Anything else behind a number (`apples`, `square units`) says nothing.
+A unit counts if both the answer and the reference have a known one: then 500 m is 0.5 km, and 5 m is not
+5 cm. Any other text behind a number (`apples`, `square units`) is ignored.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["Unit", "is_statement", "leading_unit", "same_unit_factor", "split_pe
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a unit measures, and how much of it."""
+    """The quantity that a unit measures, and its size."""
 
     dimension: tuple[tuple[str, int], ...]
     """Base quantities with their powers, in order: `(("length", 2),)`."""
     factor: Fraction
-    """Of the base unit: m, g, s, l, dollar, degree."""
+    """Multiple of the base unit: m, g, s, l, dollar, degree."""
 
 
 def _quantity(dimension: str, text: str) -> dict[str, tuple[str, Fraction]]:
@@ -62,24 +62,22 @@ _STATEMENT = re.compile(
     r"\b(?:is|are|was|were|be|not|no|isn't|nor|or|and|wrong|false|incorrect|if|but|than|least|most|more|less|between|plus|minus|fails)\b",
     re.IGNORECASE,
 )
-"""Words that make what stands behind a number more than the name of a thing."""
+"""Words that make the text behind a number more than the name of a thing."""
 _OTHER_NUMBER = re.compile(r"(?<![a-zA-Z\d^])(?<!\^\{)\d")
-"""A number that is no power of a unit (`5 cm \\text{7 m}`)."""
+r"""A number that is not the power of a unit (`5 cm \text{7 m}`)."""
 _CHANGES_IT = re.compile(
     r"(?:[\s,;:!~\\]|\\(?:text|textrm|textbf|mathrm|mbox)\s*\{)*(?:squared|cubed|half|factorial)\b(?!\s*[a-zA-Z])",
     re.IGNORECASE,
 )
-"""Words that make it another number where they stand right behind it (`7 squared`, but not `7 cm squared`)."""
+"""Words that change the number if they are right behind it (`7 squared`, but not `7 cm squared`)."""
 _WORD = re.compile(r"\S+")
 MOST_UNIT_WORDS = 4
-"""Words of a unit (`square meters per second`)."""
+"""Most words of a unit (`square meters per second`)."""
 _PERCENT = ("\\%", "%", "percent", "percentage", "pct")
 
 
 def is_statement(text: str) -> bool:
-    r"""Return whether the text behind a number is a statement (`\text{ is wrong}`) instead of the name of the counted
-    things.
-    """
+    r"""Return whether the text behind a number is a statement (`\text{ is wrong}`) instead of the name of a thing."""
     return any(pattern.search(text) for pattern in (_STATEMENT, _OTHER_NUMBER)) or _CHANGES_IT.match(text) is not None
 
 
@@ -110,15 +108,15 @@ def unit_of(text: str) -> Unit | None:
         powers[known[0]] = powers.get(known[0], 0) + power
         factor *= known[1] ** power
         extra = 1
-    if powers.get("length") == 3 and len(powers) == 1:  # a litre is a cubic decimetre
+    if powers.get("length") == 3 and len(powers) == 1:  # a liter is a cubic decimeter
         powers, factor = {"volume": 1}, factor * 1000
     return Unit(tuple(sorted(powers.items())), factor) if powers else None
 
 
 def leading_unit(text: str) -> Unit | None:
-    r"""Return the unit that a text behind a number is, or begins with (`cm of rope`, `square meters of carpet`).
+    """Return the unit at the start of a text behind a number (`cm of rope`, `square meters of carpet`).
 
-    `in` alone is a word there (`5 in total`), and an inch only where nothing follows it.
+    `in` alone is a preposition (`5 in total`); it is an inch only if no text follows it.
     """
     whole = unit_of(text)
     if whole is not None:
@@ -129,8 +127,7 @@ def leading_unit(text: str) -> Unit | None:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    r"""Split a formula from the text or known unit behind it (`6\sqrt{3} cm^2`); return the formula, and the unit if
-    known.
+    r"""Split a formula from the text or known unit behind it (`6\sqrt{3} cm^2`); return both, the unit only if known.
 
     Tokens are removed from the end, so the time is linear in the length. The text may name any counted things
     (`\text{ apples}`), but must not be a statement (`\text{ is wrong}`).
@@ -153,9 +150,7 @@ def split_unit(text: str) -> tuple[str, Unit | None]:
 
 
 def _begin_of_trailing(tokens: Sequence[re.Match[str]], kinds: tuple[str, ...]) -> int:
-    """Return the start of the trailing run of tokens of these kinds and their separators, or the end if there is no
-    such run.
-    """
+    """Return the start of the trailing run of tokens of these kinds and their separators, or the end without a run."""
     begin = tokens[-1].end()
     for token in reversed(tokens):
         if token.lastgroup in kinds:
@@ -175,8 +170,7 @@ def split_percent(text: str) -> tuple[str, bool]:
 
 
 def same_unit_factor(given: Unit | None, right: Unit | None) -> Fraction | None:
-    """Return the factor that converts a number in the unit `given` to `right`; `None` if they measure different
-    quantities.
+    """Return the factor that converts a number in the unit `given` to `right`; `None` for different quantities.
 
     If either unit is unknown, the factor is 1.
     """

@@ -1,5 +1,5 @@
-"""What runs in sandboxes: the candidate's side, the checker's side, and the form of what goes between them.
+"""Code that runs in sandboxes: the candidate's side, the checker's side, and their message format.
 
-Mounted there as the package `inside` and imported in advance; standard library only, Python 3.10 or newer. Nothing here
-knows an expected result: the candidate's side is forked into the candidate's own interpreter.
+It is mounted as the package `inside` and imported in advance; standard library only, Python 3.10 or newer. Nothing here
+holds an expected result: the candidate's side is forked into the candidate's own interpreter.
 """

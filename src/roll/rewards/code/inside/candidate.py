@@ -1,13 +1,13 @@
 """The candidate's side: runs an answer's code on the inputs of its cases, each in a process of its own.
 
     host ──► fd 0: setup, then one message per case ──► fork ──► the candidate's code, bounded in CPU and wall time
-    host ◄── fd 3: "ready" or "failed", then per case: how it ended, and a frame with what it printed or returned
+    host ◄── fd 3: "ready" or "failed", then per case: how it ended, and a frame with its output or return value
 
-A case of kind `stdin` runs the program; `call` calls a function once; `serve` loads the code and then does what
-messages ask (call, read an attribute, …), answering each, until `end` comes or its process ends.
+A case of kind `stdin` runs the program; `call` calls a function once; `serve` loads the code and then carries out the
+operations in messages (call, read an attribute, …), answering each, until an `end` message or the end of the process.
 
-Everything here shares a user with the candidate's code, which may change it: what leaves on fd 3 is a claim of the
-candidate's. No expected result is ever here to be found.
+This code runs under the candidate's UID, so the candidate may change it: everything written to fd 3 is an untrusted
+claim. No expected result is ever in this process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Program:
         self.code = compile("", interpreter.FILE, "exec")
 
     def prepare(self):
-        """Compile, or write files and compile; how that ended, None where it is ready."""
+        """Compile the code, after writing files if needed; return how that failed, or None."""
         setup = self.setup
         if not self.argv:
             try:
@@ -56,7 +56,7 @@ class Program:
 
 
 def run_case(case, program, frames=None):
-    """Fork, wait, and say how it ended, and what it printed and returned."""
+    """Run one case in a forked process; return how it ended, its output, and its return value."""
     stdin = os.memfd_create("stdin")
     data = memoryview(case.stdin.encode("utf-8", "surrogateescape"))
     while data:
@@ -73,13 +73,13 @@ def run_case(case, program, frames=None):
     most = case.most_bytes or program.setup.output_bytes
     bounds = [most, max(most, program.setup.output_bytes), most]
     end, out, value = _watch(pid, [read for read, _ in pipes], deadline, bounds)
-    if end.signal == signal.SIGKILL and end.cpu_s >= case.cpu_s:  # it had lifted its timer
+    if end.signal == signal.SIGKILL and end.cpu_s >= case.cpu_s:  # the candidate had removed its timer
         end = end._replace(limit=end.limit or "cpu_time")
     return end, out, value
 
 
 def _watch(pid, pipes, deadline, bounds):
-    """Collect output until the process ends; end it when it is over its time or its output."""
+    """Collect output until the process ends; end the process if it exceeds its time or its output."""
     gone = os.pidfd_open(pid)
     poll = select.poll()
     taken, bound = {}, dict(zip(pipes, bounds, strict=True))
@@ -125,7 +125,7 @@ def _watch(pid, pipes, deadline, bounds):
 
 
 def _take(descriptor, data):
-    """Read once; False where there is nothing (more)."""
+    """Read once; return False if no (more) data is available."""
     try:
         more = os.read(descriptor, _READ_BYTES)
     except BlockingIOError:
@@ -135,11 +135,11 @@ def _take(descriptor, data):
 
 
 def _kill_group(pid):
-    for kill in (os.killpg, os.kill):  # a process that was only just forked has no group of its own yet
+    for kill in (os.killpg, os.kill):  # a process that was just forked has no process group yet
         try:
             kill(pid, signal.SIGKILL)
         except OSError:
-            continue  # it has ended
+            continue  # the process has ended
 
 
 def _in_child(case, program, frames, stdin, outputs):

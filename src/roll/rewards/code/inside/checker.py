@@ -1,10 +1,10 @@
-"""The checker's side: runs a task's own tests against a candidate that is somewhere else.
+"""The checker's side: runs a task's own tests against a candidate in another sandbox.
 
-    host ──► fd 0: setup; then what the candidate's process answers, byte for byte
+    host ──► fd 0: setup; then the output of the candidate's process, byte for byte
     host ◄── fd 3: frames marked `s` (the first of a case) or `c`, which go to the candidate's process; one marked `h`
                    per case, its verdict
 
-The tests are the task's author's; the candidate's objects never come here, only plain data (`proxies`).
+The task's author wrote the tests; the candidate's objects never enter this process, only plain data (`proxies`).
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ _KNOWN = frozenset(vars(builtins)) | sys.stdlib_module_names | {"pytest"}
 
 
 class Names(dict):
-    """The built-in names of a test, and behind them those of the candidate.
+    """The built-in names of a test, with the candidate's names as a fallback.
 
-    Python asks it for a name that is neither in the test nor built in. A module of the standard library is itself, so
-    that no candidate's `math` can stand in for it.
+    Python looks up a name here that is neither defined in the test nor built in. The name of a standard library module
+    is
+    always that module, so that a candidate cannot replace `math`.
     """
 
     def __init__(self, line, entry):
@@ -43,7 +44,7 @@ class Names(dict):
 
 
 def check_case(case, setup, frames):
-    """Run one case; returns its report."""
+    """Run one case and return its report."""
     line = Line(frames)
     try:
         loaded = line.start(case)
@@ -54,9 +55,9 @@ def check_case(case, setup, frames):
     report = _judge(case, setup, line)
     gone = line.over is not None
     over = line.end()
-    if line.mistake is not None:  # pytest takes such an error for a failed test
+    if line.mistake is not None:  # pytest counts such an error as a failed test
         report = Report(verdict="broken", text=line.mistake)
-    elif gone and report.passed:  # a test caught what the end of the candidate's process raised
+    elif gone and report.passed:  # a test caught the error that the end of the candidate's process raised
         report = Report()
     return report._replace(over=over)
 
@@ -86,7 +87,7 @@ def _run_tests(case, setup, line):
     except Exception as error:
         raise BrokenTestsError(f"the setup failed: {type(error).__name__}: {error}") from None
     variables.update(__builtins__=Names(line, entry))
-    if entry is not None:  # a stub in the setup does not stand in for the candidate's
+    if entry is not None:  # a stub in the setup must not replace the candidate's function
         function = _candidate(line, entry)
         if entry.isidentifier():
             variables[entry] = function
@@ -119,7 +120,7 @@ class _Module(ModuleType):
 
     @property
     def __all__(self):
-        """For `import *`: no `len`, `math` or `np` of a candidate in the place of the one that the tests have."""
+        """The names for `import *`, which must not replace the tests' own `len`, `math` or `np`."""
         taken = _KNOWN | sys._getframe(1).f_globals.keys()
         return [name for name in self._line.names if name not in taken or name == self._entry]
 
@@ -133,7 +134,7 @@ class _Module(ModuleType):
 
 
 class _Tally:
-    """Counts tests; a plug-in of pytest."""
+    """Counts tests, as a pytest plug-in."""
 
     def __init__(self):
         self.num_tests, self.num_passed, self.text = 0, 0, ""
@@ -185,7 +186,7 @@ def main():
     for case in setup.cases:
         try:
             report = check_case(Check(**case), setup, frames)
-        except Exception as error:  # the candidate's process sent nonsense
+        except Exception as error:  # the candidate's process sent a malformed message
             report = Report(text=repr(error)[:500])
         over = report.over or End()
         timeouts += over.is_over_time

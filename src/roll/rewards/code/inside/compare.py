@@ -1,8 +1,8 @@
-"""Comparing what a candidate printed or returned with what is expected.
+"""Compare a candidate's output or return value with the expected one.
 
-The expected value leads: only as much of the candidate's is looked at as the expected one has, so a hostile value
-costs no more than the right one. Nothing of the candidate's class is ever called: it is a tree of plain data. Short
-values are compared in ROLL's own process, long ones in a sandbox (`referee`).
+The comparison follows the expected value: only as much of the candidate's value is read as the expected one has, so a
+hostile value costs no more than the right one. No method of the candidate's classes is ever called: the value is a tree
+of plain data. Short values are compared in ROLL's own process, long ones in a sandbox (`referee`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _REAL = (bool, int, float)
 _NUMBERS = (*_REAL, complex, Decimal, Fraction)
 _NUMBER_TAGS = ("i", "f", "c", "D", "F")
 _MAPPING_TAGS = {"d": 0, "o": 0, "n": 0, "g": 1}
-"""How many entries go before the first key."""
+"""Number of entries before the first key."""
 
 
 def same_output(printed: str, expected: str, how: str, tolerance: float = 0.0) -> bool:
@@ -72,7 +72,7 @@ def same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: str =
             only = expected if isinstance(expected, list) and len(expected) == 1 else ()
             return any(_same(tree, value, tolerance, "json") for value in (expected, *only))
         return _same(tree, expected, tolerance, match)
-    except (wire.WireError, ArithmeticError, ValueError, TypeError, RecursionError):  # made up so as to break `==`
+    except (wire.WireError, ArithmeticError, ValueError, TypeError, RecursionError):  # a value forged to break `==`
         return False
 
 
@@ -159,7 +159,7 @@ def _same_number(tree: Any, expected: Any, tolerance: float, exact: bool) -> boo
     if value == expected or not tolerance:
         return bool(value == expected)
     if not isinstance(value, (float, complex)) and not isinstance(expected, (float, complex)):
-        return False  # whole and decimal numbers are exact
+        return False  # integers and decimals are exact
     if isinstance(value, complex) or isinstance(expected, complex):
         return cmath.isclose(complex(value), complex(expected), rel_tol=tolerance, abs_tol=tolerance)
     return math.isclose(value, expected, rel_tol=tolerance, abs_tol=tolerance)

@@ -1,9 +1,9 @@
-"""Believing what a candidate says of two of its objects only where it can tell them from others.
+"""Check a candidate's claims about two of its objects: a claim counts only if the candidate also tells objects apart.
 
-A class may say that its objects are equal to everything. So whoever says yes is asked about others too, in random
-order: about objects of the same class, made as the test made its own, from arguments that differ a little. Half of
-them have to be told apart, and the answers have to stay the same. Where there is nothing to vary, nothing is believed.
-Members of enumerations are compared by the names of class and member, which is plain data.
+A class may claim that its objects are equal to everything. So for each yes, the candidate is also asked about objects
+of the same class that are made from slightly different arguments, in random order. At least half of them must be
+unequal, and the answers must be consistent. If nothing can be varied, no claim counts.
+Members of enumerations are compared by the names of class and member, which are plain data.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from .outcomes import Kept
 
 _VARIANTS = 4
 _ASKED = 3
-"""How often each question is asked: a coin that is tossed for every answer is steady in none of a thousand."""
+"""Number of times that each question is asked: random answers are consistent for fewer than one in a thousand
+candidates."""
 _order = random.SystemRandom()
 
 

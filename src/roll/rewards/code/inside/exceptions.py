@@ -1,11 +1,11 @@
-"""Classes of exceptions as plain data, and how far such a claim is believed.
+"""Classes of exceptions as plain data, and a check of what an exception claims to be.
 
-    ["T", name]                       a built-in one
-    ["X", module, name, [bases]]      one of the standard library
-    ["x", number, name, [bases]]      the candidate's own; its number, where it has one
+    ["T", name]                       a built-in class
+    ["X", module, name, [bases]]      a class of the standard library
+    ["x", number, name, [bases]]      a class of the candidate, with its number, if it has one
 
-Python lets a class derive from many others, so one exception could be all that any test expects. A claim is believed
-where at most one of its classes has two bases, and none has more.
+Python lets a class derive from many others, so one exception could match any that a test expects. A claim counts
+if at most one of its classes has two bases, and no class has more.
 """
 
 from __future__ import annotations

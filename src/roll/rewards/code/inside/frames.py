@@ -1,7 +1,7 @@
 """Frames: length (4 bytes, little-endian) and body. Most bodies are JSON, which is measured before it is parsed.
 
-Whoever reads what a candidate may have written bounds its size; parsing then costs at most some 24 bytes of memory for
-each byte (`[[],[],…]`), and the number and depth of what is nested are bounded as well.
+A reader of untrusted frames bounds their size. Parsing then costs at most about 24 bytes of memory per byte
+(`[[],[],…]`), and the number and depth of nested values are bounded as well.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from .wire import MAX_DEPTH, WireError
 
 MAX_FRAME_BYTES = 1 << 26
 MAX_NODES = 1 << 21
-"""Values in a frame: commas and opening brackets, those in texts included."""
+"""Most values in a frame: commas and opening brackets, also those in strings."""
 MAX_NESTING = MAX_DEPTH + 64
 _BRACKETS = b"[]{}"
 _OTHERS = bytes(set(range(256)) - set(_BRACKETS))
@@ -57,12 +57,12 @@ def nesting(body):
 
 
 class Router:
-    """Takes frames out of a stream of bytes, without reading them."""
+    """Splits a stream of bytes into frames, without parsing them."""
 
     def __init__(self):
         self._buffer = bytearray()
         self.broken = False
-        """Whether a frame is longer than any of ours: nothing more can be made of what comes."""
+        """Whether a frame is longer than any valid one: the rest of the stream cannot be used."""
 
     def feed(self, data):
         """Yield the body of each frame that is now complete."""
@@ -84,7 +84,7 @@ def split(data):
 
 
 class Frames:
-    """Reads and writes whole messages over two file descriptors; blocks."""
+    """Reads and writes whole messages over two file descriptors; blocking."""
 
     def __init__(self, incoming, outgoing):
         self.incoming, self.outgoing = incoming, outgoing

@@ -1,4 +1,4 @@
-"""Running Python source in a forked interpreter, as `python file` would."""
+"""Run Python source in a forked interpreter, as `python file` would."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from itertools import *
 from math import ceil, comb, cos, exp, fabs, factorial, floor, gcd, inf, isqrt, lcm, log, log2, log10, pi
 from math import sin, sqrt, tan
 """
-"""What online judges import before a function that they call (LeetCode, and the testers of APPS and LiveCodeBench)."""
+"""The modules that online judges import before they call a function (LeetCode, and the testers of APPS and
+LiveCodeBench)."""
 
 
 def namespace(name):
@@ -33,7 +34,7 @@ def namespace(name):
 
 
 def run_main(code):
-    """Execute as `__main__`, and end the process: threads waited for, exit functions run, output flushed."""
+    """Execute code as `__main__`, and end the process: join threads, run exit functions, flush output."""
     status = 0
     variables = namespace("__main__")
     sys.argv = [FILE]
@@ -58,7 +59,7 @@ def leave(status):
             atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-    except BaseException:  # whatever the program did to them: its output is lost
+    except BaseException:  # whatever the program did to its streams: the output is lost
         status = status or 120
     os._exit(status)
 
@@ -85,7 +86,7 @@ def entry_of(name, variables, as_online_judge):
 
     Args:
         name: An expression; empty for the only function that the code defines.
-        variables: Of the module, after its code has run.
+        variables: The module's variables, after its code has run.
         as_online_judge: Whether `f` may also be a method of a class `Solution`, and `Solution().f` a plain function.
     """
     solution = variables.get("Solution")

@@ -1,4 +1,4 @@
-"""Values of the standard library that cross whole: a closed list, each as a tag and a few texts and integers.
+"""Standard library values that are sent by value: a closed list, each as a tag and a few texts and integers.
 
     Decimal, Fraction           ["D", text]  ["F", hex, hex]
     date, time, datetime        ["date", …]  ["time", …, fold, offset]  ["datetime", …, fold, offset]
@@ -6,8 +6,8 @@
     range, bytearray, UUID      ["R", hex, hex, hex]  ["B", hex]  ["U", hex]
     a built-in type             ["T", name]
 
-Decoding builds instances of exactly these classes and calls nothing else. A time zone crosses as its distance from UTC
-at that moment. What takes more than linear time (the greatest common divisor of a fraction) is bounded.
+Decoding builds instances of exactly these classes and calls nothing else. A time zone is sent as its offset from UTC
+at that moment. Decoding that takes more than linear time (the greatest common divisor of a fraction) is bounded.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import fractions
 import uuid
 
 MAX_FRACTION_DIGITS = 1 << 14
-"""Hexadecimal ones, of the numerator and of the denominator."""
+"""Most hexadecimal digits of a numerator or a denominator."""
 TYPES = {name: kind for name, kind in vars(builtins).items() if isinstance(kind, type)}
 
 

@@ -1,4 +1,4 @@
-"""The checker's end of the line to the candidate's process: questions, answers, and functions that are called back."""
+"""The checker's connection to the candidate's process: questions, answers, and callbacks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .proxies import Remote, made_of, of_tree
 
 
 class Line:
-    """One question at a time; before its answer come the calls that the candidate makes meanwhile."""
+    """A connection with one question at a time; the candidate's callbacks come before the answer."""
 
     def __init__(self, frames):
         self.frames = frames
         self.names = []
-        """The candidate's own."""
+        """The names that the candidate's code defines."""
         self.over = None
-        """How the candidate's process ended, once it has."""
+        """How the candidate's process ended, or None while it runs."""
         self.mistake = None
-        """Of the tests' author."""
+        """A mistake of the tests' author."""
         self.functions = [builtins_input, read_line, read_rest]
         self.classes = {}
         self.members = {}
         self.made = []
-        """What the tests made by calling classes, with the arguments."""
+        """Objects that the tests made by calling classes, with the arguments."""
 
     def broken(self, text):
         """Return the error to raise if the tests themselves are wrong."""
@@ -35,17 +35,17 @@ class Line:
         return BrokenTestsError(text)
 
     def start(self, case):
-        """Start the candidate's process for a case; its first answer."""
+        """Start the candidate's process for a case and return its first answer."""
         self.frames.write({"kind": "serve", "cpu_s": case.cpu_s, "wall_s": case.wall_s}, b"s")
         loaded = self._answer()
         self.names = [name for name in loaded.loaded if isinstance(name, str)]
         return loaded
 
     def ask(self, message):
-        """Send, and wait for the answer.
+        """Send a message and wait for its answer.
 
         Raises:
-            GoneError: the candidate's process has ended, now or before.
+            GoneError: The candidate's process has ended, now or before.
         """
         if self.over is not None:
             raise GoneError()
@@ -70,9 +70,9 @@ class Line:
 
         Raises:
             BrokenTestsError: A test passes a value that is not plain data to a function that it looked up by name.
-            NotComparableError: A test passes such a value to an object that the candidate returned. With plain data as
-                the
-                answer the operation might have been valid: so it is the answer's failure.
+            NotComparableError: A test passes such a value to an object that the candidate returned. If the candidate
+                had
+                returned plain data, the operation might have been valid: so it is the answer's failure.
         """
         try:
             message = {"op": op, "args": self.tree(args), "kwargs": self.tree(kwargs)}
@@ -110,7 +110,7 @@ class Line:
         return None
 
     def _called_back(self, answer):
-        """Call a function of the tests' for the candidate."""
+        """Call a function of the tests for the candidate."""
         try:
             args, kwargs = self.decode(answer.args), self.decode(answer.kwargs)
             return {"value": self.tree(self.functions[answer.ask](*args, **kwargs))}
@@ -122,8 +122,7 @@ class Line:
         return wire.decode(tree, lambda tree: of_tree(self, tree, is_subject))
 
     def value(self, answer, is_subject=False):
-        """Return the value of an answer; a coroutine of it if the candidate's value was awaited in the candidate's
-        process.
+        """Return the value of an answer, or a coroutine of it if the candidate's process awaited it.
 
         Raises:
             Exception: An exception of the class that the candidate raised.
@@ -174,12 +173,12 @@ class Line:
             kinds = [self.exception_class(base) for base in bases]
             try:
                 self.classes[key] = type(name, tuple(kinds), {"__getattr__": _of_remote, "_roll_number": where})
-            except TypeError:  # bases that do not go together
+            except TypeError:  # bases that cannot be combined
                 self.classes[key] = type(name, (kinds[0],), {"__getattr__": _of_remote})
         return self.classes[key]
 
     def end(self):
-        """End the candidate's process; how it ended."""
+        """End the candidate's process and return how it ended."""
         if self.over is None:
             self.frames.write({"op": "end"}, b"c")
             over = None

@@ -1,4 +1,4 @@
-"""Records of what crosses between host, candidate's side and checker's side; each travels as a JSON object."""
+"""Message records between host, candidate's side and checker's side; each is sent as a JSON object."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 
 class Setup(NamedTuple):
-    """The first message to the candidate's side: how its program is made and run."""
+    """The first message to the candidate's side: how to build and run its program."""
 
     source: str
     file: str
@@ -24,7 +24,7 @@ class Case(NamedTuple):
     cpu_s: float
     wall_s: float
     most_bytes: int = 0
-    """The longest output or value that is kept; 0 for the longest of all."""
+    """Longest output or value that is kept; 0 for the setup's limit."""
     stdin: str = ""
     args: Any = ()
     kwargs: Any = None
@@ -63,19 +63,19 @@ class End(NamedTuple):
 
     @property
     def is_over_time(self):
-        """Whether the process was ended for its time."""
+        """Whether the process was ended for exceeding its time."""
         return self.limit in ("cpu_time", "wall_time")
 
 
 class Built(NamedTuple):
-    """The answer to the setup: ready, or how compiling ended."""
+    """The answer to the setup: ready, or how compiling failed."""
 
     ready: bool = False
     failed: Any = None
 
 
 class Answer(NamedTuple):
-    """A message of the candidate's side to the checker's: an answer, or a question before it (`ask`)."""
+    """A message from the candidate's side to the checker's: an answer, or a callback before it (`ask`)."""
 
     value: Any = None
     raised: Any = None
@@ -83,7 +83,7 @@ class Answer(NamedTuple):
     text: str = ""
     error: int = -1
     awaited: bool = False
-    """Whether this came of an awaitable object, which the candidate's side has run to its end."""
+    """Whether the value is the result of an awaitable, which the candidate's side has awaited."""
     missing: bool = False
     args: Any = None
     kwargs: Any = None
@@ -95,7 +95,7 @@ class Answer(NamedTuple):
 
 
 class Comparison(NamedTuple):
-    """What a referee compares: texts or values (`what`), and how (see `compare`)."""
+    """The kind of a comparison: texts or values (`what`), and its settings (see `compare`)."""
 
     what: str
     how: str
@@ -103,7 +103,7 @@ class Comparison(NamedTuple):
 
 
 class Question(NamedTuple):
-    """A message of the checker's side to the candidate's: an operation, or an answer to a question."""
+    """A message from the checker's side to the candidate's: an operation, or the answer to a callback."""
 
     op: str = ""
     name: str = ""
@@ -126,7 +126,7 @@ class Report(NamedTuple):
 
 
 def read(record, message):
-    """Return the record of a message that anybody may have written; a field of another type keeps its default."""
+    """Return the record of an untrusted message; a field of the wrong type keeps its default."""
     found = message if isinstance(message, dict) else {}
     values = {}
     for name, default in record._field_defaults.items():

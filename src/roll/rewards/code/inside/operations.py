@@ -1,7 +1,7 @@
-"""What a checker may do with an object that stays with the candidate: a closed list, by name.
+"""The operations that a checker may perform on an object that stays with the candidate: a closed list, by name.
 
-The candidate's side carries them out (`CARRIED_OUT`); the checker's side offers those whose methods the object's class
-has (`METHODS`: the name of the method, that of the operation).
+The candidate's side carries them out (`CARRIED_OUT`). The checker's side offers an operation if the object's class
+has its method (`METHODS`: the name of the method, and of the operation).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _IN_PLACE = tuple(f"i{name}" for name in BINARY[:-1])
 _CONVERSIONS = ("int", "float", "complex", "index", "round", "trunc", "floor", "ceil", "bool", "len")
 _OTHERS = ("getitem", "setitem", "delitem", "contains", "iter", "reversed", "next")
 _OF_CLASSES = ("enter", "exit", "aiter", "anext", "aenter", "aexit")
-"""No function of Python's calls these methods alone."""
+"""Python has no function that calls one of these methods alone."""
 _OF_ALL = ("getattr", "setattr", "delattr", "eq", "hash", "str", "repr", "format", "dir", "isinstance", "issubclass")
 
 

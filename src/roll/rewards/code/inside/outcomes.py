@@ -1,23 +1,23 @@
-"""What may come of a test, besides passing and failing."""
+"""Outcomes of a test, besides passing and failing."""
 
 from __future__ import annotations
 
 from . import wire
 
 NotPlainErrors = (wire.NotPlainError, RecursionError, RuntimeError)
-"""Of a value that does not cross; also of a container that changes while it is read."""
+"""Errors of a value that cannot be sent, or of a container that changes while it is read."""
 
 
 class GoneError(BaseException):
-    """The candidate's process has ended; no test may catch it and pass."""
+    """The candidate's process has ended. A test must not catch this error and pass."""
 
 
 class BrokenTestsError(BaseException):
-    """The tests ask for what cannot be done, whatever the candidate: their author's mistake."""
+    """The tests require something unsupported, whatever the candidate: a mistake of their author."""
 
 
 class NotComparableError(TypeError):
-    """A test decides by an object that is no plain data."""
+    """A test decides by an object that is not plain data."""
 
 
 class Kept:
@@ -25,7 +25,7 @@ class Kept:
 
     __slots__ = ("_name",)
     _name: str
-    """What the tests found it by; empty where an answer gave it."""
+    """The name by which the tests looked the object up; empty if an answer returned it."""
 
 
 def finished(value):

@@ -1,12 +1,12 @@
-"""The checker's stand-ins for what the candidate has.
+"""The checker's proxies for the candidate's objects.
 
-A stand-in passes operations on; what comes back is plain data or another stand-in. It has the methods that the object's
-class has, out of a closed list, so `callable`, `with` and iteration do what they would. What decides a test is guarded:
+A proxy forwards operations; a result is plain data or another proxy. It has those methods of the object's class that
+are in a closed list, so `callable`, `with` and iteration work as usual. Operations that decide a test are guarded:
 
-    object == plain value         an error, unless the object derives from a class of plain data: then what it holds
-    object == object, a < b       the candidate is asked, and has to tell the object from others (`controls`)
-    x in object                   of objects that a test made by calling a class; others are looked through
-    object - 1, object % object   of objects that a test made: `f(x) - 42` would tell a candidate what to be equal to
+    object == plain value         an error, unless the object derives from a class of plain data: then its content
+    object == object, a < b       the candidate is asked, and must tell the object from others (`controls`)
+    x in object                   only for objects that a test made by calling a class; others are iterated
+    object - 1, object % object   only for objects that a test made: `f(x) - 42` would reveal the expected value
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _call(self, *args, **kwargs):
 
 
 def _change(args, after, tree):
-    """Give lists, dicts and sets the content that the candidate left in them."""
+    """Update lists, dicts and sets to the content that the candidate left in them."""
     if not isinstance(after, tuple) or len(after) != len(args):
         raise wire.WireError("arguments do not fit")
     for mine, theirs in zip(args, after, strict=True):
@@ -170,7 +170,7 @@ def _exit(self, kind, error, trace):
 
 
 def _nearest(kind):
-    """Name of the nearest built-in class of an exception of the test's."""
+    """Return the name of the nearest built-in class of a test's exception."""
     return next(each.__name__ for each in kind.__mro__ if getattr(builtins, each.__name__, None) is each)
 
 

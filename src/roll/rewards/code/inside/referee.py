@@ -1,6 +1,6 @@
-"""Compares what is too long to be compared in ROLL's own process; runs in a checker's sandbox.
+"""Compares values that are too long to be compared in ROLL's own process; runs in a checker's sandbox.
 
-host ──► fd 0: what and how, the expected, the candidate's (three frames)      host ◄── fd 3: {"same": …}
+host ──► fd 0: the comparison, the expected value, the candidate's (three frames)      host ◄── fd 3: {"same": …}
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main():
     how, expected, found = split(data)
     try:
         result = same(Comparison(**unpack(how)), expected, found)
-    except (wire.WireError, MemoryError):  # no value that `encode` writes
+    except (wire.WireError, MemoryError):  # not a value that `encode` writes
         result = False
     os.write(3, pack({"same": result}))
     os._exit(0)

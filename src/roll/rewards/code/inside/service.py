@@ -1,13 +1,13 @@
-"""Doing with the candidate's objects what a checker asks, one message after the other.
+"""Carry out a checker's operations on the candidate's objects, one message after the other.
 
-    {"op": name, "args": tree, "kwargs": tree}      {"value": tree}            what came of it
+    {"op": name, "args": tree, "kwargs": tree}      {"value": tree}            the result
     {"op": "name", "name": text}                ──► {"raised": …, "text"}      an exception
     {"op": "end"}                                   {"missing": name}          no such variable
-    {"op": "answer", "value" | "raised": …}     ◄── {"ask": number, "args": …} a function of the checker's is called
+    {"op": "answer", "value" | "raised": …}     ◄── {"ask": number, "args": …} a callback to a function of the checker
 
-Operations are those of `operations`. An object that stays here crosses as ["r", number, class, methods, more]. A call's
-answer also brings `args` where the function changed lists, dicts or sets that it was given, for a caller would see that
-too; every message brings what was printed since the last one. What is awaitable is awaited here at once.
+Operations are those of `operations`. An object that stays here is sent as ["r", number, class, methods, more]. A call's
+answer also has `args` if the function changed lists, dicts or sets in its arguments, as a caller would see that
+too. Every message has the text that was printed since the last one. Awaitables are awaited here at once.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIMPLE = (int, float, complex, str, bytes, tuple, frozenset)
 _SLICE_S = 0.001
 _PRINTED_BYTES = 1 << 20
 _INPUT, _LINE, _REST = range(3)
-"""Numbers of the checker's functions that read."""
+"""Numbers of the checker's functions that read standard input."""
 
 
 class Service:
@@ -52,7 +52,7 @@ class Service:
         }
 
     def run(self):
-        """Load, then answer until the end; never returns."""
+        """Load the code, then answer until the end; never returns."""
         os.dup2(self.printed, 1)
         sys.stdin, sys.stderr = Input(self), io.StringIO()
         vars(builtins).update(input=lambda prompt="": self.ask(_INPUT, (prompt,), {}))
@@ -85,7 +85,7 @@ class Service:
 
     def say(self, message):
         """Send a message to the checker, with the text that was printed since the last message."""
-        with contextlib.suppress(Exception):  # the candidate may have closed it
+        with contextlib.suppress(Exception):  # the candidate may have closed the stream
             sys.stdout.flush()
         size = os.fstat(self.printed).st_size
         if size > self.position:
@@ -122,7 +122,7 @@ class Service:
 
     def awaited(self, value):
         """Await an object and return the answer with its result."""
-        import asyncio  # it takes as long as a short case
+        import asyncio  # importing it takes as long as a short case
 
         async def wait():
             return await value
@@ -134,7 +134,7 @@ class Service:
             return self.raised(error)
 
     def ask(self, number, args, kwargs):
-        """Call a function of the checker's."""
+        """Call a function of the checker and return its result."""
         self.say({"ask": number, "args": self.encode(tuple(args)), "kwargs": self.encode(dict(kwargs))})
         while (question := self.question()).op != "answer":
             self.serve(question)
@@ -217,7 +217,7 @@ class Service:
 
 
 def leave(target, own, name, text):
-    """End a `with` block that raised: an exception of the candidate's, or one of a test's, by the name of its class."""
+    """End a `with` block that raised the candidate's exception, or a test's, given by the name of its class."""
     error = own if own is not None else getattr(builtins, name)(text)
     return type(target).__exit__(target, type(error), error, error.__traceback__)
 
@@ -251,7 +251,7 @@ def iterated(service, number):
 
 
 class Input(io.TextIOBase):
-    """Standard input, which a test may have replaced on its side."""
+    """Standard input, which a test may have replaced in the checker's process."""
 
     def __init__(self, service):
         self.service = service

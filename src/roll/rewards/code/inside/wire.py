@@ -1,4 +1,4 @@
-"""Plain data as JSON, exact in type: what may cross between a candidate and its checker.
+"""Plain data as JSON, with exact types: the values that may be sent between a candidate and its checker.
 
     None, True, "text", 5, 0.5          themselves
     large integers, nan, inf            ["i", hex]  ["f", "nan"]
@@ -6,12 +6,12 @@
     dict, bytes, complex                ["d", key, value, …]  ["b", hex]  ["c", real, imaginary]
     OrderedDict, Counter, defaultdict   ["o", key, value, …]  ["n", …]  ["g", factory, key, value, …]
     deque, slice                        ["q", maxlen, …]  ["sl", start, stop, step]
-    arrays of NumPy                     ["a", dtype, shape, hex]; its scalars as Python's
+    NumPy arrays                        ["a", dtype, shape, hex]; scalars as Python's
     Decimal, date, range, …             see `library`
-    what stays where it is              ["r", number, …], ["x", …], ["k", …]: the two ends agree on these
+    objects that stay                   ["r", number, …], ["x", …], ["k", …]: the two ends agree on these
 
-An instance of a subclass crosses as its base (a named tuple as a tuple), so no method of a candidate's class ever
-reaches a checker. Everything else is `NotPlainError`. What is decoded has types of this list only.
+An instance of a subclass is sent as its base (a named tuple as a tuple), so no method of a candidate's class ever
+reaches a checker. Everything else is `NotPlainError`. Decoded values have types of this list only.
 """
 
 from __future__ import annotations
@@ -23,25 +23,27 @@ import sys
 from . import library
 
 MAX_DEPTH = 64
-"""Of what is decoded. What is encoded may be deeper, so that whatever came can be sent back in a list or two."""
+"""Most levels of a decoded value. An encoded value may be deeper, so that a received value can be returned in a list.
+Most levels of a decoded value. An encoded value may be deeper, so that a received value can be returned in a list."""
 MAX_EQUAL_HASHES = 32
-"""Among what a set or the keys of a dict hold: looking one up takes as many comparisons. Whoever makes up numbers that
-are alike modulo 2**61 - 1 would have them take minutes."""
+"""Most equal hashes in a set or in the keys of a dict: a lookup takes as many comparisons. Numbers that are equal
+modulo
+2**61 - 1 could otherwise make lookups take minutes."""
 MAX_ITEMS = 1 << 20
-"""Of a range that is written out."""
+"""Most items of a range that is expanded."""
 _BIG = 1 << 53
 _SEQUENCES = {"l": list, "t": tuple, "s": set, "z": frozenset}
 _MAPPINGS = {"d": dict, "o": collections.OrderedDict, "n": collections.Counter}
 _ARRAYS = "biufc"
-"""Kinds of NumPy's types whose bytes are numbers."""
+"""Kinds of NumPy types whose bytes are numbers."""
 
 
 class NotPlainError(TypeError):
-    """A value that does not cross."""
+    """A value that cannot be sent."""
 
 
 class WireError(ValueError):
-    """Not of this form."""
+    """A malformed message."""
 
 
 def encode(value, remote=None, depth=0):
@@ -178,8 +180,7 @@ def decode(tree, remote=None, depth=0):
 
     Args:
         tree: Parsed JSON.
-        remote: A function that returns the value of a tree with one of the tags `r`, `x`, `k`; without it, these tags
-            are
+        remote: A function that returns the value of a tree with a tag `r`, `x` or `k`; without it, such tags are
             rejected.
 
     Raises:
