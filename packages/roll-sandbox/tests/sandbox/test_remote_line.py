@@ -20,6 +20,8 @@ from roll_sandbox import (
     connect,
 )
 from roll_sandbox.wire import Message, decode, encode, failure_said
+from roll_sandbox.worker.joining import Joined
+from roll_sandbox.worker.worker import Worker
 
 HANG_UP = None
 OF_REQUEST = "the id of what is answered"
@@ -93,3 +95,52 @@ async def test_a_program_whose_sandbox_ended_while_the_line_was_broken_is_lost(s
     sandbox = await sandboxes.create()
     with pytest.raises(SandboxLostError, match="while there was no line to the service: there is no such sandbox"):
         await asyncio.wait_for(sandbox.execute(PythonCode(source="print(1)")), 30)
+
+
+@pytest.mark.parametrize(
+    "greeting", [b"", b"\0\0\0\0", encode({"max_message_bytes": "x"}), encode({"max_message_bytes": []})]
+)
+async def test_a_greeting_that_is_none_is_named_with_the_service(greeting: bytes) -> None:
+    async def line(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await socket.send_bytes(greeting)
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/line", line)
+    async with TestServer(app) as server:
+        with pytest.raises(
+            SandboxUnavailableError, match=r"http://127\.0\.0\.1:\d+ does not greet a client of sandboxes"
+        ):
+            async with connect(str(server.make_url("/")), "token", warm=0):
+                pass
+
+
+@pytest.mark.parametrize(
+    "said",
+    [b"noise", encode({}), encode({"op": "welcome", "away_s": 0}), encode({"op": "run", "sandbox": [], "id": "x"})],
+)
+async def test_a_worker_dials_again_where_its_server_says_what_none_says(said: bytes) -> None:
+    dialed: asyncio.Queue[str] = asyncio.Queue()
+
+    async def line(request: web.Request) -> web.WebSocketResponse:
+        socket = web.WebSocketResponse()
+        await socket.prepare(request)
+        await dialed.put("once more")
+        await socket.send_bytes(said)
+        async for _ in socket:
+            pass
+        return socket
+
+    app = web.Application()
+    app.router.add_get("/v1/worker", line)
+    async with TestServer(app) as server:
+        worker = Worker(SandboxManager(warm=0))
+        joined = Joined(worker, str(server.make_url("/")), "token", name="worker-a", capacity=1)
+        serving = asyncio.create_task(joined.serve())
+        for _ in range(2):
+            await asyncio.wait({asyncio.create_task(dialed.get()), serving}, return_when=asyncio.FIRST_COMPLETED)
+            assert not serving.done(), serving.exception()
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)

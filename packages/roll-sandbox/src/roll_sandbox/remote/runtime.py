@@ -19,6 +19,7 @@ from roll_sandbox.errors import (
     SandboxError,
     SandboxLostError,
     SandboxQuotaError,
+    SandboxRequestError,
     SandboxUnavailableError,
     UnknownImageError,
 )
@@ -127,11 +128,11 @@ class RemoteRuntime:
             raise no_answer(self._url, error) from None
         try:
             greeting = decode(await socket.receive_bytes(timeout=_CLOSE_S))
-        except (TypeError, TimeoutError, aiohttp.ClientError) as error:
+            self._most = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
+        except (TypeError, ValueError, TimeoutError, aiohttp.ClientError, SandboxRequestError) as error:
             await socket.close()
             raise SandboxUnavailableError(f"{self._url} does not greet a client of sandboxes ({error}).") from None
         self.fresh_programs = bool(greeting.get("fresh_programs", True))
-        self._most = int(greeting.get("max_message_bytes", MAX_MESSAGE_BYTES))
         return socket
 
     async def _asks_too_often(self) -> bool:

@@ -17,7 +17,7 @@ import secrets
 import aiohttp
 
 from roll_sandbox.dialling import checked_url, no_answer, token_header, trusted
-from roll_sandbox.errors import SandboxAccessError, SandboxUnavailableError
+from roll_sandbox.errors import RollSandboxError, SandboxAccessError, SandboxUnavailableError
 from roll_sandbox.proxies import client_session
 from roll_sandbox.wire import Message, Outbox, beat_s, decode, encode, failure_of, report_said
 from roll_sandbox.worker.worker import Worker
@@ -120,6 +120,10 @@ class Joined:
                         await self._follow(socket)
                     except (aiohttp.ClientError, OSError) as error:  # as it began
                         logger.info("the line to %s broke: %s", self._url, error)
+                    except SandboxAccessError:
+                        raise
+                    except (RollSandboxError, LookupError, TypeError, ValueError, AttributeError) as error:
+                        self._warn(f"{self._url} says what no sandbox service says ({error!r:.200}).")
                     finally:
                         self._worker.listen(None)
                         await socket.close()
@@ -196,7 +200,7 @@ class Joined:
                 return
             self._heard = asyncio.get_running_loop().time()
             if message["op"] == "welcome":
-                self._away_s = float(message["away_s"])
+                self._away_s = _away_s(message["away_s"])
                 if self._warned:
                     logger.warning("joined the sandbox service at %s.", self._url)
                     self._warned = ""
@@ -228,3 +232,14 @@ class Joined:
 
     def _say(self, message: Message) -> None:
         self._outgoing.put(encode(message))
+
+
+def _away_s(said: object) -> float:
+    """Return for how long either side may be away.
+
+    Raises:
+        ValueError: it is no such time.
+    """
+    if not isinstance(said, int | float) or not 0 < said < 1e9:
+        raise ValueError(f"'away_s' of a welcome is {said!r:.80}")
+    return float(said)
