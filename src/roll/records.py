@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
+from functools import cache
 from typing import Any, TypeVar
 
-__all__ = ["read_record"]
+from pydantic import TypeAdapter, ValidationError
+
+from roll.errors import DataError
+
+__all__ = ["checked", "read_record"]
 
 T = TypeVar("T")
 
@@ -25,3 +30,27 @@ def read_record(kind: type[T], found: Mapping[str, Any]) -> T:
     """
     names = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: found[name] for name in names if found.get(name) is not None})
+
+
+def checked(kind: type[T], found: object, what: str) -> T:
+    """Return data of a file that anybody may have written as the record that it should hold.
+
+    Args:
+        kind: a `NamedTuple`, dataclass or other type whose fields are annotated.
+        found: plain data, as JSON has them; keys that are no fields are ignored.
+        what: where they were found, for messages.
+
+    Raises:
+        DataError: a field is missing, or of another type; names the first.
+    """
+    try:
+        return _adapter(kind).validate_python(found)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise DataError(f"{what}{f', {place}' if place else ''}: {first['msg']}.") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from roll.config.document import dump, parse, read
-from roll.errors import ConfigError, RunDirectoryError
-from roll.records import read_record
+from roll.errors import ConfigError, DataError, RunDirectoryError
+from roll.records import checked
 
 __all__ = [
     "CONFIG",
@@ -80,17 +80,13 @@ def read_history(run: Path) -> list[Entry]:
         entries, _ = parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError, ConfigError) as error:
         raise RunDirectoryError(f"'{path}' cannot be read: {error}") from None
-    found: list[Entry] = []
-    for entry in entries if isinstance(entries, list) else [entries]:
-        match entry:
-            case {"from_step": int(step), "changed": dict(changed), **rest}:
-                found.append(read_record(Entry, {**rest, "from_step": step, "changed": changed}))
-            case _:
-                raise RunDirectoryError(
-                    f"'{path}' is not a history of settings: restore it, or remove it, and '{CONFIG}' counts for all "
-                    "steps."
-                )
-    return found
+    try:
+        return [checked(Entry, entry, "a change") for entry in (entries if isinstance(entries, list) else [entries])]
+    except DataError as error:
+        raise RunDirectoryError(
+            f"'{path}' is not a history of settings ({str(error).rstrip('.')}): restore it, or remove it, and "
+            f"'{CONFIG}' counts for all steps."
+        ) from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

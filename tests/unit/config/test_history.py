@@ -121,9 +121,10 @@ def test_a_replay_begins_with_the_settings_that_were_recorded_first(run, tmp_pat
     assert load_replay_config(run.path).rollout.max_new_tokens == 17
 
 
-def test_a_history_that_was_damaged_is_named(run):
-    (run.path / HISTORY).write_text("- from_step: one\n")
-    with pytest.raises(RunDirectoryError, match=r"config_history\.yaml' is not a history of settings: restore it"):
+@pytest.mark.parametrize("text", ["- from_step: one\n", "- {from_step: 1, changed: {name: x}}\n", "- 3\n"])
+def test_a_history_that_was_damaged_is_named(run, text):
+    (run.path / HISTORY).write_text(text)
+    with pytest.raises(RunDirectoryError, match=r"config_history\.yaml' is not a history of settings \(a change"):
         resume(run, 5)
 
 

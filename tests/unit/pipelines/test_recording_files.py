@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from roll.errors import DataError, UnsupportedError
+from roll.pipelines.recording import files
 from roll.pipelines.recording.files import Recording, RecordingWriter, truncate_recording
 from roll.pipelines.recording.recorded_work import RecordedWork
 from roll.pipelines.recording.records import Move, RecordedDraw, RecordedStep, Request, Session
@@ -287,8 +292,61 @@ def test_a_malformed_line_is_named_with_its_place(tmp_path: Path) -> None:
     fields = json.loads(lines[1])
     del fields["files"]
     index.write_bytes(lines[0] + json.dumps(fields).encode() + b"\n")
-    with pytest.raises(DataError, match=r"line 2 .* lacks what it should hold \(KeyError\('files'\)\)"):
+    with pytest.raises(DataError, match=r"line 2 .*, files: Field required"):
         Recording.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[" * 100_000,
+        '{"kind": "step", "step": "3", "files": 3}',
+        '{"kind": "session", "format": 1}',
+        '{"kind": "step"}',
+    ],
+)
+def test_a_hostile_line_stops_reading_and_cutting_back_with_its_place(tmp_path: Path, line: str) -> None:
+    """Cut back in spite of it, the recording would lose steps that the line may have named."""
+    index = recorded(tmp_path, 2) / "index.jsonl"
+    before = index.read_bytes().splitlines(keepends=True)
+    index.write_bytes(before[0] + line.encode() + b"\n" + b"".join(before[1:]))
+    for use in (lambda: Recording.open(tmp_path), lambda: truncate_recording(index.parent, 2)):
+        with pytest.raises(DataError, match=rf"index\.jsonl', line 2 \(byte {len(before[0]):,}\)"):
+            use()
+    assert (index.parent / "step-000002").is_dir()
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("step.json", lambda facts: {**facts, "counters": ["x"]}, r"step\.json', counters: Input should be a valid"),
+        ("step.json", lambda facts: {**facts, "step": 7}, r"step\.json' is of step 7"),
+        ("rollouts", lambda table: table.drop(["status"]), r"lacks the columns \['status'\]"),
+        ("rollouts", lambda table: table.set_column(5, "logprobs", pa.array([["x"]])), "column logprobs .* is of type"),
+        ("rollouts", lambda table: table.set_column(1, "draw_id", pa.array([99])), "KeyError: 99"),
+        (
+            "rollouts",
+            lambda table: table.set_column(4, "token_ids", pa.array([[1]], pa.list_(pa.int32()))),
+            "not align",
+        ),
+        ("rollouts", lambda table: table.set_column(8, "text", pa.array([None], pa.string())), "text .* has nulls"),
+    ],
+)
+def test_a_step_that_roll_never_writes_is_refused(
+    tmp_path: Path, name: str, change: Callable[[Any], Any], words: str
+) -> None:
+    """Its checksums are right: whoever changed it wrote them anew."""
+    index = recorded(tmp_path, 1) / "index.jsonl"
+    path = index.parent / "step-000001" / (name if name == "step.json" else f"{name}.parquet")
+    if name == "step.json":
+        path.write_text(json.dumps(change(json.loads(path.read_bytes()))))
+    else:
+        pq.write_table(change(pq.read_table(path)), path)
+    first, last = map(json.loads, index.read_bytes().splitlines())
+    last["files"][path.name] = [path.stat().st_size, files._digests(path.read_bytes())]
+    index.write_text("".join(f"{json.dumps(line)}\n" for line in (first, last)))
+    with pytest.raises(DataError, match=words):
+        Recording.open(tmp_path).read(1)
 
 
 def test_another_format_a_gap_and_nothing_at_all_are_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,15 @@ def test_what_makes_the_difference_may_change(tmp_path: Path) -> None:
     check_replayable(load_replay_config(run, schedule, only="rollout"), before)
     with pytest.raises(ConfigError, match=r"async_ratio: recorded 0\.0, now 1\.0\n.*max_num_seqs: recorded .*, now 7"):
         check_replayable(load_replay_config(run, schedule, only="train"), before)
+
+
+@pytest.mark.parametrize(("section", "override"), [("tracking", ""), ("algorithm", "algorithm.type=gspo")])
+def test_a_recorded_section_that_is_none_is_named(tmp_path: Path, section: str, override: str) -> None:
+    run = recorded(tmp_path)
+    tree = resolved(load_config(run / "config.yaml"))
+    (run / "config.yaml").write_text(json.dumps({**tree, section: 3}))
+    with pytest.raises(ConfigError, match=section):
+        load_replay_config(run, [override] if override else [])
 
 
 def test_the_command_names_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

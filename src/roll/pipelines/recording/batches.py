@@ -21,6 +21,7 @@ from roll.errors import CheckpointError, DataError
 from roll.pipelines.learning.state import LearningState
 from roll.pipelines.recording.files import Recording
 from roll.pipelines.recording.records import RecordedStep
+from roll.records import checked
 from roll.rollout import Batch, Census, DataLedger
 from roll.types import Group, Prompt, PromptDraw, Rollout, RolloutId
 
@@ -66,7 +67,7 @@ class RecordedBatches:
             num_refills=recorded.num_refills,
             kind=recorded.kind,
             staleness=list(recorded.staleness),
-            census=Census(**recorded.census) if recorded.census else None,
+            census=checked(Census, recorded.census, f"recording of step {recorded.step}") if recorded.census else None,
         )
 
     async def settle(self, version: int, trained: Collection[RolloutId]) -> None:

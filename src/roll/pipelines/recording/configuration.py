@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import ValidationError
+
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.history import CONFIG, differences, first_recorded, value_at
 from roll.config.load import Overrides, as_override_list, load_config
@@ -49,18 +51,23 @@ def load_replay_config(
     if "replay" not in PIPELINES.get(pipeline).model_fields:
         raise ConfigError(f"'{run}' ran the pipeline {pipeline}, which has no replay.")
     given = {change.partition("=")[0].strip() for change in changes}
-    if "algorithm.type" in given:
-        tree["algorithm"] = _own_keys(tree.get("algorithm", {}))
+    algorithm, tracking = tree.get("algorithm", {}), tree.get("tracking", {})
+    if "algorithm.type" in given and isinstance(algorithm, dict):  # what is no section is refused below
+        tree["algorithm"] = _own_keys(algorithm)
     tree["replay"] = {"run": str(run), "only": only, "checkpoint": checkpoint}
     tree["name"] = f"{path.name}-{'replay' if only == 'train' else 'rollouts'}"
     tree["output_dir"] = str(path.parent)
-    tree["tracking"] = {**tree.get("tracking", {}), "record_rollouts": False}
+    if isinstance(tracking, dict):
+        tree["tracking"] = {**tracking, "record_rollouts": False}
     return load_config(tree, changes)
 
 
 def _own_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
     """What differs from the preset: the keys that a user wrote, as far as they changed anything."""
-    usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
+    try:
+        usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
+    except ValidationError:  # of a preset that there is not
+        return dict(algorithm)
     kept = {"type": algorithm.get("type", "grpo")}
     for key, value in algorithm.items():
         before = usual.get(key)

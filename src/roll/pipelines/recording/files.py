@@ -18,15 +18,16 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import xxhash
 
-from roll.errors import DataError
+from roll.errors import DataError, in_one_line
 from roll.pipelines.recording.records import FORMAT, RecordedStep, Session
-from roll.pipelines.recording.tables import facts_of, schemas, step_of, tables_of
+from roll.pipelines.recording.tables import Facts, facts_of, schemas, step_of, tables_of
+from roll.records import checked
 from roll.tracking import atomic
 
 if TYPE_CHECKING:
@@ -41,19 +42,22 @@ _REPEATED = ["purpose", "domain", "finish_reason", "status", "engine_id", "befor
 
 
 def truncate_recording(directory: Path, step: int) -> None:
-    """Drop what was recorded after `step`, and what a crash left behind; -1 drops everything."""
+    """Drop what was recorded after `step`, and what a crash left behind; -1 drops everything.
+
+    Raises:
+        DataError: the index is damaged, so that it is not known what is recorded.
+    """
     if not directory.is_dir():
         return
     if step < 0:
         shutil.rmtree(directory)
         return
     atomic.remove_leftovers(directory)
-    lines = [line for line, _ in _lines(directory / INDEX)]
-    kept = [line for line in lines if line["step"] <= step]
-    content = b"".join(_encoded(line) for line in kept)
+    kept = [line for line in _lines(directory / INDEX) if line.record.step <= step]
+    content = b"".join(line.text for line in kept)
     if not (directory / INDEX).exists() or (directory / INDEX).stat().st_size != len(content):
         atomic.write_bytes(directory / INDEX, content)
-    named = {_name(line["step"]) for line in kept if line["kind"] == "step"}
+    named = {_name(line.record.step) for line in kept if isinstance(line.record, _Files)}
     for path in directory.glob("step-*"):
         if path.name not in named:
             shutil.rmtree(path)
@@ -63,14 +67,15 @@ class RecordingWriter:
     """Appends to the recording in `directory`, which was truncated to where the run goes on.
 
     Raises:
+        DataError: its index is damaged.
         OSError: it cannot be written, here or later.
     """
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(exist_ok=True)
         self._directory = directory
-        sessions = [line["number"] for line, _ in _lines(directory / INDEX) if line["kind"] == "session"]
-        self.next_session = max(sessions, default=0) + 1
+        records = (line.record for line in _lines(directory / INDEX))
+        self.next_session = max((each.number for each in records if isinstance(each, Session)), default=0) + 1
 
     def begin(self, session: Session) -> None:
         """A session of the run begins."""
@@ -122,19 +127,12 @@ class Recording:
                 f"'{run}' has no recording ('{index}' does not exist): train with tracking.record_rollouts=true."
             )
         sessions: list[Session] = []
-        files: dict[int, dict[str, tuple[int, list[str]]]] = {}
-        for line, place in _lines(index, strict=True):
-            try:
-                if line.pop("kind") == "session":
-                    _require_format(line.pop("format"), index)
-                    pending = tuple((entry[0], entry[1], entry[2]) for entry in line.pop("pending"))
-                    sessions.append(Session(**line, pending=pending))
-                else:
-                    files[line["step"]] = {name: (size, digests) for name, (size, digests) in line["files"].items()}
-            except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-                if isinstance(error, DataError):
-                    raise
-                raise DataError(f"recording '{index}', {place}: lacks what it should hold ({error!r}).") from None
+        files: dict[int, Mapping[str, tuple[int, list[str]]]] = {}
+        for line in _lines(index):
+            if isinstance(line.record, Session):
+                sessions.append(line.record)
+            else:
+                files[line.record.step] = line.record.files
         if not sessions or not files:
             raise DataError(f"recording '{index}' has no step yet: the run has not completed its first one.")
         steps = sorted(files)
@@ -144,6 +142,8 @@ class Recording:
                     f"recording '{directory}' lacks steps {before + 1} to {after - 1}: the run was resumed without "
                     "tracking.record_rollouts for a while, so it cannot be replayed beyond them."
                 )
+        if all(session.step >= steps[0] for session in sessions):
+            raise DataError(f"recording '{index}' has no session that began before its first step, {steps[0]}.")
         return cls(directory, tuple(sessions), files)
 
     @property
@@ -177,10 +177,22 @@ class Recording:
                 f"recording '{self.directory}' has steps {self.first} to {self.last}, not {step}: set "
                 f"training.num_steps to {self.last} at most."
             )
-        facts = json.loads(self._content(step, FACTS))
-        _require_format(facts["format"], self.directory / _name(step) / FACTS)
-        tables = {name: _table(self._content(step, f"{name}.parquet")) for name in schemas()}
-        return step_of(facts, tables)
+        place = self.directory / _name(step)
+        facts, what = self._content(step, FACTS), f"recording '{place / FACTS}'"
+        contents = {name: self._content(step, f"{name}.parquet") for name in schemas()}
+        try:
+            plain = json.loads(facts)
+            _require_format(plain.get("format") if isinstance(plain, dict) else None, place / FACTS)
+            found = checked(Facts, plain, what)
+            if found.step != step:
+                raise DataError(f"{what} is of step {found.step}: copy it again.")
+            return step_of(found, {name: _table(content) for name, content in contents.items()})
+        except DataError:
+            raise
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise DataError(
+                f"recording '{place}' holds what no version of ROLL writes ({in_one_line(error)}): copy it again."
+            ) from error
 
     def check(self, steps: range) -> None:
         """See that files of these steps are there, with their sizes.
@@ -208,7 +220,7 @@ class Recording:
             raise DataError(f"recording '{self.directory / INDEX}': step {step} has no '{name}'.")
         path = self._check_size(step, name)
         content = path.read_bytes()
-        for number, (found, written) in enumerate(zip(_digests(content), self.files[step][name][1], strict=True)):
+        for number, (found, written) in enumerate(zip_longest(_digests(content), self.files[step][name][1])):
             if found != written:
                 block = _block_bytes(len(content))
                 end = min((number + 1) * block, len(content))
@@ -232,11 +244,27 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
     return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
 
 
-def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[dict[str, Any], str]]:
-    """Whole lines of an index, each with its place; a torn one at the end was never recorded.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Files:
+    """A step, as a line of the index has it."""
+
+    step: int
+    files: Mapping[str, tuple[int, list[str]]]
+    """Sizes and checksums by file name."""
+
+
+class _Line(NamedTuple):
+    """A whole line of an index."""
+
+    text: bytes
+    record: Session | _Files
+
+
+def _lines(path: Path) -> Iterator[_Line]:
+    """Whole lines of an index; a torn one at the end was never recorded.
 
     Raises:
-        DataError: with `strict`, a line before the end is malformed.
+        DataError: a line before the end is malformed, or of another format.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -244,17 +272,21 @@ def _lines(path: Path, *, strict: bool = False) -> Iterator[tuple[dict[str, Any]
         return
     offset = 0
     for number, text in enumerate(lines, 1):
-        place = f"line {number} (byte {offset:,})"
+        if number == len(lines) and not text.endswith(b"\n"):
+            return
+        what = f"recording '{path}', line {number} (byte {offset:,})"
         offset += len(text)
         line = None
-        with contextlib.suppress(ValueError):
-            line = json.loads(text) if text.endswith(b"\n") else None
-        if isinstance(line, dict) and "step" in line and line.get("kind") in ("session", "step"):
-            yield line, place
-        elif number == len(lines) and not text.endswith(b"\n"):
-            return
-        elif strict:
-            raise DataError(f"recording '{path}', {place}: is malformed. Copy the file again.")
+        with contextlib.suppress(ValueError, RecursionError):
+            line = json.loads(text)
+        match line:
+            case {"kind": "session", **fields}:
+                _require_format(fields.get("format"), path)
+                yield _Line(text, checked(Session, fields, what))
+            case {"kind": "step", **fields}:
+                yield _Line(text, checked(_Files, fields, what))
+            case _:
+                raise DataError(f"{what}: is malformed. Copy the file again.")
 
 
 def _block_bytes(size: int) -> int:

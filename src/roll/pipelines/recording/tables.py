@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import starmap
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
@@ -31,7 +32,7 @@ from roll.types import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["facts_of", "schemas", "step_of", "tables_of"]
+__all__ = ["Facts", "facts_of", "schemas", "step_of", "tables_of"]
 
 
 class _GroupRow(NamedTuple):
@@ -72,6 +73,29 @@ class _RolloutRow(NamedTuple):
     branches: Sequence[Mapping[str, Any]] = ()
     counts: Sequence[tuple[str, int]] = ()
     experts: Sequence[Mapping[str, Any]] | None = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Facts:
+    """What no table holds of a step, as JSON has it; see `RecordedStep`. Older recordings lack what has a default."""
+
+    step: int
+    session: int
+    policy_version: int
+    next_policy_version: int
+    num_refills: int
+    kind: str
+    num_draws: int
+    stream: Mapping[str, Any]
+    counters: Mapping[str, int]
+    timings_s: Mapping[str, float]
+    left_out: tuple[tuple[int, str], ...]
+    expired: tuple[tuple[int, str], ...]
+    expired_lengths: tuple[int, ...]
+    staleness: tuple[int, ...]
+    draws: tuple[RecordedDraw, ...]
+    pending: tuple[tuple[int, str, int], ...]
+    census: Mapping[str, Any] = field(default_factory=dict)
 
 
 _PLAIN = ("step", "session", "policy_version", "next_policy_version", "num_refills", "kind", "num_draws")
@@ -221,8 +245,15 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> _Ro
 # ---- reading
 
 
-def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
-    """The inverse of `facts_of` and `tables_of`."""
+def step_of(facts: Facts, tables: dict[str, pa.Table]) -> RecordedStep:
+    """The inverse of `facts_of` and `tables_of`.
+
+    Raises:
+        ValueError: a table has other columns than it is written with, or arrays that do not align; other errors of
+            what cannot be computed where it was not written by `tables_of` at all.
+    """
+    for name, schema in schemas().items():
+        _check_columns(tables[name], name, schema)
     draws: dict[str, dict[int, PromptDraw]] = {}
     for row in starmap(_GroupRow, _rows(tables["groups"])):
         prompt = Prompt(uid=row.uid, domain=row.domain, messages=())
@@ -240,19 +271,41 @@ def step_of(facts: dict[str, Any], tables: dict[str, pa.Table]) -> RecordedStep:
         purpose: tuple(Group(draw=d, rollouts=tuple(attempts.get((purpose, d.draw_id), ()))) for d in found.values())
         for purpose, found in draws.items()
     }
-    plain: dict[str, Any] = {name: facts[name] for name in (*_PLAIN, *_MAPPINGS)}
-    plain |= {name: dict(facts[name]) for name in _PAIRS} | {name: tuple(facts[name]) for name in _LISTS}
+    plain: dict[str, Any] = {each.name: getattr(facts, each.name) for each in fields(facts)}
+    plain |= {name: dict(plain[name]) for name in _PAIRS}
     return RecordedStep(
         **plain,
-        census=facts.get("census", {}),  # older recordings have none
         groups=groups.pop(TRAIN, ()),
         companions=groups,
         demonstrations=tuple(shown),
-        draws=tuple(RecordedDraw(*draw) for draw in facts["draws"]),
-        pending=tuple((draw_id, domain, position) for draw_id, domain, position in facts["pending"]),
         moves=tuple(starmap(_move, _rows(tables["moves"]))),
         requests=tuple(starmap(Request, _rows(tables["requests"]))),
     )
+
+
+def _check_columns(table: pa.Table, name: str, schema: pa.Schema) -> None:
+    optional, nullable = (_RolloutRow._field_defaults, _NULLABLE) if name == "rollouts" else ((), ())
+    unknown = {*table.column_names} - {*schema.names}
+    lacking = {*schema.names} - {*table.column_names} - {*optional}
+    if unknown or lacking:
+        raise ValueError(f"table {name} lacks the columns {sorted(lacking)} and has others, {sorted(unknown)}")
+    for column in table.schema:
+        expected, found = schema.field(column.name).type, column.type
+        alike = expected.id == found.id and getattr(expected, "value_type", None) == getattr(found, "value_type", None)
+        if not alike and not _is_list_of_records(expected, found):
+            raise ValueError(f"column {column.name} of table {name} is of type {found}, not {expected}")
+        if column.name not in nullable and table.column(column.name).null_count:
+            raise ValueError(f"column {column.name} of table {name} has nulls")
+
+
+_NULLABLE = tuple(name for name, kind in _RolloutRow.__annotations__.items() if "None" in str(kind))
+
+
+def _is_list_of_records(expected: pa.DataType, found: pa.DataType) -> bool:
+    """Return whether two types are lists of records: those of older recordings have fewer fields."""
+    import pyarrow as pa
+
+    return all(pa.types.is_list(each) and pa.types.is_struct(each.value_type) for each in (expected, found))
 
 
 def _move(time_s: float, rollout: str, before: str, after: str, detail: str) -> Move:
@@ -264,6 +317,8 @@ def _move(time_s: float, rollout: str, before: str, after: str, detail: str) -> 
 
 
 def _rollout(row: _RolloutRow, draws: Mapping[str, Mapping[int, PromptDraw]]) -> Rollout:
+    if not len(row.token_ids) == len(row.logprobs) == len(row.policy_versions):
+        raise ValueError(f"rollout {row.draw_id}.{row.index} has tokens, log-probs and versions that do not align")
     expert = row.purpose == EXPERT
     draw = draws[TRAIN if expert else row.purpose][row.draw_id]
     reward = None
