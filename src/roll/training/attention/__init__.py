@@ -1,1 +1,1 @@
-"""Attention over packed rows: the calls, the kernels by device, and recurrent layers in the place of attention."""
+"""Attention over packed rows: calls, kernels by device, and recurrent layers that replace attention."""

@@ -1,8 +1,9 @@
-"""The calls that a micro-batch's attention is made of: which rows, who sees whom, and the computation.
+"""The calls that compute a micro-batch's attention: their rows, their masks, and the computation.
 
     queries, keys, values [N, h, d] ─ gather ─► [B, n, h, d] ─ matrix products, or SDPA ─► [B * n, H, d]
 
-Gathers know their way back, so that a gradient is copied, and added up only where tokens serve several segments.
+A gather stores its inverse, so the backward pass copies gradients and sums them only for tokens that several segments
+use.
 """
 
 from __future__ import annotations
@@ -22,59 +23,59 @@ __all__ = ["Call", "Causal", "Dense", "Prefixes", "Rows", "Shared", "compute"]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """[B, n] entries of the row, batched with padding, and the way back."""
+    """Entries of the row, batched [B, n] with padding, and the inverse index."""
 
     index: Tensor
-    """[B * n] entry of the row; padding repeats an entry."""
+    """The entry of the row at each position [B * n]; padding repeats an entry."""
     members: Tensor
-    """[k] the entries of the row that occur, ascending."""
+    """The entries of the row that occur [k], ascending."""
     inverse: Tensor
-    """[k] where each of them is among the B * n."""
+    """The position of each member among the B * n [k]."""
     size: tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Prefixes:
-    """What stands before some segments, as keys of theirs."""
+    """Prefixes of segments, whose keys the segments attend to."""
 
     rows: Rows
-    """[b, p]"""
+    """The entries of the prefixes, size [b, p]."""
     owners: Tensor
-    """[B] the prefix of each segment, among the b."""
+    """The prefix of each segment [B], an index among the b."""
     overlap: bool
     """Whether an entry of the row may be in several prefixes, or in a prefix and in a segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Small blocks, by matrix products under a mask."""
+    """Small blocks, computed as matrix products under a mask."""
 
     rows: Rows
     bias: Tensor
-    """[B, 1, 1, n, n] 0 where a query may see a key, else -inf; float32 or better."""
+    """The mask [B, 1, 1, n, n]: 0 where a query may see a key, else -inf; float32 or better."""
 
 
 @dataclass(frozen=True, slots=True)
 class Causal:
-    """Plain sequences."""
+    """Plain sequences under a causal mask."""
 
     rows: Rows
     blocked: bool
-    """By blocked products; otherwise SDPA."""
+    """Whether to use blocked products; otherwise SDPA."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Segments of any trees, each behind its ancestors."""
+    """Segments of any trees, each after the keys of its ancestors."""
 
     rows: Rows
-    """[B, n]"""
+    """The entries of the segments, size [B, n]."""
     prefixes: Prefixes
     how: Literal["dense", "blocked", "sdpa"]
-    """See `products`."""
+    """The kernel; see `products`."""
     bias: Tensor
-    """0 where a query may see a key, else -inf; float32 or better. [B, 1, 1, n, p + n]; [B, p] for blocked products,
-    which are causal of themselves."""
+    """The mask [B, 1, 1, n, p + n]: 0 where a query may see a key, else -inf; float32 or better. [B, p] for blocked
+    products, which are always causal."""
 
 
 Call = Dense | Causal | Shared
@@ -103,7 +104,7 @@ def compute(call: Call, q: Tensor, k: Tensor, v: Tensor, form: AttentionForm) ->
 
 
 class _Gather(torch.autograd.Function):
-    """Rows of [N, h, d] as [B, n, h, d]. Backward copies gradients back: no sums, so it is exact."""
+    """Gathers rows of [N, h, d] as [B, n, h, d]. The backward pass copies gradients without sums, so it is exact."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Rows) -> Tensor:
@@ -117,9 +118,10 @@ class _Gather(torch.autograd.Function):
 
 
 class _GatherBehindPrefix(torch.autograd.Function):
-    """Rows of [N, h, d] as [B, p + n, h, d]: each segment's, after those of its prefix.
+    """Gathers rows of [N, h, d] as [B, p + n, h, d]: each segment's rows after those of its prefix.
 
-    Backward adds up what segments say of a common prefix, in float32 or better, in the order of segments.
+    The backward pass sums the gradients of a common prefix over its segments, in float32 or better, in the order of
+    segments.
     """
 
     @staticmethod

@@ -1,10 +1,10 @@
-"""On a CPU in bfloat16: an attention module's rotation of queries and keys as part of the attention itself.
+"""Rotary embedding fused into attention, on a CPU in bfloat16.
 
-    projections ─ (a norm by head) ─► attention.c, which turns what it reads, and turns gradients back ─► projection
+    projections ─ (a norm by head) ─► attention.c, which rotates inputs and gradients ─► projection
 
-HF rotates in ten passes over memory, forward and backward. A module is recognized by what it computes, as in `fused`:
-the replacement must give on random numbers what the module gives. What is not plain attention over a whole row
-(windows, caps, ranks that divide the row) is computed as the module does, at every call.
+HF rotates in ten passes over memory, forward and backward. A module is recognized by its results, as in
+`network.fused`: the replacement must agree with the module on random numbers. Calls that are not plain attention over a
+whole row (windows, caps, ranks that divide the row) are computed by the module itself.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from roll.training.packing.layout import PackedLayout, Segment, Tree
 __all__ = ["fused_attention"]
 
 TOLERANCE = 2.0**-5
-"""Norm of the difference over that of the result: the module rounds between its passes, and large scores make much of
-that. Another rotation is off by half and more."""
+"""Largest norm of the difference relative to that of the result. The module rounds between its passes, which large
+scores amplify. A different kind of rotation is off by half and more."""
 
 
 def fused_attention(module: Any) -> Callable[..., Any] | None:

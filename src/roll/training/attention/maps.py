@@ -1,15 +1,15 @@
-"""What the live policy's attention says of a sample's tokens, without a map ever leaving this room.
+"""Attention statistics of the current policy for each token, without storing attention maps.
 
     samples -> pack -> the forward pass that is made anyway, for the update or for the log-probs before it
-                          observed layer: queries, keys -> rows of its maps -> sums over heads' maps, then gone
+                          observed layer: queries, keys -> rows of its maps -> sums over heads' maps, then freed
             -> local and global heads of each sample -> WAAD and FAI (`algorithms.credit`)
 
-Packed attention never has the maps, so they are computed beside it for the observed layers: the softmax of exactly
-the queries and keys that the layer works with, for the answer's tokens alone. All layers keep their fast attention,
-no gradient flows through the maps, and at any time at most `MAP_ELEMENTS` entries of them exist.
+Packed attention never materializes the maps, so they are computed separately for the observed layers: the softmax of
+the layer's own queries and keys, for the answer's tokens only. All layers keep their fast attention, no gradient flows
+through the maps, and at most `MAP_ELEMENTS` entries of them exist at any time.
 
-Invariant: a sample's statistics depend on nothing but the sample and the weights; not on its neighbors, its place, or
-on which of the two passes they are taken in.
+Invariant: a sample's statistics depend only on the sample and the weights, not on its neighbors in the row, its
+position in the row, or the pass in which they are computed.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from roll.types import AttentionRange, AttentionStatistics
 __all__ = ["MapObserver", "observed_layers"]
 
 MAP_ELEMENTS = {"cpu": 2**20, "other": 2**26}
-"""Entries of maps, all heads together, that exist at once: 4 MiB stay in a CPU's cache, 256 MiB keep a device busy."""
+"""Entries of maps, over all heads, that exist at once: 4 MiB fit in a CPU's cache, 256 MiB keep a device busy."""
 
 KEPT_PAIRS = 2**14
-"""Of a token and one that it may look back at, for which weights by distance are kept from layer to layer: of a short
-text they take as long to look up as its maps."""
+"""Largest number of token pairs whose weights by distance are cached between layers. For a short text, computing them
+takes as long as the maps."""
 
 NUM_LAYERS = 5
 
@@ -51,34 +51,35 @@ def observed_layers(num_layers: int, count: int = NUM_LAYERS) -> tuple[int, ...]
 
 @dataclass(slots=True)
 class _Track:
-    """A sample in the packed row, and what was found so far. N is its tokens before the last one in the loss."""
+    """A sample in the packed row, and its results so far. N is the number of its tokens before the last one in the
+    loss."""
 
     index: int
     size: int
-    """L, its tokens."""
+    """L, the number of its tokens."""
     rows: Tensor
-    """[N] its tokens' entries in the row."""
+    """The entries of its tokens in the row [N]."""
     first: int
-    """Where the answer begins among them."""
+    """The index of the first answer token."""
     looks_back: dict[tuple[int, int | None], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    """By first token and sliding window; see `_look_back`."""
+    """Cached results of `_look_back`, by first token and sliding window."""
     distances: list[Tensor] = field(default_factory=list)
-    """By observed layer, [H]: how far back each head looks."""
+    """The mean distance that each head attends to [H], by observed layer."""
     waad: list[Tensor] = field(default_factory=list)
-    """By observed layer, [H, N - first]; see `algorithms.credit`."""
+    """WAAD [H, N - first], by observed layer; see `algorithms.credit`."""
     fai: list[Tensor] = field(default_factory=list)
-    """By observed layer, [H, N - first]; see `algorithms.credit`."""
+    """FAI [H, N - first], by observed layer; see `algorithms.credit`."""
 
 
 class MapObserver:
-    """Looks at the attention of one micro-batch while its forward pass runs; an `attention.Observer`.
+    """Computes attention statistics of one micro-batch during its forward pass; a `packed.Observer`.
 
     Args:
-        blocks: of the micro-batch.
-        layers: which ones to look at, ascending.
-        of: distances that count.
-        device: of the network.
-        share: this rank's place among those that divide the heads.
+        blocks: The blocks of the micro-batch.
+        layers: The layers to observe, ascending.
+        of: The distances that count.
+        device: The device of the network.
+        share: This rank's place among the ranks that divide the heads.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
-"""Recurrent parts of a decoder over a packed row: linear attention, state spaces, short convolutions.
+"""Recurrent parts of a decoder over a packed row: linear attention, state-space models, short convolutions.
 
-    row of trees ─ every path from a root to a leaf by itself ─► [B, L, H] ─ the module ─► back to the row
+    row of trees ─ every path from a root to a leaf as a sequence ─► [B, L, H] ─ the module ─► back to the row
 
-A path begins with an empty state, so nothing passes from one text to another. What several paths share is computed in
-each of them, and taken from the first: the same numbers, and only here is a shared prefix paid for more than once.
+A path begins with an empty state, so no state passes from one text to another. Tokens shared by several paths are
+computed in each of them, with identical results, and taken from the first. Only here is a shared prefix computed more
+than once.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ __all__ = ["Paths", "mix_by_path"]
 
 
 class Paths:
-    """The texts of a packed row.
+    """The texts of a packed row, as paths of its trees.
 
     Args:
-        layout: the row.
-        device: of the network.
+        layout: The row.
+        device: The device of the network.
     """
 
     def __init__(self, layout: PackedLayout, device: torch.device) -> None:
@@ -40,9 +41,9 @@ class Paths:
             source[paths[i]] = i * longest + np.arange(len(paths[i]))
         self.size = len(paths), longest
         self.index = torch.from_numpy(index.reshape(-1)).to(device)
-        """[B * L] entries of the row; padding repeats the last one."""
+        """The entry of the row at each position [B * L]; padding repeats the last one."""
         self.source = torch.from_numpy(source).to(device)
-        """[N] where the row's entries are among the B * L."""
+        """The position of each entry of the row among the B * L [N]."""
 
     def apart(self, x: Any) -> Any:
         """Return a tensor [1, N, …] as [B, L, …], also inside tuples; return anything else unchanged."""

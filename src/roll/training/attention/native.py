@@ -1,9 +1,9 @@
-"""Attention of a packed row by `attention.c`: every segment sees its ancestors and itself, read where they lie.
+"""Attention of a packed row by `attention.c`: every segment attends to its ancestors and itself, without copies.
 
     queries, keys, values [N, h, d] ─► trees x heads of keys, one after the other, on all threads ─► [N, H, w]
 
-Nothing is gathered into batches, padded or masked in memory. For a bfloat16 model on the CPU and plain attention;
-whatever else there is (windows, caps, sinks, other formats) takes `products`.
+Nothing is gathered into batches, padded or masked in memory. It supports bfloat16 models on the CPU with plain
+attention; all other attention (windows, caps, sinks, other dtypes) uses `products`.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ __all__ = ["Places", "Rotation", "attend", "native_attention_supported", "places
 
 
 class Places(NamedTuple):
-    """Where a row's trees lie, as `attention.c` reads it; int64."""
+    """The positions of a row's trees in the form that `attention.c` reads; int64."""
 
     trees: Tensor
-    """[T, 4] first token, tokens, first segment, segments; the largest first."""
+    """First token, number of tokens, first segment, number of segments of each tree [T, 4]; the largest tree first."""
     segments: Tensor
-    """[S, 4] first token of its tree, length, first range, ranges."""
+    """First token in its tree, length, first range, number of ranges of each segment [S, 4]."""
     ranges: Tensor
-    """[R, 2] first token of its tree, length: what a segment's ancestors have."""
+    """First token in its tree and length of each range of ancestors' tokens [R, 2]."""
 
 
 class Rotation(NamedTuple):
-    """Of queries and keys by their positions; bfloat16 [N, r] each, of their first r numbers."""
+    """Cosines and sines that rotate the first r numbers of queries and keys by position; bfloat16 [N, r] each."""
 
     cosine: Tensor
     sine: Tensor
@@ -97,7 +97,7 @@ def _kind() -> int:
 
 
 class _Attention(torch.autograd.Function):
-    """softmax(scale Q K^T) V; keeps what it was given, its result, and one number for every query and head."""
+    """Computes softmax(scale Q K^T) V; saves its inputs, its result, and one number per query and head."""
 
     @staticmethod
     def forward(

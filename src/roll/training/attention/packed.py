@@ -1,18 +1,17 @@
-"""Attention over a packed row: a segment sees its ancestors and itself, nothing else.
+"""Attention over a packed row: a segment attends only to its ancestors and itself.
 
-HF models call `packed_attention` instead of their own (it is registered as `roll_packed`), and hand it the
-`AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen
-by cost:
+HF models call `packed_attention` instead of their own attention (it is registered as `roll_packed`) with the
+`AttentionPlan` of the micro-batch, built once for all layers. A plan is a list of independent calls, chosen by cost:
 
     dense    small blocks, batched: plain matrix products under a mask
     causal   longer plain sequences and roots of trees, batched by similar length
-    shared   branches of all trees, batched by similar length, each behind its ancestors' keys
+    shared   branches of all trees, batched by similar length, each after its ancestors' keys
 
-Causal and longer shared ones are blocked products on a CPU (see `products`), and SDPA elsewhere. Padding exists only
+Causal and longer shared calls are blocked products on a CPU (see `products`), and SDPA elsewhere. Padding exists only
 inside a call and is never attended to: it follows its sequence, and attention is causal.
 
-Plain attention in half precision needs no calls: everything at once by `torch.nn.attention.varlen` on CUDA, by
-`native_attention` on a CPU.
+Plain attention in half precision needs no such calls: the whole row is computed by `torch.nn.attention.varlen` on CUDA,
+and by `native.attend` on a CPU.
 """
 
 from __future__ import annotations
@@ -38,21 +37,21 @@ __all__ = ["ATTENTION", "AttentionPlan", "Observer", "blocked_supported", "packe
 ATTENTION = "roll_packed"
 
 SMALL_TOKENS = 96
-"""A tree up to this size is not worth cutting into segments."""
+"""Largest tree that is not cut into segments."""
 
 DENSE_TOKENS = 224
-"""Longest sequence for dense products. Measured on two AVX-512 cores with 9 heads of 64: at 110 tokens 0.9 ms
-against 2.8 ms for SDPA, forward and backward; at 300 tokens 6.9 ms against 5.1 ms."""
+"""Longest sequence for dense products. Measured on two AVX-512 cores with 9 heads of 64, forward and backward: at 110
+tokens 0.9 ms, SDPA 2.8 ms; at 300 tokens 6.9 ms, SDPA 5.1 ms."""
 
 DENSE_PAIRS = 2**14
-"""Most pairs of a query and a key of one segment for dense products."""
+"""Largest number of query-key pairs of one segment for dense products."""
 
 LENGTH_RATIO = 0.75
-"""Sequences are batched with others at least this share of the longest."""
+"""Smallest length of a sequence in a batch, relative to the longest one."""
 
 
 class Observer(Protocol):
-    """Looks at the attention of some layers."""
+    """Observes the attention of some layers."""
 
     def looks_at(self, layer: int) -> bool:
         """Return whether to observe this layer; layers are counted in the order in which they run."""
@@ -66,25 +65,25 @@ class Observer(Protocol):
 
 
 class _Branch(NamedTuple):
-    """Segments that stand behind others, each going on from the one before it."""
+    """A chain of segments below another segment, each of which continues the previous one."""
 
     parent: tuple[int, int]
-    """Which: the start of their tree, and the number of the last one."""
+    """The start of the tree, and the number of the last ancestor segment."""
     context: Int64Array
-    """Their entries of the row."""
+    """The entries of the ancestors in the row."""
     own: Int64Array
-    """Its own."""
+    """The entries of the branch itself."""
 
 
 class AttentionPlan:
-    """How the attention of one micro-batch is computed. Built once, used by every layer.
+    """The plan of one micro-batch's attention. Built once, used by every layer.
 
     Args:
-        layout: the packed row.
-        device: where the network runs.
-        dtype: of queries, keys and values.
-        observer: is shown queries and keys of the layers that it looks at.
-        share: which tokens this rank brings, of those that divide the row.
+        layout: The packed row.
+        device: The device of the network.
+        dtype: The dtype of queries, keys and values.
+        observer: An observer that receives queries and keys of some layers.
+        share: This rank's share of the tokens.
     """
 
     def __init__(
@@ -98,7 +97,7 @@ class AttentionPlan:
         self.share = share
         self.observer = observer
         self.num_calls = 0
-        """Of layers' attention so far."""
+        """The number of attention layers that have run so far."""
         self.longest = int(layout.position_ids.max()) + 1
         self.varlen = VarlenPlan(layout, device) if varlen_supported(device, dtype) else None
         self.places = places_of(layout) if native_attention_supported(device, dtype) else None
@@ -107,7 +106,7 @@ class AttentionPlan:
         self._dtype = dtype
         self._blocked = blocked_supported(device)
         self.uses = share.own_tokens(layout, layout.uses).to(device)
-        """Of the tokens whose experts this rank computes, how many samples have each."""
+        """The number of samples that use each of the tokens whose experts this rank computes."""
         self.experts = None if layout.experts is None else share.own_tokens(layout, layout.experts).to(device)
         self._paths: Paths | None = None
         self.positions = torch.from_numpy(layout.position_ids).to(device)
@@ -115,7 +114,7 @@ class AttentionPlan:
 
     @property
     def paths(self) -> Paths:
-        """The row's texts, for what is no attention."""
+        """The row's texts, for layers without attention."""
         if self._paths is None:
             self._paths = Paths(self._layout, self._device)
         return self._paths

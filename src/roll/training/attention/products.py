@@ -1,11 +1,11 @@
-"""Attention by plain matrix products on batches of sequences, in two ways that give the same:
+"""Attention by plain matrix products on batches of sequences, in two ways with the same result:
 
-    dense      one product for a whole batch; keeps its weights for the backward pass: small sequences
-    blocked    tile by tile, none of which leaves the cache; computes weights again: any length, CPU
+    dense      one product for a whole batch; saves its weights for the backward pass: small sequences
+    blocked    tile by tile within the cache; recomputes weights in the backward pass: any length, CPU
 
-Queries of g heads share keys, so a product has the rows of all of them. Blocked skips keys that come after all queries
-of a tile. On a core with AVX-512 either takes 5 ns for a query, a key and a head of 64 numbers, forward and backward,
-where SDPA takes 11 (1,000 keys, 512 queries) to 30 (64 queries).
+Queries of g heads share keys, so a product has the rows of all of them. Blocked products skip keys after the last query
+of a tile. On a core with AVX-512 either takes 5 ns for a query, a key and a head of 64 numbers, forward and backward;
+SDPA takes 11 ns (1,000 keys, 512 queries) to 30 ns (64 queries).
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from roll.models import AttentionForm
 __all__ = ["blocked_products", "dense_products"]
 
 TILE_ROWS = 128
-"""Most queries of a sequence in a tile."""
+"""Largest number of queries of a sequence in a tile."""
 TILE_WEIGHTS = 2**19
-"""Most weights of a tile, where one head's fit: 2 MiB of float32."""
+"""Largest number of weights of a tile, unless one head needs more: 2 MiB of float32."""
 
 
 def dense_products(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, form: AttentionForm) -> Tensor:
@@ -68,9 +68,9 @@ def blocked_products(q: Tensor, k: Tensor, v: Tensor, before: Tensor | None, for
 
 
 class _DenseProducts(torch.autograd.Function):
-    """softmax(scale Q K^T + bias) V; keeps only the weights, in the model's dtype.
+    """Computes softmax(scale Q K^T + bias) V; saves only the weights, in the model's dtype.
 
-    Queries [B, K, g n, d] (g heads share keys), keys [B, K, m, d], values [B, K, m, w], bias [B, 1, 1, n, m], sinks
+    Queries are [B, K, g n, d] (g heads share keys), keys [B, K, m, d], values [B, K, m, w], bias [B, 1, 1, n, m], sinks
     [B, K, g].
     """
 
@@ -130,16 +130,16 @@ class _Tile(NamedTuple):
 
     sequences: slice
     rows: slice
-    """Of queries."""
+    """The rows of the queries."""
     num_keys: int
-    """That the last of them sees; the others see fewer."""
+    """The number of keys that the last query sees; the others see fewer."""
 
 
 class _BlockedProducts(torch.autograd.Function):
-    """As `blocked_products`, with sequences and their groups of heads as one dimension S.
+    """Computes `blocked_products`, with sequences and their groups of heads as one dimension S.
 
-    Queries [S, g, n, d], keys [S, m, d], values [S, m, w], before [S, 1, 1, m - n], sinks [S, g]. Keeps nothing but
-    these; gradients of keys and values are added up over tiles in float32 or better.
+    Queries are [S, g, n, d], keys [S, m, d], values [S, m, w], before [S, 1, 1, m - n], sinks [S, g]. Saves only its
+    inputs; gradients of keys and values are summed over tiles in float32 or better.
     """
 
     @staticmethod

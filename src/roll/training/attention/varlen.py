@@ -1,7 +1,7 @@
 """Packed attention on CUDA: one call of `torch.nn.attention.varlen` for a whole micro-batch.
 
-Every segment (a prompt, an answer, a plain sequence) is a query sequence. Its keys are its ancestors' and its own: they
-are gathered, and FlashAttention aligns the causal mask to the end of the keys, which is what a segment needs.
+Every segment (a prompt, an answer, a plain sequence) is a query sequence. The keys of its ancestors and its own keys
+are gathered. FlashAttention aligns the causal mask to the end of the keys, as a segment requires.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from roll.training.packing.layout import PackedLayout
 __all__ = ["LARGEST_HEAD", "VarlenPlan", "varlen_attention", "varlen_indices", "varlen_supported"]
 
 LARGEST_HEAD = 256
-"""Numbers of a query that FlashAttention's kernels take at most."""
+"""Largest head that FlashAttention's kernels support."""
 
 HEAD_MULTIPLE = 8
-"""They refuse heads of other sizes, where SDPA would pad them."""
+"""FlashAttention's kernels reject heads of other sizes, which SDPA would pad."""
 
 
 def varlen_supported(device: torch.device, dtype: torch.dtype) -> bool:
@@ -56,11 +56,11 @@ class VarlenPlan:
         self.key_starts = torch.from_numpy(np.cumsum((0, *keys))).to(device, torch.int32)
         shared = any(len(block.segments) > 1 for block in layout.blocks)
         self.key_index = torch.from_numpy(index).to(device) if shared else None
-        """`None` where nothing is shared: keys are then the row itself."""
+        """`None` if no segment shares keys: the keys are then the row itself."""
 
 
 class _RepeatRows(torch.autograd.Function):
-    """Rows of [N, K, d] by an index that repeats some; their gradients are summed in float32."""
+    """Gathers rows of [N, K, d] by an index that repeats some; the gradients are summed in float32."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, index: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Writing a model that transformers 4 and 5 load: safetensors in the engine's dtype, configuration, tokenizer.
+"""Export of a model that transformers 4 and 5 load: safetensors in the engine's dtype, configuration, tokenizer.
 
-Weights go to the disk one at a time. A directory has its name once it is whole.
+Weights are written one at a time. A directory gets its final name once it is complete.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Reading a checkpoint's index without running anything that is in it.
+"""A reader of a checkpoint's index that runs no code from it.
 
-`torch.distributed.checkpoint` keeps the index of a checkpoint (`.metadata`) as a pickle and loads it as one, and a
-pickle may run any command. Entries that are not tensors are pickles, too, and loaded as such.
+`torch.distributed.checkpoint` stores and loads the index of a checkpoint (`.metadata`) as a pickle, and a pickle may
+run any command. Entries that are not tensors are pickles as well.
 
     .metadata ──► an unpickler whose only classes are stand-ins of this module ──► checked ──► DCP's own records
 
-Invariants: no class and no function that a file names is ever looked up: the dozen names that DCP writes have a
-stand-in each, made anew for each file, and any other name is an error; an index names whole tensors only, in files of
-its own directory.
+Invariants: no class or function that a file names is ever looked up. The dozen names that DCP writes have a stand-in
+each, created anew for each file, and any other name is an error. An index may name only whole tensors, in files of its
+own directory.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _PATHS = {(module, f"{kind}Path") for module in ("pathlib", "pathlib._local") fo
 
 
 class _Unpickler(pickle.Unpickler):
-    """Gives a stand-in for each name that belongs in an index, and nothing else."""
+    """Returns a stand-in for each name that an index may contain, and rejects all others."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
@@ -73,14 +73,14 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Record:
-    """Stands in for a record: what was to be its state."""
+    """A stand-in for a record; it holds the record's state."""
 
     def __setstate__(self, state: Any) -> None:
         self.__dict__["state"] = state
 
 
 class SafeReader(FileSystemReader):
-    """Reads tensors, and nothing that could be more than that."""
+    """Reads tensors, and rejects all other entries."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         """Read the index and rebuild it from checked values.

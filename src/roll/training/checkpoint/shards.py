@@ -1,9 +1,9 @@
-"""Writing a model's weights as safetensors files of bounded size, one tensor in memory at a time.
+"""A writer of a model's weights as safetensors files of bounded size, with one tensor in memory at a time.
 
     8 bytes: length of the header ─ header: JSON, then spaces ─ tensors, one after the other
 
-The header says where every tensor lies, so room is left for it, and it is written last. A file holds numbers of one
-width: readers map them, and so each must begin at a multiple of its width.
+The header lists the offset of every tensor, so space is reserved for it and it is written last. All tensors of a file
+have one element size: readers map the file, so each tensor must begin at a multiple of its element size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import Tensor
 __all__ = ["ShardWriter"]
 
 SHARD_BYTES = 5 * 10**9
-"""Longest file, if no tensor alone is longer."""
+"""Largest file, unless a single tensor is larger."""
 
 _DTYPES = {
     torch.float64: "F64",
@@ -36,16 +36,16 @@ _DTYPES = {
     torch.bool: "BOOL",
 }
 _ENTRY_BYTES = 200
-"""Most that a tensor's entry takes beside its name."""
+"""Largest size of a tensor's header entry without its name."""
 
 
 class ShardWriter:
     """Writes `model.safetensors`, or `model-00001-of-00002.safetensors` … with their index.
 
     Args:
-        directory: where they go.
-        names: of all tensors that will come.
-        shard_bytes: see `SHARD_BYTES`.
+        directory: The directory of the files.
+        names: The names of all tensors that will be written.
+        shard_bytes: See `SHARD_BYTES`.
     """
 
     def __init__(self, directory: Path, names: Sequence[str], shard_bytes: int = SHARD_BYTES) -> None:
@@ -53,7 +53,7 @@ class ShardWriter:
         self._room = -(-sum(len(json.dumps(name)) + _ENTRY_BYTES for name in names) // 8) * 8 + 64
         self._limit = shard_bytes
         self._open: dict[int, _Shard] = {}
-        """By width of its numbers."""
+        """The open shards, by element size."""
         self._shards: list[_Shard] = []
 
     def add(self, name: str, tensor: Tensor) -> None:

@@ -1,15 +1,15 @@
-"""Saving and loading everything a trainer needs to go on, through `torch.distributed.checkpoint`.
+"""Saving and loading of a trainer's complete state, through `torch.distributed.checkpoint`.
 
     weight/<name>        the trainable weights, as the optimizer sees them
     moment1/<name>, moment2/<name>                          AdamW's moments, or
     moment1_codes/<name>, moment1_scales/<name>, …          the same in 8 bits
     buffer/<layer>       biases of a mixture's routers; absent from older checkpoints
-    updates              how often each weight was updated, in the order of the names
+    updates              number of updates of each weight, in the order of the names
     counters             optimizer steps so far, steps in a row with non-finite gradients
     rng/<stream>         random states, by data rank; ranks that draw for the same samples and layers have the same
 
-Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a
-fresh random state, derived from the seed, the stream and the step.
+Tensors are saved by shard and loaded under any number of ranks. Ranks that did not exist when saving get a fresh random
+state, derived from the seed, the stream and the step.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ __all__ = [
 ]
 
 _DTYPES = {"updates": torch.int64, "counters": torch.int64, "rng": torch.uint8}
-"""Of entries, by the first part of their names; a weight has a floating-point one."""
+"""Dtypes of entries, by the first part of their names; a weight has a floating-point dtype."""
 _MOST = 2**53
-"""No count reaches it."""
+"""Upper bound of a plausible count."""
 
 
 def state_of(
@@ -239,7 +239,7 @@ def _like(local: Tensor, full: Tensor) -> Tensor:
 
 
 class _Writer(dcp.FileSystemWriter):
-    """Says what the disk said where `torch.save`, which closes its file then, fails for another reason."""
+    """Raises the disk's own error where `torch.save`, which then closes its file, fails with another one."""
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write as DCP does, but raise the disk's own error."""

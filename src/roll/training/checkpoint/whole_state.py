@@ -1,9 +1,9 @@
-"""Saving and loading for back-ends whose library keeps the states its own way.
+"""Saving and loading for back-ends whose library stores the states in its own layout.
 
-The format is that of `roll.training.checkpoint.state`: every back-end reads a checkpoint of any other, under any
-layout.
+The format is that of `roll.training.checkpoint.state`: every back-end reads a checkpoint of any other, under any layout
+of ranks.
 
-Weights and moments are gathered one at a time; of N ranks each writes every N-th, so none holds more than its share.
+Weights and moments are gathered one at a time. Of N ranks each writes every N-th, so no rank holds more than its share.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _PARTS: dict[str, str | None] = {"weight": None, "moment1": "moment1", "moment2"
 
 
 class WholeWeights(Protocol):
-    """Trained weights and AdamW's moments of them, each whole under its HF name, wherever a library has put them."""
+    """Trained weights and their AdamW moments, each whole under its HF name, however a library has divided them."""
 
     @property
     def num_updates(self) -> int:
-        """How often AdamW has updated them."""
+        """The number of AdamW updates."""
 
     @num_updates.setter
     def num_updates(self, number: int) -> None: ...
 
     @property
     def names(self) -> list[str]:
-        """All, in the same order on every rank."""
+        """All names, in the same order on every rank."""
 
     def shape(self, name: str) -> torch.Size:
         """Return the shape of the whole weight."""

@@ -1,9 +1,9 @@
-"""Writing a trainer's state while it trains on.
+"""Background writing of a trainer's state while training goes on.
 
     begin ─ copy this rank's part to host memory ─► thread: write, fsync ─► finish: done, or its error
 
-Ranks speak to each other while they write, so the threads have a process group of their own. Nothing here gives a
-checkpoint its name: who asked for it does, once all ranks have finished.
+Ranks communicate while they write, so the threads use a process group of their own. The caller gives a checkpoint its
+final name, once all ranks have finished.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class StateWriter:
     """Writes one state at a time.
 
     Args:
-        ranks: that write together.
+        ranks: The ranks that write together.
     """
 
     def __init__(self, ranks: Ranks) -> None:

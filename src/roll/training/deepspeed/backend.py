@@ -1,11 +1,11 @@
-"""The `deepspeed` train back-end: one rank of a trainer, in any role, whose weights and states ZeRO spreads.
+"""The `deepspeed` train back-end: one rank of a trainer, in any role, with weights and states partitioned by ZeRO.
 
-    batch -> passes, one a micro-batch: network -> log-probs or values -> loss -> DeepSpeed's backward, which reduces
+    batch -> passes, one per micro-batch: network -> log-probs or values -> loss -> DeepSpeed's backward, which reduces
           -> DeepSpeed's step: global norm, clipping, AdamW on this rank's part -> network
 
-Invariants: the loss is normalized by global counts, as everywhere, so that DeepSpeed's mean over ranks is undone and it
-divides by no number of micro-batches; a step whose loss or gradients are not finite changes nothing; a checkpoint is
-the same as that of the back-end `torch`.
+Invariants: the loss is normalized by global counts, so DeepSpeed's mean over ranks is undone and it does not divide by
+the number of micro-batches; a step with a non-finite loss or gradients changes nothing; checkpoints have the same
+format as those of the back-end `torch`.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ __all__ = ["DeepSpeedBackend"]
 
 
 class DeepSpeedBackend(TrainerRank):
-    """See `TrainerRank`.
+    """The DeepSpeed back-end. See `TrainerRank`.
 
     Args:
-        spec: what to build; `spec.training.deepspeed` says how it is spread.
+        spec: The spec of the rank; `spec.training.deepspeed` sets the partitioning.
 
     Raises:
         ModelError: DeepSpeed is not installed, or the model cannot be loaded, packed, or trained in its dtype.
@@ -60,7 +60,7 @@ class DeepSpeedBackend(TrainerRank):
         self.model = self.network.root
         self._engine: Any = None
         self.spread: SpreadWeights | None = None
-        """Of a role that is trained."""
+        """The weights of a trained role; `None` for a reference."""
         if spec.role != "reference":
             heads = self.network.heads if isinstance(self.network, PolicyNetwork) else {}
             trainable = {name: p for name, p in self.model.named_parameters() if p.requires_grad} | heads
@@ -72,7 +72,7 @@ class DeepSpeedBackend(TrainerRank):
         call = None if self._engine is None else self._predict
         self._passes = Passes(spec, self.network, self.ranks, self.device, self._randomness, call=call)
         self._inside_step = False
-        """Whether gradients of a step that was never made are waiting: a loss failed between its micro-batches."""
+        """Whether gradients of an unfinished step are left over because a loss failed between its micro-batches."""
 
     def weights(self) -> WeightSource:
         adapted, is_first = self.spec.model.lora is not None, self.ranks.is_first

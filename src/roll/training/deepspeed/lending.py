@@ -1,12 +1,13 @@
-"""What ZeRO has on a device, handed to another role and taken back.
+"""Offloading of ZeRO's states to host memory, and onloading.
 
     parameters    the network's weights                         DeepSpeed moves them
     optimizer     gradients and their buffer                    DeepSpeed moves them
                   masters and AdamW's moments    stages 1, 2    DeepSpeed moves them
-                                                 stage 3        moved here: it refuses any AdamW but its own
+                                                 stage 3        moved here: DeepSpeed supports only its own AdamW
 
-DeepSpeed takes back all that it moved at once. What is to stay away is not shown to it meanwhile, or the states of an
-optimizer would come to the device with the weights of a sync, and stay there while engines answer.
+DeepSpeed onloads all offloaded states at once. States that must stay offloaded are hidden from it meanwhile. Otherwise
+the optimizer's states would be onloaded together with the weights for a weight sync, and stay on the device while
+engines generate.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class Lending:
     """The states of a trained role at stages 1 to 3.
 
     Args:
-        engine: DeepSpeed's.
-        spread: its weights and states.
-        moves_states: whether masters and moments are moved here; not where DeepSpeed keeps them in host memory anyway.
+        engine: DeepSpeed's engine.
+        spread: The engine's weights and states.
+        moves_states: Whether masters and moments are moved here; false where DeepSpeed keeps them in host memory.
     """
 
     def __init__(self, engine: Any, spread: SpreadWeights, *, moves_states: bool) -> None:

@@ -1,10 +1,10 @@
-"""The weights and AdamW's states, wherever ZeRO has put them: one weight at a time, whole, under its name.
+"""The weights and AdamW's states under ZeRO, read and written one whole weight at a time, by name.
 
     stage 0        every rank has all
-    stages 1, 2    weights on every rank; float32 masters and states in one flat part of all weights a rank
-    stage 3        weights, too, a part of each on every rank
+    stages 1, 2    weights on every rank; float32 masters and states in one flat part of all weights per rank
+    stage 3        a part of each weight on every rank as well
 
-Reading and writing are collective, whatever the stage.
+Reading and writing are collective at every stage.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from torch import Tensor, nn
 __all__ = ["SpreadWeights", "read_whole"]
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
-"""AdamW's moments, by the names that checkpoints have for them."""
+"""PyTorch's names of AdamW's moments, by their names in checkpoints."""
 
 
 class SpreadWeights:
     """Trained weights behind a DeepSpeed engine.
 
     Args:
-        engine: with an optimizer.
-        trainable: the network's parameters by name.
-        stage: of ZeRO.
-        rank: which of all.
+        engine: The engine, with an optimizer.
+        trainable: The network's trainable parameters, by name.
+        stage: The ZeRO stage.
+        rank: This rank.
     """
 
     def __init__(self, engine: Any, trainable: Mapping[str, nn.Parameter], stage: int, rank: int) -> None:
@@ -54,12 +54,12 @@ class SpreadWeights:
 
     @property
     def names(self) -> list[str]:
-        """All, in the order of the network."""
+        """All names, in the order of the network."""
         return list(self.parameters)
 
     @property
     def num_updates(self) -> int:
-        """How often AdamW has updated them; the same for all."""
+        """The number of AdamW updates, the same for all weights."""
         return int(next(iter(self._steps())))
 
     @num_updates.setter

@@ -1,6 +1,6 @@
-"""DeepSpeed around a network: its import, its configuration, its start.
+"""Import, configuration and start of DeepSpeed for a network.
 
-AdamW is PyTorch's own: DeepSpeed's are compiled at first use, which takes minutes, and would be another arithmetic.
+AdamW is PyTorch's: DeepSpeed's own versions are compiled at first use, which takes minutes, and round differently.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from roll.version import install_extra
 __all__ = ["PERSISTENT_NUMEL", "check", "local_rank", "settings", "start", "start_frozen", "surroundings"]
 
 PERSISTENT_NUMEL = 10_000
-"""Stage 3: weights up to this many numbers stay whole on every rank, which is cheaper than to gather them."""
+"""Stage 3: largest weight that stays whole on every rank, which is cheaper than gathering it."""
 
 
 def import_deepspeed(device: torch.device) -> Any:
@@ -150,7 +150,7 @@ def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **m
 
 
 class _Root(nn.Module):
-    """A network as DeepSpeed sees it: at stage 3 it looks for the tensors of an output that is a plain tuple."""
+    """A wrapper for DeepSpeed, whose stage 3 finds the tensors of an output only in a plain tuple."""
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()

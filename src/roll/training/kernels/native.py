@@ -2,8 +2,8 @@
 
     *.c ─ the C compiler, once per machine and version ─► $ROLL_CACHE/native/fused-<hash>.so ─► ctypes
 
-Without a compiler, or where the library cannot be built or loaded, everything falls back to PyTorch's own operations:
-slower, the same mathematics. The library shares PyTorch's OpenMP runtime, and so its threads.
+Without a compiler, or where the library cannot be built or loaded, PyTorch's own operations are used: slower, with the
+same mathematics. The library shares PyTorch's OpenMP runtime and its threads.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ COMPILE_TIMEOUT_S = 60.0
 
 
 class Native:
-    """Calls into the library. Tensors must be contiguous and of the dtype that `fused.c` says.
+    """Calls functions of the library. Tensors must be contiguous and of the dtype that `fused.c` declares.
 
     Args:
-        library: loaded.
+        library: The loaded library.
     """
 
     def __init__(self, library: ctypes.CDLL) -> None:

@@ -1,1 +1,1 @@
-"""The `megatron` train back-end: Megatron-core's layers and optimizer behind the same protocol, an optional extra."""
+"""The `megatron` train back-end: Megatron-core's layers and optimizer behind the same protocol. An optional extra."""

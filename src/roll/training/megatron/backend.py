@@ -1,6 +1,6 @@
-"""The `megatron` train back-end: one rank of a trainer, in any role, of Megatron's layers.
+"""The `megatron` train back-end: one rank of a trainer, in any role, with Megatron's layers.
 
-    batch -> passes, one a micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
+    batch -> passes, one per micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
           -> Megatron's sums over the ranks -> global norm, clipping, AdamW on this data rank's part -> network
 
 Invariants: those of the back-end `torch`, whose packing, attention, vocabulary, losses and checkpoints it shares.
@@ -33,13 +33,14 @@ __all__ = ["MegatronBackend"]
 
 
 class MegatronBackend(TrainerRank):
-    """See `TrainerRank`.
+    """The Megatron back-end. See `TrainerRank`.
 
     Args:
-        spec: what to build; `spec.training.parallel` says how it is divided.
+        spec: The spec of the rank; `spec.training.parallel` sets the parallel sizes.
 
     Raises:
-        ModelError: Megatron is not installed or has no device, or the model cannot be loaded, rebuilt or divided.
+        ModelError: Megatron is not installed, the device is not supported, or the model cannot be loaded, rebuilt or
+            divided.
     """
 
     def __init__(self, spec: TrainerSpec) -> None:

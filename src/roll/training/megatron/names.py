@@ -1,11 +1,11 @@
-"""Where a weight of the HF checkpoint is in Megatron's modules, of the families that are known here.
+"""The places of HF checkpoint weights in Megatron's modules, for the known model families.
 
     q_proj, k_proj, v_proj [.., H]   ─►  linear_qkv: by key-value head, its queries, its key, its value
     gate_proj, up_proj [F, H]        ─►  linear_fc1: all gates, then all ups
     everything else                  ─►  one parameter
 
-Each tp rank has a slice of every HF weight, and fuses its slices; so a part of a fused parameter is a view of it, and
-is read and written alike, of weights and of the optimizer's states.
+Each tp rank has a slice of every HF weight, and fuses its slices. So a part of a fused parameter is a view of it, and
+weights and optimizer states are read and written in the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from roll.training.parallel.collectives import gather
 __all__ = ["FAMILIES", "Heads", "Place", "find_places", "whole_of"]
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""By `model_type`; all are dense, with rotary positions and gated MLPs."""
+"""Supported values of `model_type`; all are dense models with rotary positions and gated MLPs."""
 
 _OUTSIDE = {
     "model.embed_tokens.weight": ("model.embedding.weight", 0),
@@ -50,23 +50,23 @@ _FUSED = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heads:
-    """Of attention."""
+    """The attention heads of a model."""
 
     queries: int
-    """Per key-value head."""
+    """The number of query heads per key-value head."""
     width: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Of one HF weight."""
+    """The place of one HF weight in Megatron's modules."""
 
     parameter: str
-    """Its name among Megatron's, or that of the one that it is a part of."""
+    """The name of Megatron's parameter that is, or contains, the weight."""
     dim: int | None
-    """Along which tp ranks divide the HF weight; `None`: each has it whole."""
+    """The dimension along which tp ranks divide the HF weight; `None`: each rank has it whole."""
     part: Literal["q", "k", "v", "gate", "up"] | None
-    """Of a fused parameter."""
+    """The part of a fused parameter."""
     heads: Heads
 
     def view(self, fused: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
-"""A decoder of Megatron's layers that answers as an HF model does, so that the trainer's networks go around it.
+"""A decoder of Megatron's layers with the interface of an HF model, so that the trainer's networks can wrap it.
 
     ids [1, N] ─ embedding ─► [1, n, H] ─ layers, whose attention is the trainer's own ─► norm ─► [1, n, H]
 
 Of N tokens of a row, each tp rank has n = N / tp between attention and MLP (sequence parallel). Positions are those of
-the row's tokens, and their angles the HF model's.
+the row's tokens, and the rotary angles are those of the HF model.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = ["MegatronModel", "transformer_config"]
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """What reaches every layer's attention, in the place of Megatron's description of packed rows."""
+    """The argument of every layer's attention, which replaces Megatron's description of packed rows."""
 
     plan: AttentionPlan
     qkv_format: str = "sbhd"
-    """Queries are [N, 1, heads, width]."""
+    """The format of queries, [N, 1, heads, width]."""
 
 
 class _PackedCore(nn.Module):
-    """The attention of one layer: of queries, keys and values, by the plan of the row."""
+    """The attention of one layer, computed with the plan of the row."""
 
     def __init__(self, config: Any, layer_number: int, windows: list[int | None], **kwargs: Any) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _PackedCore(nn.Module):
 
 
 class _Norm(nn.RMSNorm):
-    """Each tp rank has its tokens, so that gradients are added up: Megatron does so for weights that say it."""
+    """An RMS norm. Each tp rank has its own tokens, so Megatron must sum the gradients of marked weights."""
 
     def __init__(self, config: Any, hidden_size: int, eps: float, **kwargs: Any) -> None:
         super().__init__(hidden_size, eps, dtype=config.params_dtype)
@@ -59,7 +59,7 @@ class _Norm(nn.RMSNorm):
 
 
 class _Layer(nn.Module):
-    """One of Megatron's, whose hidden states are [n, 1, H]."""
+    """One of Megatron's layers, whose hidden states are [n, 1, H]."""
 
     def __init__(self, config: Any, spec: Any, number: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ class _Backbone(nn.Module):
         self.layers = nn.ModuleList(_Layer(config, spec, number) for number in range(1, config.num_layers + 1))
         self.norm = _Norm(config, config.hidden_size, config.layernorm_epsilon)
         self.frequencies = torch.empty(0)
-        """Of the rotary positions."""
+        """The frequencies of the rotary positions."""
 
     def get_input_embeddings(self) -> nn.Module:
         """Return the embeddings of the vocabulary."""
@@ -128,7 +128,8 @@ class _Backbone(nn.Module):
 
 
 class _Projection(nn.Module):
-    """To this rank's words of the vocabulary. The trainer takes hidden states and the weight [V / tp, H] itself."""
+    """The projection to this rank's vocabulary shard. The trainer uses hidden states and the weight [V / tp, H]
+    directly."""
 
     bias = None
 
@@ -138,13 +139,13 @@ class _Projection(nn.Module):
 
 
 class MegatronModel(nn.Module):
-    """The parts of an HF model that the trainer's networks ask for.
+    """The parts of an HF model that the trainer's networks use.
 
     Args:
-        config: Megatron's.
-        hf_config: of the HF model that it is made after.
-        projects: whether it has a vocabulary projection of its own, apart from the embeddings.
-        score: a classifier's head, whose shape it takes.
+        config: Megatron's configuration.
+        hf_config: The configuration of the corresponding HF model.
+        projects: Whether the vocabulary projection is separate from the embeddings.
+        score: A classifier's head, whose shape is used.
     """
 
     base_model_prefix = "model"
@@ -161,7 +162,7 @@ class MegatronModel(nn.Module):
 
     @property
     def base_model(self) -> nn.Module:
-        """Without a head."""
+        """The model without a head."""
         return self.model
 
     def get_decoder(self) -> nn.Module:

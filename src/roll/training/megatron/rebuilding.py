@@ -1,4 +1,4 @@
-"""A trainer's network, as `transformers` has it, rebuilt of Megatron's layers with the same weights."""
+"""Conversion of a trainer's HF network to Megatron's layers with the same weights."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Weights and AdamW's states under their HF names, wherever Megatron has put them: one at a time, whole.
+"""Weights and AdamW's states under Megatron, read and written one whole weight at a time, by HF name.
 
     this rank's parameter   a slice of a weight, or the slices of several that are fused (`names`)
-    master, moments         of a parameter that the optimizer updates here, a range of its entries; others have the rest
+    master, moments         a range of the entries of each parameter that the optimizer updates on this rank
 
-Reading is collective; every rank calls alike.
+Reading is collective; every rank makes the same calls.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
 
 @dataclass(frozen=True, kw_only=True)
 class Whereabouts:
-    """Which rank has which part of which weight."""
+    """The ranks and parameters that hold the parts of each weight."""
 
     places: Mapping[str, Place]
-    """By HF name, in the order of the HF model."""
+    """The places by HF name, in the order of the HF model."""
     parameters: Mapping[str, Tensor]
-    """By Megatron's names, of all stages; without data."""
+    """The parameters of all stages by Megatron's names, without data."""
     cut: Cut | None
-    """Where this rank has one stage of the model."""
+    """The cut of the model, where this rank has one stage of it."""
     tp: ProcessGroup | None
-    """The ranks that divide them."""
+    """The ranks that divide the weights."""
 
     def shape(self, name: str) -> torch.Size:
         """Return the shape of a whole HF weight."""
@@ -68,13 +68,13 @@ class Whereabouts:
 
 
 class SpreadWeights:
-    """The weights of a network of Megatron's.
+    """The weights of a Megatron network.
 
     Args:
-        parameters: of the network, by Megatron's names.
-        whereabouts: of these, and of those that other ranks have.
-        ddp: around the network, where it is trained, and with it its optimizer.
-        optimizer: `DistributedOptimizer`.
+        parameters: The parameters of the network, by Megatron's names.
+        whereabouts: The places of the weights on all ranks.
+        ddp: Megatron's data-parallel wrapper of a trained network.
+        optimizer: The `DistributedOptimizer` of a trained network.
     """
 
     def __init__(
@@ -100,12 +100,12 @@ class SpreadWeights:
 
     @property
     def names(self) -> list[str]:
-        """All, in the order of the HF model."""
+        """All names, in the order of the HF model."""
         return list(self._whereabouts.places)
 
     @property
     def num_updates(self) -> int:
-        """How often AdamW has updated them; the same for all."""
+        """The number of AdamW updates, the same for all weights."""
         states = self._optimizer.optimizer.state
         return max((int(states[part]["step"]) for part in self._parts()), default=0)
 
@@ -179,9 +179,9 @@ class Stream:
     """The weights that engines must hold, gathered one at a time. See `roll.protocols.WeightSource`.
 
     Args:
-        spread: all weights.
-        names: those of the model, in order.
-        is_first: whether this is rank 0. Iterating is collective; other ranks get `None`s.
+        spread: All weights.
+        names: The names of the model's weights, in order.
+        is_first: Whether this is rank 0. Iterating is collective; other ranks get `None`s.
     """
 
     def __init__(self, spread: SpreadWeights, names: Sequence[str], *, is_first: bool) -> None:

@@ -1,4 +1,4 @@
-"""Megatron around a network: its import, its groups of ranks, its weights, its gradients' buffers and its optimizer."""
+"""Megatron's import, process groups, data parallelism and optimizer for a network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roll.version import install_extra
 __all__ = ["DEVICES", "add_up", "add_up_tied", "check", "distribute", "join", "new_optimizer", "quiet_import"]
 
 DEVICES = ("cuda",)
-"""Megatron computes on no others; tests give it a CPU with stand-ins."""
+"""Device types that Megatron supports; tests add a CPU with stand-ins."""
 
 
 @contextlib.contextmanager

@@ -1,10 +1,10 @@
-"""AdamW whose moments take 8 bits each (arXiv 2110.02861): 2 bytes a weight instead of 8.
+"""AdamW whose moments take 8 bits each (arXiv 2110.02861): 2 bytes per weight instead of 8.
 
     row of a weight ─ blocks of up to 256 ─ largest magnitude: the block's scale, float32
-                                          └ moment / scale ─► number of the nearest of 256 values
+                                          └ moment / scale ─► index of the nearest of 256 values
 
-The values are dense where moments are: seven decades, each cut finer than the one below it. Blocks lie within rows, so
-a rank that has some of a weight's rows has the blocks that one rank alone would have for them.
+The values are dense where moments are: seven decades, each divided more finely than the one below it. Blocks lie within
+rows, so a rank with some of a weight's rows has the same blocks as a single rank would have for them.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ __all__ = [
 
 BLOCK = 256
 FEWEST_ELEMENTS = 4096
-"""Of a weight, for its moments to be worth it; and of a row, a quarter of a block."""
+"""Smallest weight with 8-bit moments; its rows must have at least a quarter of a block."""
 _DECADES = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdamWConstants:
-    """Of one weight's update."""
+    """AdamW's constants of one weight's update."""
 
     learning_rate: float
     beta1: float

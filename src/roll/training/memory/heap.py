@@ -1,12 +1,13 @@
-"""Giving back what lies free in the C library's heap, where a host's memory is what a trainer has.
+"""Returning free memory of the C library's heap to the kernel, for trainers whose weights and activations are on the
+host.
 
-    layer done ─► pages in its heaps > most that was alive there + SHARE x most that was alive? ─► malloc_trim
-    last layer done, gradient of the first ─► … > alive there + SHARE x most that was alive? ─► malloc_trim
+    layer done ─► pages in its heaps > most in use so far + SHARE x most in use so far? ─► malloc_trim
+    last layer done, gradient of the first ─► … > in use now + SHARE x most in use so far? ─► malloc_trim
 
-glibc takes memory for a tensor at the end of its heaps wherever no free piece is large enough, and what a tensor left
-is often too small for the next one of its size: `posix_memalign` asks for up to 96 bytes more. So a pass that keeps
-much leaves holes between what it keeps; measured, up to twice of that. The kernel clears every page that is needed
-again, so nothing is given back before there is too much of it.
+glibc extends its heaps for a tensor if no free piece is large enough. The piece that a freed tensor leaves is often too
+small for the next one of its size: `posix_memalign` requests up to 96 bytes more. So a pass that keeps many tensors
+leaves holes between them, measured at up to twice their size. The kernel clears every page that is needed again, so
+memory is returned only when too much of it is free.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from torch import nn
 __all__ = ["SHARE", "Heap", "close_heap_after"]
 
 SHARE = 1 / 8
-"""Of what is alive: most that lies free."""
+"""Largest share of free memory, relative to the memory in use."""
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class Heap:
-    """What this process has of host memory, and what of it is alive.
+    """The heap memory of this process, and the part of it that is in use.
 
     Args:
         library: glibc.
@@ -39,10 +40,10 @@ class Heap:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._besides = 0
-        """Bytes of the process that are not the C library's."""
+        """Bytes of the process that do not belong to the C library."""
         self._most_alive = 0
         self._most_in_pieces = 0
-        """Of it, in the heaps: what is mapped for itself never comes to lie in a hole."""
+        """Largest use of the heaps alone: memory mapped for a single tensor never lies in a hole."""
         self._give_back()
 
     def close_holes(self, *, beyond_now: bool = False) -> bool:

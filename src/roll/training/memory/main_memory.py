@@ -1,9 +1,9 @@
-"""Host memory beside a device: what leaves the device while it computes, and what comes back.
+"""Copies between a device and host memory that overlap with computation.
 
-    backward pass ─ a gradient ─ stream of its own ─► pinned copy ─ once it is there ─► added up on the host
+    backward pass ─ a gradient ─ stream of its own ─► pinned copy ─ once it is complete ─► added on the host
     update on the host ─ a weight, rounded to the network's dtype ─► pinned copy ─► device, while the next is rounded
 
-On a CPU, device and host memory are one: nothing is copied, and the rest is the same code.
+On a CPU, device and host memory are the same: nothing is copied, and the rest is the same code.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from torch import Tensor
 __all__ = ["MainMemory"]
 
 _UNDER_WAY = 4
-"""Tensors handed over at most before the host waits for the first of them."""
+"""Largest number of copies in flight before the host waits for the first of them."""
 
 
 class MainMemory:
-    """What moves between one device and host memory.
+    """Moves tensors between one device and host memory.
 
     Args:
-        device: the device.
+        device: The device.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -1,11 +1,11 @@
 """Frozen weights in 4 bits under adapters: QLoRA (arXiv 2305.14314).
 
-    weight ─ blocks of 64 ─ largest magnitude: the block's scale ─ their mean, and 8 bits for what is beyond it
-                          └ weight / scale ─► number of the nearest of 16 values (NormalFloat): 4.1 bits in all
+    weight ─ blocks of 64 ─ largest magnitude: the block's scale ─ their mean, and 8 bits for the difference from it
+                          └ weight / scale ─► index of the nearest of 16 values (NormalFloat): 4.1 bits in all
 
-The 16 values cut a normal distribution into equal parts. A forward pass reads a matrix back into the computation's
-format and lets go of it; the backward pass does so again. The model that is trained, its reference and what engines are
-given are the one whose weights are read back, so nothing anywhere is compared with the weights as they were before.
+The 16 values divide a normal distribution into equal parts. A forward pass dequantizes a matrix into the compute dtype
+and frees it afterwards; the backward pass does so again. The trained model, its reference and the engines all use the
+dequantized weights, so nothing is ever compared with the original weights.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from roll.training.memory.eight_bit import read_blocks, write_blocks
 __all__ = ["Nf4Linear", "quantize_base", "quantized"]
 
 SIZE = 64
-"""Of a block; the first half of it is in the low bits of 32 bytes, the second in the high bits."""
+"""Size of a block; the first half is in the low bits of 32 bytes, the second in the high bits."""
 
 _VALUES = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635),
     *(-0.18477343022823334, -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725),
     *(0.24611230194568634, 0.33791524171829224, 0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-"""Of the paper's appendix E."""
+"""The values of the paper's appendix E."""
 
 
 class Nf4Linear(nn.Module):
-    """A frozen linear layer whose weight [outputs, inputs] takes 4 bits a number.
+    """A frozen linear layer whose weight [outputs, inputs] takes 4 bits per number.
 
     Args:
-        linear: whose weight and bias it has from now on; in the computation's dtype.
+        linear: The layer whose weight and bias it takes over, in the compute dtype.
     """
 
     codes: Tensor
@@ -64,7 +64,7 @@ class Nf4Linear(nn.Module):
 
     @property
     def weight(self) -> nn.Parameter:
-        """Read back, in the computation's dtype; a copy."""
+        """A dequantized copy of the weight, in the compute dtype."""
         return nn.Parameter(self.read(), requires_grad=False)
 
     def read(self) -> Tensor:
@@ -87,7 +87,7 @@ class Nf4Linear(nn.Module):
 
 
 class _Linear(torch.autograd.Function):
-    """Keeps no weight between the passes."""
+    """A linear function that keeps no weight between the passes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Nf4Linear) -> Tensor:

@@ -1,10 +1,10 @@
-"""Keeping less of a forward pass, and computing it again in the backward pass.
+"""Activation checkpointing: saving less in the forward pass and recomputing it in the backward pass.
 
-    layers    autograd keeps every decoder layer's input; the layer runs again before its gradient
-    slices    autograd keeps the input of a layer's MLP; so many tokens of it at a time run again
+    layers    autograd saves every decoder layer's input; the layer runs again before its gradient
+    slices    autograd saves the input of a layer's MLP; a slice of its tokens at a time runs again
 
-Both may be on: then a layer that runs again holds the inside of its MLP for one slice. What runs again must change
-nothing besides: whoever counts what passes through a layer asks `recomputing`.
+Both may be on: a layer that runs again then holds its MLP's activations for one slice only. Recomputation must have no
+side effects: code that counts what passes through a layer checks `recomputing`.
 """
 
 from __future__ import annotations

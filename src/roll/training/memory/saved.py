@@ -1,9 +1,9 @@
-"""What a forward pass saves for the backward pass, kept in host memory meanwhile.
+"""Activation offload: tensors saved for the backward pass are kept in host memory in the meantime.
 
-    saved tensor ─ its storage ─► host memory, once however many views are saved ─► device, until its last view is read
+    saved tensor ─ its storage ─► host memory, once for all saved views ─► device, until its last view is read
 
-Weights stay where they are, those that FSDP has gathered too: their storages are known before a module runs. So do
-small tensors, and what layers that run again do not save.
+Weights stay on the device, including those gathered by FSDP: their storages are recorded before a module runs. So do
+small tensors, and activations that checkpointed layers do not save.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from roll.training.memory.main_memory import MainMemory
 __all__ = ["SavedTensors"]
 
 MIN_BYTES = 2**20
-"""Of a storage that is moved."""
+"""Smallest storage that is moved."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Storage:
-    """Bytes that are in host memory."""
+    """The content of a storage in host memory."""
 
     away: Tensor
     num_unread: int = 0
-    """Views that the backward pass has not read yet."""
+    """The number of views that the backward pass has not read yet."""
     here: Tensor | None = None
-    """On the device again, from the first view that is read to the last."""
+    """The copy on the device, from the first view that is read to the last."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _View:
-    """A saved tensor."""
+    """A saved tensor, as a view of a moved storage."""
 
     storage: _Storage
     dtype: torch.dtype
@@ -52,21 +52,21 @@ class _View:
 
 
 class SavedTensors:
-    """Of the passes through one network.
+    """Offloads the activations of one network's passes.
 
     Args:
-        network: whose weights stay on the device.
-        device: of the network.
+        network: The network, whose weights stay on the device.
+        device: The device of the network.
     """
 
     def __init__(self, network: nn.Module, device: torch.device) -> None:
         self._network = network
         self._memory = MainMemory(device)
         self._weights: set[int] = set()
-        """Their storages."""
+        """The storages of the weights."""
         self._moved: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, _Storage]]
         self._moved = weakref.WeakKeyDictionary()
-        """By storage and version of what it holds."""
+        """The moved storages, by storage and version of its content."""
         for module in network.modules():
             if isinstance(module, FSDPModule):
                 module.register_forward_pre_hook(lambda module, _: self._note(module))

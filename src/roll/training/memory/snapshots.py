@@ -1,10 +1,10 @@
-"""Weights of earlier policy versions, in host memory, that a policy's trainer can compute with again.
+"""Weights of earlier policy versions in host memory, with which a policy's trainer can compute again.
 
     keep(v)     trained weights of this rank ─ copy ─► host memory
     using(v)    current weights ─► host memory;  version v ─► network  ─ forward passes ─►  current weights back
 
-A copy has the dtype that the network computes in, so a pass through version v gives the bits that it gave when v was
-current. Current weights come back bit for bit. With LoRA a copy has the adapters alone.
+A copy has the compute dtype, so a pass through version v gives the same bits as when v was current. Current weights are
+restored bit for bit. With LoRA a copy contains only the adapters.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ __all__ = ["Snapshots"]
 
 
 class Snapshots:
-    """Copies of one rank's trained weights by policy version.
+    """Copies of one rank's trained weights, by policy version.
 
     Args:
-        tensors: the network's tensors that training changes: parameters in any dtype, DTensor shards among them.
-        dtype: that the network computes in.
+        tensors: The network's tensors that training changes: parameters in any dtype, including DTensor shards.
+        dtype: The dtype that the network computes in.
     """
 
     def __init__(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> None:

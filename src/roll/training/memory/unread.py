@@ -1,9 +1,9 @@
-"""Weights that stay in their files until it is known which part of each is this rank's.
+"""Weights that stay in their files until each rank knows its part of them.
 
     model on the meta device ─ tried out, layer by layer ─ cut, divided, sharded ─► each rank reads its own parts
 
-Which module has a weight is noted when the model is loaded: adapters put it inside another module, a critic takes the
-backbone alone, stages leave other layers out, and DTensors say which part is here; the module stays the same.
+The module of each weight is recorded when the model is loaded. Later, adapters nest it in another module, a critic uses
+only the backbone, stages drop layers, and DTensors define the local part; the module itself stays the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ __all__ = ["Unread"]
 
 
 class Unread:
-    """Of a network, which weights are still in files, and where."""
+    """The weights of a network that are still in files, and their places."""
 
     def __init__(self) -> None:
         self._places: dict[nn.Module, dict[str, tuple[WeightFiles, str]]] = {}
-        """By module and name in it, the weight's name in the files."""
+        """The weight's name in the files, by module and name in the module."""
         self._models: list[nn.Module] = []
 
     def add(self, model: nn.Module, files: WeightFiles) -> None:
@@ -79,7 +79,7 @@ class Unread:
     def fill(self, network: nn.Module, device: torch.device) -> None:
         """Read this rank's part of every weight of a network that has been divided and sharded."""
         read: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
-        """By the weight without data (kept, so that its id stays its own), the one with them."""
+        """The parameters with and without data, by id of the one without, which is kept so that its id stays unique."""
         for module in network.modules():
             for name, (files, place) in self._places.get(module, {}).items():
                 empty = module._parameters[name]
