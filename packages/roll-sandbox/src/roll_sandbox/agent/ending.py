@@ -1,8 +1,8 @@
-"""End programs and sessions with all processes that they started, fork bombs included, or else the whole sandbox.
+"""Ends programs and sessions with all processes that they started, fork bombs included, or else the whole sandbox.
 
 With a PID namespace the init of the program is killed: the kernel then kills every process of the namespace, and lets
-the init be reaped only when none is left. Without one (`docker`, `subprocess`) processes are found by their parents and
-their session, stopped and killed; what left both is ended when the last program and session have ended.
+the init be reaped only when no process is left. Without one (`docker`, `subprocess`) processes are found by their
+parents and their session, stopped and killed; processes that left both are ended with the last program or session.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from roll_sandbox.agent import usage
 
 NEVER = float("inf")
 END_S = 5.0
-"""How long an agent that shares the host's PID namespace tries to end what is left before it ends itself."""
+"""How long an agent in the host's PID namespace tries to end leftover processes before it exits."""
 _EMPTY_S = 10.0
-"""How long the processes of a program may take to end after SIGKILL. Beyond, the whole sandbox is given up."""
+"""How long the processes of a program may take to end after SIGKILL. After that, the whole sandbox is discarded."""
 _SWEEP_S = 0.2
-"""How long the loop may be held up by ending processes one by one, before it serves others and tries again."""
+"""How long ending processes one by one may block the loop before it serves others and tries again."""
 _REST = 0
-"""Stands for what no program or session owns any more, where pids stand for programs."""
+"""Key in `_until` of the processes that no program or session owns any more."""
 
 
 class Ending:
@@ -28,7 +28,7 @@ class Ending:
 
     def __init__(self):
         self._until = {}
-        """By pid of an init or a program, the time by which it must have ended."""
+        """The time by which each init or program must have ended, by pid."""
         self._sweep_at = NEVER
 
     def __bool__(self):
@@ -44,7 +44,7 @@ class Ending:
             usage.end_all(lambda: usage.of_program(started.pid), _SWEEP_S)
 
     def reaped(self, pid):
-        """Note that a child of the agent has ended and was reaped."""
+        """Record that a child of the agent was reaped."""
         self._until.pop(pid, None)
 
     def clean_up(self, started):
@@ -54,7 +54,7 @@ class Ending:
             self._sweep_at = time.monotonic()
 
     def deadline(self):
-        """Return the time at which `check` is to be called."""
+        """Return the time at which `check` must be called."""
         return min([self._sweep_at, *self._until.values()])
 
     def check(self, now, idle):

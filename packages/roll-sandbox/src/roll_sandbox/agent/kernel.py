@@ -1,6 +1,6 @@
 """System calls that Python's library does not offer.
 
-`_ctypes` is called directly where it can be: importing `ctypes` takes longer than starting a sandbox otherwise does.
+`_ctypes` is called directly where possible: importing `ctypes` takes longer than the rest of a sandbox's start.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _READ_ONLY_NOSUID_NODEV = 7
 
 
 _FUNCTIONS = "capset ioctl mallopt mount prctl setns sethostname socket syscall umount2 unshare".split()  # noqa: SIM905
-"""Looked up once, and not in every fork."""
+"""Looked up once, not again in every fork."""
 
 
 def _library():
@@ -52,7 +52,7 @@ def _library():
             except OSError:  # another C library
                 continue
         return lambda name, *arguments: call(addresses[name], arguments)
-    except (ImportError, AttributeError):  # these names are not a promise of Python's
+    except (ImportError, AttributeError):  # these names are not public in Python
         import ctypes
 
         library = ctypes.CDLL(None)
@@ -100,7 +100,7 @@ def unshare(flags):
 
 
 def setns(descriptor, kind):
-    """Enter the namespace behind a file descriptor."""
+    """Enter the namespace of a file descriptor."""
     _check("setns", _call("setns", descriptor, kind))
 
 
@@ -119,7 +119,7 @@ def change_root(tree):
     """Make `tree` the root, with a /proc of this PID namespace in it. Needs new mount and PID namespaces."""
     mount("none", "/", None, PRIVATE)
     bind(tree, tree)
-    # While the old one can still be seen: the kernel grants a new /proc only where another is visible whole.
+    # While the old /proc is visible: the kernel permits a new one only where another is fully visible.
     mount_proc(tree + "/proc")
     enter_root(tree)
 
@@ -233,11 +233,11 @@ def limit_capabilities(kept):
     for capability in _bounding:
         if capability not in kept and _call("prctl", _PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             if _call("prctl", _PR_CAPBSET_READ, capability, 0, 0, 0) >= 0:
-                left = _bounding  # the kernel knows it and refuses: this process never had any privilege
+                left = _bounding  # the kernel knows it and refuses: this process has no privileges
             break
     _bounding = left
     order = sys.byteorder
-    mask = sum(1 << capability for capability in kept).to_bytes(4, order)  # all that anybody keeps is below 32
+    mask = sum(1 << capability for capability in kept).to_bytes(4, order)  # every kept capability is below 32
     header = _CAPABILITY_VERSION.to_bytes(4, order) + bytes(4)
     _check("capset", _call("capset", header, mask + mask + bytes(16)))
     _check("prctl(PR_SET_NO_NEW_PRIVS)", _call("prctl", _PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0))
@@ -248,7 +248,7 @@ def give_up_privileges(seccomp_filter):
     limit_capabilities(())
     if seccomp_filter:
         order = sys.byteorder
-        address = id(seccomp_filter) + bytes.__basicsize__ - 1  # where CPython keeps the bytes of a bytes object
+        address = id(seccomp_filter) + bytes.__basicsize__ - 1  # where CPython stores the data of a bytes object
         count = len(seccomp_filter) // 8
         program = count.to_bytes(2, order) + bytes(6) + address.to_bytes(8, order)
         _check("prctl(PR_SET_SECCOMP)", _call("prctl", _PR_SET_SECCOMP, 2, program, 0, 0))

@@ -1,11 +1,11 @@
-"""The file system of a sandbox with an image: its layers, read-only, below a writable one that is the sandbox's own.
+"""The file system of a sandbox with an image: its read-only layers below a writable one of the sandbox's own.
 
     where the agent begins     /.layers/0 (uppermost) … /.layers/N, /.roll and /dev (see `images/system.py`)
     where it goes on           an overlay of these; /.roll, /dev and mounts bound into it; home, /tmp and /dev/shm
-                               beside what is changed of the image, in one file system of limited size
+                               and changes to the image, in one file system of limited size
 
-A fresh program goes back to where the agent began, and makes another one for itself. Where the kernel offers no such
-overlay there is one layer, already merged, and it is read-only.
+A fresh program returns to where the agent began, and mounts another overlay for itself. Where the kernel does not
+support such overlays, there is one merged layer, which is read-only.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def make(settings):
     if image.layers == 1:
         kernel.bind(_LAYERS + "/0", _ROOT)
     else:
-        os.chdir(_LAYERS)  # names are short then: all options of a mount have a page
+        os.chdir(_LAYERS)  # keeps the names short: all options of a mount must fit into a page
         lower = ":".join(map(str, range(image.layers)))
         options = "userxattr,lowerdir=" + lower + ",upperdir=" + _SPACE + "/upper,workdir=" + _SPACE + "/work"
         kernel.mount("overlay", _ROOT, "overlay", kernel.NOSUID_NODEV, options)

@@ -1,14 +1,14 @@
-"""File locks are memory of the kernel's that no control group counts, and no limit of a process bounds.
+"""Bounds file locks, whose kernel memory no control group counts and no limit of a process bounds.
 
-So the agent looks at the kernel's list of them while programs run. It names the process that asked for a lock; what
-would hide one (locks of an open file, a table of files that outlives the process) is refused by the filter. A process
-takes about a million a second and core, 200 bytes each: some 10 MB until it is ended.
+The agent reads the kernel's list of locks while programs run. It has the pid of each lock's process; what would hide it
+(locks of an open file, a file table that outlives the process) is refused by the filter. A process can take about a
+million locks per second and core, 200 bytes each: some 10 MB until it is ended.
 """
 
 from __future__ import annotations
 
 MOST = 1024
-"""Of a sandbox. A connection to SQLite has five."""
+"""Most locks of a sandbox. A connection to SQLite has five."""
 LOOK_S = 0.05
 
 
@@ -24,7 +24,8 @@ def hoarders():
                 *lines, rest = (rest + data).split(b"\n")
                 for line in lines:
                     words = line.split()
-                    # "1: POSIX ADVISORY WRITE 71 00:2f:12 0 EOF"; of other namespaces only those of open files, as -1
+                    # "1: POSIX ADVISORY WRITE 71 00:2f:12 0 EOF"; of other namespaces only locks of open files are
+                    # listed, as -1
                     if len(words) > 4 and words[4].isdigit():
                         owners.add(int(words[4]))
                         total += 1

@@ -1,4 +1,4 @@
-"""Starting a program.
+"""Start of a program.
 
     agent ── fork ──► init of the program ── fork ──► program
                       (own PID namespace and      (no capabilities, filter, limits)
@@ -6,14 +6,14 @@
                       also own files, IPC and
                       network namespaces)
 
-The init outlives the program by an instant: with it the kernel ends every process that the program left behind,
+The init outlives the program by an instant: when it exits, the kernel kills every process that the program left behind,
 whatever its parent, session or signal handlers are. The kernel lets the init be reaped only after all processes of its
 namespace have ended, so a program whose init was reaped has left none. Where the sandbox cannot make namespaces
 (`docker`, `subprocess`), the agent itself is the program's parent. A child that is forked before its program is known
 (`spare.py`) does all of this and then waits for its program.
 
-Invariants: between the fork and `_restrict` only our own code runs; whatever fails before the program starts ends
-the child with exit code 125 and a line on standard error; file descriptors of the agent reach no program.
+Invariants: between the fork and `_restrict` only the agent's code runs; an error before the program starts ends the
+child with exit code 125 and a message on standard error; no program gets a file descriptor of the agent.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ LINE = 5
 _STATUS = 6
 """File descriptor on which an init reports the end of its program."""
 _NO_PROCESS = b"processes"
-"""What an init reports where its program could not be forked because too many processes run in the sandbox."""
+"""Report of an init whose program could not be forked because too many processes run in the sandbox."""
 _MAX_DESCRIPTORS = 1 << 16
 
 
 class Become(BaseException):
-    """Raised in a forked child to leave the agent's loop: what to do with the interpreter at the top of the stack."""
+    """Raised in a forked child to leave the agent's loop, with the function to call at the top of the stack."""
 
     def __init__(self, function, *arguments):
         self.function = function
@@ -55,7 +55,7 @@ class Started:
         self.status = status
         """File descriptor on which the init reports the program's end; None: `pid` is the program."""
         self.streams = streams
-        """By file descriptor: `o`, `e` or `r`."""
+        """Kind of each output's file descriptor: `o` (stdout), `e` (stderr) or `r` (result)."""
 
     def read_end(self, status):
         """Read what the init reported, and close its descriptor.
@@ -113,7 +113,7 @@ def fork(function, request, settings, namespace):
             os.close(descriptor)
         raise
     finally:
-        if own_namespace and pid != 0:  # the agent's further children are for its own namespace again
+        if own_namespace and pid != 0:  # later children of the agent belong to its own namespace again
             kernel.setns(namespace, kernel.CLONE_NEWPID)
     if pid == 0:
         writes = [write for _, write in outputs]
@@ -149,7 +149,7 @@ def _child(function, request, settings, outputs, status):
         try:
             pid = os.fork()
         except BlockingIOError:
-            if not request.fresh:  # a fresh program is alone: that it cannot start is not a program's doing
+            if not request.fresh:  # a fresh program is alone, so no program has used up the processes
                 os.write(_STATUS, _NO_PROCESS)
             raise
         if pid:
@@ -158,7 +158,7 @@ def _child(function, request, settings, outputs, status):
     os.setsid()
     if request.pair:
         terminal.control(0)
-    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter keeps it so
+    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)  # the filter prevents changing it
     _restrict(settings)
     function(request, settings)
 
@@ -187,7 +187,7 @@ def _make_namespaces(request, settings):
         kernel.private_proc()
         return
     kernel.unshare(kernel.CLONE_NEWNS | kernel.CLONE_NEWIPC | kernel.CLONE_NEWNET)
-    kernel.raise_loopback()  # of its own: closed connections and counters would tell the next program of this one
+    kernel.raise_loopback()  # its own: closed connections and counters would reveal this program to the next
     if settings.image:
         layers.make(settings)
     else:
@@ -217,7 +217,7 @@ def _serve_as_init(program, settings):
 def disk_full(settings):
     """Return whether a writable place has room for less than a page, or for no further file.
 
-    With `own_group` (`docker`) each of home, /tmp and /dev/shm is a place; otherwise they share one.
+    With `own_group` (`docker`) home, /tmp and /dev/shm are separate file systems; otherwise they share one.
     """
     for place in (settings.home, "/tmp", "/dev/shm") if settings.own_group else (settings.home,):
         try:
@@ -232,7 +232,7 @@ def disk_full(settings):
 def _run(request, settings):
     """Turn this process into the program."""
     if request.cpu_s is not None:
-        _bound({resource.RLIMIT_CPU: int(request.cpu_s) + 2})  # in case that counting the whole tree fails
+        _bound({resource.RLIMIT_CPU: int(request.cpu_s) + 2})  # in case counting the whole tree fails
     os.umask(0o022)
     os.chdir(settings.home)
     for path, data in request.files.items():
@@ -257,7 +257,7 @@ def _run(request, settings):
         except FileNotFoundError:
             if not (settings.image and request.report is not None):
                 raise
-            bash = settings.image.bash  # of a session whose image has none
+            bash = settings.image.bash  # for a session whose image has no bash
             os.execve(bash[0], bash + request.argv[1:], environment)
     except OSError as error:
         os.write(2, ("sandbox: %s: %s\n" % (request.argv[0], error.strerror)).encode())  # noqa: UP031
@@ -269,14 +269,14 @@ def _go_where_the_image_says(path):
         if path:
             os.chdir(path)
     except OSError:
-        return  # at home, then
+        return  # stay at home
 
 
 def _restrict(settings):
     """Drop everything that a program must not have."""
     kernel.hide_memory(False)
     try:  # noqa: SIM105  (nothing more is imported here)
-        kernel.write("/proc/self/oom_score_adj", b"1000")  # when memory runs out, the program goes, not the agent
+        kernel.write("/proc/self/oom_score_adj", b"1000")  # on OOM the program is killed, not the agent
     except OSError:
         pass
     limits = settings.limits
@@ -289,7 +289,7 @@ def _restrict(settings):
         resource.RLIMIT_SIGPENDING: 1 << 10,
     }
     if settings.own_group:
-        os.nice(10)  # whatever it starts, the agent beside it gets to act when its time is over
+        os.nice(10)  # so that the agent gets CPU time to end it, however many processes it starts
     if settings.bound_processes:
         bounds[resource.RLIMIT_NPROC] = limits.max_processes + 8  # see `host/spawner.py`
     if settings.bound_address_space:
@@ -324,24 +324,23 @@ def prepare_interpreter():
     """Turn the agent's interpreter into one that runs a program; a second call does nothing."""
     if _modules:
         return
-    kernel.overwrite_freed_memory(False)  # not earlier: the agent's frames held what the last program was sent
+    kernel.overwrite_freed_memory(False)  # not earlier: the agent's frames held data of the last program
     _modules.extend(sys.modules.pop(name) for name in list(sys.modules) if name.partition(".")[0] == "roll_sandbox")
     end = "Ctrl-D (i.e. EOF)"
     builtins.quit, builtins.exit = _sitebuiltins.Quitter("quit", end), _sitebuiltins.Quitter("exit", end)
 
 
-compile("", "program.py", "exec")  # the first time, Python makes the classes of its syntax trees: 1 ms in every fork
+compile("", "program.py", "exec")  # the first call makes the AST classes, 1 ms in every fork
 _modules = []
-"""Of the agent, in a program: to free them would cost time."""
+"""The agent's modules in a program; freeing them would take time."""
 
 
 def run_python(source, argv):
     """Run source as `__main__`, as `python file` would, and end the process.
 
     Called at the top of the stack. The interpreter is not torn down piece by piece, which takes longer than most
-    programs
-    run. The steps that a program can notice are done: threads are joined, exit functions run, its variables are deleted
-    (files close), output is flushed.
+    programs. The steps that a program can notice are done: threads are joined, exit functions run, its variables
+    are deleted (files close), output is flushed.
     """
     prepare_interpreter()
     main = type(sys)("__main__")

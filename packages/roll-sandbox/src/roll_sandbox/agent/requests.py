@@ -1,4 +1,4 @@
-"""Records of what the host sends: the settings of the sandbox, and requests to start programs in it."""
+"""Records that the host sends: the settings of the sandbox, and requests to start programs in it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ class Settings(_Fields):
     """Whether the control group is the sandbox's alone (`docker`)."""
     counts_cpu: bool
     watch_memory: bool
-    """Whether the agent must look at what programs use, since no control group bounds it; the two below likewise."""
+    """Whether the agent must sample the memory of programs, since no control group bounds it. The two fields below
+    likewise replace a control group's bounds.
+    """
     bound_processes: bool
     bound_address_space: bool
     filter: bytes
@@ -76,4 +78,4 @@ class Request(_Fields):
     interactive: bool
     terminal: object
     pair = report = line = None
-    """File descriptors: of a terminal, of a session's exit codes, of a child that waits for its program."""
+    """File descriptors: a terminal's pair, a session's exit codes, the socket of a spare child."""

@@ -13,9 +13,9 @@ _READ_BYTES = 1 << 16
 _CHECK_S = 0.01
 _CHECK_LATER_S = 0.2
 _UNREAD_BYTES = 1 << 20
-"""Bytes of a terminal's output that the host may not have shown yet; with more, the program waits."""
+"""Most bytes of a terminal's output that the host has not shown; beyond, the program waits."""
 _SAMPLE_S = 0.02
-"""Seconds between two looks at the processes, where no control group counts their CPU time."""
+"""Seconds between two samples of the processes, where no control group counts their CPU time."""
 
 
 def clock():
@@ -31,9 +31,10 @@ class Run:
         self.wall_s, self.cpu_s, self.output_left = request.wall_s, request.cpu_s, request.output_bytes
         self.limits = []
         self.reaped_before = usage.reaped_s() if request.alone and not request.fresh else None
-        """CPU seconds of processes reaped before; None where others share the sandbox or it has a PID namespace."""
+        """CPU seconds of processes reaped before; None if others share the sandbox or the program has a PID namespace.
+        """
         self.counted_before = agent.counted_s() if request.alone else None
-        """CPU seconds that the control group had counted; None where it counts nothing, or other programs as well."""
+        """CPU seconds that the control group had counted; None if it counts nothing, or other programs as well."""
         self.tally = usage.Tally()
         self.counts = usage.kernel_counts() if agent.settings.own_group else {}
         self.cpu_used = 0.0
@@ -58,12 +59,12 @@ class Run:
             raise
         finally:
             if self.input >= 0 and not isinstance(sys.exc_info()[1], programs.Become):
-                os.close(request.stdin)  # the program's own end is closed with it
+                os.close(request.stdin)  # the program closes its own copy
         self.open = set(self.started.streams)
         self.next_check = self.began + self._check_after(0.0)
 
     def deadline(self):
-        """Return the time at which the loop must look at the program again."""
+        """Return the time at which the loop must call `check`."""
         return min(self.began + self.wall_s, self.next_check)
 
     def _check_after(self, used):
@@ -95,7 +96,7 @@ class Run:
             self.next_check = now + self._check_after(cpu)
 
     def _totals(self):
-        """Return seconds of CPU, resident bytes and threads; the last two are 0 where they are not watched."""
+        """Return CPU seconds, resident bytes and threads; the last two are 0 if memory is not watched."""
         if self.counted_before is not None and not self.agent.settings.watch_memory:
             return self.agent.counted_s() - self.counted_before, 0, 0
         before = self.reaped_before
@@ -127,7 +128,7 @@ class Run:
             self.note(limit)
         self.wall_s = self.cpu_s = 1e9
         self.killed = True
-        if not self.reaped:  # its last output may be what reaches the limit
+        if not self.reaped:  # not after its end, when its last output may reach a limit
             self.agent.ending.end(self.started)
 
     def feed(self, data):
@@ -154,7 +155,7 @@ class Run:
         except BlockingIOError:
             self.agent.watch([self.input], self, select.POLLOUT)
             return
-        except OSError:  # nobody reads it any more
+        except OSError:  # no process reads it any more
             self.input_over = True
         if self.input_over:
             self._close_input()
@@ -174,7 +175,7 @@ class Run:
             data = os.read(descriptor, _READ_BYTES)
         except BlockingIOError:
             return False
-        except OSError:  # a terminal that nobody has any more
+        except OSError:  # a terminal that no process has open any more
             data = b""
         if not data:
             self.open.discard(descriptor)
@@ -193,7 +194,7 @@ class Run:
         return self.output_left > 0
 
     def ended(self, status, used):
-        """Read the output that is left and report, after the process has ended."""
+        """Read the remaining output of the ended process, and report its end."""
         self.reaped = True
         self._close_input()
         self.unread = None

@@ -1,13 +1,13 @@
-"""The agent: starts programs and shells in its sandbox, bounds them, passes their output on.
+"""The agent: starts programs and shells in its sandbox, enforces their limits, and sends their output.
 
     host ──► fd 0: frames  length(4) marshal(message)
     host ◄── fd 1: frames  length(4) kind(1) channel(4) payload;  kind: o, e, r = output;  u = microseconds of CPU used;
                            x = the end, JSON
 
-    messages  ("data", channel, bytes)    more standard input for the program to be started
+    messages  ("data", channel, bytes)    part of the standard input of the next program
               ("run", channel, request)   start a program; ends with x
               ("shell", channel, {})      open a shell session; x when it is ready
-              ("line", channel, request)  a command for it; ends with x
+              ("line", channel, request)  a command for a session; ends with x
               ("input", channel, bytes)   standard input for a running program that takes it piece by piece; b"" ends it
               ("tty", channel, size, n)   of a program with a terminal: its size, and that n more bytes were shown
               ("measure", channel, {})    x with what this sandbox uses
@@ -15,10 +15,10 @@
               ("kill", channel)           end a program, or interrupt a session's command
               ("close", channel)          end a session
 
-One thread; one loop over poll(). Invariants: every "run" and "line" is answered by exactly one x; output is passed on
-before the x of its program; a program's time runs from its fork; nothing that a program does can block the loop, for
-the agent waits for nothing but poll() and for the host to read; a program is started only after those that were to end
-before have ended, with all their processes. When the host closes fd 0, everything ends.
+One thread; one loop over poll(). Invariants: every "run" and "line" is answered by exactly one x; output is sent before
+the x of its program; a program's time runs from its fork; no program can block the loop, since the agent waits only in
+poll() and for the host to read; a program is started only after all programs that were to end before it have ended,
+with all their processes. When the host closes fd 0, everything ends.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _READ_BYTES = 1 << 16
 
 
 class Agent:
-    """See the module."""
+    """The agent of one sandbox; see the module."""
 
     def __init__(self, incoming, outgoing):
         self.incoming, self.outgoing = incoming, outgoing
@@ -51,17 +51,17 @@ class Agent:
         self.poll.register(self.wake[0], select.POLLIN)
         _signal.set_wakeup_fd(self.wake[1], warn_on_full_buffer=False)
         _signal.signal(_signal.SIGCHLD, lambda *_: None)
-        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # a first process gets no signal that it does not handle
+        _signal.signal(_signal.SIGINT, _signal.SIG_IGN)  # as for PID 1, which gets no signal that it does not handle
         self.stdin, self.runs, self.shells, self.owners = {}, {}, {}, {}
         self.spare: spare.Spare | None = None
         self.spares = False
-        """Whether to have a child wait for the next program."""
+        """Whether to fork spare children."""
         self.ran: bool | None = None
-        """Whether the last program was `fresh`; None: there was none yet."""
+        """Whether the last program was `fresh`; None before the first."""
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings, self.namespace, self.counter = Settings({"limits": {}, "image": None}), -1, -1
         self.next_look = NEVER
-        """When to look at the locks that programs hold."""
+        """When to check the locks that programs hold."""
         self.childless = True
         self.ending = Ending()
 
@@ -80,7 +80,7 @@ class Agent:
                 limits = settings.limits
                 kernel.writable_space(settings.home, limits.disk_bytes, limits.max_files)
         kernel.hide_memory(True)
-        # Programs are forks of this process: what earlier ones were given, and printed, must not be left in it. With
+        # Programs are forks of this process, so data of earlier programs must not be left in its memory. With
         # PYTHONMALLOC=malloc (see `host/slots.py`) that covers Python's small objects, too.
         kernel.overwrite_freed_memory(True)
         if os.getpid() != 1:
@@ -92,7 +92,7 @@ class Agent:
             __import__(name)
         import gc
 
-        gc.freeze()  # no collection in a forked program touches, and so copies, the agent's pages
+        gc.freeze()  # so that collections in forks do not touch, and so copy, the agent's pages
 
     def start(self, request):
         """Start a program: in the spare child, if it fits, else in a new child."""
@@ -101,7 +101,7 @@ class Agent:
             try:
                 started = self.spare.launch(request)
             except OSError:
-                pass  # it was killed, for want of memory perhaps
+                pass  # the spare was killed, perhaps for lack of memory
             else:
                 self.spare = None
                 return started
@@ -122,7 +122,7 @@ class Agent:
         try:
             self.spare = spare.Spare(bool(self.ran), self.settings, self.namespace)
         except OSError:
-            return  # whoever starts the next program is told
+            return  # starting the next program reports the error
 
     def serve(self):
         """Run the loop until the host closes its end."""
@@ -191,7 +191,7 @@ class Agent:
                 break
             message = marshal.loads(memoryview(self.buffer)[start + 4 : end])
             if self.ending and message[0] in ("run", "shell"):
-                break  # what is being ended may be all that can run at once
+                break  # processes that are being ended may take up the limit
             start = end
             getattr(self, "on_" + message[0])(*message[1:])
         if start:
@@ -268,7 +268,7 @@ class Agent:
         self.send_end(channel, 0, 0, (), 0.0, cpu, usage.memory_of(os.getpid()))
 
     def on_kill(self, channel):
-        """End a program, or a session's command."""
+        """End a program, or interrupt a session's command."""
         for group in (self.runs, self.shells):
             if channel in group:
                 group[channel].end()
@@ -292,7 +292,7 @@ class Agent:
             self.ending.reaped(pid)
             if self.spare is not None and self.spare.started.pid == pid:
                 self.drop_spare(reaped=True)
-                self.spares = False  # something keeps them from waiting: programs will say what
+                self.spares = False  # spares cannot run here; programs will report why
             for group in (self.runs, self.shells):
                 for channel, each in list(group.items()):
                     if each.started.pid == pid:

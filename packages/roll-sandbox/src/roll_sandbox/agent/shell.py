@@ -2,14 +2,14 @@
 
     command ──► bash's standard input:   eval '…' </dev/null
                                          __roll_end          ──► status pipe: the exit code
-    bash's output ──► pipes, read while a command runs; what background jobs print meanwhile waits in the pipe
+    bash's output ──► pipes, read while a command runs; output of background jobs in between waits in the pipes
 
-bash is interactive (without a terminal), so that SIGINT aborts a command and keeps the session. A command over its
-time loses its processes: every child of bash, and every orphan, that appeared since it began is killed, and bash is
-interrupted; a bash that ignores this for two seconds is killed, and the session has ended.
+bash is interactive (without a terminal), so that SIGINT aborts a command and keeps the session. If a command exceeds
+its time, every child of bash and every orphan that appeared since it began is killed, and bash is interrupted; a bash
+that ignores this for two seconds is killed, which ends the session.
 
-A session has a PID namespace of its own, as every program has (`programs.py`). Its background jobs, daemons included,
-outlive its commands and end with the session, however that ends.
+Like every program, a session has a PID namespace of its own (`programs.py`). Its background jobs, daemons included,
+outlive its commands and end with the session.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _PREPARE = (
 )
 _RETRY_S = 0.05
 _GRACE_S = 2.0
-"""For an interrupted command to end, before the session does: a shell on a busy machine took more than one second."""
+"""How long an interrupted command may take to end before its session is ended; 1 s was too short on a busy machine."""
 _SWEEP_S = 0.1
-"""How long the loop may be held up by ending what an interrupted command has left."""
+"""How long ending the leftover processes of an interrupted command may block the loop."""
 
 
 class Shell:
-    """One session. At most one command runs at a time; the host sees to that."""
+    """One session. At most one command runs at a time, which the host ensures."""
 
     def __init__(self, agent, channel, request):
         self.agent, self.channel = agent, channel
@@ -62,7 +62,7 @@ class Shell:
         os.close(lines_read)
         os.close(status_write)
         self.bash = self.started.pid if self.started.status is None else None
-        """Its pid; None: it is the child of an init, and not known before it has reported for the first time."""
+        """Pid of bash; None: unknown until its first report, since bash is the child of an init."""
         self.partial = b""
         self.reaped = False
         self.limits = []
@@ -81,7 +81,7 @@ class Shell:
         self.output_left = request.output_bytes
         self.limits = []
         self.before = {(pid, entry[5]) for pid, entry in usage.processes().items()}
-        """Every process that was there, with the time of its start, for numbers are used again."""
+        """Pid and start time of every process before the command; pids alone may be reused."""
         self.agent.watch(self.started.streams, self)
 
     def run(self, request):
@@ -120,9 +120,9 @@ class Shell:
             self.close()
             self.stop_at = now + 3600
             return
-        # First the interrupt, then the kills: a bash that sees its command end, but no interrupt yet, goes on.
+        # First the interrupt, then the kills: if its command ends before the interrupt comes, bash runs the next one.
         usage.send(_signal.SIGINT, [self.bash])
-        usage.send(9, self._of_the_command())  # not stopped before: bash would take a stopped job as done, and go on
+        usage.send(9, self._of_the_command())  # not SIGSTOP first: bash treats a stopped job as done, and goes on
         self.stop_at = now + _RETRY_S
 
     def _of_the_command(self):
@@ -167,7 +167,7 @@ class Shell:
 
     def _finish(self, code, closed=False):
         if self.bash is None and not closed:
-            self.bash = min(usage.below(self.started.pid), default=None)  # the only one: it has run no command yet
+            self.bash = min(usage.below(self.started.pid), default=None)  # the only child: no command has run yet
         if self.kill_at is not None and not closed:
             usage.end_all(self._of_the_command, _SWEEP_S)
         for descriptor in self.started.streams:

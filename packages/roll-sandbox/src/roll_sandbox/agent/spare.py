@@ -1,11 +1,11 @@
-"""A child forked before its program is known: what a start takes is done by then, but for the program itself.
+"""A child forked before its program is known, so that the cost of a start is paid in advance.
 
     agent: Spare() ── fork ──► init ── fork ──► child: restricted, unwound, imports nothing more, waits
            launch(request) ── request in a file in memory, standard input's descriptor by socket ──► becomes the program
 
-Invariants: a spare has a PID namespace of its own, so no other program can see it; it is there only while nothing
-runs; it holds nothing that a fork at the same moment would not; it serves one program; when the agent closes the
-socket, it ends.
+Invariants: a spare has a PID namespace of its own, so no other program can see it; it exists only while no program
+runs; it holds only data that a fork at the same moment would; it serves one program; when the agent closes the socket,
+it ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from roll_sandbox.agent import programs
 from roll_sandbox.agent.requests import Request
 
 _MAX_BYTES = 1 << 20
-"""Of a request. For larger ones a new fork, which shares the agent's memory, is cheaper than a copy."""
+"""Most bytes of a request. For larger ones a new fork, which shares the agent's memory, is cheaper than a copy."""
 _MIN_OPEN_FILES = 16
-"""A child that may open fewer could not be told its program."""
+"""A child that may open fewer files could not receive its program."""
 
 
 def useful(settings):
@@ -30,7 +30,7 @@ def useful(settings):
 
 
 class Spare:
-    """One waiting child. Descriptors are numbers here: an object would close its number in the child, too."""
+    """One waiting child. Descriptors are plain numbers: a socket object would close its number in the child, too."""
 
     def __init__(self, fresh, settings, namespace):
         self.fresh = fresh
@@ -98,7 +98,7 @@ def _leave_the_loop(_, settings):
 def _wait(settings):
     """Wait for a program at the top of the child's stack, and become it."""
     programs.prepare_interpreter()
-    exec(compile("print(end='', flush=True)", "program.py", "exec"), {})  # what every program needs is in memory then
+    exec(compile("print(end='', flush=True)", "program.py", "exec"), {})  # touches the memory that every program needs
     try:
         return programs.become(_receive(), settings)
     except OSError as error:

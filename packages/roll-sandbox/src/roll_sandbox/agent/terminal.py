@@ -1,6 +1,6 @@
-"""Terminals for programs: a pair of descriptors, of a file system of terminals that only this sandbox has.
+"""Terminals for programs: pairs of descriptors, from a devpts file system of this sandbox's own.
 
-Nothing here is imported before somebody asks for a terminal.
+Imports are inside the functions, so that sandboxes without terminals do not pay for them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _DIRECTORY = "/dev/pts"
 _UNLOCK, _PEER, _SIZE, _CONTROL = 0x40045431, 0x5441, 0x5414, 0x540E
 """TIOCSPTLCK, TIOCGPTPEER, TIOCSWINSZ, TIOCSCTTY."""
 MOST = 16
-"""In a sandbox whose file system is its own."""
+"""Most terminals of a sandbox that has a file system of its own."""
 
 
 def open_pair(own, size):

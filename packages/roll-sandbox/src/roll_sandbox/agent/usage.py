@@ -1,4 +1,4 @@
-"""What processes there are and what they use, from /proc; and their end, where no namespace ends them together."""
+"""The processes of a sandbox and their usage, from /proc, and how to end them where no PID namespace does."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 COUNTER = 4
-"""File descriptor of an agent: the count of CPU time of its sandbox's control group, where the host has one."""
+"""An agent's file descriptor of the CPU counter of its sandbox's control group, if the host has one."""
 _OWN_COUNTERS = ("cpu.stat", "cpuacct/cpuacct.usage", "cpu,cpuacct/cpuacct.usage")
-"""The same where an agent sees its own group."""
+"""CPU counters below /sys/fs/cgroup, where an agent sees its own group."""
 
 
 def processes():
@@ -70,9 +70,9 @@ def counted_s(counter):
 
 
 class Tally:
-    """Seconds of CPU of a tree without such a count: what was seen, process by process.
+    """CPU seconds of a process tree without a counter, sampled process by process.
 
-    Parents add up what their children used only if they wait for them: who does not want to be counted does not.
+    The times of parents include only children that they wait for, which a program can avoid.
     """
 
     def __init__(self):
@@ -82,9 +82,8 @@ class Tally:
         """Sample the processes: `root` and its descendants, or only the descendants.
 
         Returns:
-            CPU seconds of all processes ever seen; CPU seconds of those there now, with their ended children; resident
-            bytes;
-            threads.
+            CPU seconds of all processes ever seen; CPU seconds of the present ones, with their ended children;
+            resident bytes; threads.
         """
         found = processes()
         entries = [(pid, found[pid]) for pid in tree(root, found) if pid != root or not without_root]
@@ -112,7 +111,7 @@ def memory_of(root):
                     if line.startswith(b"Pss:"):
                         share = int(line.split()[1]) * 1024
         except OSError:
-            pass  # it ended, or is not ours to look into
+            pass  # it ended, or may not be read
         total += share
     return total
 
@@ -177,7 +176,7 @@ _COUNTERS = {
     "memory": (("memory.events", b"oom_kill"), ("memory/memory.oom_control", b"oom_kill")),
     "processes": (("pids.events", b"max"), ("pids/pids.events", b"max")),
 }
-"""By limit: where a control group of either version counts what it has refused or killed."""
+"""By limit, the files in which a control group (version 2, version 1) counts what it has refused or killed."""
 
 
 def kernel_counts():

@@ -1,7 +1,7 @@
-"""Control groups: bounds on the processes and the memory of one sandbox, and a count of its CPU time; versions 1 and 2.
+"""Control groups, versions 1 and 2: bounds on the processes and memory of one sandbox, and a count of its CPU time.
 
-Groups are made below the group that this process is in, so that bounds of a container or a job go on to hold. With
-version 2 that group must hand on the controllers; where it cannot (it has processes of its own), its parent is tried.
+Groups are made below this process's group, so that the bounds of a container or job still apply. With version 2 that
+group must delegate the controllers; where it cannot (it has processes of its own), its parent is tried.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import time
 
 _CONTROLLERS = ("pids", "memory")
 _CPU = "cpuacct"
-"""Counts CPU time with version 1, where it is mounted; with version 2 every group does."""
+"""The controller that counts CPU time in version 1, where it is mounted; in version 2 every group counts it."""
 _PREFIX = "roll-sandbox-"
 _REMOVE_S = 5.0
 _SWEEP_S = 0.5
-"""How long the removal of all that killed spawners left may hold up the start of another one."""
+"""How long removing the groups of killed spawners may delay the start of another one."""
 _NETWORK_SHARE = 8
-"""Of the memory, that network buffers may take with version 1, which counts them apart."""
+"""1/8 of the memory may go to network buffers with version 1, which counts them separately."""
 
 
 def _read(path):
@@ -111,7 +111,7 @@ class Groups:
 
     @property
     def count_cpu(self):
-        """Whether they count the CPU time of what is in them."""
+        """Whether the groups count CPU time."""
         return _CPU in self.by_controller or bool(self.roots and os.path.exists(self.roots[0] + "/cpu.stat"))
 
     def make(self, slot):
@@ -139,7 +139,7 @@ class Group:
         self.bounds = None
         counter = self.cpu_counter()
         self.cpu = os.open(counter, os.O_RDONLY | os.O_CLOEXEC) if counter else -1
-        """File descriptor of the count of CPU time: agents read it, whatever file system they see."""
+        """File descriptor of the CPU counter, which agents read whatever file system they see."""
 
     def bound(self, max_processes, memory_bytes):
         """Set the bounds, if they differ from the present ones."""
@@ -154,7 +154,7 @@ class Group:
             _try_write(memory + "/memory.memsw.limit_in_bytes", -1)
             _write(memory + "/memory.limit_in_bytes", memory_bytes)
             _try_write(memory + "/memory.memsw.limit_in_bytes", memory_bytes)
-            # What waits in sockets of the loopback is not in the limit above, and eats into what the host's may hold.
+            # Data in loopback sockets is not in the limit above, and counts against the host's limit on socket memory.
             _try_write(memory + "/memory.kmem.tcp.limit_in_bytes", memory_bytes // _NETWORK_SHARE)
         self.bounds = (max_processes, memory_bytes)
 
@@ -168,7 +168,7 @@ class Group:
         try:
             return [int(word) for word in _read(self.directories["pids"] + "/cgroup.procs").split()]
         except OSError:
-            return []  # it was removed
+            return []  # the group was removed
 
     def kill(self):
         """Kill everything in the group at once, and return whether the kernel can (version 2, from Linux 5.14)."""

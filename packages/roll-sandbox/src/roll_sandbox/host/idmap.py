@@ -1,7 +1,7 @@
-"""Layers of an image, which are this machine's root's, as another user's own: mounts with mapped owners.
+"""ID-mapped mounts: show layers of an image, which this machine's root owns, as if another user owned them.
 
-Sandboxes have users of their own, and an overlay copies up only what belongs to a user that its sandbox has. Nothing
-on the disk changes. Linux 5.12, and 5.19 for an overlay of such mounts; the file system must support it (ext4, xfs,
+Each sandbox has a UID of its own, and an overlay copies up only files of a user that its sandbox has. Nothing on the
+disk changes. Needs Linux 5.12, and 5.19 for an overlay of such mounts; the file system must support it (ext4, xfs,
 btrfs, tmpfs since 6.3).
 """
 

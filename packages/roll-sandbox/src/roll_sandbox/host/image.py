@@ -1,9 +1,9 @@
 """The file system that sandboxes see, built once by a spawner that is root, in its own mount namespace.
 
 A plan is a list of steps: ("bind", source, target), ("copy", source, target), ("directory", path), ("file", path,
-bytes), ("link", content, path) and ("layer", source, target) for a layer of an image. What is small is copied: every
-mount costs time whenever a namespace is made. The
-result is one read-only tree, reachable for every user though its sources may not be; it disappears with the namespace.
+bytes), ("link", content, path) and ("layer", source, target) for a layer of an image. Small files are copied, since
+every mount costs time whenever a namespace is made. The result is one read-only tree that every user can read, even if
+its sources are not readable; it disappears with the namespace.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Images:
         try:
             kernel.unmount(os.path.join(self.root, name))
         except OSError:
-            return  # it was not even begun
+            return  # it was never begun
         for entry in os.listdir(self.root):
             if entry == name or entry.startswith(name + "-"):
                 shutil.rmtree(os.path.join(self.root, entry), ignore_errors=True)
@@ -103,7 +103,7 @@ def _show_unnamed(source, tree, target):
     Returns:
         False if the kernel has no overlays, or none of this file system.
     """
-    place = tree + target.replace("/", "-")  # beside the tree, where no sandbox sees it
+    place = tree + target.replace("/", "-")  # next to the tree, where no sandbox sees it
     layers = [os.path.join(place, name) for name in ("source", "nothing")]
     here = os.getcwd()
     for directory in (tree + target, *layers):
@@ -111,7 +111,7 @@ def _show_unnamed(source, tree, target):
     try:
         kernel.mount(source, layers[0], None, _BIND_RECURSIVE)
         try:
-            os.chdir(place)  # an overlay shows its layers as they were named
+            os.chdir(place)  # relative names: mountinfo shows the layers as named here
             kernel.mount("none", tree + target, "overlay", _NOSUID | _NODEV | 1, "lowerdir=source:nothing")
         finally:
             os.chdir(here)
@@ -129,7 +129,7 @@ def _restrict(target, is_device):
             kernel.freeze_mounts(target)
             return
         except OSError:
-            pass  # a kernel older than 5.12 knows this for one mount at a time
+            pass  # a kernel older than 5.12 supports this only per mount
     kernel.mount("none", target, None, _REMOUNT_READ_ONLY | _NOSUID | (0 if is_device else _NODEV))
 
 

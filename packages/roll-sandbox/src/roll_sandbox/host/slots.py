@@ -1,4 +1,4 @@
-"""Places for sandboxes, seen from the spawner: a user and a control group each, and who starts sandboxes there.
+"""Placement slots for sandboxes, seen from the spawner: a UID and a control group each, and how sandboxes start there.
 
 A sandbox is started by the slot's own process (`zygote.py`), or by bwrap, forked and executed here. Invariants: a slot
 is used by at most one sandbox at a time; it is free again only after all processes of its sandbox are reaped and its
@@ -21,7 +21,7 @@ ENVIRONMENT = {
     "PYTHONMALLOC": "malloc",
     "GLIBC_TUNABLES": "glibc.malloc.tcache_count=0",
 }
-"""Of agents; programs never see it. The last two let the C library overwrite all that is freed: `Agent.configure`."""
+"""Environment of agents, not of programs. The last two let the C library overwrite freed memory (`Agent.configure`)."""
 _START_S = 20.0
 
 
@@ -53,7 +53,7 @@ def fork(function, *arguments):
 
 
 class Zygote:
-    """The process that forks the processes of slots. `pid` is 0 once it is reaped."""
+    """The zygote, which forks the processes of slots. `pid` is 0 once it is reaped."""
 
     def __init__(self, arguments, complaints, code):
         self.line, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -93,11 +93,11 @@ class Slot:
         self.pid = 0
         self.identity = None
         self.end = (0, "", True)
-        """Of a sandbox that has ended: its status, what went wrong, and whether the slot can be used again."""
+        """End of the last sandbox: its status, its error, and whether the slot can be used again."""
         self.own_pid = 0
-        """Of its process, which is in the control group as well; 0 while it has not said so."""
+        """Pid of the slot's process, which is in the control group as well; 0 until it has reported it."""
         self.give_up = 0.0
-        """Until when the sandbox must have ended, and the group must be empty, once that was asked for."""
+        """Time by which a sandbox that is being ended must have ended, and its group must be empty."""
 
     def open(self, zygote):
         """Start a process for the slot, and return the socket to it."""
@@ -122,12 +122,12 @@ class Slot:
         socket.send_fds(self.line, [marshal.dumps(("start", tree))], [line, complaints, *self.counter()])
 
     def start_bwrap(self, arguments, layers, line, complaints, code):
-        """Start a sandbox with bwrap. Descriptors: 0, 1 the agent's line, 2 complaints, 3 its code, 4 the CPU counter.
+        """Start a sandbox with bwrap. Descriptors: 0, 1 the agent's socket, 2 stderr, 3 its code, 4 the CPU counter.
 
         Args:
             arguments: bwrap's command line.
             layers: source and target of each layer of an image.
-            line: descriptor of the agent's line.
+            line: descriptor of the agent's socket.
             complaints: descriptor for error messages.
             code: descriptor of the agent's code.
         """
@@ -174,7 +174,7 @@ class Slot:
                 children = file.read().split()
         except OSError:
             children = []
-        for pid in children or [self.pid]:  # bwrap ends when nothing of its sandbox is left
+        for pid in children or [self.pid]:  # bwrap exits when its sandbox has no processes left
             try:
                 os.kill(int(pid), 9)
             except OSError:

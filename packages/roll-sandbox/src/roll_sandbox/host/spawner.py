@@ -1,21 +1,21 @@
 """The spawner: a small process that starts sandboxes for a manager and outlives it by an instant.
 
     manager ══ seqpacket socket ══ spawner ══ zygote ── slot ── agent      where the spawner is root
-                                      └── fork, exec ──► bwrap ── agent    elsewhere, or where asked for
+                                      └── fork, exec ──► bwrap ── agent    elsewhere, or on request
 
-A process of its own, because the manager's is large (forking it copies page tables of gigabytes), has threads, and
-may be killed: the socket then closes and the spawner ends every sandbox, removes the groups and mounts, and ends.
+It is a process of its own because the manager is large (forking it copies page tables of gigabytes), has threads, and
+may be killed: the socket then closes and the spawner ends every sandbox, removes the groups and mounts, and exits.
 
 Messages (marshal):  ("image", name, plan) → ("image", name, directory or None, error)
-                     ("forget", name): of an image
+                     ("forget", name): remove an image
                      ("zygote", arguments) with file descriptors: complaints, code → ("zygote", error)
                      ("start", id, tree or None, arguments, layers, limits) with file descriptors: the agent's
                        line, complaints, code → ("started", id, counters), later ("ended", id, status, error)
                      ("kill", id)
-First of all it says ("ready", facts).
+Its first message is ("ready", facts).
 
 Invariants: those of `slots.py`; every "start" is answered by exactly one "ended", once nothing of the sandbox is left
-or it is given up; a zygote that ends, ends the spawner.
+or it is given up; if the zygote ends, the spawner ends.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from roll_sandbox.host.image import Images
 from roll_sandbox.host.slots import Slot, Zygote
 
 _OVERHEAD_BYTES = 32 * 2**20
-"""Memory of bwrap and the agent, on top of what the sandbox may use."""
+"""Memory of bwrap and the agent, in addition to the sandbox's limit."""
 _OVERHEAD_PROCESSES = 8
-"""The slot's or bwrap's own, the agent, and the inits of the first programs, or a child that waits with its init."""
+"""Processes of the slot or bwrap, the agent, the inits of the first programs, or a spare child with its init."""
 _MESSAGE_BYTES = 1 << 17
 _SLOT_USERS = 1 << 16
 _STANDING_SLOTS = 4
-"""Made when the zygote starts, so that the first sandboxes need not wait for their control groups either."""
+"""Slots made when the zygote starts, so that the first sandboxes need not wait for their control groups."""
 _FREE_SLOTS = 64
-"""Most that wait for a sandbox; further ones end with theirs."""
+"""Most free slots with a process; the processes of further ones end with their sandboxes."""
 _END_S = 5.0
 _EMPTY_S = 10.0
-"""How long a sandbox may take to end, and its control group to become empty. Its place is not used again otherwise."""
+"""How long a sandbox may take to end, and its control group to become empty. Otherwise its slot is not reused."""
 _LOOK_MS = 5
 
 
@@ -55,7 +55,7 @@ def _first_user():
 
 
 class Spawner:
-    """See the module."""
+    """The spawner; see the module."""
 
     def __init__(self, control):
         self.control = control
@@ -66,9 +66,9 @@ class Spawner:
         self.zygote = None
         self.num_slots, self.free = 0, []
         self.lines, self.running = {}, {}
-        """Slots: by the file descriptor of their line; by the identity of what runs there."""
+        """Slots, by the file descriptor of their socket, and by the id of their sandbox."""
         self.emptying, self.killed = [], []
-        """Slots whose sandbox has ended and whose group may not be empty yet; whose sandbox is to end."""
+        """Slots whose sandbox has ended, with a group that may not be empty yet; slots whose sandbox is to end."""
         self.wake = os.pipe()
         for end in self.wake:
             os.set_blocking(end, False)
@@ -90,7 +90,7 @@ class Spawner:
                 elif descriptor in self.lines:
                     self.hear(descriptor)
                 elif self.zygote is not None and descriptor == self.zygote.line.fileno():
-                    return  # it has ended, and it never says anything else
+                    return  # the zygote has ended: it sends nothing after "ready"
                 elif descriptor == self.control.fileno() and not self.handle():
                     return
             self.reap()

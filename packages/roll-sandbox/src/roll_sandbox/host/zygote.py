@@ -1,19 +1,19 @@
-"""The zygote: one Python that has the agent imported already and forks whoever becomes one, so that none has to start.
+"""The zygote: a Python that has imported the agent and forks agents from itself, so that no interpreter has to start.
 
     spawner ══ seqpacket socket ══ zygote ── fork ──► slot: enters a control group, becomes its user for good
        ╚════════ seqpacket socket, one per slot ════════╝ └── clone ──► agent: first process of new namespaces
 
 To the zygote:  (control group files, user) with the slot's socket; a slot lives as long as that socket.
-To a slot:      ("start", tree) with the agent's line, the file for complaints and, if there is one, the count of its
-                CPU time; ("kill",) ends that sandbox
+To a slot:      ("start", tree) with the agent's socket, the file for error messages and, if there is one, the CPU
+                counter; ("kill",) ends that sandbox
 From a slot:    (None, its own pid) when it is ready; (status, its own pid) when nothing is left of its sandbox
 
-A slot is a process of its own because entering a control group waits for the kernel for up to tens of milliseconds, and
-a fork of a member is a member. It starts one sandbox after another, and is to each what bwrap's outer process would be.
+A slot is a process of its own because entering a control group can take tens of milliseconds, and a fork of a member is
+a member. It starts one sandbox after another, and takes the role of bwrap's outer process for each.
 
-Invariants: no program, input, setting or answer ever reaches the zygote or a slot, so what sandboxes inherit from them
-holds nothing of a sandbox; a slot has one sandbox at a time and outlives all its processes; each process ends with the
-one that forked it; `main` returns in an agent, and in nothing else.
+Invariants: no program, input, setting or answer reaches the zygote or a slot, so sandboxes inherit no data of other
+sandboxes; a slot has one sandbox at a time and outlives all its processes; each process ends with its parent; `main`
+returns only in an agent.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMESPACES = (
 )
 _MESSAGE_BYTES = 1 << 14
 _INSIDE = 1000
-"""The number of a sandbox's user and of its group, as the sandbox sees them."""
+"""UID and GID of a sandbox, as seen from inside."""
 _FAILED = 125
 _DESCRIPTORS = 3
 
@@ -98,10 +98,10 @@ def _become_slot(zygote, groups, user):
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-    kernel.die_with_parent()  # after setresuid, which forgets it
+    kernel.die_with_parent()  # after setresuid, which resets it
     if os.getppid() != zygote:
         raise OSError("the zygote is gone")
-    kernel.hide_memory(False)  # also forgotten; nobody else has this user, and sandboxes write to their /proc/self
+    kernel.hide_memory(False)  # also reset; this UID is the slot's alone, and sandboxes write to their /proc/self
 
 
 def _start_sandboxes(line):
