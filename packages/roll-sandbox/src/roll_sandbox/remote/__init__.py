@@ -1,4 +1,4 @@
-"""The client of a sandbox service. `connect` gives a manager like the local one; nothing is imported before that."""
+"""The client of a sandbox service. `connect` returns a manager like the local one; imports happen on its first call."""
 
 from __future__ import annotations
 

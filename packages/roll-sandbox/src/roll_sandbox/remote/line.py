@@ -1,11 +1,11 @@
-"""The client's end of a line to a sandbox service: many sandboxes over one connection that may break.
+"""The client's end of a connection to a sandbox service: many sandboxes over one WebSocket that may break.
 
     Sandbox ──► RemoteConnection ──► Line ──► messages ──► service ──► worker ──► agent
-                                      └ keeps what a running program was sent, until it ends: a new connection
-                                        sends it again, and names make sure that nothing happens twice
+                                      └ keeps all messages to a running program until it ends: a new connection
+                                        sends them again, and names ensure that nothing happens twice
 
-Invariants: one event loop; every program ends exactly once, with what its worker said or with an error; a program whose
-end nobody knows is lost, never a success.
+Invariants: one event loop; every program ends exactly once, with its worker's report or with an error; a program whose
+end is unknown is lost, never a success.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["Line", "RemoteConnection", "RemoteSandbox", "new_name"]
 
 _ANSWER_S = 10.0
 _KEPT_CLOSES = 256
-"""Ends of sessions that are sent again over another connection: nothing says that one has arrived."""
+"""Closes of sessions that are sent again over a new connection, since they are not acknowledged."""
 _FIELDS = {"input": ("data",), "bound": ("wall_s", "cpu_s"), "tty": ("rows", "columns", "shown")}
 
 
@@ -52,7 +52,7 @@ class RemoteSandbox(Sandbox):
     def __init__(self, name: str, *arguments: Any, line: Line, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
         self.name = name
-        """By which its owner finds it in the service."""
+        """Name of the sandbox in the service."""
         self._line = line
 
     def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
@@ -104,7 +104,7 @@ class RemoteConnection:
         self._line = line
         self.name = name
         self.next_name: str | None = None
-        """Of the next program, where its name is not a new one."""
+        """Name of the next program; `None`: a new name."""
         self.lost = False
         self.why: RollSandboxError = SandboxError("the sandbox has ended")
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -360,7 +360,7 @@ class Line:
         elif op == "created" or op == "failed":
             if op == "failed" and connection is not None:
                 error = failure_of(message)
-                if isinstance(error, UnknownSandboxError):  # what was sent to it before may have run
+                if isinstance(error, UnknownSandboxError):  # a program sent before may have run
                     error = SandboxLostError(f"the sandbox ended while there was no line to the service: {error}")
                 connection.lose(error)
         elif connection is not None:
@@ -393,5 +393,5 @@ class Line:
 
     @property
     def open(self) -> list[RemoteConnection]:
-        """Of every sandbox that has not ended."""
+        """The connections of all sandboxes that have not ended."""
         return list(self._connections.values())

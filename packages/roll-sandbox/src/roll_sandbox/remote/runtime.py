@@ -1,4 +1,4 @@
-"""The `remote` runtime: a service starts the sandboxes, over one WebSocket that is dialled again when it breaks."""
+"""The `remote` runtime: a service starts the sandboxes, over one WebSocket that is reconnected when it breaks."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _DIAL_S = 10.0
 _CLOSE_S = 5.0
 _WORKERS_S = 10.0
-"""How long after a service came back its workers may not have."""
+"""How long workers may take to rejoin after a service came back."""
 
 
 class RemoteRuntime:
-    """See the module and `runtime.Runtime`.
+    """The remote runtime; see the module and `runtime.Runtime`.
 
     Args:
         url, token, lifetime_s, ca_file, patience_s, wait_for_quota: see `connect`.
@@ -70,20 +70,20 @@ class RemoteRuntime:
         self._patience_s = patience_s
         self._wait_for_quota = wait_for_quota
         self._refused: SandboxAccessError | None = None
-        """Why there will be no further connection."""
+        """The error after which there are no further connections."""
         self._back = -math.inf
-        """When the service was reached again."""
+        """Time of the last reconnection."""
         self._waiting = 0
-        """For sandboxes that the quota does not allow yet."""
+        """Requests that wait for the owner's quota."""
         self._line = Line(self._transmit)
         self._session: aiohttp.ClientSession | None = None
         self._keeping: asyncio.Task[None] | None = None
         self._socket: aiohttp.ClientWebSocketResponse | None = None
         self._outgoing = Outbox()
         self._uploads: dict[str, Mount] = {}
-        """Of directories here, by their path."""
+        """Mounts of uploaded directories, by local path."""
         self._files: dict[str, Files] = {}
-        """Of uploaded directories, by their digest."""
+        """Files of uploaded directories, by digest."""
         self._closed = False
         self._most = MAX_MESSAGE_BYTES
 
@@ -142,7 +142,7 @@ class RemoteRuntime:
             async with self._session.get(f"{self._url}/health/ready") as answer:
                 return answer.status == 429
         except (aiohttp.ClientError, OSError, TimeoutError):
-            return True  # nothing is known of the token
+            return True  # the token may be valid
 
     async def _keep(self, socket: aiohttp.ClientWebSocketResponse | None) -> None:
         """Serve one connection after another, as long as the service comes back in time."""

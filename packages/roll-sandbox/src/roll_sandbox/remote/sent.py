@@ -1,4 +1,4 @@
-"""What a client sent to one running program, kept until the program has ended."""
+"""The messages that a client sent to one running program, kept until the program has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from roll_sandbox.wire import Message
 __all__ = ["Sent"]
 
 _KEPT_BYTES = 2**24
-"""Of input of one running program: one that was sent more cannot be found again over another connection."""
+"""Most bytes of a running program's input to keep: with more input, a program cannot be resumed over a new connection.
+"""
 
 
 class Sent:
@@ -20,9 +21,9 @@ class Sent:
         self.have = 0
         self.answered = 0
         self.asked_at = -1
-        """With how many pieces the rest was asked for again."""
+        """Number of received pieces when the rest was last requested again."""
         self.kept_bytes: int | None = 0
-        """`None`: too much to keep."""
+        """Bytes of kept input; `None`: too many to keep."""
 
     def keep(self, message: Message) -> None:
         """Keep one more message."""

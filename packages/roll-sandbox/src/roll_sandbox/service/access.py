@@ -1,7 +1,7 @@
-"""In front of every route: the token, what it may do, and how much may be sent.
+"""Access control before every route: tokens, scopes, rates and body sizes.
 
-Only `/health/live` is answered without a token. Which scope a path takes is said here and nowhere else, so that a route
-that is not listed takes the most.
+Only `/health/live` is answered without a token. The scopes of paths are defined only here, so that a route that is not
+listed needs the highest one.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def make_app(service: Service) -> ASGIApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        if not service.ready:  # `serve` has started it already
+        if not service.ready:  # `serve` may have started it already
             await service.start()
         try:
             yield

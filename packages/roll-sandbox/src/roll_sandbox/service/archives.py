@@ -1,7 +1,7 @@
 """Directories of sandboxes as tar archives, both ways.
 
-Nothing of an archive is unpacked on the server: it is looked through, and the sandbox unpacks it with the rights of any
-program in it. What comes out of a sandbox is looked through as well, since whoever is in there may have written it.
+No archive is unpacked on the server: it is checked, and the sandbox unpacks it with the rights of any program. Archives
+from a sandbox are checked as well, since a hostile program may have written them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def check_archive(data: bytes, most_bytes: int, most_files: int) -> None:
                         "the sandbox's disk_bytes and max_files."
                     )
                 _check_member(member)
-    except (OversizedUploadError, SandboxRequestError):  # ValueErrors, too
+    except (OversizedUploadError, SandboxRequestError):  # also ValueErrors
         raise
     except (tarfile.TarError, ValueError, OverflowError, EOFError, RecursionError) as error:
         raise SandboxRequestError(

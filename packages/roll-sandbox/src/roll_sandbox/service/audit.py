@@ -1,4 +1,4 @@
-"""Who did what: one JSON object a line, without bodies, output or secrets."""
+"""The audit log: one JSON object per line, without bodies, output or secrets."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ __all__ = ["Audit"]
 
 _MOST_BYTES = 2**26
 _MOST_WAITING = 100_000
-"""Lines that wait for a disk that takes none."""
+"""Most lines that wait while the disk cannot be written."""
 _AT_ONCE = 1000
 _MOST_TEXT = 200
-"""Characters of one field: names come from whoever asks."""
+"""Most characters of one field, since clients choose the names in it."""
 _log = logging.getLogger(__name__)
 
 

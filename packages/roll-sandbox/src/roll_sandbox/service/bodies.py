@@ -1,4 +1,4 @@
-"""Bodies of requests and answers, as OpenAPI has them. Bytes are base64."""
+"""Bodies of requests and responses, as in the OpenAPI schema. Bytes are base64."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _clean(text: str) -> str:
 
 _Source = Annotated[str, AfterValidator(_clean)]
 Text = Annotated[str, Field(pattern=_NO_ZERO), AfterValidator(_clean)]
-"""Without zero bytes and halves of surrogate pairs."""
+"""A text without zero bytes and halves of surrogate pairs."""
 Named = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{8,64}$")]
 
 
@@ -107,17 +107,17 @@ class SandboxBody(_Body):
     expires: float
     worker: str
     programs: int
-    """Running in it."""
+    """Running programs."""
 
 
 class ExtendBody(_Body):
-    """How long from now on."""
+    """A new lifetime, counted from now on."""
 
     lifetime_s: _Seconds
 
 
 class RunBody(_Body):
-    """A program: `source` of Python, or `argv`."""
+    """A program: Python `source`, or `argv`."""
 
     source: _Source | None = None
     argv: list[Text] = []
@@ -129,7 +129,7 @@ class RunBody(_Body):
     cpu_s: _Seconds | None = None
     output_bytes: Annotated[int, Field(gt=0, lt=2**40)] | None = None
     alone: bool = False
-    """In namespaces and files of its own."""
+    """Whether the program gets namespaces and files of its own."""
 
     def program(self) -> Program:
         """Return the program to run.
@@ -152,44 +152,44 @@ class SessionBody(_Body):
 
 
 class SessionRunBody(_Body):
-    """A command for it."""
+    """A command for a shell."""
 
     command: Text
     wall_s: _Seconds | None = None
 
 
 class ResultBody(_Body):
-    """See `ExecutionResult`."""
+    """A program's result; see `ExecutionResult`."""
 
     outcome: str
     exit_code: int | None
     stdout: str
     stderr: str
     encoding: str = "utf-8"
-    """Of stdout and stderr; what is not UTF-8 is shown as U+FFFD."""
+    """Encoding of stdout and stderr; bytes that are not UTF-8 are shown as U+FFFD."""
     limits_hit: list[str]
     wall_s: float
     cpu_s: float
     peak_memory_bytes: int
     output_kept: bool = True
-    """Whether the output is known still; where not, `stdout` and `stderr` are empty."""
+    """Whether the output is still known; if not, `stdout` and `stderr` are empty."""
 
 
 class ProgramBody(BaseModel):
-    """What is written down of a program."""
+    """The record of a program."""
 
     program: str
     state: str
-    """`running`, `ended`, `failed` (its sandbox broke or ended) or `lost` (nobody knows)."""
+    """`running`, `ended`, `failed` (its sandbox broke or ended) or `lost` (its end is unknown)."""
     started: float
     result: ResultBody | None = None
-    """Of one that has ended, without its output."""
+    """Result of a program that has ended, without its output."""
     error: str | None = None
     message: str | None = None
 
 
 class EntryBody(BaseModel):
-    """Of a directory."""
+    """An entry of a directory."""
 
     name: str
     directory: bool

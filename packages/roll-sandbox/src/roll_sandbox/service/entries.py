@@ -1,4 +1,4 @@
-"""What a switchboard knows of clients' lines, sandboxes and programs while they are alive."""
+"""A switchboard's records of live client connections, sandboxes and programs."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["ClientLine", "Entry", "Program"]
 
 @dataclass(eq=False)
 class ClientLine:
-    """The server's end of a line."""
+    """The server's end of a client's connection."""
 
     identity: Identity
     deliver: Callable[[Message], None]
     leases: bool = True
-    """Whether sandboxes that were made over it end with it."""
+    """Whether sandboxes made over this connection end with it."""
     peer: str = ""
 
 
@@ -33,10 +33,10 @@ class Program:
     line: ClientLine | None
     recorded: bool
     waiting: list[Message] | None = None
-    """What came for it before it was written down."""
+    """Messages that wait until the program is in the database; `None`: it is, or need not be."""
     over: bool = False
     ending: bool = False
-    """Over, and its end not written down yet."""
+    """Whether it has ended and its end is not in the database yet."""
 
 
 @dataclass(eq=False)
@@ -50,27 +50,27 @@ class Entry:
     created: float
     """Seconds since 1970."""
     ends: float
-    """When its lifetime does, by the monotonic clock: one that is set anew ends no sandbox, and keeps none."""
+    """End of its lifetime by the monotonic clock, since the system clock may be set."""
     state: str = "starting"
     leased: bool = False
     lines: set[ClientLine] = field(default_factory=set)
     programs: dict[str, Program] = field(default_factory=dict)
     looks: dict[str, ClientLine] = field(default_factory=dict)
-    """Who waits to hear how it stands."""
+    """Clients that wait for an answer to `look`, by its id."""
     alone_since: float | None = None
     stopping: bool = False
     waiting: list[Message] | None = None
-    """What came for its worker before it was written down; `None`: it has been."""
+    """Messages that wait until the sandbox is in the database; `None`: it is."""
     traits: dict[str, Any] = field(default_factory=dict)
 
     @property
     def place(self) -> str:
-        """Its name among all owners'."""
+        """The name that is unique among all owners."""
         return f"{self.owner}/{self.name}"
 
     @property
     def expires(self) -> float:
-        """When its lifetime ends, in seconds since 1970."""
+        """End of the lifetime, in seconds since 1970."""
         return time.time() + self.ends - time.monotonic()
 
     def send(self, message: Message) -> None:
@@ -87,5 +87,5 @@ class Entry:
 
     @property
     def running(self) -> int:
-        """Recorded programs that have not ended."""
+        """Number of recorded programs that have not ended."""
         return sum(program.recorded and not program.over for program in self.programs.values())

@@ -1,6 +1,7 @@
-"""HTTP whose requests have heads of bounded size.
+"""HTTP requests with heads of bounded size.
 
-Uvicorn's faster reader takes lines without end into memory, from anybody; the other one, h11, bounds them itself.
+Uvicorn's faster parser, httptools, reads lines of any length into memory, from any peer; the other parser, h11, bounds
+them itself.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 __all__ = ["BoundedHttp"]
 
 MOST_BYTES = 2**18
-"""Of a request but its body: lines above it, frames of its chunks, lines below it."""
+"""Most bytes of a request without its body: head, frames of chunks, trailers."""
 
 
 class BoundedHttp(HttpToolsProtocol):
     """A protocol that answers 400 to a request with a larger head, and closes the connection; see the module."""
 
     _around = 0
-    """Bytes of this request that were no body."""
+    """Bytes of this request outside its body."""
 
     def data_received(self, data: bytes) -> None:
         """Count the received bytes; called by the event loop."""

@@ -1,4 +1,4 @@
-"""Sandboxes for HTTP routes: the client's own code, over a line that stays in this process."""
+"""Sandboxes for HTTP routes: the client's code, over a connection inside this process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roll_sandbox.wire import Message, checked
 __all__ = ["Inside", "Owned"]
 
 _acting: ContextVar[Identity] = ContextVar("acting")
-"""Whose token asked for what is being done: the audit log names it, not the first of its owner."""
+"""Identity of the present request, so that the audit log names its token and not the owner's first one."""
 
 
 class Owned:

@@ -1,4 +1,4 @@
-"""What time does: lifetimes end, what nobody claims is stopped, workers are away when silent, and then given up."""
+"""Periodic housekeeping: ends lifetimes, stops orphaned sandboxes, and removes workers that stay away."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ class Keeper:
             self.look(time.monotonic())
             try:
                 await self._now_and_then(turns)
-            except SandboxDatabaseError:  # in the next turn, then
+            except SandboxDatabaseError:  # tried again in the next round
                 continue
-            except Exception:  # without this, no lifetime would end any more
+            except Exception:  # otherwise no lifetime would end any more
                 _log.exception("the sandbox service's housekeeping failed, and is tried again")
 
     async def _now_and_then(self, turns: int) -> None:
@@ -90,7 +90,7 @@ class Keeper:
     def look(self, monotonic: float) -> None:
         """Run one round of the housekeeping."""
         board = self._board
-        stalled, self._looked = monotonic - self._looked > 4 * _EVERY_S, monotonic  # then what came was not read yet
+        stalled, self._looked = monotonic - self._looked > 4 * _EVERY_S, monotonic  # received beats may be unread
         for entry in list(board.entries.values()):
             if entry.stopping:
                 continue
@@ -113,7 +113,7 @@ def restore(board: Switchboard, row: Row[Any], programs: dict[str, str]) -> None
         SandboxRequestError, TypeError: the row is corrupt.
     """
     spec, created = spec_of(readable(row.spec)), row.created + 0.0
-    left = min(row.expires - time.time(), row.expires - created)  # a clock that was set back gives no more
+    left = min(row.expires - time.time(), row.expires - created)  # a clock that was set back must not add time
     ends = time.monotonic() + left
     away = WorkerLink(row.worker, None, away_since=time.monotonic())
     worker = board.workers.setdefault(row.worker, away)

@@ -1,4 +1,4 @@
-"""The server's end of a way to a worker."""
+"""The server's end of a worker's connection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll_sandbox.wire import Message, Report, encode
 __all__ = ["WorkerLink"]
 
 _WAITING = 10_000
-"""Messages for a worker that is away."""
+"""Most queued messages for a worker that is away."""
 _WAITING_BYTES = 2**27
 
 
@@ -24,45 +24,45 @@ class WorkerLink:
     transmit: Callable[[Message], None] | None
     """`None` while it is away."""
     capacity: int = 512
-    """Sandboxes at once."""
+    """Most sandboxes at once."""
     memory_bytes: int | None = None
-    """What limits of its sandboxes may come to; `None`: whatever they do."""
+    """Bound on the sum of its sandboxes' memory limits; `None`: no bound."""
     drained: bool = False
-    """Somebody said that it gets no new sandboxes."""
+    """Whether an admin requested that it gets no new sandboxes."""
     leaving: bool = False
-    """It says so itself, and ends when it has none."""
+    """Whether the worker itself requested that, and exits when it has no sandboxes."""
     process: str = ""
-    """Which process has the name: one at a time."""
+    """Identifier of the process that has the name: one at a time."""
     hang_up: Callable[[], None] | None = None
-    """Breaks the line to it."""
+    """Closes the connection to it."""
     heard: float = math.inf
-    """When it said something last; a worker in this process never stops."""
+    """Time of its last message (monotonic); infinite for a worker in this process."""
     seen: float = 0.0
-    """The same as seconds since 1970."""
+    """Time of its last message, in seconds since 1970."""
     report: Report = field(default_factory=Report)
     placed: int = 0
-    """Sandboxes since its last report."""
+    """Sandboxes placed since its last report."""
     away_since: float = 0.0
     held: int = 0
     held_memory_bytes: int = 0
     waiting: list[Message] = field(default_factory=list)
     waiting_bytes: int = 0
     uploads: set[str] = field(default_factory=set)
-    """Digests of the directories that it was sent since it joined."""
+    """Digests of the directories that were sent to it since it joined."""
 
     @property
     def here(self) -> bool:
-        """Whether it can be told anything."""
+        """Whether the worker is connected."""
         return self.transmit is not None
 
     @property
     def draining(self) -> bool:
-        """Whether it gets no new sandboxes."""
+        """Whether the worker gets no new sandboxes."""
         return self.drained or self.leaving
 
     @property
     def state(self) -> str:
-        """For people."""
+        """State for display: `away`, `draining` or `ready`."""
         return "away" if not self.here else "draining" if self.draining else "ready"
 
     def note(self, report: Report) -> None:

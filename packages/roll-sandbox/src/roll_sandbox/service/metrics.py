@@ -1,4 +1,4 @@
-"""What Prometheus reads."""
+"""The metrics of a service, for Prometheus."""
 
 from __future__ import annotations
 

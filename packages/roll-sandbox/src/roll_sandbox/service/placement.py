@@ -1,4 +1,4 @@
-"""Which worker a new sandbox goes to."""
+"""Placement of new sandboxes on workers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ from roll_sandbox.types import SandboxSpec
 __all__ = ["choose", "load"]
 
 LEAST_FREE_BYTES = 2**28
-"""A machine with less gets no sandbox, whatever its limits are: they are seldom reached, and all at once never."""
+"""A machine with less free memory gets no sandbox. Limits do not matter here: they are seldom reached, and never all at
+once.
+"""
 IDLE_BYTES = 2_300_000
 PLACED_PER_CORE = 16
-"""So many sandboxes that were placed since a worker's last report are taken to keep a core busy."""
+"""Number of sandboxes placed since a worker's last report that count as one busy core."""
 IMAGE_LOAD = 0.25
-"""A worker that would have to fetch the image counts as so much fuller."""
+"""Load added to a worker that would have to fetch the image."""
 
 
 def choose(workers: Iterable[WorkerLink], spec: SandboxSpec, *, near: WorkerLink | None = None) -> WorkerLink:

@@ -1,4 +1,4 @@
-"""What an owner may have at once, and how much of it is taken."""
+"""Quotas of owners, and how much of them is taken."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ class Quota:
     """Bounds of one owner; `None`: only the machine's bounds apply."""
 
     sandboxes: int | None = 1024
-    """Alive at once."""
+    """Most live sandboxes."""
     memory_bytes: int | None = None
-    """Limits on memory of all of them together."""
+    """Bound on the sum of the sandboxes' memory limits."""
     disk_bytes: int | None = None
-    """The same of disk."""
+    """Bound on the sum of the sandboxes' disk limits."""
     cpu_s: float | None = None
-    """CPU time of one program; of one that asks for none, the limit."""
+    """Most CPU time of one program, and the limit of programs that request none."""
     lifetime_s: float = 24 * 3600.0
-    """Of one sandbox, from any moment."""
+    """Longest remaining lifetime of a sandbox, at any moment."""
     programs: int | None = 4096
-    """Running at once."""
+    """Most running programs."""
     requests_per_s: float = 5000.0
-    """Messages and requests, on average; bursts may be twice as many."""
+    """Messages and requests per second, on average; a burst may have twice as many."""
 
 
 _NAMES = {field.name for field in fields(Quota)}
 _BOUND = ("lifetime_s", "requests_per_s")
-"""Never `None`."""
+"""Fields that are never `None`."""
 _log = logging.getLogger(__name__)
 
 

@@ -1,4 +1,4 @@
-"""How often may be asked."""
+"""Rate limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the service writes down of sandboxes and programs, and finds again when it starts."""
+"""The service's records of sandboxes and programs in its database, from which it recovers when it starts."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ __all__ = ["ALIVE", "ProgramRecord", "Records", "WorkerRecord", "readable"]
 ALIVE = ("starting", "running")
 _Then: TypeAlias = Callable[[Exception | None], None]
 _KEPT_S = 3600.0
-"""How long what has ended can be asked for."""
+"""How long records of ended sandboxes are kept."""
 _WORKERS_KEPT_S = 7 * 86400.0
-"""How long a name belongs to the owner whose worker had it last."""
+"""How long a worker's name stays reserved for its owner."""
 
 _ONE = (sandboxes.c.owner == bindparam("b_owner"), sandboxes.c.name == bindparam("b_name"))
 _OF = (executions.c.owner == bindparam("b_owner"), executions.c.sandbox == bindparam("b_sandbox"))
@@ -54,7 +54,7 @@ class ProgramRecord:
     state: str
     started: float
     end: Message | None
-    """Its end as its worker said it, where there is one that can be read."""
+    """Its end as reported by its worker, if it has one that can be read."""
 
 
 @dataclass(frozen=True)
@@ -154,12 +154,12 @@ class Records:
 
     @property
     def away(self) -> str:
-        """Why nothing is written; empty while the database answers."""
+        """Why the database cannot be written; empty while it answers."""
         return self._store.away
 
     @property
     def waiting(self) -> int:
-        """Writes that are not in the database yet."""
+        """Number of writes that are not in the database yet."""
         return self._store.waiting
 
     def quotas(self) -> dict[str, dict[str, Any]]:

@@ -1,6 +1,6 @@
-"""ROCK's REST routes, so that code written for ROCK's SDK runs here by changing a URL.
+"""ROCK's REST routes, so that code written for ROCK's SDK runs here with another URL.
 
-Whatever fails behind the token is answered as ROCK does: 200, `status` "Failed", and one of ROCK's codes.
+Errors after the token check are answered as ROCK does: 200, `status` "Failed", and one of ROCK's codes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["add_rock_routes"]
 
 _LONGEST_S = 86400.0
 _ESCAPES = re.compile(r"\x1b[@-_][0-?]*[ -/]*[@-~]")
-"""What ROCK takes out of a shell's output (`rock/rocklet/linux.py`)."""
+"""The escape sequences that ROCK removes from a shell's output (`rock/rocklet/linux.py`)."""
 _FORM = {
     "multipart/form-data": {
         "schema": {
@@ -171,7 +171,7 @@ class _Rock:
         return None if row is None else {**said, "host_name": row.worker, "user_id": self.owned.owner}
 
     async def execute(self, request: ExecuteRequest) -> dict[str, Any]:
-        """Run a command to its end."""
+        """Run a command and wait for its end."""
         command = request.command
         argv = ("bash", "-c", command) if isinstance(command, str) else tuple(command)
         program = Command(argv=argv, env=request.env or {}, cwd=request.cwd, wall_s=request.timeout or _LONGEST_S)
@@ -258,7 +258,7 @@ def add_rock_routes(app: FastAPI, *, images: bool) -> None:
     async def is_alive(sandbox_id: Id, here: Here) -> RockAnswer:
         try:
             said = here.status(sandbox_id)
-        except UnknownSandboxError as error:  # no failure, as in ROCK
+        except UnknownSandboxError as error:  # not a failure, as in ROCK
             said = {"is_alive": False, "host_name": str(error)}
         return RockAnswer(result={"is_alive": said["is_alive"], "message": said["host_name"]})
 

@@ -1,7 +1,7 @@
-"""Requests and answers of ROCK's REST routes, as its SDK sends and reads them.
+"""Requests and responses of ROCK's REST routes, as its SDK sends and parses them.
 
-Source: alibaba/ROCK, `rock/admin/entrypoints`, `rock/sdk/sandbox/client.py`, version 1.11. Fields that are not named
-here are ignored, as ROCK does.
+Source: alibaba/ROCK, `rock/admin/entrypoints`, `rock/sdk/sandbox/client.py`, version 1.11. Other fields are ignored, as
+in ROCK.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 BAD_REQUEST, BROKEN, COMMAND_FAILED = 4000, 5000, 6000
-"""ROCK's codes."""
+"""ROCK's error codes."""
 _UNITS = {"": 1, "b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _Timeout = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 _Size = Annotated[str, Field(pattern=r"^[0-9]{1,6}(\.[0-9]{1,3})?([bB]|[kKmMgGtT]([iI]?[bB])?)?$")]

@@ -48,7 +48,7 @@ __all__ = ["add_routes"]
 
 Name = Annotated[Named, Path()]
 Key = Annotated[Named | None, Header(alias="Idempotency-Key")]
-"""Of what is made: the same key again is the same sandbox or program."""
+"""Idempotency key: a request with the same key returns the same sandbox or program."""
 FilePath = Annotated[Text, Query(min_length=1, max_length=4096)]
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _ERROR = {
@@ -66,7 +66,7 @@ import json, os
 entries = sorted(os.scandir({path!r}), key=lambda entry: entry.name)
 print(json.dumps([[e.name, e.is_dir(follow_symlinks=False), e.stat(follow_symlinks=False).st_size] for e in entries]))
 """
-"""The listing is the program's word, like all output: a hostile sandbox can lie about its own files only."""
+"""The listing is not trusted, like all output: a hostile sandbox can misreport only its own files."""
 
 
 async def _owned(request: Request) -> Owned:

@@ -1,4 +1,4 @@
-"""One service: its database, switchboard and, on one machine, its worker."""
+"""One service: its database, switchboard and, unless workers only join, the worker in its process."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from roll_sandbox.worker import Worker
 __all__ = ["Service"]
 
 _CHECK_S = 1.0
-"""How soon a line ends whose token was revoked or expired."""
+"""Seconds between two checks of a connection's token."""
 _GREETING_S = 10.0
-"""How soon a worker says who it is."""
+"""Timeout of a worker's first message."""
 
 
 class Service:
@@ -135,7 +135,7 @@ class Service:
         return None
 
     async def _check(self, identity: Identity, channel: Channel) -> None:
-        """Close the channel once its token is no longer good.
+        """Close the channel once its token is no longer valid.
 
         While the database is away the channel stays open, since nothing can be started over it.
         """

@@ -1,4 +1,4 @@
-"""`roll-sandbox serve`: where it listens, and what it says when it starts."""
+"""`roll-sandbox serve`: checks the settings, listens, and runs the server."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def _check_tls(certificate: Path | None, key: Path | None) -> None:
             raise ConfigError(f"there is no file '{path}': TLS needs a certificate and its key, in PEM.")
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password="")
-    except OSError as error:  # SSLError is one
+    except OSError as error:  # includes SSLError
         raise ConfigError(
             f"'{certificate}' and '{key}' are no certificate and its key: {error.strerror}. TLS needs both in PEM, "
             "the key without a password."
@@ -135,10 +135,10 @@ def _protocol() -> Any:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol by its number, asyncio sets TCP_NODELAY: without, answers wait 40 ms for a delayed ACK.
+    # asyncio sets TCP_NODELAY only if the protocol is given; without it, answers wait 40 ms for a delayed ACK.
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # whoever reads nothing for so long is hung up on
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # disconnects peers that read nothing for so long
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _SILENT_MS)
     try:
         listening.bind((host, port))

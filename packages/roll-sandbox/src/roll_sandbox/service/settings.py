@@ -1,4 +1,4 @@
-"""How a service is set up: what `roll-sandbox serve` is told."""
+"""The settings of a service, from the options of `roll-sandbox serve`."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Settings:
 
     database: str = field(default_factory=default_database)
     runtime: str | None = "bubblewrap"
-    """Of the worker in the server's process; `None`: there is none, and others join."""
+    """Runtime of the worker in the server's process; `None`: there is no such worker, and others join."""
     spec: SandboxSpec = field(default_factory=SandboxSpec)
-    """The kind of sandbox that is started in advance."""
+    """The spec of sandboxes that are started in advance."""
     warm: int | None = None
     max_sandboxes: int = 2048
     mounts: tuple[str, ...] = ()
     """Directories of this machine that specs may mount."""
     lifetime_s: float = 3600.0
-    """Of sandboxes whose clients name none."""
+    """Default lifetime of sandboxes."""
     quota: Quota = field(default_factory=Quota)
     audit: Path | None = None
     max_message_bytes: int = MAX_MESSAGE_BYTES
     away_s: float = 60.0
-    """How long a worker may be away before what it holds is lost."""
+    """How long a worker may be away before its sandboxes are lost."""
     max_lines: int = 64
-    """Open at once, of one owner."""
+    """Most open connections of one owner."""

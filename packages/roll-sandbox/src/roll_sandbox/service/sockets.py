@@ -1,4 +1,4 @@
-"""WebSockets of clients (`/v1/line`) and workers (`/v1/worker`): messages in, messages out."""
+"""WebSockets of clients (`/v1/line`) and workers (`/v1/worker`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from roll_sandbox.wire import Message, decode, encode, failure_said
 __all__ = ["Channel"]
 
 _MOST_BYTES = 2**27
-"""Waiting for a peer that does not read."""
+"""Most queued bytes for a peer that does not read."""
 _MOST_OF_OWNER_BYTES = 2**28
 _CLOSE_S = 5.0
 
@@ -76,7 +76,7 @@ class Channel:
             self._outgoing.clear()
             self._count(-self._bytes)
             with contextlib.suppress(WebSocketDisconnect, RuntimeError, OSError, TimeoutError):
-                async with asyncio.timeout(_CLOSE_S):  # one that reads nothing takes no goodbye
+                async with asyncio.timeout(_CLOSE_S):  # a peer that reads nothing accepts no close frame
                     await self._socket.close()
 
     async def _read(self, hear: Callable[[Message], None]) -> None:

@@ -1,11 +1,11 @@
-"""A program's output as it comes, over a WebSocket of JSON texts: for clients that are not ours.
+"""Streams a program's output over a WebSocket of JSON texts, for clients other than this package's.
 
     client: {"run": RunBody, "key"?: name}   then {"input": base64} · {"end_input": true} · {"kill": true}
     server: {"stream": "stdout" | "stderr", "data": base64} …, then {"end": ResultBody without output}
-            or {"error": kind, "message": what}, and hangs up
+            or {"error": kind, "message": text}, and closes the socket
 
-A program without a key ends with its socket; one with a key goes on, and the same key again finds it, from its first
-output on.
+A program without a key ends with its socket. A program with a key goes on, and the same key finds it again, from its
+first output on.
 """
 
 from __future__ import annotations

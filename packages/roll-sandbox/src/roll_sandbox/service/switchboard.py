@@ -1,11 +1,11 @@
-"""Between clients and workers: who owns what, where it runs, what became of it.
+"""Connects clients and workers: records the owner, the worker and the end of each sandbox and program.
 
-    line of a client ──► switchboard ──► link of a worker
-                            ├ a program is written down before its worker hears of it
-                            └ its end is written down before its client does
+    connection of a client ──► switchboard ──► link of a worker
+                            ├ a program is recorded before it is sent to its worker
+                            └ its end is recorded before it is sent to its client
 
-Invariants: one event loop; a name starts one program, once; a program whose end was not written down is lost, an error,
-and never run again; another owner's names are unknown.
+Invariants: one event loop; a name starts one program, once; a program whose end was not recorded is lost, which is an
+error, and never run again; names of other owners are unknown.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from roll_sandbox.wire import Message, failure_said, spec_of, spec_said
 __all__ = ["ClientLine", "Entry", "Switchboard"]
 
 ORPHAN_S = 60.0
-"""How long a sandbox waits for the client whose line has broken."""
+"""How long a sandbox waits for its client to reconnect."""
 AWAY_S = 60.0
-"""How long a worker may be away before what it holds is lost."""
+"""How long a worker may be away before its sandboxes are lost."""
 
 
 class Switchboard:
@@ -110,7 +110,7 @@ class Switchboard:
 
         def written(error: Exception | None) -> None:
             waiting = entry.written()
-            if self.entries.get(entry.place) is not entry:  # its worker has gone meanwhile
+            if self.entries.get(entry.place) is not entry:  # its worker was removed meanwhile
                 return
             if error is not None:
                 self._remove(entry)
@@ -155,7 +155,7 @@ class Switchboard:
             if error is not None:
                 self._over(entry, program)
                 if isinstance(error, SandboxDatabaseError):
-                    entry.programs.pop(name, None)  # it never was: the same may be asked again
+                    entry.programs.pop(name, None)  # it was never started, so its name may be used again
                 else:
                     error = SandboxLostError(str(error))
                 if program.line is not None:
@@ -213,7 +213,7 @@ class Switchboard:
         op = message["op"]
         entry = self.entries.get(message["sandbox"])
         if entry is None or worker not in (None, entry.worker):
-            if op == "created" and worker is not None:  # it was lost, or stopped, while it started
+            if op == "created" and worker is not None:  # lost or stopped while it started
                 worker.send({"op": "stop", "sandbox": message["sandbox"]})
             return
         message = {**message, "sandbox": entry.name}
@@ -239,7 +239,7 @@ class Switchboard:
 
     def _ended(self, entry: Entry, program: Program, message: Message) -> None:
         name = message["id"]
-        if not program.recorded or program.over:  # of a session that was opened; or said again to a new line
+        if not program.recorded or program.over:  # a session was opened, or an end is sent again to a new connection
             if program.line is not None and not program.ending:
                 program.line.deliver(message)
             return
@@ -283,9 +283,8 @@ class Switchboard:
     def found(self, entry: Entry, traits: dict[str, Any], known: list[str]) -> None:
         """Resume a sandbox whose worker came back; programs that the worker does not know are lost.
 
-        Messages sent to the other programs while the connection was breaking may not have arrived: the client sends
-        them
-        again, and the worker skips those it has by their numbers.
+        Messages to the other programs may have been lost with the connection: the client sends them again, and the
+        worker skips those it has by their numbers.
         """
         self.hear({"op": "created", "sandbox": entry.place, "traits": traits})
         sent_soon = {message.get("id") for message in entry.worker.waiting}

@@ -1,6 +1,6 @@
-"""Who may ask: tokens, of which only a digest is kept.
+"""Tokens of a service, of which only digests are stored.
 
-A token is `roll_` id `_` secret; the secret has 256 bits, so that a plain digest of it tells nothing.
+A token is `roll_` id `_` secret; the secret has 256 bits, so a plain digest of it is safe to store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Identity:
     """The identity behind a token."""
 
     token: str
-    """Its id."""
+    """Id of the token."""
     owner: str
     scopes: frozenset[str]
     expires: float | None = None

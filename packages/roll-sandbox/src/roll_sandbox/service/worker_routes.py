@@ -1,4 +1,4 @@
-"""The routes of `/v1/workers`: who looks, and who says that one gets no new sandboxes. They take the scope `admin`."""
+"""The routes of `/v1/workers`, which list workers and drain them. They need the scope `admin`."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class WorkerBody(BaseModel):
     sandboxes: int
     capacity: int
     load: float
-    """Of its scarcest part: 1 is full."""
+    """Used share of its scarcest resource: 1 is full."""
     cores: int
     memory_bytes: int | None
     free_bytes: int | None
     images: list[str]
     seen: float
-    """Seconds since 1970."""
+    """Time of its last message, in seconds since 1970."""
 
 
 def _shown(link: WorkerLink) -> WorkerBody:

@@ -1,9 +1,9 @@
-"""Workers that join: who has which name, what they hold, and which of them get no new sandboxes.
+"""Workers that join: their names, the sandboxes they hold, and whether they are draining.
 
-    join ──► name free, or this owner's? ──► agree on what it holds ──► beats ──► leave, or silence (`keeper.py`)
+    join ──► name free, or this owner's? ──► agree on held sandboxes ──► heartbeats ──► leave, or silence (`keeper.py`)
 
-A name belongs to the owner of the token that used it first, and to one process at a time. That, and whether it is
-draining, outlives the server: the table `workers` has it.
+A name belongs to the owner of the token that used it first, and to one process at a time. The table `workers` keeps the
+owner, and whether the worker is draining, across restarts of the server.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Workers:
 
     def hear(self, link: WorkerLink, message: Message, channel: Channel) -> None:
         """Handle a message of a worker that has joined."""
-        if link.transmit != channel.send:  # it has joined again since
+        if link.transmit != channel.send:  # the worker has joined again since
             return
         message = heard(message)
         self._heard(link)

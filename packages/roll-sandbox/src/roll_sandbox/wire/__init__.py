@@ -1,4 +1,4 @@
-"""What client, server and worker of the sandbox service say to each other."""
+"""The messages between client, server and worker of the sandbox service."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""JSON of whoever asks, read in a time and a memory that its bytes bound.
+"""Parses untrusted JSON in time and memory bounded by its length.
 
-Python's reader makes an object of every value, some 30 bytes for one of the text, and looks through all of them again
-and again while it does (its garbage collector); what is nested deeply is read, and then breaks whatever walks it. So
-values and depth are counted before anything is made of them.
+Python's parser makes an object of every value, some 30 bytes per byte of text, and its garbage collector scans all of
+them again and again meanwhile; deeply nested values are parsed, and then break the code that walks them. So values and
+depth are counted before anything is parsed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roll_sandbox.errors import SandboxRequestError
 __all__ = ["check_values", "parsed"]
 
 _MOST = 2**19
-"""Values, and texts, of one document; its texts may be as long as the document."""
+"""Most values, and most strings, of one document; the length of strings is not bounded."""
 _DEEPEST = 64
 _TEXT = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[\[{\]}]")

@@ -1,4 +1,4 @@
-"""Errors as messages, so that a client raises what a local manager would have raised."""
+"""Errors as messages, so that a client raises the errors of a local manager."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ STATUS = {
     "unknown": 404,
     "untrusted": 400,
 }
-"""HTTP's word for each kind."""
+"""HTTP status of each kind."""
 
 
 def failure_said(error: Exception) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""A message as bytes: JSON, with its pieces of data behind it.
+"""Encoding of messages: JSON, followed by pieces of binary data.
 
     length of the JSON (4, little-endian) · JSON · for each piece: length (4) · data
 
-In the JSON a piece is `{"$b": its number}`, once. Nothing is evaluated, and nothing is larger than what came, also when
-it is sent on.
+In the JSON a piece is `{"$b": number}`, once each. Nothing is evaluated, and no decoded message is larger than its
+bytes, also when it is forwarded.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ __all__ = ["MAX_MESSAGE_BYTES", "Message", "decode", "encode"]
 
 Message: TypeAlias = dict[str, Any]
 MAX_MESSAGE_BYTES = 2**26
-"""Of one message, where a server does not say otherwise."""
+"""Most bytes of one message, unless the server sets another bound."""
 _PIECE = "$b"
 _MOST_PIECES = 2**17
 

@@ -1,13 +1,13 @@
-"""Which messages there are, and what a message from outside must look like.
+"""The messages of the service, and checks of messages from clients.
 
-    client ──► server                 upload: a directory; its digest is the name, as if of a sandbox
+    client ──► server                 upload: a directory, with its digest instead of a sandbox's name
     client ──► server ──► worker      create run shell line input tty bound kill close look attach stop
     client ◄── server ◄── worker      created failed out used looked end gone
-    client ◄── server                 extended; again: the worker was away; what runs in a sandbox is to be sent again
+    client ◄── server                 extended; again: the worker was away, so messages to running programs are resent
                server ◄── worker      join beat leave; answered by welcome beat
 
-Every name of a sandbox, program or session is chosen by the client, so that a message may be sent again: the same name
-is the same thing. `have` says how many pieces of output came already, `n` numbers what is sent to a running program.
+The client chooses the names of sandboxes, programs and sessions, so that a message can be sent again: the same name
+means the same object. `have` is the number of received pieces of output, `n` numbers the messages to a running program.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What a worker may say, checked before anybody believes it: it is another machine, perhaps another owner's.
+"""Checks of messages from workers, which are other machines, perhaps of another owner.
 
-What passes on to clients is of the kind that they expect; fields that are not known are left out.
+Fields that are forwarded to clients have the types that clients expect; unknown fields are left out.
 """
 
 from __future__ import annotations

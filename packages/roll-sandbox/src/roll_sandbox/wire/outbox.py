@@ -1,4 +1,4 @@
-"""Messages on their way out, for whoever dials: a client, and a worker that joins."""
+"""Outgoing messages of the side that connects: a client, or a worker that joins."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Outbox:
         self._bytes = 0
         self._most_bytes = most_bytes
         self.full = asyncio.Event()
-        """Until it is cleared: the other side does not keep up."""
+        """Set when the other side does not keep up."""
         self._news = asyncio.Event()
 
     def put(self, data: bytes) -> None:

@@ -1,4 +1,4 @@
-"""Specs and programs as messages, and back from whoever sent them: every field is checked, none is passed through."""
+"""Specs and programs as messages, and back. Every received field is checked; unknown ones are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["built", "program_of", "program_said", "spec_of", "spec_said"]
 
 _T = TypeVar("_T")
 _MOST = 2**62
-"""Of any number: whoever computes with it gets no further than 64 bits."""
+"""Bound on every number, so that calculations with it stay within 64 bits."""
 _MOST_SPEC_BYTES = 2**16
 
 

@@ -1,4 +1,4 @@
-"""What a worker says of its machine, with every beat."""
+"""A worker's report on its machine, sent with every heartbeat."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["BEATS", "MOST_POOLS", "Report", "beat_s", "report_of", "report_said"
 MOST_POOLS = 32
 _MOST_TEXTS, _MOST_TEXT = 2**14, 512
 BEATS = 30
-"""In the time for which either side may be away: a line is broken once it was silent for five."""
+"""Heartbeats in the time for which either side may be away; a connection that misses five counts as broken."""
 
 
 def beat_s(away_s: float) -> float:
@@ -25,16 +25,16 @@ def beat_s(away_s: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """See the module."""
+    """The report of one worker; see the module."""
 
     cores: int = 1
     busy: float = 0.0
-    """Share of the cores that worked lately, for whomever."""
+    """Share of the cores in use lately, by any process."""
     memory_bytes: int | None = None
-    """Of the machine; `None`: it does not say."""
+    """Memory of the machine; `None`: unknown."""
     free_bytes: int | None = None
     images: tuple[str, ...] = ()
-    """Names and digests of images that need not be fetched."""
+    """Names and digests of images that the worker already has."""
     pools: tuple[PoolReport, ...] = ()
 
 

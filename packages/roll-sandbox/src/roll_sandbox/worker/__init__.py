@@ -1,4 +1,4 @@
-"""Where a service's sandboxes run: in the server's process, or in one of its own."""
+"""The worker, which runs a service's sandboxes: in the server's process, or in a process of its own."""
 
 from __future__ import annotations
 

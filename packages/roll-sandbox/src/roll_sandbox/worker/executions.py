@@ -1,4 +1,4 @@
-"""Programs, sessions and their commands in one sandbox, by name: each is started once, however often asked for."""
+"""Programs, sessions and their commands in one sandbox, by name: each is started once, also if requested again."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from roll_sandbox.worker.outputs import Outputs
 __all__ = ["Executions"]
 
 SHOWN_BYTES = 2**22
-"""Of output of all programs, to who looks."""
+"""Most bytes of output of all programs in one answer to `look`."""
 KEPT = 64
 KEPT_BYTES = 2**23
-"""Of output of programs that ended, in one sandbox: whoever lost the line may ask for it."""
+"""Most bytes of output of ended programs to keep per sandbox, for clients that reconnect."""
 _PIECE_BYTES, _EMPTIED_BYTES = 200, 8
-"""Of memory, for each piece of output, and for one of a terminal, which keeps little more than that it was there."""
+"""Memory of each piece of output, in addition to its data, and of an emptied piece of a terminal."""
 
 
 class _Execution:
@@ -42,7 +42,7 @@ class _Execution:
         self.terminal = bool(message["request"].get("terminal"))
         self.ended: Message | None = None
         self.waiting: list[Message] = []
-        """What came for it before it had started."""
+        """Messages that arrived before it had started."""
         self.waiting_bytes = 0
         self.seen = 0
         self.task: asyncio.Task[None] | None = None
@@ -65,7 +65,7 @@ class Executions:
         self._outputs = outputs
         self._over = False
         self.why: Exception | None = None
-        """Why the sandbox was ended, where it did not end by itself."""
+        """Why the sandbox was ended, if it did not end by itself."""
         self._known: dict[str, _Execution] = {}
         self._sessions: dict[str, Session] = {}
         self._kept: deque[str] = deque()
@@ -122,7 +122,7 @@ class Executions:
                 number += 1
                 self._count(name, execution, job, chunk)
             said: Message = {"op": "end", "end": await job.report(), "pieces": len(execution.chunks)}
-        except Exception as error:  # also an agent's word that is none: whoever waits is told
+        except Exception as error:  # also a malformed report of an agent: waiters must get an error
             said = failure_said(self.why or error)
         if execution.ended is None:
             self._end(name, execution, said)
@@ -208,7 +208,7 @@ class Executions:
     async def _looked(self, message: Message) -> None:
         """Report the sandbox's usage, and the latest output of its programs."""
         said: Message = {"op": "looked", "sandbox": self._place, "id": message["id"], "cpu_s": 0.0, "memory_bytes": 0}
-        with contextlib.suppress(RollSandboxError):  # it has just ended
+        with contextlib.suppress(RollSandboxError):  # the sandbox has just ended
             usage = await self._sandbox.usage()
             said |= {"cpu_s": usage.cpu_s, "memory_bytes": usage.memory_bytes}
         left, programs = SHOWN_BYTES, []
@@ -227,7 +227,7 @@ class Executions:
         try:
             used_s = await job.bound(wall_s=message["wall_s"], cpu_s=message.get("cpu_s"))
         except RollSandboxError:
-            return  # its end says so
+            return  # the end of the program reports it
         self.tell({"op": "used", "sandbox": self._place, "id": name, "n": message["n"], "used_s": used_s})
 
     def _say(self, name: str, number: int, chunk: Chunk) -> None:

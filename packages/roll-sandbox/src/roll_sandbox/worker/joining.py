@@ -1,10 +1,11 @@
-"""A worker in a process of its own: it dials out to the server, and again whenever the line breaks.
+"""A worker in a process of its own, which connects to the server, and reconnects when the connection breaks.
 
-    worker ── join {name, capacity, holds}, ends that may not have been heard ──► server ── what to stop, what waits ──►
+    worker ── join {name, capacity, holds}, unconfirmed ends ──► server ── sandboxes to stop, queued messages ──► worker
            ── beat {report} ──► ◄── beat ──
 
-What nobody claims it stops: a server that comes back names what it does not know; one that was not heard for `away_s`
-is given up, while that server, which hears nothing either, still waits: what it calls lost has ended.
+Unclaimed sandboxes are stopped: a server that comes back stops the sandboxes that it does not know, and after `away_s`
+without a message from the server the worker stops all. The server waits at least as long before it reports a sandbox as
+lost, so a lost sandbox has ended.
 """
 
 from __future__ import annotations
@@ -28,11 +29,13 @@ logger = logging.getLogger(__name__)
 
 _PAUSES_S = (0.05, 0.1, 0.25, 0.5, 1.0)
 _AWAY_S = 60.0
-"""Until the server says otherwise."""
+"""`away_s` until the server sends its own."""
 _SILENT_BEATS = 5
 _GOODBYE_S = 2.0
 _UNSENT_BYTES = 2**28
-"""To a server that does not keep up: the line is broken, and what clients missed they ask for again."""
+"""Most unsent bytes to a server that does not keep up; beyond, the worker reconnects, and clients request what they
+missed.
+"""
 
 
 class Joined:
@@ -118,7 +121,7 @@ class Joined:
                     heard = self._heard
                     try:
                         await self._follow(socket)
-                    except (aiohttp.ClientError, OSError) as error:  # as it began
+                    except (aiohttp.ClientError, OSError) as error:  # while the connection began
                         logger.info("the line to %s broke: %s", self._url, error)
                     except SandboxAccessError:
                         raise
@@ -212,7 +215,7 @@ class Joined:
         """Send heartbeats until the server has not answered for too long; a stall of this process does not count as
         silence.
         """
-        with contextlib.suppress(TimeoutError):  # how often, the welcome says
+        with contextlib.suppress(TimeoutError):  # the welcome sets the interval
             await asyncio.wait_for(self._welcome.wait(), beat_s(self._away_s))
         heard, unanswered = self._heard, 0
         while unanswered <= _SILENT_BEATS:

@@ -1,6 +1,6 @@
-"""What a worker keeps of output, of all its programs together: the largest goes first.
+"""A bound on the output that a worker keeps of all its programs together: the largest output is dropped first.
 
-A program may ask for any limit of output, and what came of it is kept while it runs, for a client that dials again.
+A program may request any output limit, and its output is kept while it runs, for a client that reconnects.
 """
 
 from __future__ import annotations

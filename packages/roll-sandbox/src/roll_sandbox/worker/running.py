@@ -1,4 +1,4 @@
-"""A worker from its start to its end, as a process or an actor has one."""
+"""Runs a worker from its start to its end, in a process or an actor."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A worker: sandboxes of one machine by name, at the word of a server.
+"""A worker: sandboxes of one machine by name, controlled by a server.
 
-Invariants: one event loop; a name is one sandbox, however often it is asked for; whatever becomes of a sandbox, the
-server is told once; `close` leaves none.
+Invariants: one event loop; a name is one sandbox, also if it is requested again; the end of a sandbox is reported to
+the server once; `close` leaves no sandbox.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Worker:
 
     def _launched(self, place: str, task: asyncio.Task[None]) -> None:
         self._starting.pop(place, None)
-        if task.cancelled():  # perhaps before it did anything
+        if task.cancelled():  # perhaps before it ran at all
             self.tell({"op": "gone", "sandbox": place, **failure_said(SandboxLostError("stopped before it started"))})
         elif (error := task.exception()) is not None:
             _log.error("a sandbox did not start", exc_info=error)
@@ -181,7 +181,7 @@ class Worker:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is here, and nothing starts."""
+        """Whether no sandbox runs or starts."""
         return not self._held and not self._starting
 
     def report(self) -> Report:

@@ -1,4 +1,4 @@
-"""What a service remembers: tokens, owners' quotas, sandboxes, programs."""
+"""A service's database: tokens, quotas of owners, sandboxes, programs."""
 
 from __future__ import annotations
 

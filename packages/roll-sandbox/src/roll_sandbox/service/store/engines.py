@@ -1,8 +1,8 @@
-"""How a database is reached, and that no more than one server has it.
+"""Connections to a database, and a lock so that only one server has it.
 
-A server holds a lock of the database for as long as it writes: under PostgreSQL an advisory lock of the connection that
-writes, so that who has lost the lock cannot write either; under SQLite a lock of a file beside it. Both end with the
-process, however it ends.
+A server holds a lock on the database for as long as it writes: under PostgreSQL an advisory lock of the writing
+connection, so that a server that lost the lock cannot write either; under SQLite a lock on a file next to it. Both end
+with the process, however it ends.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ __all__ = ["Claim", "TakenError", "make_engine", "shown"]
 
 MOST_CONNECTIONS = 10
 _POOL_S = 5.0
-"""How long a reader waits for a connection that others have."""
+"""How long a reader waits for a free connection."""
 _POSTGRESQL = {
     "connect_timeout": "5",
     "tcp_user_timeout": "10000",
     "keepalives_idle": "10",
     "options": "-c statement_timeout=10000 -c lock_timeout=5000",
 }
-"""So that a server that hangs is one that is away; what the address says itself goes before."""
+"""Timeouts, so that a hanging server counts as away; parameters in the URL take precedence."""
 _CLAIM_KEY = 0x524F4C4C
-"""Of the advisory lock; any number that others do not use."""
+"""Key of the advisory lock; any number that other programs do not use."""
 
 
 def make_engine(url: str) -> Engine:
@@ -119,7 +119,7 @@ def _is_file(address: URL) -> bool:
 
 
 def _set_up_sqlite(connection: Any, _: object) -> None:
-    connection.isolation_level = None  # the driver's own idea of transactions leaves out what changes tables
+    connection.isolation_level = None  # the driver's own transactions exclude statements that change tables
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "busy_timeout=3000", "foreign_keys=ON"):
         cursor.execute(f"PRAGMA {pragma}")

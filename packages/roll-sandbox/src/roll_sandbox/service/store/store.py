@@ -1,7 +1,7 @@
-"""The database of a service: reads at once, writes in groups (`writer`).
+"""The database of a service: reads are immediate, writes are grouped (`writer`).
 
-Under SQLite the log is written ahead (WAL) and not flushed at each commit: what was committed outlives the process,
-however it ends, and a machine that loses its power loses the sandboxes as well.
+Under SQLite a write-ahead log (WAL) is used that is not flushed at each commit: commits outlive the process, however it
+ends, and a machine that loses power loses the sandboxes as well.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from roll_sandbox.service.store.writer import AWAY, Then, Write, Writer, reason
 __all__ = ["Store"]
 
 _CLAIM_S = 5.0
-"""How long a server that starts waits for one that ends."""
+"""How long a starting server waits for another one to end."""
 
 
 class Store:
@@ -47,12 +47,12 @@ class Store:
 
     @property
     def away(self) -> str:
-        """Why nothing is written; empty while the database answers."""
+        """Why the database cannot be written; empty while it answers."""
         return "" if self._writer is None else self._writer.away
 
     @property
     def waiting(self) -> int:
-        """Writes that are not in the database yet."""
+        """Number of writes that are not in the database yet."""
         return 0 if self._writer is None else self._writer.waiting
 
     def claim(self) -> None:
@@ -127,7 +127,7 @@ class Store:
             return connection.execute(statement).all()
 
     def change(self, *statements: Executable) -> None:
-        """Write at once, in one transaction.
+        """Write immediately, in one transaction.
 
         Raises:
             SandboxDatabaseError: the database does not answer, or refuses.
@@ -150,15 +150,14 @@ class Store:
             statement: the statement.
             values: its parameters.
             then: callback.
-            undo: deletes the written row. It makes the write an intent, which is refused while the database is away;
-                without
-                it, the write is a fact and waits (`writer`).
+            undo: deletes the written row. With it, the write is an intent, which is refused while the database is
+                away; without it, the write is a fact, which waits (`writer`).
         """
         assert self._writer is not None
         self._writer.put(Write(statement, values, then, undo))
 
     def close(self) -> None:
-        """Write what is left."""
+        """Write what is queued, and disconnect."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -1,4 +1,4 @@
-"""The tables. Migrations bring a database to them; bodies, output and secrets are in none."""
+"""The tables, which migrations create. None of them stores bodies, output or secrets."""
 
 from __future__ import annotations
 

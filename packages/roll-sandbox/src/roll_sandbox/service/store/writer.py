@@ -1,13 +1,13 @@
-"""Writes in groups, by one thread, through outages.
+"""Grouped writes by one thread, which survive outages of the database.
 
-    write ──► queue ──► one transaction for all that has come ──► whoever waits is told
+    write ──► queue ──► one transaction for all queued writes ──► callbacks
                               │ the database is away
-                              ├ intents (a sandbox, a program that has not started): refused after a few tries
-                              └ facts (what has happened): held, in order, until they are written
+                              ├ intents (a sandbox or program that has not started): refused after a few retries
+                              └ facts (events that have happened): held, in order, until they are written
 
-So nothing that anybody was told is ever forgotten, nothing starts that cannot be written down, and what is held is
-bounded by what runs. A transaction whose answer was lost may have been committed: a fact changes nothing the second
-time, an intent finds its own row; one that is refused is taken back when the database is there again.
+So no reported event is ever forgotten, nothing starts that cannot be recorded, and the number of held writes is bounded
+by what runs. A transaction whose answer was lost may have been committed: a fact changes nothing the second time, and
+an intent finds its own row; a refused intent is undone when the database is back.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from roll_sandbox.service.store.engines import Claim, TakenError
 __all__ = ["AWAY", "Write", "Writer", "reason"]
 
 AWAY = (OperationalError, InterfaceError, InternalError, PoolTimeoutError, OSError, TakenError)
-"""What a database that does not answer, is locked, full or read-only is known by."""
+"""Errors of a database that does not answer, is locked, full or read-only."""
 _MOST = 500
-"""Writes of one transaction."""
+"""Most writes of one transaction."""
 _PAUSES_S = (0.05, 0.2, 0.5)
-"""Between tries, before intents are refused."""
+"""Pauses between tries, before intents are refused."""
 _AGAIN_S = 0.25
-"""Between tries while it is away."""
+"""Pause between tries while the database is away."""
 _CLOSE_S = 5.0
-"""How long facts are tried to be written when the service ends."""
+"""How long to try to write facts when the service ends."""
 _log = logging.getLogger(__name__)
 Then: TypeAlias = Callable[[Exception | None], None]
 
@@ -53,11 +53,11 @@ class Write:
     values: Mapping[str, Any]
     then: Then | None = None
     undo: Delete | None = None
-    """Takes an intent's row away; its parameters are `b_` and the columns' names."""
+    """Deletes an intent's row; its parameters are named `b_` and the column."""
 
 
 class Writer:
-    """See the module."""
+    """The writer thread; see the module."""
 
     def __init__(self, engine: Engine, claim: Claim) -> None:
         self._engine = engine
@@ -68,12 +68,12 @@ class Writer:
         self._held: list[Write] = []
         self._tried = 0.0
         self.away = ""
-        """Why nothing is written; empty while the database answers."""
+        """Why the database cannot be written; empty while it answers."""
         self._thread = threading.Thread(target=self._work, name="sandbox-store", daemon=True)
 
     @property
     def waiting(self) -> int:
-        """Writes that are not in the database yet."""
+        """Number of writes that are not in the database yet."""
         return self._queue.qsize() + len(self._held)
 
     def connect(self) -> None:
@@ -183,7 +183,7 @@ class Writer:
                     _execute(connection, some)
             except AWAY:
                 raise
-            except Exception:  # also what a driver cannot say to its database, which is no error of SQLAlchemy's
+            except Exception:  # also values that a driver cannot encode, which raise no SQLAlchemy error
                 errors = [_alone(connection, write) for write in some]
             del writes[: len(some)]
             self._back()
@@ -202,7 +202,7 @@ class Writer:
         connection, self._connection = self._connection, None
         if connection is not None:
             with contextlib.suppress(SQLAlchemyError):
-                connection.invalidate()  # a lock of its session goes with it
+                connection.invalidate()  # releases the session's lock
                 connection.close()
 
     def _tell(self, told: Sequence[tuple[Write, Exception | None]]) -> None:
@@ -223,7 +223,7 @@ def _call(told: list[tuple[Then, Exception | None]]) -> None:
     for then, error in told:
         try:
             then(error)
-        except Exception:  # of one who waits; the others are told all the same
+        except Exception:  # an error of one callback must not stop the others
             _log.exception("what follows a record of the sandbox service failed")
 
 

@@ -1,1 +1,1 @@
-"""Alembic's: how a database of an earlier version becomes one of this."""
+"""Alembic migrations, which bring a database of an earlier version to this one."""

@@ -1,4 +1,4 @@
-"""Run by Alembic, on the connection that `Store.migrate` gave it."""
+"""Run by Alembic, on the connection from `Store.migrate`."""
 
 from __future__ import annotations
 

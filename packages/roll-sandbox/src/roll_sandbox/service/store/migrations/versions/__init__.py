@@ -1,1 +1,1 @@
-"""One module for each version."""
+"""The migrations, one module per version."""

@@ -1,4 +1,4 @@
-"""Which sandboxes end when nobody has a line to them any more."""
+"""Adds whether a sandbox is leased: it ends once no client has a connection to it."""
 
 from __future__ import annotations
 
