@@ -1,12 +1,12 @@
-"""Isolated execution of programs that nobody vouches for. See docs/security.md.
+"""Isolated execution of untrusted programs. See docs/security.md.
 
 async with SandboxManager() as sandboxes:
     result = await sandboxes.execute(PythonCode(source="print(input())", stdin=b"1\\n", cpu_s=2.0))
 
-`connect(url, token)` gives the same manager for sandboxes of a service (`roll-sandbox serve`), `connect_sync` one for
-code that is not asynchronous.
+`connect(url, token)` returns the same manager for the sandboxes of a service (`roll-sandbox serve`), `connect_sync` a
+synchronous manager.
 
-Importing `roll_sandbox` imports nothing else; each name is fetched on its first use.
+Importing `roll_sandbox` imports nothing else; each name is imported on its first use.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NAMES = {
     "types": ("Chunk Command ExecutionResult Limit Limits Mount Outcome Program PythonCode SandboxSpec Snapshot"),
     "version": "__version__",
 }
-"""By module: what it has for callers."""
+"""The public names of each module."""
 _HOMES = {name: f"roll_sandbox.{module}" for module, names in _NAMES.items() for name in names.split()}
 __all__ = sorted(_HOMES)
 

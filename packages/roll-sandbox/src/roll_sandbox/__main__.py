@@ -1,10 +1,10 @@
-"""The command `roll-sandbox`, also `python -m roll_sandbox`: commands, and the exit code of each way they end.
+"""The command `roll-sandbox`, also `python -m roll_sandbox`, and its exit codes.
 
 | exit code | meaning |
 |---|---|
-| 0 | done |
-| 1 | it failed: a message |
-| 2 | something that whoever called can mend: a message |
+| 0 | success |
+| 1 | failure, with a message |
+| 2 | an error that the caller can fix, with a message |
 | 130 | interrupted (Ctrl-C) |
 """
 
@@ -26,7 +26,7 @@ __all__ = ["main", "run"]
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Run the command line `arguments`; whatever it raises becomes a message on stderr.
+    """Run the command line `arguments`; errors become messages on stderr.
 
     Returns:
         The exit code.

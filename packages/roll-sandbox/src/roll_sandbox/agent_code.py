@@ -1,6 +1,6 @@
-"""The modules that run in other processes, as text or compiled code to hand to a Python there.
+"""The modules that run in other processes, as source or compiled code for the Python there.
 
-They keep their names, so that they are ordinary modules here (tests, types, linters) and need no installation there.
+They keep their names, so they are ordinary modules here (tests, types, linters) and need no installation there.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ spawner.main()
 """
 
 AGENT_READER = "import marshal,os;a,b,c=marshal.loads(os.pread(3,1<<20,0));exec(a);load(b);exec(c)"
-"""For `python -c`, with file descriptor 3 on what `agent_bytecode` or `zygote_bytecode` gave."""
+"""Code for `python -c`, with file descriptor 3 on the bytes of `agent_bytecode` or `zygote_bytecode`."""
 
 
 def _parts(modules: tuple[str, ...]) -> list[tuple[str, str]]:

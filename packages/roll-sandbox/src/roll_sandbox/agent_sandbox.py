@@ -1,7 +1,7 @@
-"""A sandbox with an agent inside, whichever runtime started it.
+"""A sandbox with an agent inside, of any runtime.
 
-Limits on time and output are kept by the agent. Should an agent not answer long after a program's time is over, the
-sandbox is ended and the program counts as over its time: only hostile code can bring this about.
+The agent enforces limits on time and output. If an agent is silent long after a program's time is over, the sandbox is
+ended and the program's outcome is `wall_time`; only hostile code can cause this.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ from roll_sandbox.types import (
 __all__ = ["Job", "Sandbox", "Session"]
 
 SILENCE_S = 10.0
-"""How long after a program's time an agent may be silent."""
+"""How long an agent may be silent after a program's time is over."""
 FILE_S = 60.0
 TERMINAL_KEPT_BYTES = 2**22
-"""Of a terminal's output: more than may wait to be shown, so that whoever comes back sees how it stands."""
+"""Most bytes kept of a terminal's output: more than may wait to be shown, so that a client that rejoins sees the
+screen.
+"""
 _SESSION_ENDED = "the shell session has ended: open another one"
 
 
@@ -47,7 +49,8 @@ class Sandbox:
     """
 
     silence_s: float | None = SILENCE_S
-    """How long after a program's time its agent may be silent before it is ended; `None`: another host counts."""
+    """How long an agent may be silent after a program's time before the sandbox is ended; `None`: another host decides.
+    """
 
     def __init__(
         self,
@@ -62,9 +65,10 @@ class Sandbox:
     ) -> None:
         self.spec = spec
         self.home: str = settings["home"]
-        """Where relative paths begin, and where programs start."""
+        """Base of relative paths, and the directory in which programs start."""
         self.traits = {name: settings[name] for name in ("home", "isolated", "mount_space")} | {"image": spec.image}
-        """What of it depends on the runtime; of an image its digest, where names may come to mean another."""
+        """Properties that depend on the runtime. The image is a digest, since names may refer to another image later.
+        """
         self._namespaces: bool = settings["mount_space"]
         # Without isolation /tmp is the host's.
         self._places = (f"home={self.home}", "tmp=/tmp") if settings["isolated"] else (f"home={self.home}",)
@@ -77,7 +81,7 @@ class Sandbox:
 
     @property
     def broken(self) -> bool:
-        """Whether it has ended."""
+        """Whether the sandbox has ended."""
         return self._connection.lost
 
     async def ready(self) -> None:

@@ -4,10 +4,10 @@
                               │  └ user and control group per sandbox
                               └── zygote ── slot ── agent ── programs        (as root: no exec, no start of Python)
 
-bwrap gives a sandbox its own user, PID, network, IPC, UTS, mount and cgroup namespaces over a read-only system; the
-agent, its first process, keeps the three capabilities that it needs to give every program namespaces of its own, and
-takes them from programs. Where ROLL is root, which a user and a control group per sandbox take anyway, a fork of a
-zygote makes the same namespaces itself (`host/zygote.py`). See docs/security.md for what holds which attack back.
+bwrap gives a sandbox its own user, PID, network, IPC, UTS, mount and cgroup namespaces over a read-only system. The
+agent, its first process, keeps the three capabilities that it needs to make namespaces for every program, and drops
+them in programs. Where ROLL is root, which a UID and a control group per sandbox require anyway, a fork of a zygote
+makes the same namespaces itself (`host/zygote.py`). See docs/security.md for the attacks that each mechanism prevents.
 """
 
 from __future__ import annotations
@@ -63,15 +63,15 @@ _AGENT = ["-SsPB", "-c", AGENT_READER]
 _PYTHON = [str(interpreter()), *_AGENT]
 _CLOSED = "the bubblewrap runtime was not started, or is closed"
 _HANG_UP_S = 1.0
-"""How long the last output of a sandbox that has ended may still be on its way."""
+"""How long the last output of an ended sandbox may take to arrive."""
 INSTALL = "Install it (Debian, Ubuntu: apt-get install bubblewrap; Fedora: dnf install bubblewrap)."
 
 
 class BubblewrapRuntime:
-    """See the module and `runtime.Runtime`.
+    """The bubblewrap runtime; see the module and `runtime.Runtime`.
 
     Args:
-        zygote: whether sandboxes may be forks of a zygote where that works; otherwise bwrap starts each.
+        zygote: whether to fork sandboxes from a zygote where that works; otherwise bwrap starts each.
     """
 
     name = "bubblewrap"
@@ -87,7 +87,7 @@ class BubblewrapRuntime:
         self._cache = ImageCache()
         self._roots = Roots(self._cache)
         self._overlays: bool | None = None
-        """Whether sandboxes can lay a file system of their own over an image; `None`: that was not tried yet."""
+        """Whether sandboxes can mount overlays over an image; `None` before the first try."""
         self._building = asyncio.Lock()
         self._trying = asyncio.Lock()
         self._bounds: dict[str, Any] = {}
@@ -216,7 +216,7 @@ class BubblewrapRuntime:
         loop = asyncio.get_running_loop()
         child.ended.add_done_callback(lambda _: self._roots.give_back(root))
         connection = AgentConnection(lambda: self._why_lost(spec))
-        # An agent ends when its line does: one that outlived the processes above it would be left otherwise.
+        # An agent ends when its connection closes; otherwise one that outlived its parent processes would be left.
         child.ended.add_done_callback(lambda _: loop.call_later(_HANG_UP_S, connection.close))
         try:
             await loop.create_unix_connection(lambda: connection, sock=child.socket)
@@ -275,7 +275,7 @@ class BubblewrapRuntime:
                 await lost.close()
                 try:
                     spawner = await self._start_spawner()
-                except SandboxUnavailableError as error:  # it was available: the program may be run again later
+                except SandboxUnavailableError as error:  # it was available before, so a retry may succeed
                     raise SandboxError(str(error)) from error
                 if self._spawner is lost:
                     self._spawner = spawner
@@ -306,7 +306,7 @@ class BubblewrapRuntime:
     async def close(self) -> None:
         """End every sandbox."""
         spawner, self._spawner = self._spawner, None
-        async with self._building:  # a spawner that is being started just now is ended by its starter
+        async with self._building:  # a spawner that is just being started is closed by `_again`
             if spawner is not None:
                 await spawner.close()
             if self._spawner is not None:

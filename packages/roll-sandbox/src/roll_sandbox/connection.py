@@ -1,10 +1,10 @@
-"""The host's end of the line to one agent.
+"""The host's end of the connection to one agent.
 
     execute ──► frames ──► agent ──► frames ──► data_received ──► the Job of the channel
 
-Invariants: one event loop; every job ends exactly once, with the agent's answer or with the loss of the line; nothing
-from the line is interpreted beyond its framing and one JSON object of known keys per job (an agent is ours, but it
-lives with hostile code); output that exceeds a job's limit is dropped.
+Invariants: one event loop; every job ends exactly once, with the agent's answer or with the loss of the connection;
+received data is interpreted no further than its framing and one JSON object of known keys per job (the agent runs next
+to hostile code); output that exceeds a job's limit is dropped.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class AgentJob:
         self._connection = connection
         self._left = output_bytes
         self.most_kept: int | None = None
-        """Bytes of output; of older pieces, only that they were there. `None`: all."""
+        """Most bytes of output to keep; older pieces are replaced by empty ones. `None`: no bound."""
         self._kept = self._emptied = 0
         self._news = asyncio.Event()
         self._asked: deque[asyncio.Future[float | None]] = deque()
@@ -96,7 +96,7 @@ class AgentJob:
             else:
                 why = str(end["error"]) if end else reason
                 self.end.set_exception(SandboxError(why) if isinstance(why, str) else why)
-                self.end.exception()  # whoever waits gets it; nobody else is told
+                self.end.exception()  # marks it as retrieved: only waiters need it
         self.used(None, len(self._asked))
         self._news.set()
 

@@ -1,4 +1,4 @@
-"""What the kernel counted against a sandbox: kills for want of memory, refused processes."""
+"""The kernel's counts of a sandbox's OOM kills and refused processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How clients and workers reach a service: its address, their token, whom they trust, and why nothing answers."""
+"""Connection settings of clients and workers: the service's address, the token, trusted certificates, errors."""
 
 from __future__ import annotations
 

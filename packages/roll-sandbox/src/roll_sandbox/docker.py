@@ -1,16 +1,16 @@
-"""The `docker` runtime: one container per sandbox, through the Docker SDK. Brings images.
+"""The `docker` runtime: one container per sandbox, through the Docker SDK, with Docker images.
 
 The image must have Python 3.9 or newer as `python3`, and bash for sessions. The container has no network, no
-capabilities, a read-only system, limits on memory and processes, and Docker's own system-call filter below ours. The
-agent shares it with the programs (as its first process, unreachable for them); a program gets no namespaces of its
+capabilities, a read-only system, limits on memory and processes, and Docker's system-call filter in addition to this
+package's. The agent is the container's first process, which programs cannot reach; a program gets no namespaces of its
 own, so every program gets a container.
 
-    launch ──► engine: create, attach, start ──► the agent's line: the container's standard input and output
-    close, or the end of this process ──► the line closes ──► the agent ends ──► the engine removes the container
+    launch ──► engine: create, attach, start ──► connection to the agent: the container's stdin and stdout
+    close, or the end of this process ──► the connection closes ──► the agent ends ──► the engine removes the container
 
-Invariants: a container that was created is removed, whether it started or not, and also where whoever waited for it
-has been cancelled; `close` leaves none that has this runtime's label. What a killed process had created and not yet
-started, which uses nothing but a name, is removed by the next that starts.
+Invariants: a container that was created is removed, whether it started or not, and also if its caller was canceled;
+`close` leaves no container with this runtime's label. A container that a killed process had created and not yet
+started, which uses only a name, is removed at the start of the next runtime.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _log = logging.getLogger(__name__)
 DEFAULT_IMAGE = "python:3.11-slim"
 LABEL = "roll_sandbox"
 NEVER_STARTED_S = 600.0
-"""A container that was created so long ago, and has not started, will not."""
+"""Age at which a container that has not started is removed."""
 _OVERHEAD_BYTES = 32 * 2**20
 _OVERHEAD_PROCESSES = 4
 _USER = "1000:1000"
 
 
 class DockerRuntime:
-    """See the module and `runtime.Runtime`."""
+    """The docker runtime; see the module and `runtime.Runtime`."""
 
     name = "docker"
     fresh_programs = False
@@ -164,7 +164,7 @@ class DockerRuntime:
         """Remove containers whose start was canceled."""
         import docker.errors
 
-        with contextlib.suppress(docker.errors.DockerException, OSError):  # the engine is gone, and they with it
+        with contextlib.suppress(docker.errors.DockerException, OSError):  # the engine is gone, with its containers
             for container in client.containers.list(
                 all=True, filters={"label": f"{LABEL}={self._label}"}, ignore_removed=True
             ):
@@ -218,7 +218,7 @@ def _own_socket(line: Any) -> socket.socket:
 
 
 def _explained(error: Exception, image: str, spec: SandboxSpec) -> Exception:
-    """Return the error that says what went wrong, and whether the user or a retry can fix it."""
+    """Return the error to raise for a failed start: one that the user can fix, or one for which a retry may help."""
     import docker.errors
 
     text = str(getattr(error, "explanation", None) or error)
@@ -296,7 +296,7 @@ def _abandon(starting: asyncio.Future[tuple[Container, socket.socket]]) -> None:
 def _remove_now(container: Container) -> None:
     import docker.errors
 
-    with contextlib.suppress(docker.errors.DockerException, OSError):  # gone already: its agent left first
+    with contextlib.suppress(docker.errors.DockerException, OSError):  # already removed, since its agent ended first
         container.remove(force=True)
 
 

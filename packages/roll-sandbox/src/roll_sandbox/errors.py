@@ -1,21 +1,21 @@
-"""The errors of this package, one tree.
+"""The errors of this package.
 
 RollSandboxError
-├── UserError (ValueError)      whoever calls can mend it
+├── UserError (ValueError)      the caller can fix it
 │   ├── ConfigError             an address, a token, a file or an option that cannot be used
 │   ├── SandboxUnavailableError this machine cannot run such sandboxes
-│   │   └── UnknownImageError   there is no image of this name
+│   │   └── UnknownImageError   no image has this name
 │   ├── BadImageError           an image that is broken or hostile
 │   ├── UntrustedCodeError      untrusted code for a runtime without isolation
 │   ├── SandboxAccessError      a service refuses a token
-│   ├── SandboxQuotaError       more than an owner may have
+│   ├── SandboxQuotaError       a request exceeds an owner's quota
 │   └── SandboxRequestError     a service does not understand a request
-├── SandboxError (RuntimeError) a sandbox broke: not the program's doing, and the work may be issued again
-│   ├── SandboxLostError        nobody knows how a program ended
-│   ├── SandboxExpiredError     the end of a sandbox's lifetime
+├── SandboxError (RuntimeError) a sandbox broke, through no fault of the program; the work may be retried
+│   ├── SandboxLostError        how a program ended is unknown
+│   ├── SandboxExpiredError     a sandbox reached the end of its lifetime
 │   ├── SandboxSessionError     a shell session could not be opened, or has ended
 │   ├── SandboxDatabaseError    a service's database does not answer
-│   └── UnknownSandboxError     a service has no such sandbox for this owner
+│   └── UnknownSandboxError     a service has no such sandbox of this owner
 ├── SandboxPathError (OSError)  a file in a sandbox cannot be read or written
 └── OversizedUploadError (ValueError)   files or input do not fit
 """

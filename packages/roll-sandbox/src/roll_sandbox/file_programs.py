@@ -1,6 +1,6 @@
 """Programs that work on files in a sandbox. They run there like any other program, without privileges.
 
-Each reports an error as the number in `errno`, on file descriptor 3, with exit code 1.
+Each reports an error as its `errno` on file descriptor 3, with exit code 1.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""How many sandboxes of a kind should wait for work: pure functions of when work came.
+"""Forecast of how many idle sandboxes of a kind to keep: pure functions of past arrivals.
 
     arrivals of a window ──► Demand ──► target = max(99 % of a Poisson(rate × lead), burst) ──► bounded, all together
 
-`rate` foresees work that comes at random: while one sandbox is started (the lead), a Poisson number of others is asked
-for. `burst` foresees what a rate cannot: the rollouts of a training step come at once, and then nothing for a while.
-It is the largest shortage lately (`shortage_after`), and it is kept through silences of the length that is usual.
+`rate` predicts requests that come at random: while one sandbox starts (the lead), a Poisson number of others is
+requested. `burst` predicts requests that a rate cannot: the rollouts of a training step come at once, and then none for
+a while. It is the largest recent shortage (`shortage_after`), and is kept through silences of the usual length.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ __all__ = ["Demand", "bounded", "hold_s", "most_idle", "poisson_quantile", "shor
 QUANTILE = 0.99
 RATE_HALF_LIFE_S = 10.0
 BURST_HALF_LIFE_S = 60.0
-"""Of windows in which something came."""
+"""Counted in windows with arrivals only."""
 FADE_HALF_LIFE_S = 20.0
-"""Of a burst, once silence lasts longer than is usual."""
+"""Half-life of a burst, once a silence is longer than usual."""
 HOLD_S = 60.0
 MOST_HOLD_S = 1800.0
 IDLE_BYTES = 2_300_000
 """Measured: what an idle sandbox adds to the memory in use (`make bench-sandbox-service`)."""
 MEMORY_SHARE = 0.25
-"""Of what is free, for sandboxes that wait."""
+"""Share of free memory that idle sandboxes may take."""
 STARTED_WITHIN_S = 10.0
-"""All that wait must be starts that the cores could do in that time."""
+"""The cores must be able to start all idle sandboxes within this time."""
 _K = TypeVar("_K")
 
 
@@ -39,11 +39,11 @@ class Demand:
 
     rate_per_s: float = 0.0
     burst: float = 0.0
-    """Sandboxes that would have had to wait, for none to be missing."""
+    """Idle sandboxes that would have prevented any shortage."""
     gap_s: float = 0.0
-    """The longest silence between arrivals lately."""
+    """The longest recent silence between arrivals."""
     quiet_s: float = 0.0
-    """Since something came."""
+    """Time since the last arrival."""
 
     def after(self, arrivals: int, shortage: float, window_s: float) -> Demand:
         """Return the demand after another window.

@@ -1,4 +1,4 @@
-"""What was started in a sandbox, and how it ended."""
+"""Jobs: programs and commands that were started in a sandbox, and their results."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ class Job:
 
     @property
     def chunks(self) -> list[Chunk]:
-        """Its output so far."""
+        """The output so far."""
         return self._job.chunks
 
     def stream(self) -> AsyncIterator[Chunk]:

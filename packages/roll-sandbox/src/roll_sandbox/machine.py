@@ -1,4 +1,4 @@
-"""What this machine has left: memory and cores."""
+"""The free memory and the cores of this machine."""
 
 from __future__ import annotations
 

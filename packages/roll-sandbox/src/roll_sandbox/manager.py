@@ -1,11 +1,11 @@
-"""SandboxManager: sandboxes for one program and forget it, and sandboxes to keep; some of them started in advance.
+"""SandboxManager: sandboxes for single programs, and sandboxes to keep; some of them started in advance.
 
     execute(program) ──► an idle sandbox of this spec, or a new one ──► its own namespaces and files ──► idle again
     create(spec)     ──► an idle sandbox of this spec that ran nothing yet, or a new one; the caller closes it
-    every second     ──► how many of each spec should be idle, by what was asked for (`forecast.py`); more, or fewer
+    every second     ──► idle sandboxes of each spec are added or removed, by a forecast of requests (`forecast.py`)
 
-Invariants: at most `max_sandboxes` exist at once, further calls wait; what a program leaves behind never meets another
-program; a sandbox that broke, ran out of memory or served `RUNS_PER_SANDBOX` programs is not used again; `close` leaves
+Invariants: at most `max_sandboxes` are in use at once, further calls wait; no program sees what another one left
+behind; a sandbox that broke, ran out of memory or served `RUNS_PER_SANDBOX` programs is not used again; `close` leaves
 no process, mount, group or file.
 """
 
@@ -33,9 +33,9 @@ __all__ = ["RUNS_PER_SANDBOX", "SandboxManager"]
 RUNS_PER_SANDBOX = 1000
 LAUNCH_ATTEMPTS = 2
 WINDOW_S = 1.0
-"""How often pools are sized."""
+"""Seconds between two resizes of the pools."""
 MOST_POOLS = 256
-"""Beyond, those are forgotten in which nothing waits."""
+"""Number of pools above which empty ones are dropped."""
 
 
 class SandboxManager:
@@ -58,7 +58,7 @@ class SandboxManager:
         max_sandboxes: int = 512,
     ) -> None:
         self.runtime: Runtime = new_runtime(runtime) if isinstance(runtime, str) else runtime
-        """What isolates."""
+        """The isolation runtime."""
         self._spec = spec or SandboxSpec()
         self._warm = warm
         self._cores = num_cores()
@@ -174,7 +174,7 @@ class SandboxManager:
             raise SandboxError("the sandbox manager was not started, or is closed")
         pool = self._pool(spec)
         del self._pools[pool.key]
-        self._pools[pool.key] = pool  # the kind that was wanted last is the last one
+        self._pools[pool.key] = pool  # keeps the most recently requested pool last
         return pool.take(fresh=fresh) or (await self._launch(spec), 0)
 
     def _pool(self, spec: SandboxSpec) -> Pool:
@@ -197,7 +197,7 @@ class SandboxManager:
                 sandbox = await self.runtime.launch(spec)
             except (SandboxError, OSError) as error:
                 self._counts["failed_starts"] += 1
-                if isinstance(error, OSError):  # of this process: it may have all the files open that it may
+                if isinstance(error, OSError):  # of this process, perhaps its limit on open files
                     raise SandboxError(f"a sandbox cannot be started: {error}") from error
                 if attempt + 1 == LAUNCH_ATTEMPTS:
                     raise
@@ -220,7 +220,7 @@ class SandboxManager:
             async with self._refilling:
                 if len(pool.idle) < pool.target:
                     await self._fill(pool)
-        except RollSandboxError:  # whoever needs the next one is told
+        except RollSandboxError:  # the next request reports the error
             if self._warm is None:
                 pool.forget()
         finally:

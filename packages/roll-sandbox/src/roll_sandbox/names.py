@@ -1,4 +1,4 @@
-"""Names that a person misspelled."""
+"""Suggestions for misspelled names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pool: idle sandboxes of one kind, and what is known of the wish for them."""
+"""Pool: idle sandboxes of one kind, and the demand for them."""
 
 from __future__ import annotations
 
@@ -15,9 +15,11 @@ from roll_sandbox.visible import printable
 __all__ = ["REFILL_AFTER_S", "Pool", "PoolReport", "pool_key"]
 
 REFILL_AFTER_S = 0.01
-"""The sandbox that was just taken goes first: starting another would compete with its program for the cores."""
+"""Delay before a refill, so that the start of another sandbox does not compete for cores with the program of the one
+just taken.
+"""
 _FIRST_START_S = 0.05
-"""What a start is taken to last until one was measured."""
+"""Assumed duration of a start until one was measured."""
 
 
 def pool_key(spec: SandboxSpec) -> SandboxSpec:
@@ -30,11 +32,11 @@ class PoolReport:
     """Metrics of one pool."""
 
     pool: str
-    """Its image, and a number that tells it from others."""
+    """Its image, and a number that distinguishes it from other pools."""
     idle: int
     target: int
     hits: int
-    """How often one waited when one was asked for."""
+    """Requests for which an idle sandbox was ready."""
     misses: int
 
 
@@ -51,12 +53,12 @@ class Pool:
         self.key = key
         self.target = target
         self.idle: list[tuple[Sandbox, int]] = []
-        """With how many programs each has run; those that ran none come first."""
+        """Each with the number of programs it has run; unused ones come first."""
         self.starting = 0
         self.hits = 0
         self.misses = 0
         self.start_s = _FIRST_START_S
-        """How long a start takes: a mean that forgets."""
+        """Exponential moving average of the duration of a start."""
         self.demand = Demand()
         self._cores = cores
         self._arrivals = 0
@@ -67,7 +69,7 @@ class Pool:
 
     @property
     def lead_s(self) -> float:
-        """From the wish for another one until it waits."""
+        """Seconds from the need for another idle sandbox until it is ready."""
         return REFILL_AFTER_S + self.start_s
 
     def _asked(self) -> None:
@@ -117,12 +119,12 @@ class Pool:
 
     @property
     def missing(self) -> int:
-        """How many are to be started."""
+        """Number of sandboxes to start."""
         return max(0, self.target - len(self.idle) - self.starting)
 
     @property
     def unused(self) -> bool:
-        """Whether nothing of it is left to remember."""
+        """Whether the pool is empty and nothing is expected."""
         return not (self.idle or self.starting or self.target)
 
     def report(self) -> PoolReport:

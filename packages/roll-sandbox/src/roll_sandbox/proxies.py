@@ -1,8 +1,8 @@
-"""Which HTTP requests go through a proxy: one rule for every client of this library, and for programs that it starts.
+"""Selection of HTTP proxies: one rule for every client of this library, and for programs that it starts.
 
 The environment decides, as for other programs: `HTTP_PROXY`, `HTTPS_PROXY` and `ALL_PROXY` name proxies, `NO_PROXY` the
-hosts that are reached without one (names with all below them, addresses, networks such as 10.0.0.0/8, `*`), in capitals
-or not. This machine is always reached without one: a proxy would look for it elsewhere.
+hosts that are reached without one (names with their subdomains, addresses, networks such as 10.0.0.0/8, `*`), in upper
+or lower case. This machine is always reached without a proxy, which would resolve its name to another machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["client_session", "is_this_machine", "proxy_for", "reaching_this_machine", "through"]
 
 _LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
-"""As other programs read them in `NO_PROXY`."""
+"""Names of this machine that other programs understand in `NO_PROXY`."""
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
@@ -108,7 +108,7 @@ def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
 
 
 def through(url: str) -> str:
-    """Return ` (through the proxy …)` for a message about an address that does not answer; empty without a proxy."""
+    """Return ` (through the proxy …)` for an error message about an address; empty without a proxy."""
     proxy = proxy_for(url)
     if proxy is None:
         return ""

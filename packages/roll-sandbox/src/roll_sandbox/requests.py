@@ -1,4 +1,4 @@
-"""What an agent is told: its settings, and which program to run."""
+"""The messages to an agent: its settings, and programs to run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["agent_settings", "check_texts", "run_request"]
 
 
 _ENDLESS_BYTES = 2**52
-"""Of a terminal: it makes its program wait instead."""
+"""Output limit of a terminal, whose program waits for its output to be shown instead."""
 
 
 def agent_settings(
@@ -24,10 +24,9 @@ def agent_settings(
         home: home directory in the sandbox.
         env: environment variables of programs.
         image: layers that the agent mounts (`images/system.py`).
-        flags: isolated (the files are the sandbox's own), mount_space (the agent mounts them, and may make namespaces),
-            own_group (the control group is the sandbox's alone), counts_cpu (the host passed a CPU counter to the
-            agent),
-            filter, bound_processes, bound_address_space, watch_memory.
+        flags: isolated (the files are the sandbox's own), mount_space (the agent mounts them, and may make
+            namespaces), own_group (the control group is the sandbox's alone), counts_cpu (the host passed a CPU
+            counter to the agent), filter, bound_processes, bound_address_space, watch_memory.
     """
     return {
         "home": home,

@@ -1,4 +1,4 @@
-"""What an agent's word of a program's end means."""
+"""Conversion of an agent's report of a program's end to a result."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""File systems that sandboxes of the bubblewrap runtime begin in, each built once and shared.
+"""The root file systems in which sandboxes of the bubblewrap runtime start, each built once and shared.
 
-Those of images hold their image, so that the cache does not remove it, and are given up when many others were wanted
-since and no sandbox is in them.
+The root of an image holds the image, so that the cache does not remove it; least recently used roots of images are
+dropped when no sandbox is in them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from roll_sandbox.types import Mount, SandboxSpec
 __all__ = ["Root", "Roots"]
 
 MAX_UNUSED = 16
-"""Of images."""
+"""Most unused roots of images to keep."""
 
 
 @dataclass(eq=False)
@@ -30,15 +30,15 @@ class Root:
     """One file system that sandboxes start in."""
 
     arguments: list[str]
-    """Of bwrap."""
+    """Arguments of bwrap."""
     name: str = ""
     tree: str = ""
-    """Where the spawner built it, if that is root."""
+    """Directory in which the spawner built it, if that is root."""
     layers: list[tuple[str, str]] = field(default_factory=list)
-    """Of its image: where each is, and where each sandbox is to have it as its user's own."""
+    """Source of each layer of its image, and the target at which each sandbox's user owns it."""
     hold: Hold | None = None
     files: Path | None = None
-    """Where small files are that bwrap shows, if the spawner is not root."""
+    """Directory of the small files that bwrap shows, if the spawner is not root."""
     users: int = 0
 
 
@@ -65,7 +65,7 @@ class Roots:
                 self.clear()
                 self._spawner = spawner
             root = self._known.pop(key, None) or await self._make(spawner, spec, image, merged)
-            self._known[key] = root  # the one that was wanted last is the last one
+            self._known[key] = root  # keeps the most recently used one last
             root.users += 1
         return root
 

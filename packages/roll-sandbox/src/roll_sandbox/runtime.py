@@ -1,4 +1,4 @@
-"""What a way to isolate must do; there are `bubblewrap`, `docker` and `subprocess`."""
+"""The interface of isolation runtimes: `bubblewrap`, `docker`, `subprocess`, and `remote` for a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runtimes by name; the module of one is imported when it is chosen."""
+"""Runtimes by name; a runtime's module is imported when it is chosen."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The system-call filter of sandboxed programs, as a BPF program for `prctl(PR_SET_SECCOMP)`.
 
-Default deny: the filter lists what is allowed (`syscalls.py`). A refused call fails with EPERM, one that is newer than
-the list with ENOSYS (so that libraries fall back); a foreign architecture (32-bit calls) ends the program. The kernel
-remembers which calls are always allowed, so the length of the list costs nothing per call.
+Default deny: the filter lists the allowed calls (`syscalls.py`). A refused call fails with EPERM, a call newer than the
+list with ENOSYS (so that libraries fall back); a call of a foreign architecture (32-bit calls) kills the program. The
+kernel caches which calls are always allowed, so the length of the list costs nothing per call.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ _X32_BIT = 0x40000000
 _FIRST_UNKNOWN = 463
 _NEW_NAMESPACE_FLAGS = 0x7E020080
 _UNIX, _INTERNET = 1, (2, 10)
-"""There is no network behind IPv4 and IPv6 but the sandbox's own loopback. Not vsock, not netlink."""
+"""AF_UNIX; AF_INET and AF_INET6, which reach only the sandbox's loopback. Not vsock, not netlink."""
 _SOCKET_KINDS, _PROTOCOLS = (1, 2), (0, 6, 17)
-"""Streams and datagrams; TCP and UDP. To ask for another protocol has the kernel load its module."""
+"""Streams and datagrams; TCP and UDP. A request for another protocol makes the kernel load its module."""
 _TERMINAL_INJECTION = (0x5412, 0x541C)
-"""TIOCSTI and TIOCLINUX: they type into the terminal of whoever started the sandbox."""
+"""TIOCSTI and TIOCLINUX, which inject input into the terminal from which the sandbox was started."""
 _FILE_SIZE_SIGNAL = 25
-"""SIGXFSZ. Who ignores it is only told by a write that fails, which looks like any failure: Python ignores it."""
+"""SIGXFSZ. A program that ignores it, as Python does, sees only a failed write, and the limit would not be noticed."""
 _EVERYBODY = 2
 """PRIO_USER: all processes of a user."""
 _THREAD, _SHARED_FILES = 0x10000, 0x400
-"""CLONE_THREAD, CLONE_FILES. Locks belong to a table of open files, and are listed by process: see `agent/locks.py`."""
+"""CLONE_THREAD, CLONE_FILES. Locks belong to a file table, and are listed by process: see `agent/locks.py`."""
 _OPEN_FILE_LOCKS = (37, 38)
 """F_OFD_SETLK and F_OFD_SETLKW: such locks are listed without their owner."""
 _ONLY_IF_CACHED = 8
-"""RWF_NOWAIT: it tells which pages of the host's files were read before, in a sandbox or outside."""
+"""RWF_NOWAIT, which reveals the pages of the host's files that were read before, in a sandbox or outside."""
 _CORE_SIZE = 4
-"""RLIMIT_CORE, which is 1 in sandboxes: only then has no crash the host's handler of core files run."""
+"""RLIMIT_CORE, which is 1 in sandboxes: only then does no crash run the host's core file handler."""
 
 
 def _instruction(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
@@ -138,7 +138,7 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         refused,
         _ALLOWED,
     ]
-    # Of another family, a socket is made, and its module loaded, before the kernel finds that it cannot be paired.
+    # For another family, the kernel makes a socket, and loads its module, before it finds that it cannot be paired.
     pairs = [_argument(0), *_unless(_UNIX, [_fail(errno.EAFNOSUPPORT)]), _ALLOWED]
     locks = [_argument(1), *_one_of(_OPEN_FILE_LOCKS, _fail(errno.EINVAL), _ALLOWED)]
     reads = [
@@ -151,7 +151,7 @@ def _checked() -> list[tuple[str, list[bytes]]]:
     limits = [_argument(0), *_unless(_CORE_SIZE, [_ALLOWED]), _fail(0)]
     own_limits = [_argument(0), *_unless(0, [refused]), _argument(1), *_unless(_CORE_SIZE, [_ALLOWED]), *_only_asked(2)]
     signals = [_argument(0), *_unless(_FILE_SIZE_SIGNAL, [_ALLOWED]), *_only_asked(1)]
-    # The agent is the first process, and has to get its turn when a program's time is over.
+    # The agent, the first process, must get CPU time when a program's time is over.
     priority = [_argument(0), *_where(_EVERYBODY, [refused]), _argument(1), *_where(1, [refused]), _ALLOWED]
     turns = [_argument(0), *_where(1, [refused]), _ALLOWED]
     return [
@@ -170,7 +170,7 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         ("sched_setparam", turns),
         ("sched_setscheduler", turns),
         ("sched_setattr", turns),
-        # Where attributes are refused, not missing, cp, mv and sed complain of every file.
+        # EOPNOTSUPP, not EPERM: cp, mv and sed would report an error for every file.
         *((name, [_fail(errno.EOPNOTSUPP)]) for name in ("setxattr", "lsetxattr", "fsetxattr")),
     ]
 

@@ -1,4 +1,4 @@
-"""The manager's end of the line to its spawner (`host/spawner.py`)."""
+"""The manager's end of the connection to its spawner (`host/spawner.py`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from roll_sandbox.system_plan import Plan
 __all__ = ["Child", "SpawnerClient"]
 
 START_S = 60.0
-"""How long a spawner may take to answer; it takes 0.1 s where the machine has no other work."""
+"""How long a spawner may take to start; it takes 0.1 s on an idle machine."""
 END_S = 10.0
 _MESSAGE_BYTES = 1 << 17
 _GONE = "the process that starts sandboxes is gone"
@@ -73,7 +73,7 @@ class SpawnerClient:
         starting = asyncio.ensure_future(asyncio.to_thread(_start_process, theirs))
         try:
             with theirs:
-                # A cancelled caller waits as well: the thread cannot be stopped, and what it starts must be ended.
+                # A canceled caller waits as well: the thread cannot be stopped, and its process must be ended.
                 await asyncio.wait([asyncio.shield(starting)])
         except asyncio.CancelledError:
             await asyncio.wait([starting])
@@ -101,7 +101,7 @@ class SpawnerClient:
 
     def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
         """Send one message, with file descriptors."""
-        with contextlib.suppress(OSError):  # its end is seen by `_read`
+        with contextlib.suppress(OSError):  # `_read` notices that it is gone
             socket.send_fds(self._control, [marshal.dumps(message)], list(descriptors))
 
     def _read(self) -> None:
@@ -153,7 +153,7 @@ class SpawnerClient:
         for future in (self._ready, self._zygote, *self._images.values()):
             if future is not None and not future.done():
                 future.set_exception(SandboxError(_GONE))
-                future.exception()  # there may be no caller left who waits
+                future.exception()  # marks it as retrieved: no caller may be left
         self._images.clear()
         for identity in list(self._children):
             self._on_ended(identity, -1, _GONE)
@@ -234,7 +234,7 @@ class SpawnerClient:
 
     async def close(self) -> None:
         """End the spawner, with every sandbox."""
-        self.lost = True  # nothing more can be asked of it
+        self.lost = True  # no further requests
         with contextlib.suppress(OSError, ValueError):
             self._loop.remove_reader(self._control.fileno())
         self._control.close()
@@ -248,7 +248,7 @@ class SpawnerClient:
 
 def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
     """Start a spawner, connected to the manager by `control`."""
-    # The socket becomes file descriptor 3: the shell-free way is a line of Python before the program.
+    # The socket must be file descriptor 3: a line of Python before the program moves it without a shell.
     number = control.fileno()
     code = f"import os\nif {number} != 3: os.dup2({number}, 3); os.close({number})\n"
     return subprocess.Popen(
@@ -269,7 +269,7 @@ def _how(code: int | None) -> str:
 
 def _answer(future: asyncio.Future[Any], value: Any, error: str) -> None:
     """Resolve a request with the spawner's answer, a value or an error."""
-    if future.done():  # who asked was cancelled
+    if future.done():  # the caller was canceled
         return
     if error:
         future.set_exception(SandboxError(error))

@@ -1,7 +1,7 @@
-"""The `subprocess` runtime: no isolation. For development, for code that is trusted, on machines without bubblewrap.
+"""The `subprocess` runtime, without isolation: for development with trusted code on machines without bubblewrap.
 
-Programs run as this user, see its files and its network, and can do everything that this user can. Limits on time,
-output, memory and processes are kept by the agent, against accidents, not against intent.
+Programs run as this user, see its files and its network, and can do everything that this user can. The agent enforces
+limits on time, output, memory and processes, which protects against accidents, not attacks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PREFIX = "roll-unsafe-sandbox-"
 
 
 class SubprocessRuntime:
-    """See the module and `runtime.Runtime`."""
+    """The subprocess runtime; see the module and `runtime.Runtime`."""
 
     name = "subprocess"
     fresh_programs = False

@@ -1,10 +1,10 @@
-"""Sandboxes for code that is not asynchronous: scripts, notebooks.
+"""Sandboxes for synchronous code: scripts, notebooks.
 
 with connect_sync(url, token) as sandboxes:
     print(sandboxes.execute(PythonCode(source="print(1)")).stdout)
 
-A thread with a loop of its own does the work, so it does not matter whether the caller's thread runs one. Ctrl-C while
-a call waits cancels it, which ends its program, and is raised once that is done.
+The work runs in a thread with an event loop of its own, so the caller's thread may run one, too. Ctrl-C cancels a
+waiting call, which ends its program, and is raised once that is done.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ __all__ = ["SyncJob", "SyncSandbox", "SyncSandboxes", "SyncSession", "connect_sy
 
 _T = TypeVar("_T")
 _SIGNALS_AFTER_S = 0.2
-"""A signal that comes just before the main thread begins to wait for a lock, or that comes to another thread, does not
-end that wait, and Python handles it only afterwards: so no wait is longer."""
+"""Longest single wait. A signal that arrives just before the main thread waits for a lock, or in another thread, does
+not interrupt the wait, and Python handles it only afterwards.
+"""
 
 
 class _Loop:
@@ -162,7 +163,7 @@ class SyncSandbox:
         self._loop, self._sandbox = loop, sandbox
         self.spec, self.home = sandbox.spec, sandbox.home
         self.name: str = getattr(sandbox, "name", "")
-        """By which its owner finds it in a service; empty for one of this machine."""
+        """Name of the sandbox in a service; empty for one of this machine."""
 
     def __enter__(self) -> Self:
         return self
@@ -172,7 +173,7 @@ class SyncSandbox:
 
     @property
     def broken(self) -> bool:
-        """Whether it has ended."""
+        """Whether the sandbox has ended."""
         return self._sandbox.broken
 
     def execute(self, program: Program) -> ExecutionResult:
@@ -240,7 +241,7 @@ class SyncSandboxes:
 
     @property
     def runtime(self) -> Runtime:
-        """What isolates."""
+        """The isolation runtime."""
         return self._manager.runtime
 
     def execute(self, program: Program, *, spec: SandboxSpec | None = None) -> ExecutionResult:

@@ -1,9 +1,9 @@
 """The system calls that a program in a sandbox may make, with their numbers on x86-64 and on aarch64 (`-`: not there).
 
-What is missing is refused: mounts and namespaces, tracing and reading other processes, kernel modules and keys, BPF,
-performance events, io_uring and its predecessor (whose queues are taken from a number that the whole host has), user
-faults, clocks, extended attributes, what of a file is in memory. Fifteen calls are allowed with some arguments only,
-and three fail as where they are not offered; `seccomp.py` sees to those.
+Calls that are not listed are refused: mounts and namespaces, tracing and reading other processes, kernel modules and
+keys, BPF, performance events, io_uring and its predecessor (whose queues count against a limit of the whole host),
+userfaultfd, clocks, extended attributes, which pages of a file are cached. Fifteen calls are allowed with some
+arguments only, and three fail as if they were not supported; `seccomp.py` implements those.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CHECKED = {
     "lsetxattr": (189, 6),
     "fsetxattr": (190, 7),
 }
-"""Calls whose arguments decide."""
+"""Calls that are allowed or refused by their arguments."""
 
 _ALLOWED = """
 # files

@@ -1,8 +1,8 @@
-"""What of the host a sandbox sees: its programs and libraries, read-only; nothing of its users.
+"""The part of the host that a sandbox sees: its programs and libraries, read-only, and no data of its users.
 
-A plan is a sequence of steps, each ("bind", source, target), ("copy", source, target) for what is small, ("directory",
-path), ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. The spawner
-builds it where it is root (`host/image.py`), bwrap itself otherwise.
+A plan is a sequence of steps, each ("bind", source, target), ("copy", source, target) for small files, ("directory",
+path), ("file", path, bytes), ("link", content, path) or ("layer", source, target) for a layer of an image. A spawner
+that is root builds it (`host/image.py`); otherwise bwrap does.
 """
 
 from __future__ import annotations

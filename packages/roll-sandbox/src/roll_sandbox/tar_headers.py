@@ -1,8 +1,8 @@
-"""Headers of archives that anybody may have written, bounded before `tarfile` believes them.
+"""Bounded headers of untrusted archives, checked before `tarfile` parses them.
 
-`tarfile` looks for numbers in extended headers with expressions that take the square of a header's length
-(CVE-2024-6232, before Python 3.12.6 and 3.11.10), reads chains of headers by recursion, copies global headers into
-every member, and takes maps of sparse files into memory whole.
+`tarfile` searches extended headers for numbers with regular expressions in quadratic time (CVE-2024-6232, before Python
+3.12.6 and 3.11.10), reads chains of headers by recursion, copies global headers into every member, and reads maps of
+sparse files into memory whole.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _MOST_BYTES = 2**17
 _MOST_CHAINED = 8
 _MOST_GLOBAL = 64
 _MOST_PIECES = 2**12
-"""Of a sparse file."""
+"""Most pieces of a sparse file."""
 _NUMBER = re.compile(rb"[0-9]{64}")
 _PAX = (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE)
 _EXTENDING = (*_PAX, tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK)

@@ -1,4 +1,4 @@
-"""What a sandbox is asked to do, and what it answers."""
+"""The public types: sandbox specs, programs and results."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Outcome(StrEnum):
     """How a program ended. Values that are limits have the names of `Limit`."""
 
     EXITED = "exited"
-    """By itself, with an exit code."""
+    """The program exited by itself, with an exit code."""
     SIGNALLED = "signalled"
-    """By a signal that no limit sent."""
+    """A signal ended it, other than by a limit."""
     WALL_TIME = "wall_time"
     CPU_TIME = "cpu_time"
     MEMORY = "memory"
@@ -58,22 +58,23 @@ class Limits:
     """Bounds of a sandbox and of each program in it."""
 
     wall_s: float = 10.0
-    """Of one program, from its start."""
+    """Wall time of one program, in seconds from its start."""
     cpu_s: float | None = None
-    """Of one program and all it starts, together; `None`: only `wall_s` bounds it."""
+    """CPU seconds of one program and all that it starts, together; `None`: only `wall_s` bounds it."""
     memory_bytes: int = 512 * 2**20
-    """Of everything in the sandbox, its files included."""
+    """Memory of everything in the sandbox, its files included."""
     max_processes: int = 64
-    """Processes and threads alive in the sandbox at once. Each session, and each program beyond the first ones that run
-    at the same time, counts as one more, which is its init."""
+    """Live processes and threads in the sandbox. Each session, and each program beyond the first ones that run at the
+    same time, counts as one more, for its init.
+    """
     max_open_files: int = 256
     file_size_bytes: int = 64 * 2**20
-    """Of one file."""
+    """Size of one file."""
     disk_bytes: int = 64 * 2**20
-    """Of all files in home, /tmp and /dev/shm together; they live in memory."""
+    """Size of all files in home, /tmp and /dev/shm together; they are in memory."""
     max_files: int = 16384
     output_bytes: int = 2**20
-    """Of one program: standard output, standard error and result together. Reaching it ends the program."""
+    """Output of one program: stdout, stderr and result together. Reaching it ends the program."""
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
@@ -91,7 +92,7 @@ class Mount:
     source: str
     target: str
     upload: bool = False
-    """Whether a service elsewhere gets the content, once; else it mounts what is at `source` there. Up to 16 MiB."""
+    """Whether to upload the content to a remote service, once (up to 16 MiB); otherwise `source` is a path there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,40 +101,44 @@ class SandboxSpec:
 
     limits: Limits = field(default_factory=Limits)
     trust: Trust = "untrusted"
-    """Who wrote the code. The `subprocess` runtime runs trusted code only."""
+    """Whether the code is trusted. The `subprocess` runtime runs trusted code only."""
     mounts: tuple[Mount, ...] = ()
     """Read-only additions, for example a directory of Python packages."""
     python_path: tuple[str, ...] = ()
     """Directories in the sandbox from which Python programs may import, besides the standard library."""
     preload: tuple[str, ...] = ()
-    """Modules that a warm sandbox has imported already, so that programs need not wait for them."""
+    """Modules that a sandbox imports in advance, so that programs need not wait for them."""
     pool: str = ""
-    """Programs of different pools never use the same sandbox, not even one after the other. A checker that is given
-    what a candidate must not know (the expected output) belongs into a pool of its own: the agent that passes it on
-    may keep a copy in its memory, and programs are forks of it."""
+    """Programs of different pools never use the same sandbox, not even one after the other. A checker that gets data
+    that a candidate must not see (the expected output) needs a pool of its own: the agent may keep a copy in its
+    memory, and programs are forks of it.
+    """
     image: str | None = None
-    """Whose files and programs it has, in place of this machine's: a name that the runtime knows (`docker`: one of the
-    engine's; `bubblewrap`: one of `roll-sandbox image list`)."""
+    """Image whose files and programs replace this machine's: a name that the runtime knows (`docker`: an image of the
+    engine; `bubblewrap`: an image of `roll-sandbox image list`).
+    """
     affinity: str = ""
-    """Sandboxes of a service with the same word go to the same worker, where it has room."""
+    """Sandboxes of a service with the same affinity are placed on the same worker, if it has room."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Settings:
     stdin: bytes = b""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Written before the program starts; relative paths are below its home."""
+    """Content by path, written before the program starts; relative paths are below home."""
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the few variables that every program gets (PATH, HOME, LANG)."""
     cwd: str | None = None
-    """`None`: its home."""
+    """Working directory; `None`: home."""
     interactive: bool = False
-    """Standard input stays open after `stdin`: `Job.write` brings more, `Job.end_input` ends it."""
+    """Whether standard input stays open after `stdin`: `Job.write` sends more, `Job.end_input` closes it."""
     terminal: tuple[int, int] | None = None
-    """Rows and columns of a terminal that it gets as input and output (`stdout`), for `Sandbox.start`. Its output has
-    no limit unless `output_bytes` is given: it waits for `Job.shown`, and only the last 4 MiB are kept."""
+    """Rows and columns of a terminal for input and output (`stdout`), with `Sandbox.start` only. Its output has no
+    limit unless `output_bytes` is given: the program waits for `Job.shown`, and only the last 4 MiB are kept.
+    """
     result: bool = False
-    """Open file descriptor 3: what is written to it arrives as `ExecutionResult.result`, apart from what is printed."""
+    """Whether to open file descriptor 3, whose data becomes `ExecutionResult.result`, separate from stdout and stderr.
+    """
     wall_s: float | None = None
     """Instead of the spec's limit."""
     cpu_s: float | None = None
@@ -180,33 +185,35 @@ class ExecutionResult:
 
     outcome: Outcome
     exit_code: int | None
-    """As a shell gives it: 128 + signal where a signal ended it; `None` where a limit ended it."""
+    """Exit code as in a shell: 128 + signal if a signal ended it; `None` if a limit ended it."""
     stdout: bytes = b""
     stderr: bytes = b""
     result: bytes = b""
-    """What it wrote to file descriptor 3, where that was asked for."""
+    """Data written to file descriptor 3, if `result` was set."""
     limits_hit: frozenset[Limit] = frozenset()
-    """Also those that it survived."""
+    """All limits that the program hit, also those that it survived."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
-    """Of it and all that it started, as the kernel counted it; see docs/security.md for where it cannot."""
+    """CPU seconds of the program and all that it started, as counted by the kernel; docs/security.md lists the
+    exceptions.
+    """
     peak_memory_bytes: int = 0
-    """Of its largest process."""
+    """Peak memory of the largest process."""
 
     @property
     def ok(self) -> bool:
-        """Whether it ended by itself with exit code 0."""
+        """Whether the program ended by itself with exit code 0."""
         return self.outcome is Outcome.EXITED and self.exit_code == 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
-    """What everything in a sandbox uses."""
+    """Resources that everything in a sandbox uses."""
 
     cpu_s: float
-    """Since its start."""
+    """CPU seconds since the sandbox's start."""
     memory_bytes: int
-    """Now, of its processes; pages that they share count once."""
+    """Present memory of its processes; shared pages count once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,4 +221,4 @@ class Snapshot:
     """The files of a sandbox at one moment (home and /tmp), without its processes."""
 
     archive: bytes
-    """A tar archive made in the sandbox. It is only ever unpacked in a sandbox: treat it as hostile."""
+    """A tar archive made in the sandbox. It is not trusted, and is only unpacked in sandboxes."""

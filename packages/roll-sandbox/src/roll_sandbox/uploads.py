@@ -1,10 +1,10 @@
-"""Directories of a client in sandboxes of a service: uploaded once, and known by the digest of their content.
+"""Directories of a client in sandboxes of a service: uploaded once, and identified by the digest of their content.
 
-    client: Mount(upload=True) ──► source `upload:DIGEST` + files, once on each line
-    server: checks them, keeps them for their owner ──► with the first sandbox that has them, to its worker
+    client: Mount(upload=True) ──► source `upload:DIGEST` + files, once per connection
+    server: checks them, stores them for their owner ──► to a worker, with its first sandbox that mounts them
     worker: writes them below a directory of its own ──► a mount like any other
 
-Nobody believes a digest: server and worker compute it again. What an owner did not upload, it cannot mount.
+Digests are not trusted: server and worker compute them again. An owner can mount only its own uploads.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from roll_sandbox.types import Mount, SandboxSpec
 __all__ = ["Files", "OwnedUploads", "WrittenUploads", "content_of", "digest_of", "upload_source"]
 
 Files: TypeAlias = Mapping[str, bytes]
-"""Content by path, relative to the directory."""
+"""Content of files by path, relative to the directory."""
 
 MOST_BYTES = 2**24
-"""Of all directories of one owner."""
+"""Most bytes of all directories of one owner."""
 _MOST_FILES = 4096
 _SCHEME = "upload:"
 
@@ -100,7 +100,7 @@ class OwnedUploads:
     def __init__(self) -> None:
         self._files: defaultdict[str, dict[str, dict[str, bytes]]] = defaultdict(dict)
         self._refused: dict[str, tuple[str, RollSandboxError]] = {}
-        """By owner, the last digest that was refused, and why."""
+        """The last refused digest of each owner, and the error."""
 
     def add(self, owner: str, digest: str, files: object) -> None:
         """Store a directory for its owner.
@@ -163,7 +163,7 @@ class WrittenUploads:
         files = _checked(digest, files)
         if self._root is None:
             self._root = Path(tempfile.mkdtemp(prefix="roll-sandbox-uploads-"))
-            self._root.chmod(0o755)  # sandboxes read it as any user may
+            self._root.chmod(0o755)  # sandboxes read it with UIDs of their own
         place = self._root / digest
         if place.is_dir():
             return

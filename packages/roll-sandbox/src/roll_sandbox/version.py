@@ -5,11 +5,11 @@ from importlib.metadata import PackageNotFoundError, version
 __all__ = ["DISTRIBUTION", "__version__", "install_extra"]
 
 DISTRIBUTION = "roll-sandbox"
-"""Name of the distribution and of the command; the package that is imported is called `roll_sandbox`."""
+"""Name of the distribution and of the command; the import package is `roll_sandbox`."""
 
 try:
     __version__ = version(DISTRIBUTION)
-except PackageNotFoundError:  # run from a source tree that was never installed
+except PackageNotFoundError:  # run from a source tree without an installation
     __version__ = "0.0.0+unknown"
 
 

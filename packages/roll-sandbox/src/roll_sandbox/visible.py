@@ -1,4 +1,4 @@
-"""Text of programs and of owners, made harmless: shown as it is, it could act on a terminal."""
+"""Makes untrusted text harmless, which could otherwise control a terminal."""
 
 from __future__ import annotations
 

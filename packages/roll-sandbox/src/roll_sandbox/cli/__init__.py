@@ -1,4 +1,4 @@
-"""`roll-sandbox`: a service that runs sandboxes for others, and what a person does with it."""
+"""`roll-sandbox`: a service that runs sandboxes for others, and the commands to use it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MODULES = {
     "quota": "quotas",
     "image": "images",
 }
-"""Where each command is."""
+"""The module of each command."""
 
 
 class _Commands(click.Group):

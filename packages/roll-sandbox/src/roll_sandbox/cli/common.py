@@ -1,4 +1,4 @@
-"""What the commands of `roll-sandbox` share."""
+"""Options and helpers that the commands of `roll-sandbox` share."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ database_option = click.option(
 
 
 class Bytes(click.ParamType):
-    """So many bytes, with their unit, such as 8GiB; a number alone counts `unit` bytes each."""
+    """A number of bytes with its unit, such as 8GiB; a number alone is in `unit` bytes."""
 
     name = "size"
 
@@ -62,7 +62,7 @@ class Bytes(click.ParamType):
 
 
 class SandboxRow(BaseModel):
-    """A sandbox as a service lists it; a newer one may say more."""
+    """A sandbox as a service lists it; a newer service may send more fields."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -142,7 +142,7 @@ class Place:
 
 
 def service_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options that select the service; the command gets them as `place`."""
+    """Add the options that select the service, which the command gets as `place`."""
 
     @click.option(
         "--url",

@@ -1,4 +1,4 @@
-"""A program's output on a person's terminal: colours and lines, nothing that acts."""
+"""A program's output on a user's terminal: colors and lines only, no other control sequences."""
 
 from __future__ import annotations
 

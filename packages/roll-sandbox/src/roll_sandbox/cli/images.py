@@ -1,4 +1,4 @@
-"""`roll-sandbox image`: which images sandboxes of this machine may have."""
+"""`roll-sandbox image`: the images that sandboxes of this machine may have."""
 
 from __future__ import annotations
 

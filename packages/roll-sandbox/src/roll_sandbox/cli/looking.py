@@ -1,4 +1,4 @@
-"""`roll-sandbox ls`, `logs`, `stop` and `top`: what a service runs for its owner."""
+"""`roll-sandbox ls`, `logs`, `stop` and `top`: an owner's sandboxes in a service."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def ls(place: Place, as_json: bool) -> None:
     "--bytes", "most", type=click.IntRange(1, 2**22), default=2**14, show_default=True, help="Of each program."
 )
 def logs(place: Place, name: str, most: int) -> None:
-    """Show what the latest programs of sandbox NAME (or of one whose name begins so) printed."""
+    """Show the output of the latest programs of sandbox NAME, which may be the beginning of its name."""
 
     async def ask() -> dict[str, Any]:
         async with place.runtime() as runtime:
@@ -74,7 +74,7 @@ def logs(place: Place, name: str, most: int) -> None:
 @click.argument("names", nargs=-1)
 @click.option("--all", "everything", is_flag=True, help="All of yours.")
 def stop(place: Place, names: tuple[str, ...], everything: bool) -> None:
-    """End sandboxes and all that runs in them, by their names or the beginnings of them."""
+    """End sandboxes and all that runs in them, by name or the beginning of a name."""
     if bool(names) == everything:
         raise ConfigError("name the sandboxes to stop, or say --all.")
 

@@ -1,4 +1,4 @@
-"""`roll-sandbox quota`: what each owner may have of a service."""
+"""`roll-sandbox quota`: the quotas of a service's owners."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def _show(owner: str, fields: dict[str, Any]) -> None:
 
 def _text(value: float | None) -> str:
     if not isinstance(value, int | float | None):
-        return shown(value)  # a row that a hand has spoilt
+        return shown(value)  # a row that was edited by hand
     return "none" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:g}"
 
 

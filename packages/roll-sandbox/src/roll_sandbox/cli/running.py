@@ -1,4 +1,4 @@
-"""`roll-sandbox run` and `shell`: a program, or a person, in a sandbox."""
+"""`roll-sandbox run` and `shell`: a program, or a user's shell, in a sandbox."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class _Here:
     sandbox: Sandbox
     name: str
     keep: bool
-    """Whether it lives on."""
+    """Whether the sandbox outlives the command."""
     programs: list[Message]
 
 
@@ -94,13 +94,13 @@ def run(
     wall_s: float,
     command: tuple[str, ...],
 ) -> int:
-    """Run COMMAND in a new sandbox and end with its exit code; Ctrl-C kills it. Options stand before it.
+    """Run COMMAND in a new sandbox and exit with its exit code; Ctrl-C kills it. Options go before it.
 
     \b
     roll-sandbox run -- python3 -c 'print(1)'
     tar c . | roll-sandbox run --keep -- tar x
 
-    Input that is no terminal is passed on. Over its time the exit code is 124, over another limit 137.
+    Input that is not a terminal is forwarded. The exit code is 124 over the time limit, 137 over another limit.
     """
     wanted = _Wanted(
         place=place, name=name, spec=_spec(image, memory_bytes), keep=keep, local=local, lifetime_s=lifetime_s
@@ -152,7 +152,7 @@ def _pass_input_on(job: Job) -> None:
     source = sys.stdin.fileno()
 
     def read() -> None:
-        with contextlib.suppress(RuntimeError, OSError, ValueError):  # the loop has ended; or it cannot be read
+        with contextlib.suppress(RuntimeError, OSError, ValueError):  # the loop has ended, or stdin cannot be read
             while data := os.read(source, 2**16):
                 loop.call_soon_threadsafe(job.write, data)
             loop.call_soon_threadsafe(job.end_input)
@@ -175,7 +175,7 @@ def shell(
     lifetime_s: float | None,
     new: bool,
 ) -> int:
-    """Open a shell in a new sandbox, or in NAME; where one runs there that was left, go on in it.
+    """Open a shell in a new sandbox, or in NAME; resume a shell there that was left.
 
     Everything typed goes to the shell, Ctrl-C too. At the beginning of a line, ~. leaves and lets it run: for a minute,
     or with --keep for as long as the sandbox lives.

@@ -1,4 +1,4 @@
-"""`roll-sandbox serve` and `worker`: run sandboxes for others, on this machine or on many."""
+"""`roll-sandbox serve` and `worker`: run sandboxes for others, on one machine or many."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""This process's terminal handed to a program in a sandbox, and taken back whatever happens.
+"""Connects this process's terminal to a program in a sandbox, and always restores it.
 
 keys ──► (Enter ~ . leaves) ──► the program's terminal ──► output ──► this terminal, then `Job.shown`
 SIGWINCH ──► the size of both
@@ -21,9 +21,9 @@ from roll_sandbox import ExecutionResult, Job
 __all__ = ["Keys", "converse", "size_here"]
 
 _SAY_AFTER_BYTES = 2**17
-"""Far below what a terminal's program may be ahead of its reader."""
+"""Bytes shown between two reports; far below the most that a program may be ahead of its reader."""
 _CALM = b"\x1b[?1047l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?2004l\x1b[?1004l\x1b[?1l\x1b>\x1b[?25h\x1b[0m"
-"""First screen, no mouse, no bracketed paste, no focus events, plain keys, a cursor, no colour."""
+"""Main screen, no mouse, no bracketed paste, no focus events, plain keys, a cursor, no color."""
 
 
 class Keys:
@@ -73,7 +73,7 @@ def _raw(terminal: int) -> Iterator[None]:
         tty.setraw(terminal)
         yield
     finally:
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # the terminal is gone
             os.write(sys.stdout.fileno(), _CALM)
         with contextlib.suppress(termios.error):
             termios.tcsetattr(terminal, termios.TCSAFLUSH, before)
@@ -121,7 +121,7 @@ async def converse(job: Job) -> ExecutionResult | None:
 async def _show(job: Job) -> ExecutionResult:
     unsaid = 0
     async for chunk in job.stream():
-        await asyncio.to_thread(_write, chunk.data)  # a terminal that was stopped (Ctrl-S) holds nothing else up
+        await asyncio.to_thread(_write, chunk.data)  # a stopped terminal (Ctrl-S) must not block the loop
         unsaid += len(chunk.data)
         if unsaid >= _SAY_AFTER_BYTES:
             job.shown(*size_here(), unsaid)

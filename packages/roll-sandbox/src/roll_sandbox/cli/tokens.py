@@ -1,4 +1,4 @@
-"""`roll-sandbox token`: who may use a service."""
+"""`roll-sandbox token`: the tokens of a service."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`roll-sandbox workers`, `drain` and `undrain`: the machines of a service."""
+"""`roll-sandbox workers`, `drain` and `undrain`: the workers of a service."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _drain(place: Place, name: str, wait: bool) -> None:
     while wait and row["sandboxes"]:
         await asyncio.sleep(_LOOK_AGAIN_S)
         rows = await place.call("GET", "/v1/workers")
-        row = next((each for each in rows if each["worker"] == name), {"sandboxes": 0})  # it has left, with the last
+        row = next((each for each in rows if each["worker"] == name), {"sandboxes": 0})  # it left with the last
     click.echo(f"{name} gets no new sandboxes, and has {row['sandboxes']}.")
 
 

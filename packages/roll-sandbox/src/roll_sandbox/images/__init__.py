@@ -1,4 +1,4 @@
-"""Images of sandboxes: a root file system, made of layers, that many sandboxes share and each may change for itself.
+"""Images of sandboxes: a root file system made of layers, which sandboxes share and each may change for itself.
 
 registry, OCI layout, `docker save`, directory ──► layers, unpacked once (`cache`) ──► overlay in each sandbox
 """

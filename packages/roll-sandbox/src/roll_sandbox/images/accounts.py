@@ -1,4 +1,4 @@
-"""Who programs of an image are, by its own list of users."""
+"""The user of an image's programs, from the image's own list of users."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from roll_sandbox.errors import BadImageError
 __all__ = ["SELF", "account_of", "accounts_for"]
 
 SELF = (1000, 1000)
-"""As in sandboxes without an image."""
+"""UID and GID, as in sandboxes without an image."""
 _MAX_BYTES = 2**20
 _MAX_NUMBER = 2**31
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC

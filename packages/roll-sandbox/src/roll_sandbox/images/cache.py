@@ -1,13 +1,13 @@
-"""Images of this machine, unpacked once: `$ROLL_CACHE/sandbox-images`, else `~/.cache/roll/sandbox-images`.
+"""The image cache of this machine: `$ROLL_CACHE/sandbox-images`, else `~/.cache/roll/sandbox-images`.
 
-    layers/sha256-…/files     what a layer unpacks to; `size` beside it
-    images/sha256-….json      an image: its layers, variables, user; used last when it was modified last
-    roots/…                   what sandboxes add on top, and merged layers (`system.py`)
+    layers/sha256-…/files     an unpacked layer; `size` next to it
+    images/sha256-….json      an image: its layers, variables, user; its modification time is its last use
+    roots/…                   topmost layers of sandboxes, and merged layers (`system.py`)
     names.json                name -> digest of an image
-    tmp/                      what is being made, or removed
+    tmp/                      files that are being made or removed
 
-Invariants: whatever has its final name is whole (it came there by one rename), and its bytes have the digest in the
-name; one process at a time changes anything, by a lock on `lock`; an image that somebody holds, by a shared lock on its
+Invariants: an entry with its final name is complete (it was moved there by one rename), and its bytes have the digest
+in the name; one process at a time changes anything, by a lock on `lock`; an image that is held, by a shared lock on its
 file, is not removed; readers need no lock.
 """
 
@@ -72,7 +72,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class CachedImage:
-    """One line of `roll-sandbox image list`."""
+    """One row of `roll-sandbox image list`."""
 
     image: Image
     names: tuple[str, ...]
@@ -90,7 +90,7 @@ class Hold:
     def release(self) -> None:
         """Release the image; may be called twice."""
         if self._descriptor >= 0:
-            os.utime(self._descriptor)  # used until now
+            os.utime(self._descriptor)  # its last use is now
             os.close(self._descriptor)
             self._descriptor = -1
 
@@ -176,7 +176,7 @@ class ImageCache:
             uid, gid = account_of(image.user, self.layer_directories(image))
             size = sum(self._size(digest) for digest in set(image.layers))
             image = replace(image, uid=uid, gid=gid, size_bytes=size)
-            if not self._file(image.digest).exists():  # never replaced: whoever holds the image locked this very file
+            if not self._file(image.digest).exists():  # never replaced: a hold is a lock on this very file
                 self._write(self._file(image.digest), image.dumps())
             os.utime(self._file(image.digest))
             self._write(self.root / "names.json", json.dumps({**self._known_names(), whole: image.digest}))
@@ -235,13 +235,13 @@ class ImageCache:
                 os.rename(directory, target)
             except OSError:
                 _remove_tree(Path(directory))
-                if not target.exists():  # somebody else was quicker
+                if not target.exists():  # no other process was faster
                     raise
         except OSError as error:
             raise _unwritable(self.root, error) from error
         return str(target)
 
-    # Below: only for whoever holds the lock, but for what just reads.
+    # Methods below that change anything need the lock (`_changing`).
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:

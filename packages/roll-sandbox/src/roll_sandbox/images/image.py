@@ -1,4 +1,4 @@
-"""What is known of an image once it is unpacked."""
+"""The metadata of an unpacked image."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ class Image:
     """An image in the cache."""
 
     digest: str
-    """Of its configuration: the same bytes have the same digest wherever they come from ("image ID")."""
+    """Digest of its configuration ("image ID"), which is the same for the same image from any source."""
     layers: tuple[str, ...]
-    """Digests of the unpacked archives, the lowest first."""
+    """Digests of the unpacked archives, lowest first."""
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str = ""
-    """Where programs start; empty: at home."""
+    """Directory in which programs start; empty: home."""
     user: str = ""
-    """As the configuration has it: a name or number, perhaps with a group."""
+    """User as in the configuration: a name or number, perhaps with a group."""
     uid: int = 1000
     gid: int = 1000
-    """Of its programs in a sandbox; never root."""
+    """UID and GID of its programs in a sandbox; never root's."""
     size_bytes: int = 0
-    """Of its layers' archives, unpacked."""
+    """Size of its layers' archives, unpacked."""
 
     def dumps(self) -> str:
         """Serialize the image for `loads`."""

@@ -1,4 +1,4 @@
-"""Layers put together into one directory, for machines whose sandboxes cannot have an overlay of them."""
+"""Merges layers into one directory, for machines whose sandboxes cannot mount overlays."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _add(source: str, target: str) -> None:
                 os.chmod(place, stat.S_IMODE(found.st_mode))
                 continue
             _clear(place)
-            if not stat.S_ISCHR(found.st_mode):  # that is how a layer says that there is nothing any more
+            if not stat.S_ISCHR(found.st_mode):  # a whiteout: the layer removes this name
                 os.link(entry.path, place, follow_symlinks=False)
 
 

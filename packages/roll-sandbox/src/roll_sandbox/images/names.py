@@ -1,4 +1,4 @@
-"""Names of images: `[registry/]repository[:tag|@digest]`, as Docker reads them, but no registry is meant by none."""
+"""Names of images: `[registry/]repository[:tag|@digest]`, parsed as Docker does, but without a default registry."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Reference:
     """A complete image name."""
 
     registry: str
-    """Empty: a name on this machine alone."""
+    """Empty for a name that only this machine has."""
     repository: str
     version: str
     """A tag, or the digest of a manifest."""

@@ -2,8 +2,8 @@
 
     name ──► manifest (of an index: the one for this machine) ──► configuration, layers: each by its digest, checked
 
-`https` only, but for this machine itself or where the caller says `insecure`. Tokens and passwords go to the registry
-and to who it names for tokens, never along with a redirect. Passwords come from Docker's own `config.json`.
+`https` only, except for this machine or with `insecure`. Tokens and passwords are sent to the registry and to its token
+server, never along with a redirect. Passwords come from Docker's `config.json`.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
 )
 _PAUSES_S = (0.5, 1.0, 2.0, 4.0)
-"""Before another attempt, where a registry is busy or a connection breaks."""
+"""Pauses before retries, if a registry is busy or a connection breaks."""
 _PATIENCE_S = 60.0
-"""Of one read."""
+"""Timeout of one read."""
 _PIECE_BYTES = 2**20
 _CHALLENGE = re.compile(r'([a-z_]+)="([^"]*)"')
 

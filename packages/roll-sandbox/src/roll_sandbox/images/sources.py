@@ -1,7 +1,7 @@
 """Images from files of this machine: an OCI layout, an archive of one or of `docker save`, a directory.
 
-OCI image layout specification; `docker save` of Docker 25 and newer writes both forms into one archive, older ones
-only `manifest.json`.
+See the OCI image layout specification. `docker save` of Docker 25 and newer writes both formats into one archive, older
+versions only `manifest.json`.
 """
 
 from __future__ import annotations
@@ -252,7 +252,7 @@ def _archive(path: Path, tag: str | None) -> Iterator[LayoutSource]:
                 member = members.get(os.path.normpath(name))
                 for _ in range(_MAX_DEPTH):
                     if member is None or not member.issym():
-                        break  # `docker save` links layers that it has written already
+                        break  # `docker save` links to layers that it has already written
                     member = members.get(os.path.normpath(os.path.join(os.path.dirname(member.name), member.linkname)))
                 opened = None if member is None or not member.isfile() else archive.extractfile(member)
                 if opened is None:

@@ -1,8 +1,9 @@
-"""What a sandbox with an image is made of: the image's layers, and below `/.roll` what our own code in it runs on.
+"""The parts of a sandbox with an image: the image's layers, and the system below `/.roll` on which the agent runs.
 
-A sandbox begins in a small system of its own: this machine's programs and libraries at `/.roll`, devices, the layers
-at `/.layers/N`. From there `agent/layers.py` makes an overlay of the layers the root of the agent, and another one that
-of each program, with `/.roll` and the devices bound into it. So the agent, and `PythonCode`, need nothing of the image.
+A sandbox begins in a small system of its own: this machine's programs and libraries at `/.roll`, devices, the layers at
+`/.layers/N`. From there `agent/layers.py` makes an overlay of the layers the root of the agent, and another overlay
+that of each fresh program, with `/.roll` and the devices bound into it. So the agent and `PythonCode` need nothing from
+the image.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
-"""A layer of an image, from its tar archive into a directory of its own. The archive is hostile.
+"""Unpacks a layer of an image from its tar archive into a directory of its own. The archive may be hostile.
 
-Every step goes from an open directory to a name in it, and no link is ever followed by the kernel: links among the
-parents of an entry are read here, and lead nowhere but below the layer's root. What belongs to nobody but a machine's
-root (devices, set-user-id, capabilities, owners, extended attributes) is left out: all files are the unpacker's.
+Every step goes from an open directory to a name in it, and the kernel never follows a link: links among the parents of
+an entry are resolved here, and never lead out of the layer's root. What only root may make (devices, set-user-id,
+capabilities, owners, extended attributes) is left out: all files belong to the unpacking user.
 
-What a layer removes from those below it (`.wh.name`, `.wh..wh..opq`) is written as overlayfs understands it in a user
-namespace: a character device 0/0, and the attribute `user.overlay.opaque`. OCI image specification, "Layers".
+What a layer removes from the layers below it (`.wh.name`, `.wh..wh..opq`) is written in the format of overlayfs in a
+user namespace: a character device 0/0, and the attribute `user.overlay.opaque`. See the OCI image specification,
+"Layers".
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from roll_sandbox.tar_headers import Header
 __all__ = ["Bounds", "decompressed", "unpack"]
 
 MAX_HEADER_BYTES = 2**20
-"""Of one long name or set of attributes: tarfile takes it into memory whole."""
+"""Most bytes of one long name or set of attributes, which tarfile reads into memory whole."""
 _MAX_LINKS = 40
 _MAX_DEPTH = 256
-"""Directories inside one another: whoever puts layers together, or removes them, goes down into each."""
+"""Most levels of nested directories: merging and removing layers recurse into each."""
 _IMPOSSIBLE = (errno.ENAMETOOLONG, errno.ENOENT, errno.ELOOP)
-"""What the kernel says of an entry's own names, and not of this machine."""
+"""Errors that an entry's own names cause, not this machine."""
 _PIECE_BYTES = 2**20
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _REMOVED, _OPAQUE, _PRIVATE = ".wh.", ".wh..wh..opq", ".wh..wh."
@@ -177,7 +178,7 @@ def unpack(pieces: Iterator[bytes], target: str, bounds: Bounds) -> str:
         with tarfile.open(fileobj=stream, mode="r:", tarinfo=Header) as archive:  # type: ignore[call-overload]
             for member in archive:
                 layer.add(member, archive)
-                archive.members = []  # tarfile would keep them all
+                archive.members = []  # tarfile would keep all of them
     except (tarfile.TarError, EOFError, ValueError, OverflowError) as error:
         if isinstance(error, BadImageError):
             raise
@@ -227,7 +228,7 @@ class _Layer:
         try:
             parent = self._open(parents, follow=not removes)
         except _NoDirectoryError:
-            if removes:  # the layer made a link or file of the directory: nothing of it is left to be removed
+            if removes:  # the layer replaced the directory by a link or file: nothing is left to remove
                 return
             raise
         try:
@@ -281,7 +282,7 @@ class _Layer:
                 if len(opened) > _MAX_DEPTH:
                     raise BadImageError(f"a layer has directories more than {_MAX_DEPTH} deep in one another.")
                 part = waiting.pop()
-                if part == "..":  # only links have them
+                if part == "..":  # only link targets have them
                     if len(opened) > 1:
                         os.close(opened.pop())
                     continue
@@ -383,7 +384,7 @@ def _remove_below(parent: int, name: str) -> None:
         return
     removed = name[len(_REMOVED) :]
     if name.startswith(_PRIVATE):
-        return  # of other storage drivers
+        return  # metadata of other storage drivers
     if removed in ("", ".", ".."):
         raise BadImageError(f"a layer removes {removed!r}.")
     _clear(parent, removed)
