@@ -1,4 +1,9 @@
-"""Inference engines behind one protocol (`roll.protocols.InferenceEngine`)."""
+"""Inference engines behind one protocol (`roll.protocols.InferenceEngine`).
+
+`spec` describes an engine and builds it. `hf` (with `hf_*`) decodes a `transformers` model in this process, `vllm/`
+drives vLLM's processes, and `own_engine` wraps an engine of the user's own. `roll.config.engines` has their names and
+capabilities.
+"""
 
 from roll.config.engines import ENGINES, EngineCapabilities, LazyEngine, engine_capabilities, resolve_engine_kind
 from roll.inference.spec import EngineSpec, build_engine, engine_ahead

@@ -1,4 +1,4 @@
-"""What the `hf` engine can do; imports nothing of it."""
+"""The description of the `hf` engine: its capabilities. Imports nothing of it."""
 
 from __future__ import annotations
 

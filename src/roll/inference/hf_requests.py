@@ -1,4 +1,4 @@
-"""Requests of the `hf` engine: what is checked, what is remembered of each, and the order in which they get their turn.
+"""Requests of the `hf` engine: their checks, their state, and the order in which they run.
 
 No torch here.
 """

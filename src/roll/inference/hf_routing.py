@@ -1,4 +1,4 @@
-"""Which experts a mixture's routers choose while the `hf` engine computes."""
+"""A record of the experts that a mixture's routers choose while the `hf` engine computes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""New weights for a live `transformers` model, in place, and the proof that it holds them."""
+"""New weights for a live `transformers` model, in place, and checksums of what it then holds."""
 
 from __future__ import annotations
 

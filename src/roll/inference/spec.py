@@ -1,4 +1,4 @@
-"""What an engine is built from. Imports no engine until one is built."""
+"""The description of an engine, and how it is built. Imports no engine until one is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an engine's steps took, as it tells: the spans that a simulated engine is fitted to.
+"""A log of an engine's steps and their durations: the spans that a simulated engine is fitted to.
 
 Steps that only decode, for the same number of requests, make one stretch; a step that also prefills is a stretch of its
 own. So there are about two stretches for each request, whatever its number of tokens.

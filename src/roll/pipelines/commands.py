@@ -1,4 +1,4 @@
-"""What `roll train`, `resume` and `eval` do; a command line or a script calls these."""
+"""The commands `roll train`, `resume` and `eval`, as functions for a command line or a script."""
 
 from __future__ import annotations
 

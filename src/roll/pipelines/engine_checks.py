@@ -1,4 +1,4 @@
-"""Whether the engines that a configuration names can do what its run needs; known before anything starts."""
+"""A check before anything starts: the engines that a configuration names can do what its run needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is checked of a run before any of its roles starts: seconds, where the run itself would take minutes to fail."""
+"""Checks before any role starts: they take seconds, where the run itself would take minutes to fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is made from before any role starts: the model's files, the prompts, and the specs they lead to."""
+"""The preparation of a run before any role starts: the model's files, the prompts, and the specs they lead to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run that starts is still waiting for, in words: starting takes from seconds to minutes."""
+"""Notes of what a run that starts is still waiting for: starting takes from seconds to minutes."""
 
 from __future__ import annotations
 

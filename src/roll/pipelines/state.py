@@ -1,4 +1,4 @@
-"""What a run must remember between steps, besides weights: the controller's part of a checkpoint.
+"""The state that a run keeps between steps, besides weights: the controller's part of a checkpoint.
 
 `RunState` is what every run has. A pipeline that remembers more adds fields in a class of its own; in the file they lie
 side by side.

@@ -1,4 +1,4 @@
-"""What must stay as it is while a run goes on, beside its training data: held-out rows, and the user's own code."""
+"""A check that held-out rows and the user's own code are those that the run began with."""
 
 from __future__ import annotations
 

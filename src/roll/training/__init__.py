@@ -1,4 +1,12 @@
-"""Train back-ends: packed batches, gradients, optimizer, checkpoints. Importing it imports no torch."""
+"""Train back-ends: packed batches, gradients, optimizer, checkpoints. Importing it imports no torch.
+
+    TrainBackend (torch, deepspeed/, megatron/)
+      rank ── passes ──► packing/ ──► network/ with attention/, experts ──► loss ──► gradients ──► optimizer
+      distributed, parallel/: several ranks      memory/, offload: less memory      checkpoint/: save, load, export
+
+`spec` describes a rank. `backend` is the back-end `torch`; `rank` (a training step) and `passes` (its micro-batches)
+are shared by all back-ends.
+"""
 
 from roll.training.schedule import Schedule
 from roll.training.spec import Role, TrainerSpec

@@ -1,4 +1,4 @@
-"""A trainer's weights as its engines are to get them."""
+"""The stream of a trainer's weights in the form in which its engines get them."""
 
 from __future__ import annotations
 

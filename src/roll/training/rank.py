@@ -1,4 +1,4 @@
-"""One rank of a trainer under any back-end: what is asked of it, and which steps move its weights.
+"""One rank of a trainer under any back-end: its training step, and the steps that it leaves out.
 
     forward_backward   passes: network, loss, backward, which adds to the gradient
     optim_step         gradient x scale ─ update, unless loss or gradient is not finite; the gradient is forgotten

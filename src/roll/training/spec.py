@@ -1,4 +1,4 @@
-"""What one trainer rank is built from. Plain data: it travels to the process that runs the rank."""
+"""The description of one trainer rank. Plain data: it travels to the process that runs the rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every process of an engine does first: send its messages to the log file, and die with its parent.
+"""The beginning of every process of an engine: it sends its messages to the log file, and ends with its parent.
 
 vLLM's logging names `LOG_STREAM` as its stream (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported when vLLM's
 logger is, before any model loads. In the process that owns the engine, only the stream is used.

@@ -1,4 +1,4 @@
-"""What the `vllm` engine can do; imports neither it nor vLLM."""
+"""The description of the `vllm` engine: its capabilities. Imports neither it nor vLLM."""
 
 from __future__ import annotations
 

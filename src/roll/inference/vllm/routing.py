@@ -1,4 +1,4 @@
-"""Which experts vLLM's routers choose, kept in the worker of its CPU build until the engine asks.
+"""The experts that vLLM's routers choose, kept in the worker of its CPU build until the engine asks.
 
     forward pass ─ capture, layer by layer ─► [tokens, layers, k] ─► by request and position, and by slot of the cache
                                                                        └─ of a cached prefix: what its slots hold

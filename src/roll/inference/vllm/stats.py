@@ -1,4 +1,4 @@
-"""What vLLM's scheduler tells of its steps."""
+"""Statistics of vLLM's scheduler about its steps."""
 
 from __future__ import annotations
 

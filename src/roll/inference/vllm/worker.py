@@ -1,4 +1,4 @@
-"""What ROLL adds to vLLM's workers: applying a `WeightUpdate` where the model lives.
+"""ROLL's extension of vLLM's workers: it applies a `WeightUpdate` in the process that holds the model.
 
 Data flow:  engine ─ pickled WeightUpdate ─ collective_rpc ─► every worker: open_update ─► vLLM's reload ─► read back
             engine ◄─ checksums, or an error and whether weights were touched ───────────┘

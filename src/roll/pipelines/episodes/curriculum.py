@@ -1,4 +1,4 @@
-"""Which environment is drawn next, by how often each is solved.
+"""The choice of the environment that is drawn next, by how often each is solved.
 
 An environment's weight times 4 p (1 - p), p being its success rate: where half of the episodes succeed, groups differ
 most, and most is learnt from them; where all or none do, nothing is. What was never played has its whole weight.

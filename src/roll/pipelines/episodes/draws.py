@@ -1,4 +1,4 @@
-"""What is drawn next: of which environment, and whether it begins at an anchor."""
+"""The next draw: its environment, and whether it begins at an anchor."""
 
 from __future__ import annotations
 

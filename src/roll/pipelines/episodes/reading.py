@@ -1,4 +1,4 @@
-"""Reads the user's own successful episodes: seeds and actions. Needs no torch."""
+"""Reading of the user's own successful episodes: seeds and actions. Needs no torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an agentic run remembers between steps."""
+"""The state that an agentic run keeps between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run's own judge as a role: engines beside the policy's, behind one door, with weights that stay as they are.
+"""The run's own judge as a role: engines beside the policy's, behind one proxy, with weights that never change.
 
     reward ──► JudgeRole.generate ──► LLMProxy ──► judge-0, judge-1, …
                      └─ an engine does not serve, and nobody replaces it: start another one

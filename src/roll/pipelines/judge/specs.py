@@ -1,4 +1,4 @@
-"""What the run's own judge is built from. Imports neither torch nor an engine, so that `roll check` may ask."""
+"""Specs of the run's own judge. Imports neither torch nor an engine, so that `roll check` may ask."""
 
 from __future__ import annotations
 

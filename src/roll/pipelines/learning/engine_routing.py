@@ -1,4 +1,4 @@
-"""What it does that updates use the experts that engines chose (`training.router_replay: engine`)."""
+"""Measurement of how updates change with the experts that engines chose (`training.router_replay: engine`)."""
 
 from __future__ import annotations
 

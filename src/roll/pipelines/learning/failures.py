@@ -1,4 +1,4 @@
-"""What *we* failed of a run's answers: how much of each step, why, and when that stops the run.
+"""Infrastructure errors among a run's answers: their share of each step, their causes, and when they stop the run.
 
     life cycle ──► Retries ──► metrics, a warning at the first failure of a step
     rollouts of a step ──► Failures (a step's counts, causes) ──► metrics, one warning

@@ -1,4 +1,4 @@
-"""What a run remembers between steps that learns from scored rollouts."""
+"""The state that a run keeps between steps which learns from scored rollouts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the trainer said of every token of a step's rollouts, for the table of rollouts: nothing is computed for it."""
+"""The trainer's figures of every token of a step's rollouts, for the table of rollouts: nothing is computed for it."""
 
 from __future__ import annotations
 

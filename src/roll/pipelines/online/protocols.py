@@ -1,4 +1,4 @@
-"""What the online loop passes on, and what it asks of a pipeline's objective, of a run and of its engines."""
+"""The records that the online loop passes on, and its protocols for objective, run and engines."""
 
 from __future__ import annotations
 

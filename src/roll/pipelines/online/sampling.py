@@ -1,4 +1,4 @@
-"""Where a run's batches of rollouts come from."""
+"""The source of a run's batches of rollouts."""
 
 from __future__ import annotations
 

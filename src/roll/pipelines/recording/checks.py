@@ -1,4 +1,4 @@
-"""What can be replayed: everything that a recording has decided is compared before anything heavy starts."""
+"""Checks of a replay: everything that a recording has decided is compared before anything heavy starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Answering recorded prompts again: engines, rewards and the scheduler at work, and nobody trained.
+"""A replay that answers recorded prompts again: engines, rewards and the scheduler work, and nothing is trained.
 
     recording ─► prompts in the recorded order ─► AsyncController ─► RolloutScheduler ─► engines, rewards ─► batch
                      └─ lengths, turns, rewards ──────────────────────┘                                       │

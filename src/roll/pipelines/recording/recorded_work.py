@@ -1,4 +1,4 @@
-"""What a recording says of each answer's work, for schedules that answer the same prompts again."""
+"""The work of each answer as a recording has it, for schedules that answer the same prompts again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nouns of a recording."""
+"""The records of a recording."""
 
 from __future__ import annotations
 

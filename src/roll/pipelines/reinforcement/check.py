@@ -1,4 +1,4 @@
-"""What can be known of a run with an `algorithm` before it starts, beside what is known of any that generates."""
+"""The inspection of a run with an `algorithm` before it starts, beside that of every run that generates."""
 
 from __future__ import annotations
 

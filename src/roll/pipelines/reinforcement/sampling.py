@@ -1,4 +1,4 @@
-"""What rollouts an algorithm asks for: how they are sampled, and which groups pass."""
+"""The rollouts that an algorithm asks for: how they are sampled, and which groups pass."""
 
 from __future__ import annotations
 

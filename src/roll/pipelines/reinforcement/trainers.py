@@ -1,4 +1,4 @@
-"""The trainers of an RLVR run: what policy, critics and reference are built from.
+"""The trainers of a run with an `algorithm`: specs of policy, critics and reference.
 
 policy      trained, sent to engines
 critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used,

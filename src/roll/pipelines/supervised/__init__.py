@@ -1,1 +1,6 @@
-"""What pipelines share that learn from given examples: drawing, measuring the held-out ones, crossing boundaries."""
+"""The parts that pipelines share which learn from given examples.
+
+`opening` starts the roles, `course` holds a run's parts and its step, and `loop` repeats the step. `asking` and `kept`
+compute and store what frozen models say of the examples; `measuring` and `answers` evaluate; `check` and `preparation`
+come before the run.
+"""

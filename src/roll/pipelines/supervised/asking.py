@@ -1,4 +1,4 @@
-"""What a frozen model says of everything that a run will learn from, before its first step.
+"""Values that a frozen model computes of all examples of a run, before its first step.
 
 remaining draws, held-out examples ─► samples of which nothing is kept ─ the model, frozen ─► kept
 

@@ -1,4 +1,4 @@
-"""What can be known of a run that learns from examples before it starts, in seconds.
+"""The inspection of a run that learns from examples before it starts, in seconds.
 
 configuration ──► machine, model's sizes, examples ──► steps, memory, disk, a step's time on few layers ──► report
 """

@@ -1,4 +1,4 @@
-"""What a model said once of the tokens that are learnt, on disk: by what was said of which tokens.
+"""A store on disk of what a model computed of the trained tokens, by the digest of the tokens.
 
 An entry is found by the tokens themselves and by which of them count. So nothing that changes the data, the template
 or the lengths can make an entry wrong, only miss.

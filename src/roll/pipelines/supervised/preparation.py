@@ -1,4 +1,4 @@
-"""What a supervised run is made from before any role starts: the model's files and the examples."""
+"""The preparation of a supervised run before any role starts: the model's files and the examples."""
 
 from __future__ import annotations
 

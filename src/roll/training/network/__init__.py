@@ -1,1 +1,8 @@
-"""The HF network as the trainer uses it: loading, packed forward passes, log-probs, values, and adapters."""
+"""The HF network as the trainer uses it: from a packed row of tokens to what a loss needs.
+
+    loading ──► HF model, lora, fp8, fused ──► hidden_states ──► policy (log-probs) or value ──► loss_inputs
+
+`logprobs`, `top_logprobs`, `distributions` and `divergence` compute from hidden states; `weights` streams weights to
+engines; `stages` and `parts` divide layers over pipeline ranks; `routing` watches and replays routers; `packable`
+compares packed results with the model's own before a run.
+"""

@@ -1,4 +1,4 @@
-"""From the predictions of micro-batches to arrays by sample: what a trainer's forward pass answers."""
+"""The results of a trainer's forward pass: predictions of micro-batches as arrays by sample."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far the policy's next-token distributions are from a teacher's, over the whole vocabulary, with the gradient.
+"""Divergence of the policy's next-token distributions from a teacher's, over the whole vocabulary, with the gradient.
 
     p_m = softmax(W h_m / T),     q_m = softmax(W' h'_m / T)    of the teacher,     r = (1 - beta) p + beta q
 

@@ -1,4 +1,4 @@
-"""The backbone's answer to a packed row: what every network of a trainer begins with."""
+"""Hidden states of a packed row: every network of a trainer begins with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a network's predictions and its samples' arrays to what a loss sees."""
+"""The inputs of a loss, from a network's predictions and its samples' arrays."""
 
 from __future__ import annotations
 

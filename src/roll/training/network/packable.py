@@ -1,4 +1,4 @@
-"""Whether the trainer computes of a packed row what the model itself computes of each text, found by trying.
+"""A trial before training: packed rows must give what the model itself computes of each text.
 
     four short texts, two of them with a common beginning
         ─ each alone, by the model's own attention  ─► log-probs ┐

@@ -1,1 +1,5 @@
-"""Which samples share a micro-batch and a prefix, and where each token lies in it. NumPy only."""
+"""Packing of samples into micro-batches. NumPy only.
+
+`micro_batches` chooses the samples of each micro-batch, `blocks` finds their common prefixes, and `layout` places their
+tokens in one row.
+"""

@@ -1,4 +1,4 @@
-"""Which samples of a unit share computation: their common prefixes, as a tree. NumPy only.
+"""Common prefixes of the samples of a unit, as a tree: what is computed once. NumPy only.
 
     a   [ prompt | turn | turn  ]            0     prompt, turn, turn
     b   [ prompt | turn | other ]    ─►      |prompt + turn|      other

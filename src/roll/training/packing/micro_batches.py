@@ -1,4 +1,4 @@
-"""Which samples go through the network together. NumPy only; their order of arrival does not matter.
+"""The division of samples into micro-batches. NumPy only; their order of arrival does not matter.
 
     samples -> blocks -> parcels -> micro-batches -> one list per rank
 

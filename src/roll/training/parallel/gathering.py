@@ -1,4 +1,4 @@
-"""How FSDP2 gathers a module's weights and adds up its gradients, with one such bucket in memory at a time.
+"""FSDP2's gathering of a module's weights and reduction of its gradients, with one such bucket in memory at a time.
 
     forward    shards ─ gathered ─► buffer ─ copied ─► weights; the buffer is freed
     backward   gradients ─ copied ─► buffer ─ added up over ranks ─► shards; the buffer is freed

@@ -1,4 +1,4 @@
-"""What each of several stages computes, and when: a sequence of forwards and backwards of its parts of the model.
+"""The pipeline schedule: for each stage, a sequence of forward and backward passes of its parts of the model.
 
 One part a stage, 1F1B (arXiv 1806.03377): as many micro-batches in flight as stages follow, and no more.
 

@@ -1,4 +1,4 @@
-"""Which tokens of a row are this rank's, and how ranks make one result of what each has found."""
+"""The tokens of a row that belong to this rank, and one result of what all ranks have found."""
 
 from __future__ import annotations
 

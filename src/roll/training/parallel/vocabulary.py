@@ -1,4 +1,4 @@
-"""A vocabulary that is divided over ranks: the softmax of words that no rank has together.
+"""A vocabulary that is divided over ranks: the softmax over words of which each rank has a part.
 
 Each rank knows the largest logit m_i of its words and sums over them, relative to that. With m = max m_i and
 d_i = m_i - m these become parts of the sums over all words, and are added up:

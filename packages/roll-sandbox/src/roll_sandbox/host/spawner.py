@@ -1,4 +1,4 @@
-"""The spawner: a small process that starts sandboxes for a manager and outlives it by an instant.
+"""The spawner: a small process that starts sandboxes for a manager, and ends right after it.
 
     manager ══ seqpacket socket ══ spawner ══ zygote ── slot ── agent      where the spawner is root
                                       └── fork, exec ──► bwrap ── agent    elsewhere, or on request

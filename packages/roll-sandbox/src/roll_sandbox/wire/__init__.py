@@ -1,4 +1,9 @@
-"""The messages between client, server and worker of the sandbox service."""
+"""Messages between client, server and worker of the sandbox service.
+
+`frames` encodes a message as bytes. `messages`, `news`, `programs`, `reports` and `failures` convert records to
+messages and check what arrives. `documents` reads JSON from untrusted peers. `outbox` holds messages until they are
+sent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The worker, which runs a service's sandboxes: in the server's process, or in a process of its own."""
+"""Workers of a service: they run its sandboxes, in the server's process or in one of their own.
+
+`worker` starts sandboxes, `executions` the programs in one sandbox, and `outputs` keeps their output. `joining`
+connects a worker to a server elsewhere, and `running` starts and ends such a worker.
+"""
 
 from __future__ import annotations
 

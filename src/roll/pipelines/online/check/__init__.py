@@ -1,1 +1,4 @@
-"""What can be known before it starts of a run whose policy answers prompts while it learns; pipelines add their own."""
+"""Inspection of an online run before it starts; pipelines add looks of their own.
+
+`inspection` looks at model, prompts and rewards; `estimate` computes the batch, the memory of each role, and the disk.
+"""

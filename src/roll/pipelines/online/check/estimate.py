@@ -1,4 +1,4 @@
-"""What a run will need, computed before anything is loaded: batch arithmetic, memory by role, disk.
+"""Estimates of a run before anything is loaded: batch arithmetic, memory by role, disk.
 
 Pure functions of the configuration and the model's sizes. Memory is an upper estimate for full-length answers.
 """

@@ -1,4 +1,4 @@
-"""What can be known of a run before it starts, in seconds.
+"""The inspection of a run before it starts, in seconds.
 
 configuration ──► machine, model's sizes, prompts ──► arithmetic, memory, disk, one prompt, one reward ──► report
 """
