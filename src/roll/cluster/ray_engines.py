@@ -154,8 +154,10 @@ class RayEngine:
         """Close the engine if it has started, then kill its process and the processes that it started."""
         if self._reports is not None:
             self._reports.cancel()
-        if self.pid is not None:
-            with contextlib.suppress(EngineDiedError, TimeoutError):
-                async with asyncio.timeout(CLOSE_TIMEOUT_S):
-                    await self._await(self._actor.call.remote("close"))
-        ray.kill(self._actor, no_restart=True)
+        try:
+            if self.pid is not None:
+                with contextlib.suppress(EngineDiedError, TimeoutError):
+                    async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                        await self._await(self._actor.call.remote("close"))
+        finally:
+            ray.kill(self._actor, no_restart=True)

@@ -176,10 +176,12 @@ class RayTrainerGroup(TrainerGroup):
 
     async def close(self) -> None:
         """Free shared memory, then end every rank."""
-        with contextlib.suppress(WorkerDiedError, TimeoutError):
-            async with asyncio.timeout(10.0):
-                await self._answers([actor.close.remote() for actor in self._actors], LONGEST_DEATH_S)
-        self._end()
+        try:
+            with contextlib.suppress(WorkerDiedError, TimeoutError):
+                async with asyncio.timeout(10.0):
+                    await self._answers([actor.close.remote() for actor in self._actors], LONGEST_DEATH_S)
+        finally:
+            self._end()
 
     def _end(self) -> None:
         for actor in self._actors:

@@ -133,20 +133,19 @@ class HFEngine:
         executor, self._executor = self._executor, None
         if executor is None:
             return
+        if self._server is not None:
+            self._server.cancel()  # it ends with the step under way
         try:
-            await asyncio.wait_for(self._device.acquire(), CLOSE_LIMIT_S)  # the step under way ends first
+            await asyncio.wait_for(self._device.acquire(), CLOSE_LIMIT_S)
+            await asyncio.gather(*filter(None, [self._server]), return_exceptions=True)
+            executor.shutdown(wait=True)
+            self._device.release()
+            self._decoder = None
         except TimeoutError:
             logger.error(LEFT_BEHIND, self.engine_id)
+        finally:  # also where this is cancelled: nobody asks again
             executor.shutdown(wait=False)
             self._close_log()
-            return
-        if self._server is not None:
-            self._server.cancel()
-            await asyncio.gather(self._server, return_exceptions=True)
-        executor.shutdown(wait=True)
-        self._device.release()
-        self._decoder = None
-        self._close_log()
 
     def load(self) -> EngineLoad:
         """Return the current load."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +13,20 @@ pytest.importorskip("ray")
 from roll.cluster import ray_engines
 from roll.cluster.ray_engines import RayEngine
 from roll.inference import EngineSpec
+
+
+async def test_an_engine_whose_close_is_cancelled_is_ended_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[Any] = []
+    actor = SimpleNamespace(call=SimpleNamespace(remote=lambda name: asyncio.sleep(60)))
+    options = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=lambda _: actor))
+    monkeypatch.setattr(ray_engines.ray, "remote", lambda _: options)
+    monkeypatch.setattr(ray_engines.ray, "kill", lambda actor, no_restart: ended.append(actor))
+    engine = RayEngine(EngineSpec(engine_id="engine-0", kind="hf", model_path="", max_context=8), {})
+    engine.pid = 1
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await engine.close()
+    assert ended == [actor]
 
 
 async def test_an_engine_that_has_not_started_is_ended_without_asking_it(monkeypatch: pytest.MonkeyPatch) -> None:

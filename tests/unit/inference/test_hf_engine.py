@@ -333,6 +333,20 @@ async def test_close_tells_those_who_wait_and_may_be_repeated(tiny_model: Path) 
         await engine.generate(request("b"))
 
 
+async def test_close_that_is_cancelled_leaves_neither_the_task_nor_the_thread_of_the_engine(tiny_model: Path) -> None:
+    engine = HFEngine(engine_spec(tiny_model))
+    await engine.start()
+    server, thread = engine._server, engine._executor
+    assert server is not None and thread is not None
+    async with engine._device:  # a step is under way
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0):
+                await engine.close()
+    await asyncio.wait({server}, timeout=60)
+    await asyncio.to_thread(thread.shutdown)  # comes back when it has ended
+    assert server.cancelled()
+
+
 async def test_nothing_works_before_start(tiny_model: Path) -> None:
     engine = HFEngine(engine_spec(tiny_model))
     with pytest.raises(EngineDiedError, match="not started"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import subprocess
@@ -302,3 +303,14 @@ def test_engine_log_probs_that_are_not_finite_are_an_infrastructure_error_that_n
 def test_engine_log_probs_that_are_missing_are_an_infrastructure_error_that_names_the_engine() -> None:
     with pytest.raises(InfraError, match="engine 'vllm-3': vLLM returned 2 log-probs for the 3 tokens of request r"):
         to_generation(request(2, 3), finished([-1.0, -2.0]), "vllm-3")
+
+
+async def test_vllm_whose_close_is_cancelled_ends_its_processes_all_the_same() -> None:
+    ended: list[str] = []
+    engine = VLLMEngine(SPEC)
+    llm: Any = SimpleNamespace(abort=lambda ids: asyncio.sleep(60))
+    engine._launch = SimpleNamespace(llm=llm, shutdown=lambda: ended.append("all"))  # type: ignore[assignment]
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0):
+            await engine.close()
+    assert ended == ["all"]

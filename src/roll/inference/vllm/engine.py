@@ -244,10 +244,12 @@ class VLLMEngine:
         self._closed = True
         if self._launch is None:
             return
-        with suppress(Exception):  # a dead engine cannot abort, and its requests have their errors already
-            await self._llm.abort(list(self._running))
-        await asyncio.sleep(0)  # lets aborted requests return before their queues go
-        await asyncio.to_thread(self._launch.shutdown)
+        try:
+            with suppress(Exception):  # a dead engine cannot abort, and its requests have their errors already
+                await self._llm.abort(list(self._running))
+            await asyncio.sleep(0)  # lets aborted requests return before their queues go
+        finally:  # also where this is cancelled: nobody asks again
+            await asyncio.to_thread(self._launch.shutdown)
 
     async def _end_update(self) -> None:
         if self._resume_after_update:
@@ -313,8 +315,6 @@ class VLLMEngine:
             final = None
             async for output in self._llm.generate(prompt, params, request_id, priority=priority):
                 final = output
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise self._as_ours(error) from error
         finally:
@@ -330,8 +330,6 @@ class VLLMEngine:
         """Await a call, with its errors converted to ROLL's."""
         try:
             return await call
-        except asyncio.CancelledError:
-            raise
         except Exception as error:
             raise self._as_ours(error) from error
 
