@@ -79,10 +79,15 @@ def _told(info: Mapping[str, Any]) -> dict[str, Any]:
         if name in told:
             told[name] = list(entries)
     if results := told.get("tool_results"):
-        if not all("content" in result for result in results):
-            rule, mend = "each of `info['tool_results']` has a content", "return a list of `{'content': …}`"
-            raise ProtocolError(rule, brief(results), mend)
-        told["tool_results"] = [{**result, "content": _content(result["content"])} for result in results]
+        names = ("tool_call_id", "name")
+        said = all("content" in one and all(isinstance(one.get(name), str | None) for name in names) for one in results)
+        if not said:
+            rule = "each of `info['tool_results']` has a content, and texts as `tool_call_id` and `name`, if any"
+            raise ProtocolError(rule, brief(results), "return a list of `{'content': …}`")
+        told["tool_results"] = [
+            {"content": _content(one["content"]), **{name: plain(one[name]) for name in names if one.get(name)}}
+            for one in results
+        ]
     return told
 
 

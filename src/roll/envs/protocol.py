@@ -72,9 +72,10 @@ def _seen(rule: str, observation: Any) -> Content:
     """Return an observation: a text, or parts, which other processes give as `to_dict` writes them."""
     try:
         return content_of(observation)
-    except ValueError:
+    except ValueError as error:
         mend = "describe what is seen as text, or give a tuple of parts (`roll.types.TextPart`, `ImagePart`, …)"
-        raise ProtocolError(rule, f"the observation {_typed(observation)}", mend) from None
+        why = f" ({error})" if isinstance(observation, list | tuple) else ""
+        raise ProtocolError(rule, f"the observation {_typed(observation)}{why}", mend) from None
 
 
 def _problems(rule: str, info: Any) -> Iterator[ProtocolError]:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
-from roll.errors import UnsupportedError
+from roll.errors import UnsupportedError, short
 
 __all__ = [
     "MEDIA_KINDS",
@@ -43,9 +43,17 @@ Speaker: TypeAlias = Literal["system", "user", "assistant", "tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPart:
-    """A text between parts of other kinds."""
+    """A text between parts of other kinds.
+
+    Raises:
+        ValueError: it is no text.
+    """
 
     text: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.text, str):
+            raise ValueError(f"the text of a text part must be a str, got {short(self.text)}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the part as chat templates take it."""
@@ -57,7 +65,8 @@ class MediaPart:
     """A picture, a sound or a film, by its digest; each kind has a class of its own.
 
     Raises:
-        ValueError: the digest is not hexadecimal, so that it could not tell one content from another.
+        ValueError: the digest is not hexadecimal, so that it could not tell one content from another; or source or grid
+            is of another type.
     """
 
     kind: ClassVar[MediaKind]
@@ -69,10 +78,19 @@ class MediaPart:
     """Frames, rows and columns of the patches that the model's processor cuts it into; `None`: not known yet."""
 
     def __post_init__(self) -> None:
-        if not self.digest or not set(self.digest) <= _HEXADECIMAL:
+        digest, grid = self.digest, self.grid
+        if not isinstance(digest, str) or not 0 < len(digest) <= _LONGEST_DIGEST or not set(digest) <= _HEXADECIMAL:
             raise ValueError(
                 f"the digest of an {self.kind} part must be lower-case hexadecimal, such as that of SHA-256, got "
-                f"{self.digest[:80]!r}"
+                f"{short(digest)}"
+            )
+        if not isinstance(self.source, str):
+            raise ValueError(f"the source of an {self.kind} part must be a str, got {short(self.source)}")
+        if grid is not None and not (
+            isinstance(grid, tuple) and len(grid) == 3 and all(type(size) is int and 0 < size < 2**31 for size in grid)
+        ):
+            raise ValueError(
+                f"the grid of an {self.kind} part must be whole numbers of frames, rows and columns, got {short(grid)}"
             )
 
     def to_dict(self) -> dict[str, Any]:
@@ -83,6 +101,8 @@ class MediaPart:
 
 
 _HEXADECIMAL = frozenset("0123456789abcdef")
+_LONGEST_DIGEST = 128
+"""Characters, as SHA-512 has them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,13 +164,13 @@ def _part(value: Any) -> Part:
             return _media_part(kind, digest, **rest)
     raise ValueError(
         f"a part of a content must be a text, or one of {', '.join(_PARTS)} with a digest, got type "
-        f"{value.get('type')!r}"
+        f"{short(value.get('type'))}"
     )
 
 
 def _media_part(kind: str, digest: str, *, source: Any = "", grid: Any = None, **_: Any) -> Part:
-    place = None if grid is None else (int(grid[0]), int(grid[1]), int(grid[2]))
-    return _PARTS[kind](digest=digest, source=str(source), grid=place)
+    grid = tuple(grid) if isinstance(grid, list) else grid
+    return _PARTS[kind](digest=digest, source="" if source is None else source, grid=grid)
 
 
 def text_of(content: Content) -> str:

@@ -132,6 +132,14 @@ def test_what_an_environment_says_can_be_encoded_and_its_state_has_a_bounded_nam
             {"returns": ("a", 1.0, True, True, {"tool_calls": 5})},
             r".*info\['tool_calls'\].* a list .* Found: 5",
         ),
+        (
+            {"returns": ([{"type": "image", "digest": "0f", "grid": 7}], 1.0, True, True, {})},
+            r".*the observation \[.* of type list \(the grid of an image part must be .*, got 7\)\. Mend: describe",
+        ),
+        (
+            {"returns": ("a", 1.0, True, True, {"tool_results": [{"content": "x", "name": 5}]})},
+            r"each .* a content, and texts as `tool_call_id` and `name`, if any\. Found: \[.*'name': 5",
+        ),
         ({"returns": ("a", 1.0, True, True, {"tool_results": [{}]})}, r".*info\['tool_results'\].* Found: \[{}\]"),
     ],
 )

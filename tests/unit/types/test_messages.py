@@ -96,8 +96,8 @@ def test_parts_of_other_kinds_are_never_equal() -> None:
     assert len({content_key((part,)) for part in (image, audio, video)}) == 3
 
 
-@pytest.mark.parametrize("digest", ["", "0X12", "ABCDEF", "g0", "../a.png"])
-def test_a_digest_that_is_no_hexadecimal_is_refused(digest: str) -> None:
+@pytest.mark.parametrize("digest", ["", "0X12", "ABCDEF", "g0", "../a.png", 7, "0" * 10_000])
+def test_a_digest_that_is_no_hexadecimal_is_refused(digest: Any) -> None:
     with pytest.raises(ValueError, match="must be lower-case hexadecimal"):
         ImagePart(digest=digest)
 
@@ -108,6 +108,19 @@ def test_a_digest_that_is_no_hexadecimal_is_refused(digest: str) -> None:
 def test_what_is_no_content_is_refused(value: Any) -> None:
     with pytest.raises(ValueError, match="content"):
         content_of(value)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"grid": grid} for grid in (3, "333", [1, 2], [1, 2, 3, 4], [1, 2, float("inf")], [0, 1, 1], [10**30, 1, 1])),
+        *({"source": source} for source in (3, ["a.png"])),
+    ],
+)
+def test_a_part_of_media_with_fields_of_other_types_is_refused_as_no_content(fields: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"the (grid|source) of an image part must be .*, got") as caught:
+        content_of([{"type": "image", "digest": ONE, **fields}])
+    assert len(str(caught.value)) < 200
 
 
 def test_code_that_knows_texts_alone_refuses_media_by_kind_and_source() -> None:
