@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -313,7 +314,8 @@ def nothing(name: str) -> Iterator[None]:
     yield
 
 
-def all_groups() -> list[Group]:
+@cache
+def all_groups() -> tuple[Group, ...]:
     """Conversations of two domains, some groups without variance; some prompts have a demonstration."""
     attempts = []
     for seed in range(40):
@@ -326,7 +328,7 @@ def all_groups() -> list[Group]:
     ids = {group: i for i, group in enumerate(dict.fromkeys(a.group for a in attempts))}
     assert len(ids) > 50
     groups = to_groups([replace(a, group=ids[a.group]) for a in attempts])
-    return [with_demonstration(group) if group.draw.draw_id % 2 else group for group in groups]
+    return tuple(with_demonstration(group) if group.draw.draw_id % 2 else group for group in groups)
 
 
 def with_demonstration(group: Group) -> Group:
