@@ -119,6 +119,18 @@ def test_it_takes_seconds_and_imports_no_torch(place):
     assert float(loops) < 400  # about 100
 
 
+def test_check_of_every_pipeline_needs_no_torch():
+    program = (
+        "import sys\n"
+        "sys.modules['torch'] = None\n"
+        "from roll.pipelines.registry import CHECKS, CONFIGURATIONS\n"
+        "print([CHECKS.get(name).__module__ for name in CONFIGURATIONS.built_in])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "roll.pipelines.distill_offline.check" in done.stdout
+
+
 def test_the_prompt_is_shown_as_the_model_sees_it(place):
     report = inspect(load_config("config.yaml", FROM_FILE))
     prompt, text, num_tokens = report.sample

@@ -17,7 +17,8 @@ from worlds.tiny_model import VOCAB_SIZE, write_tiny_model
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import ConfigError, ModelError
 from roll.pipelines.distill_offline.losses import offline_loss
-from roll.pipelines.distill_offline.teachers import Taught, ask_teachers, teachers_of
+from roll.pipelines.distill_offline.paths import teachers_of
+from roll.pipelines.distill_offline.teachers import Taught, ask_teachers
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
 from roll.training import TorchBackend
 from roll.training.precision import Precision

@@ -12,7 +12,7 @@ from roll.config.passing import element_bytes
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.errors import UserError
 from roll.models import describe_model, find_model
-from roll.pipelines.distill_offline.teachers import teachers_of
+from roll.pipelines.distill_offline.paths import teachers_of
 from roll.pipelines.supervised.check import Other
 from roll.pipelines.supervised.check import inspect as look_at_examples
 from roll.preflight import Report

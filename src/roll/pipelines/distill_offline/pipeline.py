@@ -12,7 +12,8 @@ from roll.config.pipelines.distill_offline import DistillOfflineConfig
 from roll.config.supervised import SupervisedConfig
 from roll.models import resolve_model
 from roll.pipelines.distill_offline.losses import offline_loss
-from roll.pipelines.distill_offline.teachers import Taught, ask_teachers, teachers_of
+from roll.pipelines.distill_offline.paths import teachers_of
+from roll.pipelines.distill_offline.teachers import Taught, ask_teachers
 from roll.pipelines.registry import Pipeline, RunFacts
 from roll.pipelines.run import Session
 from roll.pipelines.state import RunState

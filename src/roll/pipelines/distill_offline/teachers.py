@@ -15,37 +15,18 @@ import numpy as np
 
 from roll.cluster.base import Cluster
 from roll.config.pipelines.distill_offline import DistillOfflineConfig
-from roll.errors import ConfigError, ModelError
+from roll.errors import ModelError
 from roll.models import describe_model
 from roll.pipelines.run import Session
 from roll.pipelines.supervised.asking import CHUNK, ask_once, weights_name
 from roll.pipelines.supervised.kept import Kept, Rows, rows_of
 from roll.pipelines.supervised.preparation import Prepared
-from roll.pipelines.teachers import teacher_paths
 from roll.protocols import TrainerGroup
 from roll.running import in_thread
 from roll.training import TrainerSpec
 from roll.types import ForwardOptions, TopLogprobs, TrainingBatch, TrainingSample
 
-__all__ = ["Taught", "ask_teachers", "teachers_of"]
-
-
-def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
-    """The models of all teachers.
-
-    Raises:
-        UserError: one cannot teach this student, or has fewer tokens than are to be kept.
-    """
-    settings = config.distillation
-    paths = teacher_paths(config.teacher, config.model, model_path)
-    for teacher, path in zip(config.teacher, paths, strict=True):
-        rows = describe_model(path).vocab_size
-        if settings.place == "kept" and settings.num_top > rows:
-            raise ConfigError(
-                f"distillation.num_top is {settings.num_top:,}, but teacher.model '{teacher.model}' predicts {rows:,} "
-                "tokens: lower it, or set distillation.place to loss, which compares all of them."
-            )
-    return paths
+__all__ = ["Taught", "ask_teachers"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

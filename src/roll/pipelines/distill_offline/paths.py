@@ -1,0 +1,30 @@
+"""The models of the teachers of offline distillation, found and checked without torch, as `roll check` needs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from roll.config.pipelines.distill_offline import DistillOfflineConfig
+from roll.errors import ConfigError
+from roll.models import describe_model
+from roll.pipelines.teachers import teacher_paths
+
+__all__ = ["teachers_of"]
+
+
+def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
+    """The models of all teachers.
+
+    Raises:
+        UserError: one cannot teach this student, or has fewer tokens than are to be kept.
+    """
+    settings = config.distillation
+    paths = teacher_paths(config.teacher, config.model, model_path)
+    for teacher, path in zip(config.teacher, paths, strict=True):
+        rows = describe_model(path).vocab_size
+        if settings.place == "kept" and settings.num_top > rows:
+            raise ConfigError(
+                f"distillation.num_top is {settings.num_top:,}, but teacher.model '{teacher.model}' predicts {rows:,} "
+                "tokens: lower it, or set distillation.place to loss, which compares all of them."
+            )
+    return paths
