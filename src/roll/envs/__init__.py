@@ -1,4 +1,4 @@
-"""Environments: what a model acts in over several turns."""
+"""Environments: a model acts in them over several turns."""
 
 from roll.envs.base import Env, EnvWrapper, shown
 from roll.envs.registration import ENVS, EnvSpec, make, make_vec, register

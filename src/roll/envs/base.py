@@ -1,11 +1,10 @@
-"""What an environment is: GEM's protocol (arXiv 2510.01051), and what wraps one.
+"""The environment protocol, which is GEM's (arXiv 2510.01051), and wrappers.
 
     reset(seed) -> observation, info                        begin an episode
     step(action) -> observation, reward, terminated, truncated, info
 
-Text in; out comes a text, or a tuple of parts (`roll.types.Content`) where something is seen or heard. Both methods may
-be `async def`. An environment says nothing about lengths or tokens: the context that is left is the business of whoever
-plays it.
+An action is a text; an observation is a text, or a tuple of parts (`roll.types.Content`) with media. Both methods may
+be `async def`. An environment knows nothing about lengths or tokens: the caller manages the context.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ from roll.types import Content, Part, joined_content
 __all__ = ["Env", "EnvWrapper", "Started", "Stepped", "as_json", "awaited", "shown", "then"]
 
 Started: TypeAlias = tuple[Content, dict[str, Any]]
-"""What `reset` gives: the first observation, and information."""
+"""The result of `reset`: the first observation, and information."""
 
 Stepped: TypeAlias = tuple[Content, float, bool, bool, dict[str, Any]]
-"""What `step` gives: observation, reward, whether the task ended, whether it was cut off, information."""
+"""The result of `step`: observation, reward, terminated, truncated, information."""
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -33,22 +32,22 @@ U = TypeVar("U")
 class Env(Protocol):
     """One episode after another; equal seeds give equal episodes.
 
-    An environment may also have these, and whoever calls one of them says clearly where it is missing:
+    An environment may also have these methods; a caller reports clearly if a required one is missing:
 
-    - `sample_random_action() -> str`: some well-formed action, for trying things out.
-    - `spawn(same_state=False, **overrides) -> Env`: another one with the same settings, changed by `overrides`; with
-      `same_state`, in the middle of the same episode.
-    - `close()`: let go of what it holds.
+    - `sample_random_action() -> str`: a random well-formed action, for trying out the environment.
+    - `spawn(same_state=False, **overrides) -> Env`: another environment with the same settings, changed by `overrides`;
+      with `same_state`, in the middle of the same episode.
+    - `close()`: release resources.
     - `unwrapped`: the environment inside all wrappers.
 
-    Information that has a meaning wherever it is given:
+    Keys of the information with a fixed meaning:
 
-    - `info["state"]`: names the state, for methods that compare actions taken in the same one (GiGPO).
-    - `info["prefix"]`, `info["suffix"]`: GEM's way to show something beside the newest observation alone: see `shown`.
+    - `info["state"]`: names the state, for methods that compare actions taken in the same state (GiGPO).
+    - `info["prefix"]`, `info["suffix"]`: GEM's texts around the newest observation only: see `shown`.
     """
 
     def reset(self, seed: int | None = None) -> Started | Awaitable[Started]:
-        """Begin an episode; without a seed, one that follows from the episodes before."""
+        """Begin an episode; without a seed, derive one from the episodes before."""
         ...
 
     def step(self, action: str) -> Stepped | Awaitable[Stepped]:
@@ -88,10 +87,11 @@ def _plain(value: Any) -> Any:
 
 
 class EnvWrapper:
-    """An environment that changes another one, which it holds as `env`; all else is the inner one's.
+    """An environment that changes another one, stored as `env`; all other attributes are the inner environment's.
 
-    A wrapper gives `on_reset`, `on_action` or `on_step`, whether the inner environment is asynchronous or not; or it
-    overrides `reset` and `step`, as GEM's do.
+    A wrapper overrides `on_reset`, `on_action` or `on_step`, whether the inner environment is asynchronous or not; or
+    it
+    overrides `reset` and `step`, as GEM's wrappers do.
     """
 
     not_copied: ClassVar[tuple[str, ...]] = ()
@@ -101,15 +101,15 @@ class EnvWrapper:
         self.env = env
 
     def on_reset(self, observation: Content, info: dict[str, Any]) -> Started:
-        """Change what an episode begins with."""
+        """Change the first observation and information of an episode."""
         return observation, info
 
     def on_action(self, action: str) -> str:
-        """Change the action that the inner environment is given."""
+        """Change the action for the inner environment."""
         return action
 
     def on_step(self, action: str, stepped: Stepped) -> Stepped:
-        """Change what the inner environment answers to `action`, as the player wrote it."""
+        """Change the inner environment's result for `action`, which is as the player wrote it."""
         return stepped
 
     def reset(self, seed: int | None = None) -> Any:
@@ -131,7 +131,7 @@ class EnvWrapper:
         return copy.deepcopy(self, shared)
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # before `__init__`, as while it is copied
+        if name == "env" or name.startswith("__"):  # before `__init__`, for example during a copy
             raise AttributeError(name)
         return getattr(self.env, name)
 

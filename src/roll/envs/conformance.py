@@ -1,9 +1,8 @@
-"""Whether an environment keeps the protocol: every rule that it breaks, with the way to mend it.
+"""Check that an environment follows the protocol: report every rule that it breaks, with a remedy.
 
     problems = check("mazes.py:Maze", {"size": 5})
 
-The rules are those that training relies on: a rollout that breaks one would fail in the midst of a run, or teach
-nothing.
+Training relies on these rules: a rollout that breaks one would fail in the middle of a run, or teach nothing.
 """
 
 from __future__ import annotations
@@ -40,13 +39,13 @@ _TIME_LIMIT_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that is broken.
+    """A broken rule.
 
     Args:
-        rule: what holds for every environment.
-        found: what this one did.
-        mend: how to change it.
-        fatal: training would fail, or learn from what is wrong; else it only lacks something that is of use.
+        rule: The rule, which holds for every environment.
+        found: What this environment did.
+        mend: How to fix it.
+        fatal: Whether training would fail or learn from wrong data; otherwise only a useful feature is missing.
     """
 
     rule: str
@@ -59,18 +58,18 @@ class Finding:
 
 
 class _HangsError(ProtocolError):
-    """It does so whatever it is given."""
+    """The environment hangs on any input."""
 
 
 class _TooLongError(BaseException):
-    """No `Exception`, which an environment might catch."""
+    """Not an `Exception`, which an environment might catch."""
 
 
 def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int = 3) -> list[Finding]:
-    """Try an environment, by its name, `file.py:Class` or `package.module:Class`.
+    """Check an environment, by its name, `file.py:Class` or `package.module:Class`.
 
     Raises:
-        UserError: it cannot be built at all; says why.
+        UserError: The environment cannot be built at all; the message has the reason.
     """
 
     def build() -> Any:
@@ -85,11 +84,11 @@ def check(id: str, options: Mapping[str, Any] | None = None, *, num_seeds: int =
 
 
 def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Finding]:
-    """Try what `build` gives, once for every rule.
+    """Check the environment that `build` returns, with a new one for every rule.
 
     Args:
-        build: gives a new environment whenever it is called.
-        num_seeds: episodes for each rule that holds for episodes.
+        build: Returns a new environment on each call.
+        num_seeds: Number of episodes for each rule about episodes.
     """
     findings = []
     for rule in (_starts_and_steps, _equal_seeds, _other_seeds, _odd_texts, _ends, _copies, _leaves_the_loop):
@@ -97,7 +96,7 @@ def check_object(build: Callable[[], Any], *, num_seeds: int = 3) -> list[Findin
             findings += run_to_end(_collected(rule, build, num_seeds))
         except ProtocolError as broken:
             findings.append(Finding(rule=broken.rule, found=broken.found, mend=broken.mend))
-            if isinstance(broken, _HangsError):  # so would the other rules, each for its time
+            if isinstance(broken, _HangsError):  # the other rules would hang too, each until its timeout
                 break
     return list({(finding.rule, finding.mend): finding for finding in findings}.values())
 
@@ -132,7 +131,7 @@ async def _equal_seeds(build: Callable[[], Any], num_seeds: int) -> Any:
     for seed in range(num_seeds):
         actions = await _some_episode(build(), seed)
         one, two = build(), build()
-        await _reset(two, seed + 1000)  # what came before must not matter
+        await _reset(two, seed + 1000)  # the episodes before must not matter
         started = [shown(*await _reset(env, seed)) for env in (one, two)]
         if started[0] != started[1]:
             yield _unequal(f"seed {seed} began with two texts, {brief(started[0])} and {brief(started[1])}")
@@ -189,7 +188,7 @@ async def _odd_texts(build: Callable[[], Any], num_seeds: int) -> Any:
         await _reset(env, 0)
         await _step(env, text)
     for part in _REPEATED:
-        for length in _LENGTHS:  # growing, so that what is not linear is found before it takes forever
+        for length in _LENGTHS:  # increasing, so that superlinear time is found before it takes forever
             text = part * (length // len(part))
             took = await _seconds(partial(_step, env, text), before=partial(_reset, env, 0))
             if took > _SLOW_S:
@@ -221,7 +220,7 @@ def _slow(text: str, found: str) -> Finding:
 
 
 async def _ends(build: Callable[[], Any], num_seeds: int) -> Any:
-    env = build()  # one environment plays one episode after the other
+    env = build()  # one environment plays all episodes in turn
     longest = max([len(await _some_episode(env, seed)) for seed in range(num_seeds)])
     if longest == _MOST_TURNS:
         yield Finding(
@@ -320,8 +319,9 @@ def _mended(call: Callable[..., Any], error: BaseException) -> str:
 
 @contextlib.contextmanager
 def _time_limit() -> Iterator[None]:
-    """Run the body with a time limit, which also interrupts a regular expression; only in the main thread, as only that
-    receives signals.
+    """Run the body with a timeout, which also interrupts regular expressions.
+
+    It has no effect outside the main thread, which alone receives signals.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield

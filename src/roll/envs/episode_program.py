@@ -1,10 +1,10 @@
-"""An environment's side of a pipe: one episode after the other, as lines of JSON. Run in a sandbox.
+"""An environment behind a pipe: one episode after the other, as lines of JSON. Runs in a sandbox.
 
     {"call": "start", "name": …, "options": …, "wrappers": …}
     {"call": "reset", "seed": …}
     {"call": "step", "action": …}
 
-Each is answered by one line: `{"value": …}`, or `{"error": what it raised}`.
+Each call is answered by one line: `{"value": …}`, or `{"error": the exception}`.
 """
 
 from __future__ import annotations

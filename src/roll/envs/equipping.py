@@ -1,10 +1,10 @@
-"""Tools around an environment, wherever that runs: shipped tools beside the controller, a user's own in a process.
+"""Tools around an environment, wherever it runs: shipped tools in the controller's process, a user's own in a worker.
 
     episode ─► ToolEnv ─┬─ calls in the reply ─► tools
-                        └─ none ──────────────► the environment, in its host
+                        └─ no call ────────────► the environment, in its host
 
-So a search's index is there once, sandboxes are started by the controller, and an environment on a server or in a
-sandbox has tools as any other.
+So a search index is loaded once, the controller starts the sandboxes, and an environment on a server or in a
+sandbox has tools like any other.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ __all__ = ["Equipment", "EquippedEnv"]
 
 @dataclass(eq=False)
 class Equipment:
-    """Makes the tools of episodes.
+    """Builds the tools of episodes.
 
     Args:
-        pool: where a user's own tools run; without, they run here.
-        sandbox: options of tools that run programs: `runtime`, `trust_programs`, `image`.
+        pool: The pool for a user's own tools; without a pool, they run in this process.
+        sandbox: Options of tools that run programs: `runtime`, `trust_programs`, `image`.
     """
 
     pool: WorkerPool | None = None
@@ -56,7 +56,7 @@ class Equipment:
         limit_s = float(arguments.get("call_time_limit_s", 120.0))
         entries = [self._with_sandbox(entry) for entry in arguments.pop("tools")]
         if any(name_of(entry) in SANDBOXED for entry in entries):
-            if self._lease is None:  # held to the end, so that no step starts sandboxes anew
+            if self._lease is None:  # held until the end, so that no step has to start sandboxes again
                 self._lease = SandboxLease(SandboxOptions(**self.sandbox), Limits())
             await self._lease.manager()
         return EquippedEnv(ToolEnv(env, [self._made(entry, limit_s) for entry in entries], **arguments), name)
@@ -72,7 +72,7 @@ class Equipment:
         return build_tools([entry])[0]
 
     async def close(self) -> None:
-        """Let sandboxes go; may be called twice."""
+        """Release the sandboxes; may be called twice."""
         lease, self._lease = self._lease, None
         if lease is not None:
             await lease.release()
@@ -85,7 +85,7 @@ class EquippedEnv:
     tools: ToolEnv
     name: str
     failed: bool = field(init=False, default=False)
-    """A tool did, or the environment inside."""
+    """Whether a tool, or the inner environment, failed."""
 
     async def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """See `HostedEnv`."""
@@ -116,5 +116,5 @@ class EquippedEnv:
         return self.tools.counts
 
     async def close(self) -> None:
-        """Close the tools; whoever opened the environment closes that."""
+        """Close the tools; the opener of the environment closes the environment."""
         await self.tools.close_tools()

@@ -1,4 +1,4 @@
-"""Guess a number, hear `higher` or `lower`, guess again."""
+"""Guess a number, with `higher` and `lower` as hints."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _MOST_DIGITS = 9
 
 
 class GuessNumber:
-    """An `Env`: a secret whole number from 1 to `max_number`; reward 1 for the guess that hits it, else 0.
+    """An `Env`: a secret whole number from 1 to `max_number`; reward 1 for the right guess, else 0.
 
-    The last number of an action is the guess. An action without one costs its turn and tells nothing. Every hint asks
-    again in the words of the first question, so that an answer's form has to be learnt once and not turn by turn.
+    The last number of an action is the guess. An action without a number costs its turn and gets no hint. Every hint
+    repeats the first question, so that the answer's form has to be learned only once, not for each turn.
 
     Args:
-        max_number: at least 2.
-        num_turns: guesses, at least 1.
-        secret: `None` draws it from the seed.
+        max_number: Highest number, at least 2.
+        num_turns: Number of guesses, at least 1.
+        secret: The secret number; `None` draws it from the seed.
     """
 
     def __init__(self, max_number: int = 5, num_turns: int = 2, secret: int | None = None) -> None:
@@ -59,7 +59,7 @@ class GuessNumber:
         return str(Random().randint(1, self._max_number))
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> GuessNumber:
-        """Return another game with the same settings, changed by `overrides`; with `same_state`, a copy of the same
+        """Return another game with the same settings, changed by `overrides`; with `same_state`, a copy of the
         episode.
         """
         if same_state:

@@ -1,6 +1,6 @@
-"""What an environment said, as plain values: whatever it is made of, nothing of it can fail later, in an episode.
+"""Convert an environment's output to plain values, so that nothing in it can fail later in an episode.
 
-Text can be encoded, rewards are finite numbers, and what `info` says to an episode has the types that it must have.
+Text can be encoded, rewards are finite numbers, and the entries of `info` that an episode reads have their types.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roll.types import Content, content_of, media_in, with_texts
 __all__ = ["check_consumed", "heard_reset", "heard_step", "plain"]
 
 LONGEST_STATE = 4_096
-"""Characters. What is longer is named by its beginning and a digest, since it is kept for every turn."""
+"""Most characters of a state's name. A longer one is replaced by its start and a digest, since every turn stores it."""
 
 
 def plain(text: str) -> str:
@@ -26,15 +26,15 @@ def plain(text: str) -> str:
 
 
 def check_consumed(content: Content, environment: str, pipeline: str = "") -> None:
-    """Check that an observation is text, as long as pipelines consume nothing else.
+    """Check that an observation is text, the only kind that pipelines support.
 
     Args:
-        content: the observation, or a tool's result.
-        environment: its name.
-        pipeline: that plays in it, where that is known.
+        content: The observation, or a tool's result.
+        environment: The environment's name.
+        pipeline: The pipeline that uses the environment, if known.
 
     Raises:
-        DataError: it has a picture, a sound or a film.
+        DataError: The observation has an image, audio or video.
     """
     for part in media_in(content):
         by = f"pipeline '{pipeline}'" if pipeline else "episodes"
@@ -92,7 +92,7 @@ def _told(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _content(value: Any) -> Content:
-    """Return what a tool said; what is neither text nor parts, as its text."""
+    """Return a tool's result; a value that is neither text nor parts is converted to text."""
     try:
         return with_texts(content_of(value), plain)
     except ValueError:

@@ -1,12 +1,12 @@
-"""Where environments run: here, in processes of their own, in a sandbox, or behind HTTP; episodes see one seam.
+"""Hosts of environments: this process, worker processes, a sandbox, or HTTP, all behind one interface.
 
-    async with hosts.open(settings) as env:        # an instance of its own, closed however the episode ends
+    async with hosts.open(settings) as env:        # a separate instance, closed however the episode ends
         observation, info = await env.reset(seed)
         observation, reward, terminated, truncated, info = await env.step(action)
 
-Invariants: a call never blocks the event loop, unless an environment was chosen to run on it; whatever goes wrong in an
-environment (it raises, hangs, dies, breaks the protocol) is an `InfraError` of its own episode, with what and where; an
-environment is closed also where its episode is cancelled, and what cannot be closed in time is given up.
+Invariants: a call never blocks the event loop, unless an environment was configured to run on it; any failure of an
+environment (it raises, hangs, dies, breaks the protocol) is an `InfraError` of its own episode, with call and place; an
+environment is closed even if its episode is canceled, and abandoned if it cannot be closed in time.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ T = TypeVar("T")
 
 
 class HostedEnv(Protocol):
-    """One episode's environment, wherever it runs."""
+    """One episode's environment, in any host."""
 
     async def reset(self, seed: int | None = None) -> Started:
         """Begin the episode.
 
         Raises:
-            InfraError: the environment failed.
+            InfraError: The environment failed.
         """
         ...
 
@@ -58,19 +58,19 @@ class HostedEnv(Protocol):
         ...
 
     async def close(self) -> None:
-        """Let go of it, also where this is cancelled at its first wait. `EnvHosts` does it."""
+        """Close the environment, even if this call is canceled at its first wait. `EnvHosts` calls it."""
         ...
 
 
 class Host(Protocol):
-    """A kind of place. Its environments may raise anything: `EnvHosts` says what that means."""
+    """A place where environments run. They may raise anything: `EnvHosts` converts the exceptions."""
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
         """Start a new instance."""
         ...
 
     async def close(self) -> None:
-        """End all that runs there; may be called twice."""
+        """End everything that runs in this host; may be called twice."""
         ...
 
 
@@ -81,19 +81,20 @@ def default_host(name: str) -> EnvironmentHost:
 
 @dataclass(eq=False)
 class EnvHosts:
-    """Opens environments where their settings say.
+    """Opens environments in the hosts that their settings name.
 
-    Where a user's own class should run in the pool by default and there is none, it runs in the loop.
+    If a user's own class runs in the pool by default and there is no pool, it runs on the event loop.
     """
 
     hosts: Mapping[str, Host] = field(default_factory=dict)
-    """By name, beside `loop`."""
+    """Hosts by name, in addition to `loop`."""
     equipment: Equipment = field(default_factory=Equipment)
-    """What makes tools."""
+    """Builds the tools."""
     counts: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
-    """By environment and kind: `calls`, `seconds`, `failures`, and of these `time_limits`, since `metrics`."""
+    """Counts by environment and kind: `calls`, `seconds`, `failures` (of which `time_limits`), since the last
+    `metrics`."""
     num_open: int = field(init=False, default=0)
-    """Environments that are open now."""
+    """Number of open environments."""
 
     @asynccontextmanager
     async def open(self, settings: EnvironmentSettings) -> AsyncIterator[HostedEnv]:
@@ -141,10 +142,11 @@ class EnvHosts:
         return self.hosts[name]
 
     def metrics(self) -> dict[str, float]:
-        """Return, of each environment since this was last asked, the seconds of a call and of a start, and failures.
+        """Return the seconds per call and per start, and the failures, of each environment since the last call.
 
-        A start, in which a process begins and imports the class, takes seconds where calls take microseconds; in one
-        mean with the calls it would be all that is seen.
+        Starts are counted separately: starting a process and importing the class takes seconds, and calls take
+        microseconds,
+        so a common mean would show only the starts.
         """
         found: dict[str, float] = {}
         for name in sorted({name for name, _ in self.counts}):
@@ -164,7 +166,7 @@ class EnvHosts:
         return found
 
     async def close(self) -> None:
-        """End what runs in any host."""
+        """Close all hosts."""
         try:
             await self.equipment.close()
         finally:
@@ -173,7 +175,7 @@ class EnvHosts:
 
 @dataclass(eq=False)
 class _Guarded:
-    """Time limits, the protocol's rules, and one kind of error, around an environment of any host."""
+    """Adds timeouts, protocol checks, and uniform errors to an environment of any host."""
 
     settings: EnvironmentSettings
     hosts: EnvHosts
@@ -194,7 +196,7 @@ class _Guarded:
         return self._heard("step", found, heard_step)
 
     async def close(self) -> None:
-        """Close it, quietly; may be called twice."""
+        """Close the environment, without raising; may be called twice."""
         env, self._env = self._env, None
         if env is not None:
             await _closed(env, f"environment '{self.settings.name}'")
@@ -205,7 +207,7 @@ class _Guarded:
         return self._env
 
     async def _call(self, what: str, limit_s: float, call: Callable[[], Awaitable[Any]]) -> Any:
-        """Call it within its time; what it raises is a failure of ours, of this rollout alone."""
+        """Run a call with a timeout; its exceptions are infrastructure failures of this rollout only."""
         name, loop = self.settings.name, asyncio.get_running_loop()
         begun, scope = loop.time(), asyncio.timeout(limit_s)
         try:
@@ -231,9 +233,7 @@ class _Guarded:
         self.hosts.counts[self.settings.name, kind] += number  # type: ignore[assignment]
 
     def _heard(self, what: str, found: Any, hear: Callable[[Any], T]) -> T:
-        """Convert a returned value to plain values; it may hold objects of the user's classes, which can raise any
-        exception.
-        """
+        """Convert a returned value to plain values; objects of the user's classes in it may raise any exception."""
         name = self.settings.name
         try:
             return hear(found)
@@ -246,7 +246,7 @@ class _Guarded:
 
 
 async def _closed(opened: HostedEnv, what: str) -> None:
-    """Close it within its time; what goes wrong is said in the log alone."""
+    """Close an environment with a timeout; failures are only logged."""
     try:
         async with asyncio.timeout(CLOSE_TIME_LIMIT_S):
             await opened.close()
@@ -274,7 +274,7 @@ def build(settings: EnvironmentSettings) -> Any:
 
 
 class LoopHost:
-    """This process, on its event loop: for environments of microseconds, and for those that are written to wait."""
+    """This process's event loop: for environments that take microseconds, or whose methods are asynchronous."""
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
         """See `Host`."""

@@ -1,4 +1,4 @@
-"""Environments on a server, one episode each: see `roll.envs.server` for what is asked and answered."""
+"""Environments on a server, one episode each: see `roll.envs.server` for requests and answers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["HttpHost"]
 
 
 class HttpHost:
-    """See `Host`. Time limits are those of the episodes; a server that cannot be reached is a failure of ours."""
+    """See `Host`. Timeouts are those of the episodes; a server that cannot be reached is an infrastructure failure."""
 
     def __init__(self) -> None:
         self._session: aiohttp.ClientSession | None = None
@@ -64,7 +64,7 @@ class HttpHost:
         return said
 
     def forget(self, url: str) -> None:
-        """Tell a server that an episode is over, without waiting for it."""
+        """Notify a server that an episode is over, without waiting for the answer."""
         task = asyncio.ensure_future(self._end(url))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
@@ -74,7 +74,7 @@ class HttpHost:
             async with asyncio.timeout(5.0):
                 await self.ask("DELETE", url)
         except (InfraError, DataError, TimeoutError):
-            pass  # the server ends it when nothing is asked of it any more
+            pass  # the server closes an idle episode by itself
 
     async def close(self) -> None:
         """See `Host`."""

@@ -1,4 +1,4 @@
-"""Environments in processes of the worker pool, one each: what one does there disturbs nobody."""
+"""Environments in processes of the worker pool, one each, isolated from each other."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ class PoolHost:
     """See `Host`.
 
     Args:
-        pool: whose limit of memory holds for every environment; it is closed by whoever made it.
+        pool: The pool, whose memory limit holds for every environment; the owner of the pool closes it.
     """
 
     def __init__(self, pool: WorkerPool) -> None:
         self._pool = pool
 
     async def start(self, settings: EnvironmentSettings) -> HostedEnv:
-        """See `Host`; its class is imported once, and shared by all instances."""
+        """See `Host`; the environment's class is imported once, and shared by all instances."""
         return _InProcess(await self._pool.keep(build, settings, prepare=(find, (settings.name,))))
 
     async def close(self) -> None:
-        """See `Host`: the pool's owner does it."""
+        """See `Host`: the pool's owner closes the pool."""
 
 
 class _InProcess:

@@ -1,4 +1,4 @@
-"""The protocol's rules for what `reset` and `step` give: the same where one is checked, played and trained on."""
+"""The protocol's rules for the results of `reset` and `step`, the same for checks, play and training."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ STEP_RULE = "`step(action)` gives `(observation, reward, terminated, truncated, 
 
 
 class ProtocolError(InfraError):
-    """An environment gave something else than the protocol says.
+    """An environment's result breaks the protocol.
 
     Args:
-        rule: what holds for every environment.
-        found: what this one did.
-        mend: how to change it.
+        rule: The rule, which holds for every environment.
+        found: What this environment did.
+        mend: How to fix it.
     """
 
     def __init__(self, rule: str, found: str, mend: str) -> None:
@@ -63,13 +63,13 @@ def checked_step(found: Any) -> Stepped:
     if not _is_finite(reward):
         raise ProtocolError("a reward is a finite number", f"the reward {_typed(reward)}", "return a float")
     for name, value in (("terminated", terminated), ("truncated", truncated)):
-        if type(value).__name__ not in ("bool", "bool_", "int") or value not in (0, 1):  # NumPy's, too
+        if type(value).__name__ not in ("bool", "bool_", "int") or value not in (0, 1):  # NumPy's types, too
             raise ProtocolError(f"`{name}` is True or False", _typed(value), f"return `bool({name})`")
     return observation, float(reward), bool(terminated), bool(truncated), info
 
 
 def _seen(rule: str, observation: Any) -> Content:
-    """Return an observation: a text, or parts, which other processes give as `to_dict` writes them."""
+    """Return an observation: a text, or parts, which other processes send as `to_dict` writes them."""
     try:
         return content_of(observation)
     except ValueError as error:
@@ -98,6 +98,6 @@ def brief(value: Any) -> str:
     """Return the start of a value's `repr`, for messages about environments."""
     try:
         text = repr(value)
-    except Exception:  # of a class of the user's own, or nested too deeply
+    except Exception:  # a user's class may raise in `repr`, or the value is nested too deeply
         return f"an object of type {type(value).__name__}"
     return text if len(text) <= 160 else f"{text[:150]}… ({len(text)} characters)"

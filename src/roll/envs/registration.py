@@ -1,4 +1,4 @@
-"""Environments by name: those that are shipped, those that the user registers, and any class by its place.
+"""Environments by name: shipped ones, registered ones, and any class by its path.
 
 make("game:Sudoku-v0-easy")        make("mazes.py:Maze", size=5)        make("my_package.mazes:Maze", size=5)
 """
@@ -26,12 +26,12 @@ EntryPoint = str | Callable[..., Any]
 
 @dataclass(frozen=True, kw_only=True)
 class EnvSpec:
-    """What a name stands for.
+    """The environment behind a name.
 
     Args:
-        id: the name.
-        entry_point: what builds an environment: `package.module:Class`, or the class or function itself.
-        options: its arguments, unless `make` is given others.
+        id: The name.
+        entry_point: `package.module:Class`, or the class or function itself, which builds the environment.
+        options: Default arguments.
     """
 
     id: str
@@ -42,7 +42,7 @@ class EnvSpec:
         """Return the class or function that builds the environment.
 
         Raises:
-            ConfigError: It cannot be imported.
+            ConfigError: The class or function cannot be imported.
         """
         found = import_object(self.entry_point) if isinstance(self.entry_point, str) else self.entry_point
         if not callable(found):
@@ -57,20 +57,20 @@ ENVS: dict[str, EnvSpec] = {
 ENVS["guess_number"] = EnvSpec(id="guess_number", entry_point="roll.envs.guess_number:GuessNumber", options={})
 
 FAMILIES: dict[str, str] = dict(ADAPTERS)
-"""Names that other libraries give: by what stands before the colon, `package.module:function`, which is called with
-what stands behind it and the options."""
+"""Functions that build the environments of other libraries, as `package.module:function`, by the prefix in front of the
+colon. They are called with the name behind the colon and the options."""
 
 
 def register(id: str, entry_point: EntryPoint, **kwargs: Any) -> None:
-    """Give an environment a name.
+    """Register an environment under a name.
 
     Args:
-        id: the name, such as `mine:Maze-v0`.
+        id: The name, such as `mine:Maze-v0`.
         entry_point: `package.module:Class`, which other processes can import, or a class or function.
-        kwargs: its arguments, unless `make` is given others.
+        kwargs: Default arguments.
 
     Raises:
-        ConfigError: the name is taken by another.
+        ConfigError: Another environment has this name.
     """
     spec = EnvSpec(id=id, entry_point=entry_point, options=kwargs)
     if ENVS.setdefault(id, spec) != spec:
@@ -109,13 +109,13 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
     """Build an environment.
 
     Args:
-        id: its name, as `find` reads it.
-        options: its arguments, over those that it is registered with.
-        overrides: the same, as keywords.
+        id: The environment's name, as for `find`.
+        options: Arguments, which override the registered ones.
+        overrides: Further arguments, as keywords.
 
     Raises:
-        ConfigError: there is none of this name, or it is no environment.
-        DataError: it has no such argument, or refuses its value.
+        ConfigError: The name is unknown, or its object is not an environment.
+        DataError: The environment has no such argument, or rejects its value.
     """
     spec = find(id)
     kind = spec.load()
@@ -129,11 +129,11 @@ def make(id: str, options: Mapping[str, Any] | None = None, /, **overrides: Any)
     _refuse_unknown(id, kind, arguments)
     try:
         env = kind(**arguments)
-    except UserError:  # it says itself what the user has to mend
+    except UserError:  # its message already says what to correct
         raise
     except (TypeError, ValueError) as error:
         raise DataError(f"environment '{id}' refuses its options {arguments}: {error}") from error
-    with contextlib.suppress(AttributeError):  # as GEM's code may read it; an environment with slots has no place
+    with contextlib.suppress(AttributeError):  # GEM's code may read it; with `__slots__` it cannot be set
         env.env_id = id
     return env
 
@@ -150,17 +150,17 @@ def make_vec(
     """Build several environments that are stepped together.
 
     Args:
-        ids: one name each.
-        wrappers: put around each of them, the first one innermost.
-        vec_kwargs: arguments of each.
-        async_mode: step them at the same time, in threads (or, where they are asynchronous, on one loop).
-        seed: of the first episode of environment 0; environment i has `seed + i`. None: not reproducible.
-        autoreset: what happens when an episode ends: see `VectorEnv`.
-        kwargs: arguments of all.
+        ids: One name per environment.
+        wrappers: Wrappers around each environment, the first one innermost.
+        vec_kwargs: Arguments of each environment.
+        async_mode: Whether to step them concurrently, in threads (or, if they are asynchronous, on one event loop).
+        seed: Seed of the first episode of environment 0; environment i has `seed + i`. None: not reproducible.
+        autoreset: The behavior at the end of an episode: see `VectorEnv`.
+        kwargs: Arguments of all environments.
 
     Raises:
-        ConfigError: a name is unknown.
-        DataError: arguments do not fit.
+        ConfigError: A name is unknown.
+        DataError: The arguments are invalid.
     """
     names = [ids] if isinstance(ids, str) else list(ids)
     if vec_kwargs is not None and len(vec_kwargs) != len(names):
@@ -177,7 +177,7 @@ def make_vec(
 
 @dataclass(frozen=True)
 class _Member:
-    """One environment of a family."""
+    """Builds one environment of a family."""
 
     path: str
     name: str

@@ -1,9 +1,9 @@
-"""Environments in sandboxes, one each: a process that sees nothing of this machine, and nothing of other episodes.
+"""Environments in sandboxes, one each: a process that has no access to this machine or to other episodes.
 
     call ─► line of JSON ─► standard input ─► `episode_program` ─► file descriptor 3 ─► line of JSON ─► value
 
-Nothing that comes out is believed: a line is as long as it may be, and its values are checked as any environment's. In
-there is what this Python has installed, and of a class in a file that file alone.
+The output is untrusted: a line's length is bounded, and its values are checked like any environment's. The sandbox has
+the packages of this Python, and for a class in a file only that file.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ __all__ = ["SandboxHost"]
 _LIBRARY = "/opt/roll"
 _MODULE = "roll.envs.episode_program"
 EPISODE_S = 86_400.0
-"""An episode's own limits end it long before."""
+"""Longest episode in seconds; its own limits end an episode long before."""
 LINE_BYTES = 2**24
 
 
 class SandboxHost:
-    """See `Host`. Sandboxes are started when the first environment is.
+    """See `Host`. Sandboxes are started with the first environment.
 
     Args:
-        config: how they isolate, and what they may use.
+        config: Isolation and limits of the sandboxes.
     """
 
     def __init__(self, config: SandboxConfig) -> None:
@@ -75,7 +75,7 @@ class SandboxHost:
 
     @property
     def _unsafe(self) -> bool:
-        """Without a file system of its own."""
+        """Whether the runtime has no file system of its own."""
         return self._config.runtime == "subprocess"
 
     def _spec(self) -> SandboxSpec:

@@ -1,4 +1,4 @@
-"""A server of environments: what `host: http` asks.
+"""A server of environments, which `host: http` uses.
 
     POST   /episodes              {"environment", "options", "wrappers"}  ─► {"episode"}
     POST   /episodes/ID/reset     {"seed"}                                ─► {"observation", "info"}
@@ -6,9 +6,9 @@
     DELETE /episodes/ID                                                   ─► {}
     GET    /environments                                                  ─► {"environments"}
 
-Status 400: what is asked for cannot be had; 404: there is no such episode; 500: the environment failed. An `error` says
-more. Invariants: only environments that the server was started with are served, since a class by its place would be
-anybody's code; an episode that nothing is asked of for `IDLE_S` is closed; closing the server closes all of them.
+Status 400: the request is invalid; 404: the episode does not exist; 500: the environment failed. `error` has
+the details. Invariants: only the environments that the server was started with are served, since a class by its path
+would run arbitrary code; an episode that is idle for `IDLE_S` is closed; closing the server closes all episodes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Episode:
     env: HostedEnv
     stack: AsyncExitStack
     turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """One call after the other."""
+    """Serializes the episode's calls."""
     used_at: float = 0.0
 
 
@@ -88,7 +88,7 @@ class _Server:
                 episode.used_at = asyncio.get_running_loop().time()
 
     async def watch(self) -> None:
-        """Close what nobody plays any more."""
+        """Close idle episodes."""
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self.idle_s / 4)
@@ -125,17 +125,17 @@ async def environment_server(
     port: int = 0,
     idle_s: float = IDLE_S,
 ) -> AsyncIterator[str]:
-    """Serve environments inside; gives the address.
+    """Run the body with a server of environments; yield its address.
 
     Args:
-        hosts: where they run.
-        names: those that are served.
-        host: that it listens on; anybody who reaches it can play.
-        port: 0 takes a free one.
-        idle_s: an episode that nothing is asked of for so long is closed.
+        hosts: The hosts that run the environments.
+        names: Names of the served environments.
+        host: The address to listen on; any client that reaches it can play.
+        port: The port; 0 takes a free one.
+        idle_s: Seconds after which an idle episode is closed.
 
     Raises:
-        OSError: it cannot listen there.
+        OSError: The server cannot listen on this address.
     """
     server = _Server(hosts, names, idle_s)
 

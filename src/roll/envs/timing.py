@@ -1,4 +1,4 @@
-"""When environments act, for whoever measures a run."""
+"""Report when environments act, to measure a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def watched(watcher: Callable[[int], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def acting() -> Iterator[None]:
-    """Tell the watcher that an environment acts inside."""
+    """Notify the watcher that an environment acts while the body runs."""
     watcher = _watcher.get()
     watcher(1)
     try:

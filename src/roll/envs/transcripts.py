@@ -1,4 +1,4 @@
-"""Episodes as they were played: for reading, as text or as a page."""
+"""Transcripts of episodes, as text or as an HTML page."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 ]
 
 Policy: TypeAlias = Callable[["Transcript"], str | Awaitable[str] | None]
-"""Given the episode so far, the next action; None leaves the episode."""
+"""Returns the next action from the episode so far; None ends the episode."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranscriptTurn:
-    """One action, and what came of it."""
+    """One action, and its result."""
 
     action: str
     reward: float
@@ -40,7 +40,7 @@ class TranscriptTurn:
 
 @dataclass(kw_only=True)
 class Transcript:
-    """An episode: what it began with, its turns, and how it ended."""
+    """An episode: its first observation, its turns, and its end."""
 
     environment: str
     seed: int | None
@@ -55,7 +55,7 @@ class Transcript:
 
     @property
     def total(self) -> float:
-        """Sum of its rewards."""
+        """Sum of the episode's rewards."""
         return sum(turn.reward for turn in self.turns)
 
 
@@ -67,12 +67,12 @@ def random_policy(env: Any) -> Policy:
 async def play_episode(
     env: Any, policy: Policy, *, environment: str, seed: int | None = None, most_turns: int = 200
 ) -> Transcript:
-    """Play from `reset` to the end, at most `most_turns`.
+    """Play from `reset` to the end, at most `most_turns` turns.
 
-    Whatever environment or policy raises goes on to the caller.
+    Exceptions of the environment or the policy propagate to the caller.
 
     Raises:
-        ProtocolError: what the environment gave breaks a rule.
+        ProtocolError: The environment's result breaks a rule.
     """
     observation, info = checked_start(await awaited(env.reset(seed=seed)))
     played = Transcript(environment=environment, seed=seed, first=shown(observation, info), turns=[])
@@ -102,9 +102,7 @@ def as_text(transcript: Transcript) -> str:
 
 
 def as_demonstrations(transcripts: list[Transcript]) -> list[str]:
-    """Return the transcripts with a total reward of at least 1 and several turns, as lines for
-    `anchors.demonstrations`.
-    """
+    """Return the multi-turn transcripts with a total reward of at least 1, as lines for `anchors.demonstrations`."""
     found = [each for each in transcripts if each.total >= 1 and len(each.turns) > 1]
     return [json.dumps({"seed": each.seed, "actions": [turn.action for turn in each.turns]}) for each in found]
 

@@ -2,8 +2,8 @@
 
     step({2: action, 5: action}) ─► each of these environments ─► observations [2], rewards [2], ..., infos [2]
 
-Invariants: results come in the order of the actions; an observation is never lost: where `step` gives the first one of
-the next episode, the last one of the old episode is in its info.
+Invariants: results have the order of the actions; no observation is lost: if `step` returns the first observation of
+the next episode, the info has the last observation of the old episode.
 """
 
 from __future__ import annotations
@@ -26,28 +26,30 @@ __all__ = ["AsyncVectorEnv", "Autoreset", "SyncVectorEnv", "VectorEnv", "VectorS
 
 Autoreset: TypeAlias = Literal["same_step", "next_step", "disabled"]
 VectorStep: TypeAlias = tuple[list[str], np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]
-"""Observations, rewards (float64), terminated and truncated (bool), infos: one for each action."""
+"""Observations, rewards (float64), terminated and truncated (bool), infos: one per action."""
 
 _Finished: TypeAlias = Callable[[Any], Any]
-"""Gives a value itself, or what it gives once it was awaited."""
+"""Returns a value, awaited if it is awaitable."""
 
 _Work: TypeAlias = Callable[[_Finished], Any]
 
 LAST_TASKS_S = 5.0
-"""For what environments left running, once they are closed."""
+"""Timeout for tasks that closed environments left running."""
 
 
 class VectorEnv:
-    """Environments side by side; `SyncVectorEnv` steps one after the other, `AsyncVectorEnv` all at once.
+    """Parallel environments; `SyncVectorEnv` steps one after the other, `AsyncVectorEnv` all at once.
 
     Args:
-        envs: the environments.
-        env_ids: their names, for messages.
-        autoreset: what happens at an episode's end. `same_step`: the same call begins the next episode and gives its
-            first observation; `info["final_observation"]` and `info["final_info"]` have the old one's last.
-            `next_step`: the next call begins it, whatever its action says, with reward 0. `disabled`: only `reset`
-            does, and a step before it is an error.
-        seed: of environment 0's first episode, where `reset` is given none; environment i has `seed + i`.
+        envs: The environments.
+        env_ids: Their names, for messages.
+        autoreset: The behavior at an episode's end. `same_step`: the same call begins the next episode and returns its
+            first observation; `info["final_observation"]` and `info["final_info"]` have the last ones of the old
+            episode.
+            `next_step`: the next call begins the next episode, ignoring its action, with reward 0. `disabled`: only
+            `reset`
+            begins it, and a step before that is an error.
+        seed: Seed of environment 0's first episode, if `reset` gets none; environment i has `seed + i`.
     """
 
     def __init__(
@@ -77,12 +79,14 @@ class VectorEnv:
         """Begin an episode in each environment, or in those of `indices`.
 
         Args:
-            seed: a seed for each, in their order; a single number gives environment i `seed + i`. Without one, the
-                first episodes have the seeds that this was built with, and later ones follow from them.
+            seed: A seed for each environment, in their order; a single number gives environment i `seed + i`. Without a
+                seed,
+                the first episodes have the constructor's seeds, and later ones derive theirs from them.
+            indices: Indices of the environments to reset; None for all.
 
         Raises:
-            DataError: a seed is missing, or an index is none.
-            InfraError: an environment failed; names it.
+            DataError: A seed is missing, or an index is invalid.
+            InfraError: An environment failed; the message names it.
         """
         chosen = list(range(self.num_envs)) if indices is None else [self._checked(index) for index in indices]
         if isinstance(seed, Sequence):
@@ -141,12 +145,12 @@ class VectorEnv:
     def close(self) -> None:
         """Close every environment that can be closed."""
         closing = {i: partial(_close, env) for i, env in enumerate(self.envs) if callable(getattr(env, "close", None))}
-        results = self._run(closing)  # what one raises is said once all are closed
+        results = self._run(closing)  # an exception is raised once all are closed
         self._loop.close()
         self._succeeded(results)
 
     def _run(self, work: Mapping[int, _Work]) -> dict[int, Any]:
-        """Do the work of each environment; what raises is its result."""
+        """Run the work of each environment; an exception is returned as its result."""
         raise NotImplementedError
 
     def _caught(self, task: _Work) -> Any:
@@ -182,7 +186,7 @@ class SyncVectorEnv(VectorEnv):
 
 
 class AsyncVectorEnv(VectorEnv):
-    """Environments that act at the same time: each in a thread; coroutines on one loop, in a thread of its own."""
+    """Environments that act concurrently: each in a thread, coroutines on one event loop in a thread of its own."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -200,7 +204,7 @@ class AsyncVectorEnv(VectorEnv):
 
 
 class _Loop:
-    """An event loop in a thread of its own, from its first use on."""
+    """An event loop in a thread of its own, started on first use."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -225,7 +229,7 @@ class _Loop:
 
 
 def _served(loop: asyncio.AbstractEventLoop) -> None:
-    """Run a loop until it is stopped, and end what environments left on it."""
+    """Run a loop until it is stopped, then end the tasks that environments left on it."""
     loop.run_forever()
     left = asyncio.all_tasks(loop)
     for task in left:

@@ -1,6 +1,6 @@
-"""Environments of other libraries: a family of names each. Nothing is imported before one of them is made.
+"""Environments of other libraries: a family of names each. A library is imported when its first environment is made.
 
-`ADAPTERS` says what makes an environment from the name behind the colon: `gym:FrozenLake-v1`.
+`ADAPTERS` maps a family to the function that builds an environment from the name behind the colon: `gym:FrozenLake-v1`.
 """
 
 from __future__ import annotations

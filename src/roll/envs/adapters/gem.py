@@ -1,6 +1,6 @@
 """Environments of the package `gem-llm` (arXiv 2510.01051): `gem:game:Sudoku-v0-easy`.
 
-They have the protocol already, and are only kept from sharing random numbers with the rest of the process.
+They already have the protocol; the adapter only keeps their random numbers separate from the rest of the process.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ __all__ = ["GemEnv", "make"]
 
 
 class GemEnv:
-    """An `Env` around a `gem.Env`; what else that has is to be had here."""
+    """An `Env` around a `gem.Env`; other attributes are those of the inner environment."""
 
     def __init__(self, env: Any, randomness: OwnRandomness) -> None:
         self.env = env
         self._randomness = randomness
 
     def __getattr__(self, name: str) -> Any:
-        if name == "env" or name.startswith("__"):  # before `__init__`, as while it is copied
+        if name == "env" or name.startswith("__"):  # before `__init__`, for example during a copy
             raise AttributeError(name)
         return getattr(self.env, name)
 
@@ -66,7 +66,7 @@ def make(name: str, **options: Any) -> GemEnv:
     gem = imported("gem", "gem-llm", f"environment 'gem:{name}'")
     randomness = OwnRandomness()
     try:
-        with randomness.used():  # they draw already while they are made
+        with randomness.used():  # environments already draw random numbers in their constructor
             return GemEnv(gem.make(name, **options), randomness)
     except (ValueError, ImportError) as error:
         known = list(import_module("gem.envs.registration").ENV_REGISTRY)

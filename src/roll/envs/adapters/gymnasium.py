@@ -1,4 +1,6 @@
-"""Environments of the package `gymnasium`: `gym:FrozenLake-v1`. Observations become text, actions are read from it."""
+"""Environments of the package `gymnasium`: `gym:FrozenLake-v1`. Observations become text; actions are parsed from
+text.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +34,16 @@ _ACTIONS: dict[str, tuple[str, ...]] = {
 
 
 class GymnasiumEnv:
-    r"""An `Env` around a `gymnasium.Env`. The action stands in `\boxed{…}` or `<answer>…</answer>`, or is all the text.
+    r"""An `Env` around a `gymnasium.Env`. The action is in `\boxed{…}` or `<answer>…</answer>`, or is the whole text.
 
-    An action that cannot be read costs `format_reward`, and nothing happens.
+    An action that cannot be parsed costs `format_reward`, and has no effect.
 
     Args:
-        env: what `gymnasium.make` gave.
-        observation: `render`: what the environment draws as text (render_mode `ansi`); `value`: the observation itself;
-            `auto`: drawn where it can be.
-        actions: names of a discrete space's actions, in the order of their numbers.
-        format_reward: of an action that cannot be read.
+        env: The result of `gymnasium.make`.
+        observation: `render`: the environment's text rendering (render_mode `ansi`); `value`: the observation itself;
+            `auto`: the text rendering if the environment has one.
+        actions: Names of a discrete space's actions, in the order of their numbers.
+        format_reward: Reward of an action that cannot be parsed.
     """
 
     def __init__(
@@ -128,7 +130,7 @@ class GymnasiumEnv:
         return f"\\boxed{{{plain}}}"
 
     def close(self) -> None:
-        """Close it."""
+        """Close the environment."""
         self.env.close()
 
 

@@ -1,4 +1,4 @@
-"""What adapters share: other people's packages, and their use of the process's random numbers."""
+"""Helpers that adapters share: imports of optional packages, and separate random numbers per environment."""
 
 from __future__ import annotations
 
@@ -38,8 +38,9 @@ def imported(module: str, package: str, what: str, advice: str = "") -> ModuleTy
 class OwnRandomness:
     """An environment's own state of Python's and NumPy's process-wide generators.
 
-    Environments that draw from these would otherwise disturb each other, and everything else in the process: with
-    several episodes at once, none could be repeated from its seed.
+    Environments that draw from the process-wide generators would otherwise disturb each other, and everything else in
+    the
+    process: with several concurrent episodes, no episode could be reproduced from its seed.
     """
 
     def __init__(self) -> None:
@@ -47,7 +48,7 @@ class OwnRandomness:
         self._numpy: Any = np.random.RandomState(0).get_state()
 
     def seed(self, seed: int | None) -> None:
-        """Begin anew; without a seed, go on."""
+        """Seed the state; without a seed, continue from the current state."""
         if seed is not None:
             self._python = random.Random(seed).getstate()
             self._numpy = np.random.RandomState(seed % 2**32).get_state()

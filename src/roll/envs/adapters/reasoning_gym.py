@@ -15,13 +15,13 @@ _LONGEST_ANSWER = 10_000
 
 
 class ReasoningGymEnv:
-    r"""An `Env`. The answer stands in `\boxed{…}` or `<answer>…</answer>`; without either, the reward is −0.1.
+    r"""An `Env`. The answer is in `\boxed{…}` or `<answer>…</answer>`; without either, the reward is −0.1.
 
     Args:
-        task: its name.
-        size: different questions; `reset(seed)` asks the one with number `seed` modulo this.
-        seed: of the questions.
-        options: of the task.
+        task: The task's name.
+        size: Number of different questions; `reset(seed)` selects question `seed` modulo this number.
+        seed: Seed of the questions.
+        options: The task's options.
     """
 
     def __init__(self, task: str, size: int = 500, seed: int = 42, **options: Any) -> None:
@@ -36,7 +36,7 @@ class ReasoningGymEnv:
 
     @property
     def unwrapped(self) -> ReasoningGymEnv:
-        """Itself."""
+        """The environment itself."""
         return self
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
@@ -45,7 +45,7 @@ class ReasoningGymEnv:
         self._next = index + 1
         self._randomness.seed(index)
         try:
-            with self._randomness.used():  # some tasks draw from the process's generators, too
+            with self._randomness.used():  # some tasks also draw from the process-wide generators
                 self._entry = self._task[index]
         except Exception as error:
             raise InfraError(
@@ -63,7 +63,7 @@ class ReasoningGymEnv:
         try:
             with self._randomness.used():
                 score = float(self._task.score_answer(answer=answer, entry=self._entry))
-        except Exception:  # scorers raise what they like on an answer that they cannot read
+        except Exception:  # a scorer may raise anything on an answer that it cannot parse
             score = 0.0
         info["correct"] = score >= 1.0
         return ("Right." if info["correct"] else f"Scored {score:.2f}."), score, True, False, info

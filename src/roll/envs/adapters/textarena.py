@@ -1,4 +1,4 @@
-"""Games of the package `textarena`: `textarena:Wordle-v0`. Each observation has what is new to the player."""
+"""Games of the package `textarena`: `textarena:Wordle-v0`. Each observation has only the messages that are new."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["TextArenaEnv", "make"]
 
 
 class TextArenaEnv:
-    """An `Env` of one seat; in games of several, `opponent` plays the others.
+    """An `Env` of one seat; in multi-player games, `opponent` plays the other seats.
 
-    The reward comes at the end and is TextArena's for this seat. Actions have the form that the game asks for.
+    The reward comes at the end and is TextArena's for this seat. Actions have the form that the game requires.
 
     Args:
-        env: what `textarena.make` gave, of a name that ends in `-raw`: whose observations are lists of messages.
-        num_players: of the game.
-        opponent: given what its seat has seen since its last move, gives an action; `None` for games of one.
+        env: The result of `textarena.make` for a name that ends in `-raw`, whose observations are lists of messages.
+        num_players: Number of players.
+        opponent: A function from the observations of its seat since its last move to an action; `None` for one player.
     """
 
     def __init__(self, env: Any, num_players: int = 1, opponent: Callable[[str], str] | None = None) -> None:
@@ -66,7 +66,7 @@ class TextArenaEnv:
         return observation, reward, True, False, {"state": observation, "invalid": bool(about.get("invalid_move"))}
 
     def _until_our_turn(self, ended: bool) -> tuple[str, bool]:
-        """Let the others move; what we see then."""
+        """Play the other seats' moves; return the new observation."""
         while not ended:
             seat, messages = self.env.get_observation()
             if seat == self._seat:
@@ -115,7 +115,7 @@ def _made(textarena: Any, name: str, options: dict[str, Any]) -> Any:
     try:
         return textarena.make(raw, **options)
     except Exception as error:  # games need packages and word lists of their own, and some do not even compile
-        line = next((line for line in str(error).splitlines() if any(map(str.isalnum, line))), "")  # no line of stars
+        line = next((line for line in str(error).splitlines() if any(map(str.isalnum, line))), "")  # no rows of stars
         said = f"{type(error).__name__}: {line.strip()}".removesuffix(": ")
         raise ConfigError(f"environment 'textarena:{name}' cannot be made: {_short(said)}") from error
 

@@ -1,10 +1,10 @@
-"""Environments in packages made for the library `verifiers` (0.1): `verifiers:wordle`.
+"""Environments in packages for the library `verifiers` (0.1): `verifiers:wordle`.
 
-    the library's own rollout ──asks its client──► what is new is the observation ──► action ──► the client's answer
-           └─ ends ──► its rubric's score is the reward
+    the library's own rollout ──calls its client──► new messages are the observation ──► action ──► the client's reply
+           └─ ends ──► the score of its rubric is the reward
 
-So an environment's own life cycle runs unchanged: set-up, stop conditions, tools, clean-up. From 0.2 on the library
-starts agent programs that talk to a served model; these are trained as agents, not as environments.
+So an environment's own life cycle runs unchanged: set-up, stop conditions, tools, clean-up. From version 0.2 on, the
+library starts agent programs that talk to a served model; these are trained as agents, not as environments.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class _Described:
-    """A tool as the library describes it; it calls it itself."""
+    """A tool as the library describes it; the library itself calls the tool."""
 
     name: str
     description: str
@@ -43,13 +43,13 @@ class _Described:
 
 
 class VerifiersEnv:
-    """An `Env`, of asynchronous methods, around an environment of the library.
+    """An `Env` with asynchronous methods around an environment of the library.
 
-    `reset(seed)` plays the row `seed` (modulo their number) of its data set. The reward comes at the end.
+    `reset(seed)` plays row `seed` (modulo the number of rows) of its data set. The reward comes at the end.
 
     Args:
-        env: what `load_environment` gave.
-        form: how the model writes calls of tools: see `FORMS`.
+        env: The result of `load_environment`.
+        form: The format of the model's tool calls: see `FORMS`.
     """
 
     def __init__(self, env: Any, form: str = "auto") -> None:
@@ -74,7 +74,7 @@ class VerifiersEnv:
         """See `Env`; without a seed, the row after the last one.
 
         Raises:
-            InfraError: the environment failed, or ended before the model was asked for anything.
+            InfraError: The environment failed, or ended before its first request to the model.
         """
         await self.close()
         index = (self._next if seed is None else seed) % len(self._rows)
@@ -92,7 +92,7 @@ class VerifiersEnv:
         """See `Env`.
 
         Raises:
-            InfraError: the environment failed.
+            InfraError: The environment failed.
         """
         assert self._rollout is not None, "`reset` comes first"
         self._answers.put_nowait(action.encode(errors="replace").decode())
@@ -144,7 +144,7 @@ class VerifiersEnv:
         ]
 
     async def close(self) -> None:
-        """Give the episode up, if one goes on."""
+        """Cancel the episode, if it is running."""
         rollout, self._rollout = self._rollout, None
         if rollout is not None and not rollout.done():
             rollout.cancel()

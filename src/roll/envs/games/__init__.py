@@ -1,1 +1,1 @@
-"""Games in text, one a file, with GEM's names, parameters and rewards."""
+"""Text games, one per file, with GEM's names, parameters and rewards."""

@@ -1,19 +1,19 @@
-"""Reading a move from what a model wrote: linear in its length, and never an exception."""
+"""Parse a move from a model's text: in linear time, and without exceptions."""
 
 from __future__ import annotations
 
 __all__ = ["boxed", "numbers"]
 
 _LONGEST = 80
-"""Characters of an answer. No game has a longer move, and observations repeat what was answered."""
+"""Most characters of an answer. No game has a longer move, and observations repeat the answer."""
 
 _BOX = "\\boxed{"
 
 
 def boxed(text: str) -> str | None:
-    r"""Return the content of the last `\boxed{...}`, stripped; None if the box is missing, not closed, empty, too long,
-    or
-    holds unprintable characters.
+    r"""Return the content of the last `\boxed{...}`, stripped, or None without a valid one.
+
+    A box is invalid if it is not closed, is empty or too long, or holds unprintable characters.
     """
     start = text.rfind(_BOX)
     if start < 0:
@@ -30,8 +30,8 @@ def boxed(text: str) -> str | None:
 
 
 def numbers(answer: str, count: int | None = None) -> list[int] | None:
-    """Parse nonnegative whole numbers, separated by spaces; return None for any other text, or if there are not
-    `count`.
+    """Parse nonnegative integers, separated by spaces; return None for other text, or if there are not `count` of
+    them.
     """
     words = answer.split()
     if not words or (count is not None and len(words) != count):

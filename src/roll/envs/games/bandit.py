@@ -13,14 +13,14 @@ __all__ = ["Bandit"]
 
 @dataclass(kw_only=True, eq=False)
 class Bandit(Game[str]):
-    """Machines A, B, ... that pay with chances that are hidden; each turn is a pull, and a pay gives 1 / `max_turns`.
+    """Machines A, B, ... that pay with hidden probabilities; each turn is a pull, and a pay gives 1 / `max_turns`.
 
-    No policy is sure to win: the best there is finds the machine with the best chance, and stays with it.
+    No policy is certain to win: the best policy finds the machine with the highest probability, and stays with it.
 
     Args:
-        num_machines: 2 to 26; None draws 2 to 5.
-        best, others: chances of one machine, which is drawn, and of the rest; where one is None, every chance is drawn
-            from 0 to 1.
+        num_machines: Number of machines, 2 to 26; None draws 2 to 5.
+        best, others: Probabilities of one machine, which is drawn, and of the others; if one of them is None, every
+            probability is drawn from 0 to 1.
     """
 
     max_turns: int | None = 10

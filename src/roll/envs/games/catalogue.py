@@ -1,4 +1,4 @@
-"""Names of the games: what builds each, and its arguments. GEM's 39, and ours."""
+"""Names of the games, with their classes and arguments: GEM's 39, and ROLL's own."""
 
 from __future__ import annotations
 

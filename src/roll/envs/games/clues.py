@@ -1,4 +1,4 @@
-"""Words of the crossword, and what asks for them."""
+"""Words of the crossword, and their clues."""
 
 from __future__ import annotations
 

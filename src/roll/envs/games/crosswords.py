@@ -16,12 +16,12 @@ __all__ = ["Crosswords"]
 
 @dataclass(kw_only=True, eq=False)
 class Crosswords(Game[tuple[int, int, str]]):
-    """A crossword of `num_words` words, with no more letters than `max_turns`: it can be filled in time.
+    """A crossword of `num_words` words with at most `max_turns` letters, so that it can be filled in time.
 
-    Every right letter gives its share of the cells: they come to 1. A wrong one changes nothing but the turn.
+    Every right letter gives its share of the cells; together they give 1. A wrong letter only costs the turn.
 
     Args:
-        hardcore: harder words and clues.
+        hardcore: Whether to use harder words and clues.
     """
 
     max_turns: int | None = 30

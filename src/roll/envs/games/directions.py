@@ -1,4 +1,4 @@
-"""What games share whose moves are up, down, left and right."""
+"""Base class of games whose moves are up, down, left and right."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["DirectionGame"]
 
 
 class DirectionGame(Game[str]):
-    """A game that is moved in one of four directions."""
+    """A game whose moves are four directions."""
 
     steps: ClassVar[Mapping[str, tuple[int, int]]] = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-    """Rows and columns that a move goes on."""
+    """Change of row and column by each move."""
 
     def _form(self) -> str:
         return "Write up, down, left or right, for example \\boxed{up}."

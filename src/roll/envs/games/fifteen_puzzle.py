@@ -1,4 +1,4 @@
-"""Slide tiles into their order."""
+"""Slide tiles into order."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ _OPPOSITE = {"up": "down", "down": "up", "left": "right", "right": "left"}
 
 @dataclass(kw_only=True, eq=False)
 class FifteenPuzzle(DirectionGame):
-    """Numbered tiles with a gap, `num_rows` by `num_rows`, scrambled by at most `max_turns` moves: it can be solved.
+    """Numbered tiles with a gap, `num_rows` by `num_rows`, scrambled by at most `max_turns` moves, so that it can be
+    solved.
 
     The last turn gives the share of tiles that are in place.
     """
 
     steps = {"up": (1, 0), "down": (-1, 0), "left": (0, 1), "right": (0, -1)}  # noqa: RUF012  (see the base)
-    """Where the tile comes from that a move slides into the gap."""
+    """Position, relative to the gap, of the tile that a move slides into it."""
 
     num_rows: int | None = 2
 

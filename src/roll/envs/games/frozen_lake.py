@@ -23,12 +23,12 @@ class FrozenLake(DirectionGame):
     The goal can be reached within the turns. After the classic environment of Gymnasium.
 
     Args:
-        holes: share of cells with a hole, below 1.
-        slippery: moves go ahead, to the left and to the right of where they are meant, a third of the time each.
+        holes: Share of cells with a hole, below 1.
+        slippery: Whether a move goes ahead, to the left, or to the right of its direction, a third of the time each.
     """
 
     steps = {"up": (-1, 0), "right": (0, 1), "down": (1, 0), "left": (0, -1)}  # noqa: RUF012  (see the base)
-    """Clockwise: on slippery ice, a move goes as often to either side as ahead."""
+    """Clockwise: on slippery ice, a move goes to each side as often as ahead."""
 
     size: int | None = 4
     holes: float = 0.25
@@ -48,7 +48,7 @@ class FrozenLake(DirectionGame):
         self._size, self._goal = size, (size - 1, size - 1)
         way: list[_Cell] = [(0, 0)]
         steps = rng.sample([(1, 0), (0, 1)] * (size - 1), 2 * size - 2)
-        for down, right in steps:  # one way without holes, so that there is one
+        for down, right in steps:  # keep one path without holes, so that the goal can be reached
             way.append((way[-1][0] + down, way[-1][1] + right))
         cells = [(row, col) for row in range(size) for col in range(size)]
         self._holes = {cell for cell in cells if rng.random() < self.holes} - set(way)

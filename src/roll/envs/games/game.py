@@ -1,4 +1,4 @@
-"""What the games share: turns, the rewards of GEM's language games, seeds, and copies."""
+"""Base class of the games: turns, the rewards of GEM's language games, seeds, and copies."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Move = TypeVar("Move")
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What a move led to.
+    """The result of a move.
 
     Args:
-        text: what the player is told.
-        reward: of this move.
-        over: whether the game is won or lost.
-        valid: whether the rules allow the move; one that they do not changes nothing but the turn.
+        text: The text for the player.
+        reward: The move's reward.
+        over: Whether the game is won or lost.
+        valid: Whether the rules allow the move; an invalid move only costs the turn.
     """
 
     text: str
@@ -35,11 +35,11 @@ class Outcome:
 
 @dataclass(kw_only=True, eq=False)
 class Game(ABC, Generic[Move]):
-    """An environment whose actions are moves in `\\boxed{...}`; a field is an argument, and None is drawn at reset.
+    r"""An environment whose actions are moves in `\boxed{...}`; each field is an argument, and None is drawn at reset.
 
-    A game that is won gives 1, or rewards that come to 1 over the episode; a move on the way 0, unless the game says
-    otherwise; a move against the rules 0; an action without a readable move -0.1, and it ends the game. After the last
-    turn the episode is terminated and truncated, as in GEM. Every observation is complete: what happened, and the
+    A win gives 1, or rewards that sum to 1 over the episode; a move on the way 0, unless the game has another reward;
+    an invalid move 0; an action without a readable move -0.1, and the game ends. After the last
+    turn the episode is terminated and truncated, as in GEM. Every observation is complete: the last event, and the
     board.
     """
 
@@ -59,8 +59,8 @@ class Game(ABC, Generic[Move]):
 
     def reset(self, seed: int | None = None) -> Started:
         if seed is not None:
-            self._rng = Random(int(seed))  # also of NumPy
-        self._hints = Random(self._rng.getrandbits(32))  # what `sample_random_action` draws changes no episode
+            self._rng = Random(int(seed))  # the seed may be a NumPy integer
+        self._hints = Random(self._rng.getrandbits(32))  # of its own: random actions change no episode
         self._over, self._turn = False, 0
         self._limit = self._begin(self._rng)
         return f"{self._rules()}\n{self._view()}".rstrip("\n"), {"state": self._state()}
@@ -93,7 +93,7 @@ class Game(ABC, Generic[Move]):
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> Any:
         """Return another game with the same arguments, changed by `overrides`; with `same_state`, a copy of the
-        running episode.
+        episode.
 
         Raises:
             TypeError: An argument does not exist.
@@ -113,11 +113,11 @@ class Game(ABC, Generic[Move]):
         return self
 
     def _check(self) -> None:
-        """Raise a `ValueError` for arguments that make no sense."""
+        """Raise a `ValueError` for invalid arguments."""
 
     @abstractmethod
     def _begin(self, rng: Random) -> int:
-        """Draw an episode; return its turns."""
+        """Draw an episode; return its number of turns."""
 
     @abstractmethod
     def _rules(self) -> str:
@@ -153,10 +153,10 @@ class Game(ABC, Generic[Move]):
 
 
 def at_least(least: int, **arguments: int | None) -> None:
-    """Refuse arguments that are given and too small.
+    """Reject arguments that are too small.
 
     Raises:
-        ValueError: names the first one.
+        ValueError: An argument is too small; the message names the first one.
     """
     for name, value in arguments.items():
         if value is not None and value < least:

@@ -1,4 +1,4 @@
-"""Guess a number, hear `higher` or `lower`."""
+"""Guess a number with `higher` and `lower` as hints."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["GuessTheNumber"]
 class GuessTheNumber(Game[int]):
     """A secret number from `min_number` to `max_number`.
 
-    The last turn gives 1 minus the guess's distance from the secret, as a share of the range. Where a bound is None,
+    The last turn gives 1 minus the guess's distance from the secret, as a share of the range. If a bound is None,
     the lowest number is drawn from 1 to 10 and the highest 5 to 50 above it.
     """
 

@@ -19,11 +19,12 @@ _DRAWN = [(3, 10), (5, 15), (7, 20)]
 class Hangman(Game[str]):
     """A secret word of `word_length` letters, 3 to 7; a guess is a letter or the word.
 
-    Letters that are found give their share of a half; the word gives a half, and the share of what was hidden: they
-    come to 1. The game is won by the last letter, too.
+    Each new letter gives its share of a half. The word gives a half, plus the share of the letters that were still
+    hidden;
+    together they give 1. The last letter also wins the game.
 
     Args:
-        hardcore: draw from less common words.
+        hardcore: Whether to draw from less common words.
     """
 
     word_length: int | None = 5

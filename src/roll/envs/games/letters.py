@@ -1,4 +1,4 @@
-"""Words laid out on a grid of letters, for the games that have them."""
+"""Lay out words on a grid of letters, for the games that use one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _Cell = tuple[int, int]
 
 @dataclass(frozen=True, kw_only=True)
 class Placed:
-    """A word, and where it stands: from `row` and `col` on, across or down."""
+    """A word and its place: from `row` and `col` on, across or down."""
 
     word: str
     row: int
@@ -27,15 +27,15 @@ class Placed:
 
 
 def laid_out(words: Sequence[str], rng: Random, apart: bool) -> tuple[int, list[Placed]]:
-    """Lay words out on a square; where they can, they cross those before.
+    """Lay out words on a square; each word crosses earlier ones if possible.
 
     Args:
-        words: distinct.
-        rng: draws places.
-        apart: words touch only where they cross, as in a crossword.
+        words: Distinct words.
+        rng: Draws the places.
+        apart: Whether words touch only where they cross, as in a crossword.
 
     Returns:
-        Rows of the square, and the words in their order.
+        The number of rows of the square, and the words in their order.
     """
     longest = max(map(len, words))
     size = max(round(1.5 * longest), longest + 1)

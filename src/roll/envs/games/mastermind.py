@@ -19,7 +19,7 @@ _DRAWN = [(2, 4, 10), (4, 6, 20), (4, 8, 30)]
 class Mastermind(Game[tuple[int, ...]]):
     """A secret code of `code_length` numbers from 1 to `num_numbers`.
 
-    Every peg more that is black than ever before gives 1 / `code_length`: they come to 1.
+    Every black peg beyond the most so far gives 1 / `code_length`; together they give 1.
     """
 
     code_length: int | None = 4

@@ -15,10 +15,10 @@ _Cell = tuple[int, int]
 
 @dataclass(kw_only=True, eq=False)
 class Minesweeper(Game[tuple[str, int, int]]):
-    """A field with hidden mines; none is in or beside the first cell that is revealed.
+    """A field with hidden mines; none is in or next to the first cell that is revealed.
 
-    Every revealed cell gives its share of the cells without a mine: they come to 1, and then the game is won. A mine
-    ends it, with 0. Where an argument is None, a square of 5 to 8 rows is drawn, a fifth of it mines.
+    Every revealed cell gives its share of the cells without a mine; together they give 1, which wins the game. A mine
+    ends it, with reward 0. If an argument is None, a square of 5 to 8 rows is drawn, a fifth of it mines.
     """
 
     rows: int | None = 8
@@ -105,9 +105,7 @@ class Minesweeper(Game[tuple[str, int, int]]):
         return Outcome(text=told, reward=(len(self._revealed) - before) / safe, over=won)
 
     def _laid(self, first: _Cell) -> set[_Cell]:
-        """Return the mines, which are placed on the first reveal and depend only on the episode's seed and that first
-        cell.
-        """
+        """Return the mines, placed on the first reveal; they depend only on the episode's seed and the first cell."""
         if self._mines is None:
             free = [
                 (row, col)

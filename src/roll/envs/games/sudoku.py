@@ -18,9 +18,10 @@ _DRAWN = [(4, 10, 15), (9, 50, 50)]
 
 @dataclass(kw_only=True, eq=False)
 class Sudoku(Game[tuple[int, int, int]]):
-    """A grid of `scale` by `scale` (4 or 9) with `clues` numbers given and one solution.
+    """A grid of `scale` by `scale` (4 or 9) with `clues` given numbers and one solution.
 
-    Every right number gives its share of the empty cells: they come to 1. More clues are given where fewer would leave
+    Every right number gives its share of the empty cells; together they give 1. More clues are given if fewer would
+    leave
     several solutions.
     """
 

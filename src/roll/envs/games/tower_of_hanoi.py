@@ -15,7 +15,7 @@ _DRAWN = [(3, 10), (4, 20), (5, 35)]
 
 @dataclass(kw_only=True, eq=False)
 class TowerofHanoi(Game[tuple[str, str]]):
-    """Towers A, B and C, with `num_disks` disks on A that are to come to C.
+    """Towers A, B and C, with `num_disks` disks on A that must be moved to C.
 
     The last turn gives the share of disks that are on C.
     """

@@ -15,7 +15,7 @@ __all__ = ["WikiGame", "distances"]
 
 @dataclass(kw_only=True, eq=False)
 class WikiGame(Game[str]):
-    """From a page to another one, over links, in an encyclopedia that is shipped: nothing is looked up on the network.
+    """Go from a page to another one by links, in an encyclopedia that is shipped: no network access.
 
     As in GEM, every page on the way costs 0.05, and a page that is not linked or an unreadable answer 0.2; the target
     gives 1. It can be reached within the turns.

@@ -1,4 +1,4 @@
-"""A small encyclopedia: pages, what they say, and where they link to."""
+"""A small encyclopedia: pages with their texts and links."""
 
 from __future__ import annotations
 

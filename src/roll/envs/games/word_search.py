@@ -16,17 +16,17 @@ __all__ = ["WordSearch"]
 _Span = tuple[int, int, int, int]
 
 _SHORTEST = 4
-"""Letters of a word that is hidden: shorter ones stand in any grid by chance."""
+"""Fewest letters of a hidden word: shorter words occur in any grid by chance."""
 
 
 @dataclass(kw_only=True, eq=False)
 class WordSearch(Game[_Span]):
-    """A grid that hides `num_words` words, across or down; which ones is not said.
+    """A grid that hides `num_words` words, across or down; the words are not listed.
 
-    Every word gives its share: they come to 1.
+    Every word gives its share; together they give 1.
 
     Args:
-        hardcore: hide less common words.
+        hardcore: Whether to hide less common words.
     """
 
     num_words: int | None = 5

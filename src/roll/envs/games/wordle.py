@@ -1,4 +1,4 @@
-"""Find a word by which letters are in place."""
+"""Find a word from marks that show which letters are in place."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ __all__ = ["Wordle", "marks"]
 class Wordle(Game[str]):
     """A secret word of `word_length` letters, 3 to 7.
 
-    A letter in its place for the first time gives its share of a half, and the whole word the other half: they come to
-    1. Where an argument is None, 3 to 5 letters are drawn, and five turns for each.
+    A letter that is in its place for the first time gives its share of a half, and the whole word the other half;
+    together
+    they give 1. If an argument is None, 3 to 5 letters are drawn, and five turns for each letter.
 
     Args:
-        only_real_words: guesses that are no words of the game's list are against the rules.
+        only_real_words: Whether a guess that is not in the game's word list is invalid.
     """
 
     word_length: int | None = 5

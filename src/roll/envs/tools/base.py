@@ -1,4 +1,4 @@
-"""What a tool is, and one use of it."""
+"""Tools, and calls of tools."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ __all__ = ["Tool", "ToolCall", "ToolError", "ToolResult", "ToolSource", "signatu
 
 
 class ToolError(RollError):
-    """A call that the model got wrong, or that came to nothing: the message is what the model reads."""
+    """A mistake in a model's call, or a call without a result; the model reads the message."""
 
 
 @runtime_checkable
 class Tool(Protocol):
-    """Something that a model can call. What `call` raises, `ToolError` aside, is a failure of ours."""
+    """A function that a model can call. Any exception of `call` except `ToolError` is an infrastructure failure."""
 
     @property
     def name(self) -> str:
-        """A word: letters, digits and `_`."""
+        """The tool's name: letters, digits and `_`."""
         ...
 
     @property
     def description(self) -> str:
-        """For the model: what it does."""
+        """The tool's description for the model."""
         ...
 
     @property
@@ -36,24 +36,24 @@ class Tool(Protocol):
         ...
 
     def call(self, arguments: Mapping[str, Any], /) -> Content | Awaitable[Content]:
-        """Use it; may be `async def`. The arguments obey the schema.
+        """Call the tool; may be `async def`. The arguments follow the schema.
 
         Raises:
-            ToolError: it came to nothing, which is the model's own doing.
+            ToolError: The call has no result because of the model's own mistake.
         """
         ...
 
 
 @runtime_checkable
 class ToolSource(Protocol):
-    """Where tools come from that need something opened: a sandbox, a server."""
+    """A source of tools that need a resource: a sandbox, a server."""
 
     async def open(self) -> Sequence[Tool]:
         """Return the tools of a new episode; called again for every episode."""
         ...
 
     async def close(self) -> None:
-        """Let go of everything; may be called twice."""
+        """Release all resources; may be called twice."""
         ...
 
 
@@ -64,21 +64,21 @@ class ToolCall:
     name: str
     arguments: Mapping[str, Any]
     id: str = ""
-    """By which the result names its call, in forms that have ids."""
+    """The ID by which the result refers to its call, in formats that have IDs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ToolResult:
-    """What became of a call."""
+    """The result of a call."""
 
     call: ToolCall
     content: Content
-    """For the model."""
+    """The result for the model."""
     ok: bool
 
     @property
     def text(self) -> str:
-        """The texts of the content, which forms of calls write; its media stand behind what they make of it."""
+        """The texts of the content, which call formats write; media follow the formatted text."""
         return "".join(texts_of(self.content))
 
 

@@ -1,4 +1,4 @@
-"""Tools from a configuration's names and options."""
+"""Build tools from the names and options of a configuration."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ TOOLS: Registry[Any] = Registry(
         "mcp": "roll.envs.tools.mcp:McpTools",
     },
 )
-"""What makes tools, by name. A user's own, a class or a function, is named `package.module:name` or `file.py:name`."""
+"""Tool constructors by name. A user's own class or function is named `package.module:name` or `file.py:name`."""
 
 
 SANDBOXED = ("python", "workspace")
-"""Tools that run programs of the model's."""
+"""Tools that run the model's programs."""
 
 
 def build_tools(entries: Sequence[str | Mapping[str, Any]]) -> list[Tool | ToolSource]:
@@ -43,7 +43,7 @@ def build_tools(entries: Sequence[str | Mapping[str, Any]]) -> list[Tool | ToolS
 
 
 def name_of(entry: str | Mapping[str, Any]) -> str:
-    """Return the tool's name in such an entry.
+    """Return the tool's name in an entry of `build_tools`.
 
     Raises:
         ConfigError: The entry has no name.

@@ -1,7 +1,7 @@
-"""A calculator: exact with whole numbers, floating point otherwise, and bounded in all it does.
+"""A calculator: exact for integers, floating point otherwise, and bounded in time and memory.
 
-Grammar, loosest first: sum (`+ -`), product (`* / // % ×  ÷`), sign, power (`^ **`, right to left), `!`, and what
-binds most: a number, a name of a constant, a function's call, brackets.
+Grammar, from loosest to tightest binding: sum (`+ -`), product (`* / // % ×  ÷`), sign, power (`^ **`, right to left),
+`!`, and a number, a constant, a function call, or brackets.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ __all__ = ["Calculator", "calculate"]
 Number: TypeAlias = int | float
 
 LONGEST = 1_000
-"""Characters of an expression."""
+"""Most characters of an expression."""
 DEEPEST = 50
-"""Brackets, signs and powers inside one another."""
+"""Most nested brackets, signs and powers."""
 MOST_BITS = 4_096
-"""Of a whole number, about 1,233 digits."""
+"""Most bits of an integer, about 1,233 digits."""
 _TOKEN = re.compile(
     r"\s*(?:(\d{1,400}(?:\.\d{0,400})?(?:[eE][+-]?\d{1,4})?|\.\d{1,400}(?:[eE][+-]?\d{1,4})?)"
     r"|([A-Za-z_]\w{0,15})|(\*\*|//|[-+*/%^!(),×÷]))",
@@ -136,7 +136,7 @@ def _tokens(expression: str) -> list[str]:
 
 
 class _Reader:
-    """Recursive descent over tokens, to a bounded depth."""
+    """Recursive-descent parser over tokens, with bounded depth."""
 
     def __init__(self, tokens: list[str]) -> None:
         self._left = tokens[::-1]

@@ -1,10 +1,10 @@
 """Any environment, with tools.
 
-    action ──► calls in it? ──► tools ──► results are the observation; the environment does not notice
-                    └─ none ──► the environment's step
+    action ──► has calls? ──► tools ──► results are the observation; the inner environment is not stepped
+                    └─ no ──► the inner environment's step
 
-A call is its own turn: what else a reply says beside calls is not an action of the environment. Once `max_tool_uses`
-calls were made, replies go to the environment as they are.
+A reply with calls is a turn of its own: its other text is not an action of the environment. After `max_tool_uses`
+calls, replies go to the environment unchanged.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ _LAST_USE = "\nThat was the last use of a tool: answer now."
 
 @dataclass(frozen=True, kw_only=True)
 class ToolRewards:
-    """What calls are worth by themselves."""
+    """Rewards of the calls themselves."""
 
     call: float = 0.0
-    """Each call, whatever comes of it."""
+    """Reward of each call, whatever its result."""
     success: float = 0.0
-    """Beside that, each call that worked."""
+    """Additional reward of each successful call."""
     error: float = 0.0
-    """Beside that, each call that did not: wrong arguments, a program that fails."""
+    """Additional reward of each failed call: wrong arguments, a program that fails."""
     format: float = 0.0
-    """Each malformed call."""
+    """Reward of each malformed call."""
 
 
 @dataclass
@@ -62,9 +62,9 @@ class _Counts:
 class _Episode:
     counts: _Counts = field(default_factory=_Counts)
     state: str = ""
-    """Of the environment, as it named it last."""
+    """The environment's last name of its state."""
     digest: Any = field(default_factory=hashlib.blake2b)
-    """Over all calls and results: two episodes that learnt different things are not in the same state."""
+    """Digest of all calls and results: episodes with different results are in different states."""
 
     def copy(self) -> _Episode:
         """Return a copy that continues independently."""
@@ -72,19 +72,20 @@ class _Episode:
 
 
 class ToolEnv:
-    """An `Env`. Its methods are `async` where the environment's or a tool's are, and otherwise give their results.
+    """An `Env`. Its methods are `async` if the inner environment's or a tool's are, and return results directly
+    otherwise.
 
     Args:
-        env: any environment.
-        tools: tools, and where tools come from; all of different names.
-        form: how calls are written: see `FORMS`.
-        reads_reasoning: whether calls inside of the model's reasoning count.
-        max_tool_uses: of one episode, malformed calls included.
-        rewards: of calls.
-        explain: whether the first observation says which tools there are, and how to call them. Without, say it in the
-            prompt. With the form `template`, `info["tools"]` has them for the chat template instead.
-        max_result_chars: a longer result loses its middle.
-        call_time_limit_s: see `Toolbox`.
+        env: Any environment.
+        tools: Tools and sources of tools, with different names.
+        form: Format of tool calls: see `FORMS`.
+        reads_reasoning: Whether calls inside the model's reasoning count.
+        max_tool_uses: Most calls of one episode, including malformed ones.
+        rewards: Rewards of calls.
+        explain: Whether the first observation lists the tools and explains the call format. Otherwise the
+            prompt must. With the form `template`, `info["tools"]` has the tools for the chat template instead.
+        max_result_chars: Most characters of a result; a longer one loses its middle.
+        call_time_limit_s: See `Toolbox`.
     """
 
     def __init__(
@@ -143,10 +144,10 @@ class ToolEnv:
         return other
 
     async def check_tools(self) -> None:
-        """Try, after a `reset`, what tools need that only a call would show: those with a coroutine `check` have it.
+        """Run the coroutine `check` of each tool that has one, after a `reset`: it tests what only a call would show.
 
         Raises:
-            InfraError: a tool cannot be used.
+            InfraError: A tool cannot be used.
         """
         for tool in self._toolbox.tools:
             check = getattr(tool, "check", None)
@@ -155,11 +156,11 @@ class ToolEnv:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Of this episode so far, by the names that they have in `info`."""
+        """The counts of this episode so far, by their names in `info`."""
         return self._episode.counts.info()
 
     async def close(self) -> None:
-        """Close the environment and where the tools come from."""
+        """Close the environment and the sources of tools."""
         try:
             await self.close_tools()
         finally:
@@ -167,7 +168,7 @@ class ToolEnv:
                 await awaited(self.env.close())
 
     async def close_tools(self) -> None:
-        """Close where the tools come from, each whatever fails; leave the environment open. May be called twice."""
+        """Close all sources of tools, even if one fails; leave the environment open. May be called twice."""
         async with AsyncExitStack() as stack:
             for source in reversed(self._sources()):
                 stack.push_async_callback(source.close)
@@ -206,7 +207,7 @@ class ToolEnv:
         counts = episode.counts
         found = None
         if counts.uses < self._max_tool_uses:
-            action = action.encode(errors="replace").decode()  # half a surrogate pair fits in no file and no pipe
+            action = action.encode(errors="replace").decode()  # files and pipes reject unpaired surrogates
             found = self._form.parse(action, self._toolbox.by_name)
         if not found:
             observation, reward, ended, cut_off, info = await awaited(self.env.step(action))
@@ -228,7 +229,7 @@ class ToolEnv:
         return observation, reward, False, False, info
 
     def _shown(self, result: ToolResult) -> Content:
-        """Return a result in the form of the calls; pictures and the like follow it."""
+        """Return a result in the format of the calls; media follow it."""
         written, media = self._form.result(result), media_in(result.content)
         return (TextPart(text=written), *media) if media else written
 

@@ -1,4 +1,4 @@
-"""A function of the user's as a tool: its name, its docstring and its signature say all that a model has to know."""
+"""A user's function as a tool: the model sees its name, its docstring and its signature."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ __all__ = ["FunctionTool"]
 
 
 class FunctionTool:
-    """A `Tool`. What the function returns is shown as text; what it raises is a failure of ours, `ToolError` aside.
+    """A `Tool`. The function's result is shown as text; its exceptions, except `ToolError`, are infrastructure
+    failures.
 
     Args:
-        function: with an annotation for each argument that is no text, and a default for each that need not be given.
-        options: arguments that the model does not give.
+        function: A function with an annotation for each argument that is not text, and a default for each optional one.
+        options: Arguments that the model does not set.
 
     Raises:
-        ConfigError: the function has no docstring, or arguments that cannot be named in a call.
+        ConfigError: The function has no docstring, or arguments that a call cannot name.
     """
 
     def __init__(self, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
@@ -38,7 +39,7 @@ class FunctionTool:
     def _schema(self) -> dict[str, Any]:
         try:
             hints = typing.get_type_hints(self._function)
-        except Exception as error:  # annotations are the user's code
+        except Exception as error:  # evaluating annotations runs the user's code
             raise ConfigError(f"tool '{self.name}': its annotations cannot be read: {error}.") from error
         fields: dict[str, Any] = {}
         found = inspect.signature(self._function).parameters

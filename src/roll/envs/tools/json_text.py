@@ -1,4 +1,4 @@
-"""JSON that a model wrote: of bounded size and depth, and plain Unicode, or refused in a sentence."""
+"""Parse a model's JSON: of bounded size and depth, and valid Unicode; a rejection is a sentence for the model."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import Any
 __all__ = ["LONGEST_JSON", "MalformedJsonError", "read_json", "shown"]
 
 LONGEST_JSON = 65_536
-"""Characters of one value."""
+"""Most characters of one value."""
 DEEPEST = 32
-"""Values inside one another."""
+"""Most levels of nested values."""
 
 
 class MalformedJsonError(ValueError):
-    """The message says what is wrong, for the model to read."""
+    """Malformed JSON; the model reads the message."""
 
 
 def _no_constant(name: str) -> Any:
@@ -22,11 +22,11 @@ def _no_constant(name: str) -> Any:
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)
-"""Line breaks inside strings are let pass: models write them, and they mean one thing only."""
+"""Line breaks inside strings are accepted: models write them, and their meaning is clear."""
 
 
 def read_json(text: str, start: int = 0) -> tuple[Any, int]:
-    """Parse the value that begins at `start`, after whitespace; return it and its end. The time is linear in its
+    """Parse the value that begins at `start`, after whitespace; return it and its end. The time is linear in the
     length.
 
     Raises:
@@ -44,7 +44,7 @@ def read_json(text: str, start: int = 0) -> tuple[Any, int]:
         raise MalformedJsonError(what) from None
     except RecursionError:
         raise MalformedJsonError(f"it is deeper than {DEEPEST} levels") from None
-    except ValueError:  # digits beyond what Python reads as one number
+    except ValueError:  # more digits than Python converts to a number
         raise MalformedJsonError("a number has too many digits") from None
     _check(value)
     return value, start + end

@@ -1,6 +1,6 @@
 """Tools of servers that speak the Model Context Protocol, through its official SDK (the package `mcp`).
 
-The SDK's client has to be entered and left by one task, while episodes come and go in tasks of their own: so a task of
+The SDK's client must be entered and exited by the same task, while episodes run in tasks of their own: so a task of
 the connection's own holds it open, from the first episode until `close`.
 """
 
@@ -18,7 +18,7 @@ from roll.errors import ConfigError, InfraError
 __all__ = ["McpTools"]
 
 _INVALID_PARAMS = -32602
-"""Of JSON-RPC: a server may refuse arguments so, in place of a result that is an error."""
+"""Error code of JSON-RPC: a server may reject arguments with it, instead of returning a result that is an error."""
 _END_TIME_LIMIT_S = 5.0
 _NOT_IN_NAMES = re.compile(r"\W", re.ASCII)
 
@@ -27,11 +27,11 @@ class McpTools:
     """A `ToolSource`: all tools of one server, or some of them.
 
     Args:
-        command: a program and its arguments: a server that is started here and spoken to through its pipes.
-        url: of a server that runs already (streamable HTTP). One of the two.
-        env: variables for the command, besides the few that it inherits.
-        only: names of the tools to offer; `None` offers all.
-        connect_time_limit_s: how long connecting and listing the tools may take.
+        command: A program and its arguments: a server that is started here and uses its pipes.
+        url: Address of a running server (streamable HTTP). Exactly one of `command` and `url` must be given.
+        env: Variables for the command, in addition to the few that it inherits.
+        only: Names of the tools to offer; `None` offers all.
+        connect_time_limit_s: Timeout of connecting and listing the tools.
     """
 
     def __init__(
@@ -68,8 +68,8 @@ class McpTools:
         """See `ToolSource`. Connects if it is not connected.
 
         Raises:
-            InfraError: the server does not start, or does not answer in time.
-            ConfigError: it lacks a tool of `only`.
+            InfraError: The server does not start, or does not answer in time.
+            ConfigError: The server lacks a tool of `only`.
         """
         if self._broken:
             await self.close()
@@ -79,7 +79,7 @@ class McpTools:
             self._task = asyncio.create_task(self._hold(self._leave, self._ready))
         try:
             async with asyncio.timeout(self._time_limit_s):
-                await asyncio.shield(self._ready)  # several may wait for it, of environments that were spawned
+                await asyncio.shield(self._ready)  # several spawned environments may wait for it
         except ConfigError:
             raise
         except Exception as error:
@@ -88,7 +88,7 @@ class McpTools:
         return self._tools
 
     async def _hold(self, leave: asyncio.Event, ready: asyncio.Future[None]) -> None:
-        """Connect, say that it is `ready`, or why not, and stay until told to leave."""
+        """Connect, report the result in `ready`, and hold the connection until `leave` is set."""
         sdk, stdio = importlib.import_module("mcp"), importlib.import_module("mcp.client.stdio")
         server: Any = self._url
         if server is None:
@@ -106,7 +106,7 @@ class McpTools:
         finally:
             if not ready.done():
                 ready.set_exception(problem)
-                ready.exception()  # counts as looked at: nobody may be waiting
+                ready.exception()  # marks the exception as retrieved, as there may be no waiter
 
     def _chosen(self, described: Sequence[Any]) -> tuple[Tool, ...]:
         by_name = {tool.name: tool for tool in described}
@@ -120,27 +120,27 @@ class McpTools:
         """Call a tool of the server.
 
         Raises:
-            ToolError: the server has no use for these arguments.
-            InfraError: the connection broke.
+            ToolError: The server rejects the arguments.
+            InfraError: The connection broke.
         """
         try:
             return await self._client.call_tool(name, dict(arguments))
         except Exception as error:
-            if getattr(error, "code", None) == _INVALID_PARAMS:  # what the model wrote is no failure of ours
+            if getattr(error, "code", None) == _INVALID_PARAMS:  # the model's mistake, not the server's
                 raise ToolError(str(error) or "the server refuses these arguments") from None
-            self._broken = getattr(error, "code", None) is None  # it is not the server that says so
+            self._broken = getattr(error, "code", None) is None  # the error does not come from the server
             raise InfraError(f"MCP server '{self._name}': {type(error).__name__}: {error}") from error
 
     async def close(self) -> None:
-        """See `ToolSource`. A server that does not end in time is left behind."""
+        """See `ToolSource`. A server that does not end in time is abandoned."""
         task, self._task = self._task, None
         if task is None:
             return
         self._leave.set()
-        if not self._tools:  # it still connects: nothing listens for the event
+        if not self._tools:  # still connecting: no task waits for the event yet
             task.cancel()
         self._client, self._tools = None, ()
-        asyncio.get_running_loop().call_later(_END_TIME_LIMIT_S, task.cancel)  # also where nobody waits here any more
+        asyncio.get_running_loop().call_later(_END_TIME_LIMIT_S, task.cancel)  # even if this wait is canceled
         await asyncio.wait({task}, timeout=_END_TIME_LIMIT_S + 1.0)
 
 

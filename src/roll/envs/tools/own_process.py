@@ -1,6 +1,6 @@
-"""A user's own tools in a process of the worker pool, one for each episode: what they do there disturbs nobody.
+"""A user's own tools in a process of the worker pool, one process per episode, isolated from each other.
 
-episode ─► call(name, arguments) ─► process: tool.call ─► (worked, text)
+episode ─► call(name, arguments) ─► process: tool.call ─► (success, text)
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ __all__ = ["OwnTools"]
 
 
 class OwnTools:
-    """A `ToolSource` of what an entry of a configuration names.
+    """A `ToolSource` for an entry of a configuration.
 
     Args:
-        pool: whose limit of memory holds for every process; it is closed by whoever made it.
-        entry: see `build_tools`.
-        time_limit_s: of opening.
+        pool: The pool, whose memory limit holds for every process; the owner of the pool closes it.
+        entry: See `build_tools`.
+        time_limit_s: Timeout of opening.
     """
 
     def __init__(self, pool: WorkerPool, entry: str | Mapping[str, Any], time_limit_s: float) -> None:
@@ -36,8 +36,8 @@ class OwnTools:
         """See `ToolSource`.
 
         Raises:
-            ConfigError: there is no such tool, or it refuses its options.
-            InfraError: it does not open, or not in time.
+            ConfigError: The tool does not exist, or rejects its options.
+            InfraError: The tool fails to open, or not in time.
         """
         name = name_of(self._entry)
         try:
@@ -57,7 +57,7 @@ class OwnTools:
 
 
 class _InProcess:
-    """A `Tool`, seen from outside its process."""
+    """A `Tool` whose implementation is in another process."""
 
     def __init__(self, kept: KeptObject, name: str, description: str, parameters: Mapping[str, Any]) -> None:
         self._kept, self.name, self.description, self.parameters = kept, name, description, parameters
@@ -71,7 +71,7 @@ class _InProcess:
 
 
 class _Opened:
-    """What is in the process."""
+    """The tool's state in its process."""
 
     def __init__(self, entry: str | Mapping[str, Any]) -> None:
         (self._own,) = build_tools([entry])

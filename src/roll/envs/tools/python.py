@@ -1,4 +1,4 @@
-"""Python programs of the model's, each in a sandbox where nothing else runs or ran."""
+"""The model's Python programs, each in a fresh sandbox."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class PythonTool(SandboxOptions):
     """A `ToolSource` of the tool `python`.
 
     Args:
-        time_limit_s: of one program.
-        memory_bytes: of one program, its files included.
-        only_last_error_line: tell of an exception its last line alone, without the trace.
+        time_limit_s: Timeout of one program.
+        memory_bytes: Memory of one program, including its files.
+        only_last_error_line: Whether to return only the last line of an exception, without the traceback.
     """
 
     time_limit_s: float = 5.0

@@ -32,13 +32,13 @@ _SHARED: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, _Shared]
 
 @dataclass(kw_only=True, eq=False)
 class SandboxOptions:
-    """What whoever runs a model's programs can be told of its sandboxes; a field is an argument.
+    """Options of sandboxes for a model's programs; each field is an argument.
 
     Args:
-        runtime: what isolates. `subprocess` isolates nothing.
-        trust_programs: must be true for `subprocess`, where programs may do all that the user may.
-        image: of the runtime `docker`, or of a service.
-        url, token_env, ca_file: of a service that runs them instead: see the section `sandbox` of a configuration.
+        runtime: The isolation. `subprocess` isolates nothing.
+        trust_programs: Must be true for `subprocess`, where programs have all permissions of the user.
+        image: Container image of the runtime `docker`, or of a service.
+        url, token_env, ca_file: A service that runs the sandboxes: see the section `sandbox` of a configuration.
     """
 
     runtime: Runtime = "bubblewrap"
@@ -55,11 +55,11 @@ class SandboxOptions:
 
 
 class SandboxLease:
-    """One user's part in them: the first user starts the manager, the last one to leave closes it.
+    """One user's share of the manager: the first user starts it, the last one closes it.
 
     Args:
-        options: how they isolate.
-        limits: of each sandbox.
+        options: The isolation.
+        limits: Limits of each sandbox.
     """
 
     def __init__(self, options: SandboxOptions, limits: Limits) -> None:
@@ -70,7 +70,7 @@ class SandboxLease:
             )
         trust: Literal["trusted", "untrusted"] = "trusted" if options.trust_programs else "untrusted"
         self.spec = SandboxSpec(limits=limits, trust=trust, image=options.image, pool="environments")
-        """What to ask the manager for."""
+        """The specification of the sandboxes to request."""
         self._config = SandboxConfig.model_construct(runtime=options.runtime)
         if options.url is not None:
             self._config = SandboxConfig(url=options.url, token_env=options.token_env, ca_file=options.ca_file)
@@ -96,7 +96,7 @@ class SandboxLease:
         if shared is None:
             shared = of_loop[key] = _Shared(configured_manager(self._config, spec=self.spec, warm=1))
         async with shared.lock:
-            if self._shared is None:  # episodes of one run ask at once
+            if self._shared is None:  # concurrent episodes may both get here
                 if not shared.runs:
                     with sandbox_errors():
                         await shared.manager.start()
@@ -106,11 +106,11 @@ class SandboxLease:
         return shared.manager
 
     async def release(self) -> None:
-        """Leave; may be called twice."""
+        """Release the share; may be called twice."""
         shared, self._shared = self._shared, None
         if shared is None:
             return
-        shared.users -= 1  # also where the wait that follows is cancelled
+        shared.users -= 1  # also if the wait that follows is canceled
         async with shared.lock:
             if shared.runs and not shared.users:
                 shared.runs = False

@@ -1,4 +1,4 @@
-"""Search: BM25 over a folder of text files, or a server that searches."""
+"""Search: BM25 over a folder of text files, or a search server."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from roll.proxies import client_session, through
 __all__ = ["BM25", "FolderSearch", "HttpSearch", "Passage", "Search", "passages_of"]
 
 K1, B = 1.2, 0.75
-"""Saturation and length normalisation, as Lucene has them (Robertson and Zaragoza, 2009)."""
+"""Saturation and length normalization, with Lucene's values (Robertson and Zaragoza, 2009)."""
 WORDS_PER_PASSAGE = 150
 LONGEST_QUERY = 1_000
 _WORD = re.compile(r"\w+")
@@ -39,10 +39,11 @@ def _words(text: str) -> list[str]:
 
 
 class BM25:
-    """An index: every word's passages with the score that it gives them, computed once.
+    """An index: for every word, the passages that have it, with precomputed scores.
 
     A passage's score is the sum over the query's words w of idf(w) · f / (f + K1 (1 - B + B · length / mean length)),
-    with f how often the passage has w, and idf(w) = ln(1 + (N - n + 0.5) / (n + 0.5)), where n of N passages have it.
+    with f the frequency of w in the passage, and idf(w) = ln(1 + (N - n + 0.5) / (n + 0.5)), where n of N passages have
+    w.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -79,12 +80,12 @@ def passages_of(title: str, text: str) -> list[Passage]:
 
 
 class Search:
-    """A `Tool` over an index that is there already.
+    """A `Tool` over an existing index.
 
     Args:
-        index: of the passages.
-        num_results: passages that a search gives.
-        name: of the tool.
+        index: The index of the passages.
+        num_results: Number of passages per search.
+        name: The tool's name.
     """
 
     description = "Searches documents for words and gives the passages that match best."
@@ -137,15 +138,15 @@ def _folder_index(folder: str) -> BM25:
 
 
 class HttpSearch:
-    """A `Tool` that asks a server, in the way of Search-R1's retrieval server (which GEM's tool asks, too).
+    r"""A `Tool` that queries a server with the interface of Search-R1's retrieval server (which GEM's tool uses, too).
 
-    It posts `{"queries": [query], "topk": n}`, and reads `{"result": [[{"document": {"contents": "title\\ntext"}}]]}`.
+    It posts `{"queries": [query], "topk": n}`, and reads `{"result": [[{"document": {"contents": "title\ntext"}}]]}`.
 
     Args:
-        url: of the server.
-        num_results: passages that a search gives.
-        timeout_s: how long a search may take.
-        name: of the tool.
+        url: The server's address.
+        num_results: Number of passages per search.
+        timeout_s: Timeout of a search.
+        name: The tool's name.
     """
 
     description = Search.description
@@ -157,10 +158,10 @@ class HttpSearch:
         self._url, self._num_results, self._timeout_s, self.name = url, num_results, timeout_s, name
 
     async def check(self) -> None:
-        """Ask it something, before a run starts.
+        """Send a test query, before a run starts.
 
         Raises:
-            InfraError: see `call`.
+            InfraError: See `call`.
         """
         await self.call({"query": "test"})
 
@@ -168,7 +169,7 @@ class HttpSearch:
         """See `Tool`.
 
         Raises:
-            InfraError: the server cannot be reached, or answers something else.
+            InfraError: The server cannot be reached, or its answer is malformed.
         """
         import aiohttp
 

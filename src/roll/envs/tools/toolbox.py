@@ -1,4 +1,4 @@
-"""Using tools on a model's behalf: what it got wrong is told to it, what we got wrong is an `InfraError`."""
+"""Call tools for a model: the model reads its own mistakes; any other failure is an `InfraError`."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Toolbox:
     """Tools by name.
 
     Args:
-        tools: of different names.
-        call_time_limit_s: longest time of one call; a longer one is a failure of ours, since tools bound what the model
-            has a say in by themselves.
-        max_result_chars: a longer result loses its middle.
+        tools: Tools with different names.
+        call_time_limit_s: Timeout of one call. Exceeding it is an infrastructure failure, since tools themselves bound
+            the work that a model's arguments can cause.
+        max_result_chars: Most characters of a result; a longer one loses its middle.
     """
 
     tools: Sequence[Tool]
@@ -74,7 +74,7 @@ class Toolbox:
             raise
         except TimeoutError as error:
             raise InfraError(f"tool '{tool.name}' took longer than {self.call_time_limit_s:g} s") from error
-        except Exception as error:  # the boundary to tools: whatever they raise is our failure
+        except Exception as error:  # the boundary to tools: their exceptions are infrastructure failures
             what = f"{type(error).__name__}: {error} ({raised_at(error)})"
             raise InfraError(f"tool '{tool.name}' failed: {what}") from error
 
@@ -97,7 +97,7 @@ _ANY_TEXT = ({}, {"type": "string"})
 
 
 def _schema_complaint(schema: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    import jsonschema  # takes a moment to import, and few calls need it
+    import jsonschema  # slow to import, and needed by few calls
 
     error = jsonschema.exceptions.best_match(jsonschema.Draft202012Validator(schema).iter_errors(dict(arguments)))
     if error is None:

@@ -1,4 +1,4 @@
-"""A shell and files in a sandbox of the episode's own."""
+"""A shell and files in a sandbox per episode."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _MOST_FILE_BYTES = 2**18
 
 @dataclass(eq=False)
 class Workspace(SandboxOptions):
-    """One sandbox with a shell that keeps its directory and variables; fresh with every `begin`.
+    """One sandbox with a shell that keeps its directory and variables; fresh after every `begin`.
 
     Args:
-        time_limit_s: of one command; a longer one is interrupted.
+        time_limit_s: Timeout of one command, which is then interrupted.
     """
 
     time_limit_s: float = 10.0
@@ -43,15 +43,15 @@ class Workspace(SandboxOptions):
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where it is."""
+        """The current sandbox."""
         assert self._sandbox is not None, "`begin` comes first"
         return self._sandbox
 
     async def begin(self) -> None:
-        """Drop what was there and start with an empty home.
+        """Replace the sandbox by a new one with an empty home.
 
         Raises:
-            SandboxError: no sandbox could be started.
+            SandboxError: No sandbox could be started.
         """
         await self._drop()
         manager = await self._lease.manager()
@@ -59,7 +59,7 @@ class Workspace(SandboxOptions):
             self._sandbox = await manager.create(self._lease.spec)
 
     async def run(self, command: str) -> ExecutionResult:
-        """Run bash text. Where the model ended its shell, a new one is opened."""
+        """Run bash text. If the model ended its shell, a new one is opened."""
         if "\0" in command:
             raise ToolError("a command holds no zero bytes")
         with sandbox_errors():
@@ -77,7 +77,7 @@ class Workspace(SandboxOptions):
         except SandboxError as error:
             if self._session is None:
                 raise
-            await self.sandbox.execute(Command(argv=("/bin/true",)))  # raises where the sandbox itself is gone
+            await self.sandbox.execute(Command(argv=("/bin/true",)))  # raises if the sandbox itself has ended
             raise ToolError(f"no shell can be started any more; is the home directory still there? ({error})") from None
 
     async def _drop(self) -> None:
@@ -86,7 +86,7 @@ class Workspace(SandboxOptions):
             await sandbox.close()
 
     async def close(self) -> None:
-        """End it; may be called twice."""
+        """Close the sandbox; may be called twice."""
         await self._drop()
         await self._lease.release()
 
@@ -94,7 +94,7 @@ class Workspace(SandboxOptions):
 class WorkspaceTools:
     """A `ToolSource`: `shell`, `read_file`, `write_file` and `edit_file` over one `Workspace` per episode.
 
-    Args: those of `Workspace`.
+    Args: See `Workspace`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -136,7 +136,7 @@ def workspace_tools(workspace: Workspace) -> tuple[Tool, ...]:
         text = said(result)
         if result.outcome is not Outcome.EXITED:
             raise ToolError(text)
-        return text or "(It printed nothing.)"  # an exit code is a fact that the text tells, no failure of the call
+        return text or "(It printed nothing.)"  # an exit code is part of the text, not a failure of the call
 
     async def read_file(path: str) -> str:
         try:

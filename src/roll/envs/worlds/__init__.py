@@ -1,6 +1,6 @@
-"""Worlds to act in beside the games. Each is a file; nothing is imported before it is made.
+"""Environments besides the games. Each is a file, imported when its first environment is made.
 
-`WORLDS` says for every id where it is and with which options it is made.
+`WORLDS` maps every ID to its entry point and its options.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The games of two: rules, what each seat sees, and how an expert plays."""
+"""Two-player games: rules, the view of each seat, and an expert's play."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Game(Protocol):
         ...
 
     def play(self, move: str) -> None:
-        """Make an allowed move."""
+        """Make a legal move."""
         ...
 
     def seen(self, seat: int) -> str:
@@ -37,7 +37,7 @@ class Game(Protocol):
 
 
 class Nim:
-    """Heaps of stones: take any number from one heap; whoever takes the last stone wins."""
+    """Heaps of stones: take any number from one heap; the player who takes the last stone wins."""
 
     def __init__(self, random: Random) -> None:
         self.turn = 0
@@ -63,7 +63,7 @@ class Nim:
         return (1.0, -1.0) if self.turn == 1 else (-1.0, 1.0)
 
     def best(self) -> str:
-        """Leave heaps whose sizes combine to 0 by exclusive or, where that can be (Bouton, 1901)."""
+        """Return a move that leaves heaps with an exclusive or of 0, if possible (Bouton, 1901)."""
         total = functools.reduce(int.__xor__, self._heaps)
         for heap, size in enumerate(self._heaps):
             if size ^ total < size:
@@ -125,7 +125,7 @@ class TicTacToe:
 
 
 class KuhnPoker:
-    """Three cards, one each, one bet (Kuhn, 1950): the higher card wins the pot unless the other folds."""
+    """Three cards, one per player, one bet (Kuhn, 1950): the higher card wins the pot unless the other player folds."""
 
     _NAMES = ("Jack", "Queen", "King")
 
@@ -152,7 +152,7 @@ class KuhnPoker:
         """Return the rewards in units of the two chips that can be lost: 0.5 is one chip."""
         last = self._history[-1:] and self._history[-1]
         if last == "fold":
-            won = 0.5 if self.turn == 0 else -0.5  # whose turn it would be next did not fold
+            won = 0.5 if self.turn == 0 else -0.5  # the player whose turn would be next did not fold
         elif last == "call":
             won = 1.0 if self._cards[0] > self._cards[1] else -1.0
         elif self._history == ["check", "check"]:

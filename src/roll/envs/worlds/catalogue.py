@@ -1,4 +1,4 @@
-"""A made-up shop's catalogue, from a fixed seed: the same products everywhere."""
+"""An invented shop catalogue, from a fixed seed: the same products everywhere."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ PER_KIND = 12
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Something to buy."""
+    """A product of the shop."""
 
     asin: str
-    """Its number."""
+    """The product's number."""
     title: str
     department: str
     kind: str
     attributes: frozenset[str]
-    """Told in the description and the features; only some of them in the title."""
+    """Attributes in the description and the features; only some of them are in the title."""
     options: Mapping[str, tuple[str, ...]]
     price: float
 

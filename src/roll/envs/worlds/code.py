@@ -1,6 +1,6 @@
-"""One programming task, made from the seed; the answer is a program, run in a sandbox on hidden cases.
+"""One programming task, generated from the seed; the answer is a program, run in a sandbox on hidden cases.
 
-The cases' inputs are in the sandbox with the program, the results that are expected never are.
+The inputs of the cases are in the sandbox with the program; the expected results never are.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ for _arguments in _json.loads(_sys.stdin.read()):
     _results.append(solve(*_arguments))
 _os.write(3, _json.dumps(_results).encode())
 """
-"""Appended to a program. What it writes is the program's claim, and compared outside."""
+"""Appended to a program. Its output is the program's untrusted claim, and compared outside the sandbox."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeTask:
-    """What `solve` should do."""
+    """A task: the expected behavior of `solve`."""
 
     text: str
     solution: str
-    """Body of a right `solve`, and of the reference."""
+    """Body of a correct `solve`, which is also the reference."""
     arguments: str
-    """Its parameters."""
+    """Parameters of `solve`."""
     case: Callable[[Random], tuple[Any, ...]]
-    """Arguments of a case."""
+    """Draws the arguments of a case."""
     reference: Callable[..., Any]
 
 
@@ -168,12 +168,12 @@ TASKS: Mapping[str, Callable[[Random], CodeTask]] = {
 
 @dataclass(eq=False)
 class CodeQuestion(World, SandboxOptions):
-    """Write a function `solve`: 1 where all hidden cases come out right, else 0; −0.1 without a program.
+    """Write a function `solve`: 1 if all hidden cases are right, else 0; −0.1 without a program.
 
     Args:
-        num_cases: hidden cases.
-        tasks: from `TASKS`; all without.
-        time_limit_s: of all cases together.
+        num_cases: Number of hidden cases.
+        tasks: Names from `TASKS`; all by default.
+        time_limit_s: Timeout of all cases together.
     """
 
     num_cases: int = 10
@@ -199,7 +199,7 @@ class CodeQuestion(World, SandboxOptions):
         """See `Env`.
 
         Raises:
-            InfraError: the sandbox broke.
+            InfraError: The sandbox broke.
         """
         program = program_in(action)
         info: dict[str, Any] = {"state": "answered", "correct": False}
@@ -212,7 +212,7 @@ class CodeQuestion(World, SandboxOptions):
             with sandbox_errors():
                 result = await manager.execute(code, spec=self._lease.spec)
             claimed = json.loads(result.result)
-        except (ValueError, RecursionError, OversizedUploadError):  # it wrote something else, or nothing
+        except (ValueError, RecursionError, OversizedUploadError):  # the program's output is malformed or missing
             claimed = None
         info["correct"] = right = claimed == [_plain(self._task.reference(*case)) for case in self._cases]
         return ("All cases are right." if right else "Not all cases are right."), float(right), True, False, info
@@ -226,7 +226,7 @@ class CodeQuestion(World, SandboxOptions):
         return f"```python\ndef solve({self._task.arguments}):\n    {self._task.solution}\n```"
 
     async def close(self) -> None:
-        """Let go of the sandboxes."""
+        """Release the sandboxes."""
         await self._lease.release()
 
 

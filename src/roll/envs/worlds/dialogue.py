@@ -1,6 +1,6 @@
-"""A conversation with a simulated user who wants a table booked, and tells what is asked for.
+"""A conversation with a simulated user who wants to book a table, and answers questions about it.
 
-The user is a script, or any function that is given the conversation, for example one that asks a model.
+The user is a script, or any function of the conversation, for example one that calls a model.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from roll.user_code import load_function
 __all__ = ["SLOTS", "Booking", "User"]
 
 User: TypeAlias = Callable[[Sequence[Mapping[str, str]]], Any]
-"""Given messages (the persona as `system`, the assistant's as `user`, its own as `assistant`), gives its next words.
+"""Returns the user's next message from the messages so far (the persona as `system`, the assistant's as `user`, its
+own as
+`assistant`).
 
-It may be `async`. What it raises is a failure of ours."""
+It may be `async`. Its exceptions are infrastructure failures."""
 
 SLOTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "food": (("italian", "indian", "chinese", "french", "thai"), ("food", "cuisine", "eat", "kind of restaurant")),
@@ -29,7 +31,7 @@ SLOTS: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "time": (("17:00", "18:00", "19:00", "20:00"), ("time", "when", "o'clock", "hour")),
     "price": (("cheap", "moderate", "expensive"), ("price", "budget", "expensive", "cheap")),
 }
-"""What can be wanted: values, and words by which an assistant asks for it."""
+"""Topics of a wish: possible values, and words with which an assistant asks for the topic."""
 _ENTRY = re.compile(r"(\w{1,16})\s{0,4}=\s{0,4}([\w:]{1,16})")
 _LONGEST_MESSAGE = 4_000
 BOOK = "book("
@@ -37,15 +39,16 @@ BOOK = "book("
 
 @dataclass(eq=False)
 class Booking(World):
-    """The assistant asks what it needs, then writes `book(food=thai, day=friday, …)`: the share of what was wanted.
+    """The assistant asks for what it needs, then writes `book(food=thai, day=friday, …)`; reward: the share of met
+    wishes.
 
     A wrong or missing entry counts nothing; with all of them right the reward is 1, without a readable booking −0.1.
 
     Args:
-        num_wishes: things that the user wants, 2 to 6.
-        num_told: how many of these the user says at once.
-        user: `script`, a function (`User`), or where one is: `file.py:function`.
-        max_turns: after which the episode is cut off.
+        num_wishes: Number of the user's wishes, 2 to 6.
+        num_told: Number of wishes in the user's first message.
+        user: `script`, a function (`User`), or the path of one: `file.py:function`.
+        max_turns: Number of turns after which the episode is truncated.
     """
 
     num_wishes: int = 4
@@ -66,7 +69,7 @@ class Booking(World):
         self._user: User | None = None if isinstance(user, str) else user
 
     def reset(self, seed: int | None = None) -> Any:
-        """See `Env`; a coroutine where the user is an async function."""
+        """See `Env`; returns a coroutine if the user is an async function."""
         self.begin(seed)
         names = self.random.sample(list(SLOTS), self.num_wishes)
         self._wishes = {name: self.random.choice(SLOTS[name][0]) for name in names}
@@ -91,7 +94,7 @@ class Booking(World):
         return f"The {name} should be {self._wishes[name]}."
 
     def step(self, action: str) -> Any:
-        """See `Env`; a coroutine where the user is an async function."""
+        """See `Env`; returns a coroutine if the user is an async function."""
         self._turn += 1
         action = action[:_LONGEST_MESSAGE]
         if BOOK in action:

@@ -1,4 +1,4 @@
-"""A furnished room, what can be done in it, and tasks that can be done in it."""
+"""A furnished room, its commands, and tasks that can be done in it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ HOLDERS: Mapping[str, int] = {
     "cabinet": 3, "drawer": 2, "shelf": 2, "countertop": 1, "diningtable": 1, "fridge": 1, "microwave": 1,
     "sinkbasin": 1, "garbagecan": 1, "desklamp": 1,
 }  # fmt: skip
-"""Kinds of furniture, and how many of each there are at most; at least one."""
+"""Kinds of furniture, and the most pieces of each; at least one."""
 KINDS: Mapping[str, frozenset[str]] = {
     "closed": frozenset({"cabinet", "drawer", "fridge", "microwave"}),
     "food": frozenset({"apple", "bread", "egg", "potato", "tomato"}),
@@ -31,12 +31,12 @@ TASKS: Mapping[str, str] = {
 _TREATMENTS = {"pick_clean_then_place": "clean", "pick_heat_then_place": "heat", "pick_cool_then_place": "cool"}
 _MARKS = {"clean": "clean", "heat": "hot", "cool": "cold"}
 TOOLS = {"clean": "sinkbasin", "heat": "microwave", "cool": "fridge"}
-"""The furniture that each treatment takes."""
+"""The furniture that each treatment needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is to be done."""
+    """A goal in the house."""
 
     kind: str
     text: str
@@ -57,18 +57,18 @@ class Task:
 
 @dataclass
 class House:
-    """Where everything is. Names are a kind and a number: `mug 2`."""
+    """The places of all things. A name is a kind and a number: `mug 2`."""
 
     holds: dict[str, set[str]]
-    """What is in or on each piece of furniture."""
+    """The things in or on each piece of furniture."""
     place: str = ""
-    """Where one stands."""
+    """The furniture at which the player stands."""
     carried: str = ""
     opened: set[str] = field(default_factory=set)
     marks: dict[str, str] = field(default_factory=dict)
-    """What was done to a thing last: `clean`, `hot`, `cold`."""
+    """The last treatment of a thing: `clean`, `hot`, `cold`."""
     seen: set[str] = field(default_factory=set)
-    """Furniture into which one has looked."""
+    """Furniture that the player has looked into."""
     lit: bool = False
     """Whether the lamp of this place was turned on."""
 
@@ -106,7 +106,7 @@ class House:
         return [*found, "look", "inventory"]
 
     def carried_out(self, command: str) -> str:
-        """Carry out one of `commands`, and tell what is seen."""
+        """Carry out one of `commands`, and return what the player sees."""
         verb, _, rest = command.partition(" ")
         if verb == "go":
             self.place, self.lit = rest.removeprefix("to "), False

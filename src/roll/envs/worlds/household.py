@@ -1,4 +1,4 @@
-"""Household tasks in words, in the manner of ALFWorld (arXiv 2010.03768), with a generator of our own.
+"""Household tasks in words, in the manner of ALFWorld (arXiv 2010.03768), with ROLL's own generator.
 
 go to R · open R · close R · take O from R · put O in R · use R · clean O with R · heat O with R · cool O with R
 examine R · look · inventory
@@ -21,13 +21,13 @@ _LONGEST_COMMAND = 200
 
 @dataclass(eq=False)
 class Household(World):
-    """Reward 1 when the task is done, and no other; −0.1 for a command that cannot be carried out now.
+    """Reward 1 when the task is done, and no other; −0.1 for a command that is not valid now.
 
-    `info["admissible"]` has all commands that can.
+    `info["admissible"]` has all valid commands.
 
     Args:
-        tasks: kinds of tasks, from `TASKS`; all six without.
-        max_turns: after which the episode is cut off.
+        tasks: Kinds of tasks, from `TASKS`; all six by default.
+        max_turns: Number of turns after which the episode is truncated.
     """
 
     tasks: Collection[str] | None = None
@@ -76,7 +76,7 @@ class Household(World):
 
 
 def plan(house: House, task: Task) -> list[str]:
-    """Fetch each thing that is wanted, treat it, and bring it where it belongs."""
+    """Return commands that fetch each wanted thing, treat it, and bring it to its goal."""
     commands: list[str] = []
     opened, at = set(house.opened), house.place
 

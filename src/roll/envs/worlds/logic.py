@@ -1,6 +1,6 @@
 """Facts, rules, and a statement that follows or does not, in the manner of RuleTaker (arXiv 2002.05867).
 
-What cannot be derived is false. The depth of a question is how many rules have to be applied one after another.
+A statement that cannot be derived is false. The depth of a question is the number of rules in its derivation.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ def derived(facts: set[str], rules: tuple[_Rule, ...]) -> dict[str, int]:
 
 @dataclass(eq=False)
 class RuleTaker(World):
-    r"""Answer `\boxed{True}` or `\boxed{False}`: 1 where it is right, 0 where it is wrong, −0.1 for anything else.
+    r"""Answer `\boxed{True}` or `\boxed{False}`: 1 if it is right, 0 if it is wrong, −0.1 for anything else.
 
     Args:
-        depth: of the question, 0 to 5.
-        num_people: whom facts are about, 1 to 8.
-        num_distractors: rules that are there besides.
+        depth: Depth of the question, 0 to 5.
+        num_people: Number of people in the facts, 1 to 8.
+        num_distractors: Number of rules that do not matter.
     """
 
     depth: int = 2
@@ -71,8 +71,8 @@ class RuleTaker(World):
         person, *others = random.sample(NAMES, self.num_people)
         chain = random.sample(TRAITS, self.depth + 1)
         spare = [trait for trait in TRAITS if trait not in chain]
-        extra = random.sample(spare[:8], 2)  # what the asked person also is; nothing leads from it to the chain
-        never = spare[8:]  # what nobody is, and no rule gives
+        extra = random.sample(spare[:8], 2)  # further traits of that person, outside the chain
+        never = spare[8:]  # traits that no person has and no rule implies
         rules = [_Rule(_needs(random, chain[n], extra), chain[n + 1]) for n in range(self.depth)]
         for _ in range(self.num_distractors):
             rules.append(_Rule((random.choice(never), random.choice(TRAITS)), random.choice(spare[:8])))

@@ -1,4 +1,4 @@
-"""One question of mathematics, made from the seed; the answer is a number, and compared exactly."""
+"""One mathematics question, generated from the seed; the answer is a number, compared exactly."""
 
 from __future__ import annotations
 
@@ -102,11 +102,11 @@ KINDS: Mapping[str, Callable[[Random, int], tuple[str, Fraction]]] = {
 
 @dataclass(eq=False)
 class MathQuestion(World):
-    r"""One question, one answer in `\boxed{}`: 1 where it is right, 0 where it is wrong, −0.1 without a number.
+    r"""One question, one answer in `\boxed{}`: 1 if it is right, 0 if it is wrong, −0.1 without a number.
 
     Args:
-        level: how large numbers are, 1 to 4.
-        kinds: of questions, from `KINDS`; all without.
+        level: Size of the numbers, 1 to 4.
+        kinds: Kinds of questions, from `KINDS`; all by default.
     """
 
     level: int = 1

@@ -1,9 +1,9 @@
-"""Questions that take two or three documents to answer, over a small made-up world that no model knows by heart.
+"""Questions that need two or three documents, over a small invented world that no model has memorized.
 
     company ─ founder ─► person ─ born in ─► town ─ in ─► country ─ capital ─► town
                             └─ studied at ─► university ─ in ─► town
 
-The corpus is made from a fixed seed: the same one everywhere, with a document for each thing in it.
+The corpus is generated from a fixed seed: the same everywhere, with a document for each thing in it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ RELATIONS: Mapping[str, tuple[str, str]] = {
     "capital": ("country", "the capital of {}"),
     "river": ("town", "the river on which {} lies"),
 }
-"""Of what kind of thing, and in words."""
+"""The kind of thing that each relation is about, and its wording."""
 _CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
     2: (("founder", "birthplace"), ("founder", "university"), ("birthplace", "country"), ("university", "seat"),
         ("birthplace", "river"), ("seat", "river")),
@@ -67,7 +67,7 @@ _CHAINS: Mapping[int, tuple[tuple[str, ...], ...]] = {
 class _Corpus:
     passages: tuple[Passage, ...]
     facts: Mapping[tuple[str, str], str]
-    """(relation, thing) to thing."""
+    """Maps (relation, thing) to a thing."""
     index: BM25
 
 
@@ -116,10 +116,10 @@ def corpus() -> _Corpus:
 
 @dataclass(eq=False)
 class MultiHop(World):
-    r"""One question, one answer in `\boxed{}`, scored as question answering is: equal but for case and punctuation.
+    r"""One question, one answer in `\boxed{}`, compared without case and punctuation, as usual in question answering.
 
     Args:
-        hops: documents that it takes, 2 or 3.
+        hops: Number of documents that a question needs, 2 or 3.
     """
 
     hops: int = 2

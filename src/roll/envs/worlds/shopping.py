@@ -1,4 +1,4 @@
-"""Shopping by instruction, in the manner of WebShop (arXiv 2207.01206), over a small catalogue of our own.
+"""Shopping by instruction, in the manner of WebShop (arXiv 2207.01206), over a small catalogue of ROLL's own.
 
 search page ─ search[words] ─► results ─ click[B00012] ─► product ─ click[red], click[description] … click[buy now]
                                   └ click[next >], click[< prev], click[back to search] ┘
@@ -25,14 +25,14 @@ BACK, NEXT, PREVIOUS, BUY, DESCRIPTION, FEATURES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Goal:
-    """What is to be bought."""
+    """The product to buy."""
 
     product: Product
-    """One that fits."""
+    """A product that matches the goal."""
     attributes: frozenset[str]
     options: dict[str, str]
     price: float
-    """At most."""
+    """Highest price."""
 
     def __str__(self) -> str:
         choices = "".join(f", {name} {value}" for name, value in self.options.items())
@@ -43,11 +43,12 @@ class Goal:
 
 
 def purchase_reward(goal: Goal, bought: Product, chosen: dict[str, str]) -> float:
-    """Compute WebShop's reward: r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| +
-    |U_opt| + 1).
+    """Compute WebShop's reward of a purchase.
 
-    WebShop estimates r_type from texts. Here the kinds are known: r_type is 1 for the same kind of product, 0.5 for
-    another kind of the same department and 0 for any other.
+    r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1). WebShop estimates
+    r_type from texts. Here the kinds are known: r_type is 1 for the same kind of product, 0.5 for another kind of the
+    same
+    department and 0 for any other.
     """
     same_kind, same_department = bought.kind == goal.product.kind, bought.department == goal.product.department
     kind = 1.0 if same_kind else 0.5 if same_department else 0.0
@@ -68,10 +69,10 @@ class _Page:
 
 @dataclass(eq=False)
 class Shopping(World):
-    """The reward comes with the purchase, from 0 to 1; −0.1 for an action that the page does not have.
+    """The reward comes with the purchase, from 0 to 1; −0.1 for an action that the page does not offer.
 
     Args:
-        max_turns: after which the episode is cut off.
+        max_turns: Number of turns after which the episode is truncated.
     """
 
     max_turns: int = 15

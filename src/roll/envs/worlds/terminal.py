@@ -1,4 +1,4 @@
-"""Tasks in a shell, in a sandbox of the episode's own, judged by hidden checks."""
+"""Shell tasks in a sandbox per episode, judged by hidden checks."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _FENCES = ("```bash\n", "```sh\n", "```\n")
 
 @dataclass(eq=False)
 class Terminal(World, SandboxOptions):
-    """Each action is bash text, in a fenced block or bare; `submit` ends the episode. Reward 1 where all checks hold.
+    """Each action is bash text, in a fenced block or without; `submit` ends the episode. Reward 1 if all checks pass.
 
-    An episode that runs out of turns is judged as it stands. An empty action costs −0.1.
+    An episode that runs out of turns is judged in its last state. An empty action costs −0.1.
 
     Args:
-        families: of tasks, from `FAMILIES`; all without.
-        max_turns: after which the episode is cut off.
-        max_output_chars: a longer output loses its middle.
-        time_limit_s: of one command; a longer one is interrupted.
+        families: Families of tasks, from `FAMILIES`; all by default.
+        max_turns: Number of turns after which the episode is truncated.
+        max_output_chars: Most characters of an output; a longer one loses its middle.
+        time_limit_s: Timeout of one command, which is then interrupted.
     """
 
     families: Collection[str] | None = None
@@ -54,7 +54,7 @@ class Terminal(World, SandboxOptions):
         """See `Env`.
 
         Raises:
-            InfraError: no sandbox could be started.
+            InfraError: No sandbox could be started.
         """
         self.begin(seed)
         self._family = self.random.choice(self._families)
@@ -74,7 +74,7 @@ class Terminal(World, SandboxOptions):
         """See `Env`.
 
         Raises:
-            InfraError: the sandbox broke.
+            InfraError: The sandbox broke.
         """
         self._turn += 1
         command = command_in(action)
@@ -139,7 +139,7 @@ class Terminal(World, SandboxOptions):
         return [self._task.solution, SUBMIT]
 
     async def close(self) -> None:
-        """Let go of the sandbox."""
+        """Close the sandbox."""
         await self._workspace.close()
 
 

@@ -1,4 +1,4 @@
-"""Games of two: against a scripted, a random or a given opponent, or with a model on either side.
+"""Two-player games: against a scripted, a random or a user's opponent, or with a model on either side.
 
 Match(game): whose turn ─► observe(seat) ─► act(text) ─► … ─► rewards of both seats     two models, or one twice
 TwoPlayer: an `Env` of one seat; the opponent plays the other
@@ -21,15 +21,15 @@ from roll.user_code import load_function
 __all__ = ["Match", "Opponent", "TwoPlayer"]
 
 Opponent: TypeAlias = Callable[[str, list[str]], Any]
-"""Given what its seat sees, and the moves that are allowed, gives text with a move in `\\boxed{}`; may be async."""
+r"""A function from its seat's observation and the legal moves to text with a move in `\boxed{}`; may be async."""
 
 
 class Match:
-    """One game between two seats, 0 and 1. Whoever plays them asks and answers here.
+    """One game between two seats, 0 and 1. The players observe and act through it.
 
     Args:
-        game: by name: see `GAMES`.
-        seed: of the deal.
+        game: The game's name: see `GAMES`.
+        seed: Seed of the deal.
     """
 
     def __init__(self, game: str, seed: int | None = None) -> None:
@@ -37,7 +37,7 @@ class Match:
             raise ConfigError(f"unknown game of two '{game}'.{nearest(game, list(GAMES))} Known: {', '.join(GAMES)}.")
         self._game: Game = GAMES[game](Random(seed))
         self.rewards: tuple[float, float] | None = None
-        """Of seats 0 and 1, from −1 to 1, in sum 0; `None` while the game goes on."""
+        """Rewards of seats 0 and 1, from −1 to 1, with sum 0; `None` while the game is running."""
 
     @property
     def turn(self) -> int:
@@ -58,7 +58,9 @@ class Match:
         return f"{seen}\nMoves: {', '.join(self.moves())}. Put yours into \\boxed{{}}." if seat == self.turn else seen
 
     def act(self, text: str) -> bool:
-        """Make the move in `\\boxed{}` for whose turn it is; whether it was allowed. Otherwise nothing happens."""
+        r"""Make the move in `\boxed{}` for the seat whose turn it is; return whether it was legal. Otherwise it has no
+        effect.
+        """
         assert self.rewards is None, "the game is over"
         move = (final_answer(text) or "").casefold()
         if move not in self.moves():
@@ -78,9 +80,9 @@ class TwoPlayer(World):
 
     Args:
         game: `nim`, `tic_tac_toe` or `kuhn_poker`.
-        opponent: `random`, `expert`, a function (`Opponent`), or where one is: `file.py:function`.
-        seat: 0 begins; `None` draws it from the seed.
-        max_turns: after which the episode is cut off.
+        opponent: `random`, `expert`, a function (`Opponent`), or the path of one: `file.py:function`.
+        seat: The seat; 0 begins; `None` draws it from the seed.
+        max_turns: Number of turns after which the episode is truncated.
     """
 
     game: str = "tic_tac_toe"
@@ -98,7 +100,7 @@ class TwoPlayer(World):
         self._match = Match(self.game, 0)
 
     def reset(self, seed: int | None = None) -> Any:
-        """See `Env`; a coroutine where the opponent moves and is an async function."""
+        """See `Env`; returns a coroutine if the opponent moves and is an async function."""
         self.begin(seed)
         self._match = Match(self.game, self.random.randrange(2**31))
         self._seat = self.random.randrange(2) if self.seat is None else self.seat
@@ -106,7 +108,7 @@ class TwoPlayer(World):
         return then(self._answered(), self._begun)
 
     def step(self, action: str) -> Any:
-        """See `Env`; a coroutine where the opponent moves and is an async function."""
+        """See `Env`; returns a coroutine if the opponent moves and is an async function."""
         self._turn += 1
         if not self._match.act(action):
             return self._stepped(FORMAT_ERROR, "That is no move.\n")
@@ -138,7 +140,7 @@ class TwoPlayer(World):
         return self._opponent(match.observe(match.turn), match.moves())
 
     def _moved(self, text: Any) -> str:
-        """Make the opponent's move: its first allowed one where it named none."""
+        """Make the opponent's move: its first legal one if its text names none."""
         if isinstance(text, str) and self._match.act(text):
             return ""
         self._match.act(f"\\boxed{{{self._match.moves()[0]}}}")

@@ -1,4 +1,4 @@
-"""What the environments of this folder share: another one of the same kind, and an answer in what a model wrote."""
+"""Base class of this folder's environments, and extraction of the answer from a model's text."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, Self
 __all__ = ["FORMAT_ERROR", "World", "chosen", "final_answer", "same_text"]
 
 FORMAT_ERROR = -0.1
-"""Reward of an action that cannot be read, as in GEM's games; 1 is success, 0 anything else."""
+"""Reward of an action that cannot be parsed, as in GEM's games; 1 is success, 0 anything else."""
 
 
 @dataclass(eq=False)
 class World:
-    """Seeded and alone: no environment here reads a clock, a file or the process's random numbers.
+    """A seeded environment: none here reads a clock, a file or the process-wide random numbers.
 
-    A field is an argument, as in the games.
+    Each field is an argument, as in the games.
     """
 
     random: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
     chance: Random = field(default_factory=lambda: Random(0), init=False, repr=False)
-    """For random actions alone: drawing one changes no episode."""
+    """Generator for random actions only, so that drawing one changes no episode."""
 
     def begin(self, seed: int | None) -> None:
         """Seed a new episode's generators; without a seed, derive one from the episodes before."""
@@ -32,7 +32,7 @@ class World:
 
     @property
     def unwrapped(self) -> Self:
-        """Itself."""
+        """The environment itself."""
         return self
 
     def spawn(self, same_state: bool = False, **options: Any) -> Self:
@@ -79,7 +79,7 @@ def final_answer(text: str, longest: int = 1_000) -> str | None:
 
 
 def same_text(one: str, other: str) -> bool:
-    """Equal but for case, articles, punctuation and white space, as question answering is scored."""
+    """Return whether texts are equal without case, articles, punctuation and whitespace, as in question answering."""
     return _plain(one) == _plain(other)
 
 

@@ -1,4 +1,4 @@
-"""What changes an environment: what its player sees, what is counted, what costs something.
+"""Wrappers that change an environment: its observations, its information, its rewards.
 
 make_vec("game:Sokoban-v0-easy", wrappers=wrapper_functions("concat_with_action,episode_tracking"))
 """
@@ -34,7 +34,7 @@ WRAPPERS: dict[str, Callable[..., Any]] = {
     "time_limit": TimeLimit,
     "format_penalty": FormatPenalty,
 }
-"""By GEM's names, and a few more."""
+"""Wrappers by GEM's names, and a few more."""
 
 _NEED_TOKENIZER = ("concat_chat", "concat_chat_on_reset")
 

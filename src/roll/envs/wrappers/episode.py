@@ -1,4 +1,4 @@
-"""Counting turns and rewards of episodes, and ending long ones."""
+"""Count turns and rewards of episodes, and truncate long ones."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ __all__ = ["EpisodeTracking", "TimeLimit"]
 
 
 class EpisodeTracking(EnvWrapper):
-    """Tells in `info`, in GEM's words, how many steps the episode has and what its rewards come to.
+    """Adds the episode's number of steps and sum of rewards to `info`, with GEM's names.
 
     `step_counter` and `cumulative_rewards` of this episode; on reset, `prev_ep_step_counter` and
-    `prev_ep_cumulative_rewards` of the one before. To be put outside all other wrappers.
+    `prev_ep_cumulative_rewards` of the one before. It must be the outermost wrapper.
     """
 
     def __init__(self, env: Any) -> None:
@@ -36,10 +36,10 @@ class EpisodeTracking(EnvWrapper):
 
 
 class TimeLimit(EnvWrapper):
-    """Cuts episodes off, as `truncated`, after `max_turns` steps.
+    """Truncates episodes after `max_turns` steps.
 
     Raises:
-        ConfigError: the limit is below 1.
+        ConfigError: The limit is below 1.
     """
 
     def __init__(self, env: Any, max_turns: int = 20) -> None:

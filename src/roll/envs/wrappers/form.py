@@ -1,4 +1,4 @@
-"""What an action that lacks the form that was asked for costs."""
+"""A penalty for actions without the required format."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ __all__ = ["FormatPenalty"]
 
 
 class FormatPenalty(EnvWrapper):
-    """Takes `penalty` off the reward of an action that lacks the `required` texts, each once and in this order.
+    r"""Subtracts `penalty` from the reward of an action that lacks the `required` texts, each once and in this order.
 
-    The environment gets the action all the same; `info["well_formed"]` says what was found. Linear in the action.
+    The environment still receives the action; `info["well_formed"]` has the result. Linear in the action's length.
 
     Args:
-        env: the environment.
-        penalty: at least 0.
-        required: such as `("<think>", "</think>", "<answer>", "</answer>")`; by default one `\\boxed{`.
+        env: The environment.
+        penalty: The penalty, at least 0.
+        required: Texts such as `("<think>", "</think>", "<answer>", "</answer>")`; by default one `\boxed{`.
 
     Raises:
-        ConfigError: the penalty is negative, or nothing is required.
+        ConfigError: The penalty is negative, or no text is required.
     """
 
     def __init__(self, env: Any, penalty: float = 0.1, required: Sequence[str] = ("\\boxed{",)) -> None:

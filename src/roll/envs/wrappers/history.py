@@ -1,4 +1,4 @@
-"""Observations that hold what was before: GEM's `concat` and its kin."""
+"""Observations with the history of the episode: GEM's `concat` and its variants."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ __all__ = ["ObservationHistory"]
 
 
 class ObservationHistory(EnvWrapper):
-    """Every observation holds those before it, as GEM's `ObservationWrapper` writes them.
+    """Every observation includes those before it, as GEM's `ObservationWrapper` writes them.
 
-    What the environment says in `info["suffix"]` and `info["prefix"]` is shown with the newest observation alone, and
-    taken out of `info`; `info["parsed_action"]` stands in place of the action; with `info["use_tool"]`, the observation
+    `info["suffix"]` and `info["prefix"]` are shown with the newest observation only, and
+    removed from `info`; `info["parsed_action"]` replaces the action; with `info["use_tool"]`, the observation
     is a tool's message.
 
     Args:
-        env: the environment.
-        actions: also what was done in between.
-        chat: write the model's chat template: `always`, around all turns as messages, or `on_reset`, around the first
-            observation alone, so that what follows continues the model's own text.
-        last: keep only so many turns before the newest observation.
-        tokenizer: of the model, for its chat template.
+        env: The environment.
+        actions: Whether to include the actions.
+        chat: Whether to apply the model's chat template: `always`, around all turns as messages, or `on_reset`, around
+            the
+            first observation only, so that the rest continues the model's own text.
+        last: Number of turns to keep before the newest observation.
+        tokenizer: The model's tokenizer, for its chat template.
 
     Raises:
-        ConfigError: a chat template without a tokenizer or actions, or `last` below 1.
+        ConfigError: A chat template without a tokenizer or actions, or `last` below 1.
     """
 
     not_copied: ClassVar[tuple[str, ...]] = ("_tokenizer",)

@@ -1,6 +1,6 @@
-"""Tool calls in text: the forms by name, and `auto`, which knows them all.
+"""Tool calls in text: the formats by name, and `auto`, which detects all of them.
 
-A call inside of the model's reasoning is a thought about a call, and is not made.
+A call inside the model's reasoning is only a thought, and is not made.
 
 >>> sorted(FORMS)
 ['auto', 'gemma4', 'glm', 'harmony', 'hermes', 'json', 'llama', 'mistral', 'template', 'xml']
@@ -29,9 +29,7 @@ __all__ = ["FORMS", "MOST_CALLS", "TEMPLATE", "CallForm", "Found", "form_named"]
 
 
 def _parse(text: str, tools: Tools) -> Found:
-    """Parse calls in the form that the text's markers show; unmarked JSON comes last, since an answer may be JSON as
-    well.
-    """
+    """Parse calls in the format that the text's markers show; unmarked JSON comes last, as answers may be JSON too."""
     if is_harmony(text):
         return HARMONY.parse(text, tools)
     if gemma.MARK in text:
@@ -65,10 +63,10 @@ _FORMS: Mapping[str, CallForm] = {
 
 
 def _after_reasoning(form: CallForm) -> CallForm:
-    """Return the form, which reads only what follows the model's reasoning."""
+    """Return the format, changed to parse only the text after the model's reasoning."""
 
     def parse(text: str, tools: Tools) -> Found:
-        if is_harmony(text):  # whose calls are messages of their own, apart from what it thinks
+        if is_harmony(text):  # calls of this format are separate messages, apart from the reasoning
             return form.parse(text, tools)
         answer = answer_of(text)
         return Found() if answer is None else form.parse(answer, tools)
@@ -77,19 +75,20 @@ def _after_reasoning(form: CallForm) -> CallForm:
 
 
 FORMS: Mapping[str, CallForm] = {name: _after_reasoning(form) for name, form in _FORMS.items()}
-"""`auto` and `template` read all. `auto` explains tools and shows results as `xml` does; `template` leaves that to the
-model's chat template."""
+"""`auto` and `template` parse all formats. `auto` explains tools and shows results as `xml` does; `template` leaves
+both
+to the model's chat template."""
 
 
 def form_named(name: str, *, reads_reasoning: bool = False) -> CallForm:
-    """Return the form of this name.
+    """Return the format of this name.
 
     Args:
-        name: one of `FORMS`.
-        reads_reasoning: whether calls inside of the model's reasoning count.
+        name: A name in `FORMS`.
+        reads_reasoning: Whether calls inside the model's reasoning count.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: The name is unknown.
     """
     if name not in FORMS:
         raise ConfigError(

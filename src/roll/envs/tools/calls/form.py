@@ -1,7 +1,7 @@
-"""A form of tool calls: how models of a family write them, and how results are shown to them.
+"""The format of tool calls of a model family, and of the results shown to it.
 
-Parsers are given what a model wrote, which is arbitrary text. They take time in proportion to its length, look at no
-more than `MOST_CALLS` calls, and never raise: what is malformed becomes a sentence for the model.
+Parsers read a model's text, which is arbitrary. They take linear time, parse at most `MOST_CALLS` calls, and never
+raise: a malformed call becomes a sentence for the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from roll.envs.tools.json_text import MalformedJsonError, read_json, shown
 __all__ = ["MOST_CALLS", "NAME", "CallForm", "Found", "Tools", "call_of", "json_signatures", "with_calls"]
 
 MOST_CALLS = 32
-"""Of one reply; further ones are not read, and said to be too many."""
+"""Most calls of one reply; further ones are not parsed, and the model is told that there are too many."""
 LONGEST_NAME = 64
 NAME = re.compile(r"[A-Za-z_][\w.-]{0,63}", re.ASCII)
 
@@ -26,11 +26,11 @@ Tools: TypeAlias = Mapping[str, Tool]
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a reply holds."""
+    """The calls in a reply."""
 
     calls: tuple[ToolCall, ...] = ()
     problems: tuple[str, ...] = ()
-    """One sentence for each malformed call."""
+    """One sentence per malformed call."""
 
     def __bool__(self) -> bool:
         return bool(self.calls or self.problems)
@@ -38,16 +38,16 @@ class Found:
 
 @dataclass(frozen=True, kw_only=True)
 class CallForm:
-    """One form. `parse` and `render` are inverse to each other."""
+    """One format. `parse` and `render` are inverse to each other."""
 
     parse: Callable[[str, Tools], Found]
-    """The calls in a reply."""
+    """Parses the calls in a reply."""
     render: Callable[[Sequence[ToolCall]], str]
-    """Calls as the model would write them: for demonstrations, and for histories that others wrote."""
+    """Writes calls as the model would: for demonstrations, and for histories from other sources."""
     explain: Callable[[Sequence[Tool]], str]
-    """The tools and how to call them, for the model."""
+    """Describes the tools and the format of calls for the model."""
     result: Callable[[ToolResult], str]
-    """A result, for the model."""
+    """Formats a result for the model."""
 
 
 def call_of(value: Any) -> ToolCall:
@@ -65,7 +65,7 @@ def call_of(value: Any) -> ToolCall:
     if not isinstance(name, str) or not name:
         raise MalformedJsonError("a call needs a 'name', a string")
     arguments = value.get("arguments", value.get("parameters", {}))
-    if isinstance(arguments, str):  # as OpenAI's interface has them
+    if isinstance(arguments, str):  # as in OpenAI's interface
         arguments, _ = read_json(arguments)
     if not isinstance(arguments, dict):
         raise MalformedJsonError("the 'arguments' of a call are an object")

@@ -1,6 +1,6 @@
 """`<|tool_call>call:name{key:<|"|>text<|"|>,other:[1,true]}<tool_call|>`: Gemma 4.
 
-Texts stand between `<|"|>`; keys stand bare; objects and lists nest.
+Texts are quoted by `<|"|>`; keys are not quoted; objects and lists nest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["GEMMA", "MARK"]
 MARK, END = "<|tool_call>", "<tool_call|>"
 QUOTE = '<|"|>'
 DEEPEST = 32
-"""Values inside one another."""
+"""Most levels of nested values."""
 _CALL = re.compile(r"\s{0,16}call:([A-Za-z_][\w.-]{0,63})\{", re.ASCII)
 _SPACE = re.compile(r"\s*")
 _BARE = re.compile(r"[^,:{}\[\]<>\"\s][^,:{}\[\]<>\"\n]{0,127}")
@@ -27,7 +27,7 @@ _KEY = re.compile(r"[^,:{}\[\]<>\"\s]{1,64}")
 
 
 def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`. A last call may lack its end: engines leave out the text that they stop at."""
+    """See `CallForm`. The last call may lack its end, as engines leave out the text of the stop token."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     position = text.find(MARK)
@@ -63,25 +63,25 @@ def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
 
 @dataclass
 class _Reader:
-    """Reads one value after the other, in time in proportion to the text."""
+    """Parses one value after the other, in linear time."""
 
     text: str
     schema: dict[str, Any]
-    """Of the arguments: a bare word is a text where it says so."""
+    """Schema of the arguments: an unquoted word is a text if the schema says so."""
     place: int = 0
 
     def skip(self) -> int:
-        """Pass over white space; return the place."""
+        """Skip whitespace; return the position."""
         found = _SPACE.match(self.text, self.place)
         self.place = self.place if found is None else found.end()
         return self.place
 
     def value(self, depth: int, name: str = "") -> Any:
-        """Read any value.
+        """Parse any value.
 
         Args:
-            depth: of values around it.
-            name: of the argument that it is; empty inside others.
+            depth: Number of values around it.
+            name: Name of the argument; empty inside other values.
         """
         self.skip()
         if depth > DEEPEST:
@@ -145,13 +145,13 @@ class _Reader:
         return found
 
     def closes(self, end: str) -> bool:
-        """Return whether the end follows, and pass over it."""
+        """Return whether the end follows, and skip it."""
         closes = self.text.startswith(end, self.skip())
         self.place += closes
         return closes
 
     def separated(self, end: str) -> None:
-        """Pass over a comma, where the end does not follow."""
+        """Skip a comma, unless the end follows."""
         follows = self.text[self.skip() : self.place + 1]
         if follows == ",":
             self.place += 1
@@ -159,7 +159,7 @@ class _Reader:
             raise MalformedJsonError(f"',' or '{end}' must follow a value")
 
     def matched(self, pattern: re.Pattern[str], what: str) -> str:
-        """Read what the pattern says."""
+        """Read the text that matches the pattern."""
         found = pattern.match(self.text, self.place)
         if found is None:
             raise MalformedJsonError(f"{what} is missing")

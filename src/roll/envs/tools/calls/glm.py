@@ -1,6 +1,6 @@
 """`<tool_call>name<arg_key>key</arg_key><arg_value>value</arg_value></tool_call>`: GLM-4.5 and later.
 
-Values that are texts stand as they are; others are JSON, as the tool's schema says.
+Text values are not quoted; others are JSON, according to the tool's schema.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ _SPACE = re.compile(r"\s{0,64}")
 
 
 def is_glm(text: str) -> bool:
-    """Return whether the first call in a text is written like this: a name, and not JSON, behind the tag."""
+    """Return whether the first call in a text has this format: a name, and not JSON, behind the tag."""
     position = text.find(BEGIN)
     return position >= 0 and _NAME.match(text, position + len(BEGIN)) is not None
 
 
 def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`. A last call may lack its end: engines leave out the text that they stop at."""
+    """See `CallForm`. The last call may lack its end, as engines leave out the text of the stop token."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     position = text.find(BEGIN)
@@ -48,7 +48,9 @@ def parse(text: str, tools: Tools) -> Found:
 
 
 def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
-    """Return the call whose tag ends at `start`, and where it ends: values may hold the closing tag themselves."""
+    """Return the call whose tag ends at `start`, and the end of the call: values may contain the closing tag
+    themselves.
+    """
     match = _NAME.match(text, start)
     if match is None or not NAME.fullmatch(match[1]):
         raise MalformedJsonError(f"a function's name, then {ARGUMENT} or {END}, follows the tag")

@@ -1,7 +1,7 @@
 """`<|channel|>commentary to=functions.name <|constrain|>json<|message|>{…}<|call|>`: gpt-oss.
 
-The recipient may also stand before the channel. Messages without a recipient (what the model thinks, and what it
-answers) hold no calls. Where the special tokens are lost, `to=functions.name` before a JSON object is a call.
+The recipient may also be in front of the channel. Messages without a recipient (reasoning and answers) hold no calls.
+If the special tokens are lost, `to=functions.name` in front of a JSON object is a call.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def is_harmony(text: str) -> bool:
 
 
 def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`. A last call may lack its end: engines leave out the token that they stop at."""
+    """See `CallForm`. The last call may lack its end, as engines leave out the stop token."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     for name, begin, end in _addressed(text):
@@ -52,7 +52,7 @@ def parse(text: str, tools: Tools) -> Found:
 
 
 def _addressed(text: str) -> list[tuple[str, int, int]]:
-    """Return for each message to a tool the tool's name, and where the message's text begins and ends."""
+    """Return the tool's name, and start and end of the text, for each message to a tool."""
     if MESSAGE not in text:
         return [(match[1], match.end(), len(text)) for match in _BARE.finditer(text)][: MOST_CALLS + 1]
     found: list[tuple[str, int, int]] = []

@@ -18,7 +18,7 @@ _PARAMETER = re.compile(r"<parameter=([^<>\s]{1,64})>")
 
 
 def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`. A last call may lack its end: engines leave out the text that they stop at."""
+    """See `CallForm`. The last call may lack its end, as engines leave out the text of the stop token."""
     calls: list[ToolCall] = []
     problems: list[str] = []
     position = text.find(BEGIN)
@@ -56,9 +56,7 @@ def _call(text: str, start: int, tools: Tools) -> tuple[ToolCall, int]:
 
 
 def _tagged(name: str, body: str, tools: Tools) -> ToolCall:
-    """Parse `<parameter=key>value</parameter>` …; values are kept as they are, except for one line break at either
-    end.
-    """
+    """Parse `<parameter=key>value</parameter>` …; a value loses one line break at either end, and is otherwise kept."""
     if not NAME.fullmatch(name):
         raise MalformedJsonError("a function's name is a word")
     arguments: dict[str, object] = {}

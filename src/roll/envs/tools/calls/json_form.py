@@ -14,7 +14,7 @@ _FENCE = "```"
 
 
 def parse(text: str, tools: Tools) -> Found:
-    """See `CallForm`. JSON that names no tool's call (an answer may be JSON too) is none."""
+    """See `CallForm`. JSON that does not name a tool is not a call, as an answer may be JSON too."""
     del tools
     if text.lstrip()[:1] in ("{", "["):
         return _calls(text)

@@ -1,7 +1,7 @@
-"""Llama 3: `{"name": …, "parameters": {…}}` as the whole reply, several with `;` between, or after `<|python_tag|>`.
+"""Llama 3: `{"name": …, "parameters": {…}}` as the whole reply, several separated by `;`, or after `<|python_tag|>`.
 
-Behind that tag may also stand a built-in tool's `name.call(query="…")`, or plain code for the tool `python`. The tag is
-a special token, which decoding leaves out: so the forms are known without it, too, plain code aside.
+A built-in tool's `name.call(query="…")`, or plain code for the tool `python`, may also follow that tag. The tag is
+a special token, which decoding leaves out, so all forms except plain code are also detected without it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def _objects(body: str, tagged: bool) -> Found:
         while body.startswith("{", position) and len(calls) < MOST_CALLS:
             value, position = read_json(body, position)
             if not tagged and not (isinstance(value, dict) and "name" in value and len(value.keys() & _ARGUMENTS)):
-                return Found()  # JSON, but no call: an answer
+                return Found()  # JSON that is an answer, not a call
             calls.append(call_of(value))
             while body[position : position + 1] in _BETWEEN:
                 position += 1

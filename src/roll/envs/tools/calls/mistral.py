@@ -1,6 +1,6 @@
 """Mistral: `[TOOL_CALLS][{"name": …, "arguments": {…}, "id": …}]`, and since 2025 `[TOOL_CALLS]name[ARGS]{…}`.
 
-Other readers of texts leave the marks out, since they are special tokens: both are known without them, too.
+Decoding may leave out the marks, since they are special tokens: both forms are also detected without them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""`<search>words</search>`: a tool's name as a tag around its one argument, or around a tag for each argument.
+"""`<search>words</search>`: a tool's name as a tag around its one argument, or around a tag per argument.
 
-A tool named `python` is also called by a fenced block of Python, as GEM's is.
+A tool named `python` is also called by a fenced block of Python, as in GEM.
 """
 
 from __future__ import annotations
@@ -26,16 +26,14 @@ def main_argument(tool: Tool) -> str | None:
 
 
 def typed(tool: Tool | None, argument: str, text: str) -> Any:
-    """Convert an argument's text to its schema's type: text if the type is `string` or missing, else JSON if it
-    parses.
-    """
+    """Convert an argument's text to its schema's type: text if that is `string` or missing, else JSON if it parses."""
     schema = tool.parameters.get("properties", {}).get(argument, {}) if tool is not None else {}
     if not isinstance(schema, dict) or schema.get("type", "string") == "string":
         return text
     try:
         value, end = read_json(text)
     except MalformedJsonError:
-        return text  # the schema's check tells the model
+        return text  # the schema check reports the mistake to the model
     return text if text[end:].strip() else value
 
 

@@ -1,4 +1,4 @@
-"""Families of terminal tasks: each makes a task from random numbers."""
+"""Families of terminal tasks: each generates a task from random numbers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks about configurations: change one thing, and leave everything else as it was."""
+"""Tasks about configurations: change one setting, and nothing else."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def json_setting(random: Random) -> Task:
 
 def environment_variable(random: Random) -> Task:
     name, value, other = words(random, 3)
-    before = f"HOST=localhost\nOTHER={other}"  # no line break at the end, as is easily overlooked
+    before = f"HOST=localhost\nOTHER={other}"  # no line break at the end, which is easy to overlook
     text = f"Add a line that sets {name.upper()} to {value} at the end of the file app.env; the other lines stay."
     line = f"{name.upper()}={value}"
     checks = [prints(f". ./app.env; echo $HOST $OTHER ${name.upper()}", f"localhost {other} {value}")]

@@ -1,7 +1,7 @@
-"""What a terminal task is: files that are there, what is wanted, and hidden checks that are never in the sandbox.
+"""Terminal tasks: files in the sandbox, a goal, and hidden checks that are never in the sandbox.
 
-A check reads a file, or runs a command, and what comes of it is compared outside. So nothing that a model finds in its
-sandbox tells what is expected, and nothing that it leaves there decides whether it was right.
+A check reads a file or runs a command, and its result is compared outside. So nothing in the sandbox reveals the
+expected result, and nothing that the model leaves there decides whether it was right.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ ANSWER = "answer.txt"
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """A file's content, or what a command prints, without white space at its ends."""
+    """The expected content of a file, or output of a command, without whitespace at its ends."""
 
     expected: str
     path: str = ""
     command: str = ""
-    """Bash text; one of the two."""
+    """Bash text; a check has either a path or a command."""
     stdin: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One task. Paths are below the home."""
+    """One task. Paths are relative to the home directory."""
 
     text: str
     files: Mapping[str, str | bytes]
     checks: Sequence[Check]
-    """All of them must hold."""
+    """Checks that must all pass."""
     solution: str
-    """Bash text that does it."""
+    """Bash text that solves the task."""
 
 
 def holds(path: str, expected: object) -> Check:
