@@ -103,7 +103,7 @@ class Sandbox:
         return self._counters.news()
 
     async def counted_at_loss(self) -> set[Limit]:
-        """Return the same limits after the agent has ended unexpectedly."""
+        """Return the limits that the kernel has enforced, after the agent has ended unexpectedly."""
         return self.counted() if self._at_loss is None else await self._at_loss()
 
     async def execute(self, program: Program) -> ExecutionResult:

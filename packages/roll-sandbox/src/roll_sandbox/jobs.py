@@ -24,7 +24,7 @@ class RunsJob(Protocol):
         ...
 
     async def counted_at_loss(self) -> set[Limit]:
-        """Return the same limits after the agent has ended unexpectedly."""
+        """Return the limits that the kernel has enforced, after the agent has ended unexpectedly."""
         ...
 
     def destroy(self) -> None:

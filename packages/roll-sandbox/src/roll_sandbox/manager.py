@@ -39,7 +39,7 @@ MOST_POOLS = 256
 
 
 class SandboxManager:
-    """See the module. `async with SandboxManager() as sandboxes: ...`
+    """A manager of sandboxes; see the module. `async with SandboxManager() as sandboxes: ...`
 
     Args:
         runtime: a runtime, or its name (`bubblewrap`, `docker`, `subprocess`).
@@ -186,9 +186,7 @@ class SandboxManager:
         return self._pools[key]
 
     def _most_kept(self, pool: Pool) -> int:
-        """Return how many used sandboxes a pool may keep idle; with a forecast, its surplus is closed after each
-        window.
-        """
+        """Return how many used sandboxes a pool may keep idle; with a forecast, each window closes the surplus."""
         return pool.target if self._warm is not None else max(pool.target, self._cores)
 
     async def _launch(self, spec: SandboxSpec) -> Sandbox:
@@ -243,7 +241,7 @@ class SandboxManager:
             await sandbox.close()
 
     async def _trim(self) -> None:
-        """Close idle sandboxes beyond the bound, those of the least recently requested spec first."""
+        """Close idle sandboxes beyond the bound, starting with the least recently requested spec."""
         while sum(len(pool.idle) for pool in self._pools.values()) > self._max_idle:
             pool = next(pool for pool in self._pools.values() if pool.idle)
             sandbox, _ = pool.idle.pop(0)

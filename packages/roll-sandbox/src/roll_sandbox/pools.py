@@ -80,9 +80,7 @@ class Pool:
         self._most_short = max(self._most_short, self._shortage)
 
     def take(self, *, fresh: bool) -> tuple[Sandbox, int] | None:
-        """Take an idle sandbox (that ran nothing, if `fresh`), with the number of programs it ran; `None` if there is
-        none.
-        """
+        """Take an idle sandbox and the number of programs it ran (0, if `fresh`); return `None` if none is idle."""
         self._asked()
         for index in range(len(self.idle) - 1, -1, -1):
             if self.idle[index][0].broken:

@@ -111,7 +111,7 @@ def _check_size(program: Program, limits: Limits) -> None:
     """Check that a program's files and input fit into its sandbox.
 
     Raises:
-        OversizedUploadError: they do not.
+        OversizedUploadError: the files or the input do not fit.
     """
     files = sum(map(len, program.files.values()))
     source = len(program.source) if isinstance(program, PythonCode) else 0

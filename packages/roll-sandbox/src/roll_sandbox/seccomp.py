@@ -170,7 +170,7 @@ def _checked() -> list[tuple[str, list[bytes]]]:
         ("sched_setparam", turns),
         ("sched_setscheduler", turns),
         ("sched_setattr", turns),
-        # EOPNOTSUPP, not EPERM: cp, mv and sed would report an error for every file.
+        # Not EPERM, for which cp, mv and sed would report an error for every file.
         *((name, [_fail(errno.EOPNOTSUPP)]) for name in ("setxattr", "lsetxattr", "fsetxattr")),
     ]
 

@@ -263,7 +263,7 @@ def _start_process(control: socket.socket) -> subprocess.Popen[Any]:
 
 
 def _how(code: int | None) -> str:
-    """Return how a process ended, in words."""
+    """Return a description of a process's exit status."""
     return f"by signal {-code}" if code is not None and code < 0 else f"with exit code {code}"
 
 

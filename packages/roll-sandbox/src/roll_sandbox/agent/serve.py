@@ -61,7 +61,7 @@ class Agent:
         self.num_cpus = len(os.sched_getaffinity(0))
         self.settings, self.namespace, self.counter = Settings({"limits": {}, "image": None}), -1, -1
         self.next_look = NEVER
-        """When to check the locks that programs hold."""
+        """Time of the next check of the locks that programs hold."""
         self.childless = True
         self.ending = Ending()
 
@@ -177,7 +177,7 @@ class Agent:
         return usage.counted_s(self.counter) if self.counter >= 0 else None
 
     def hear(self):
-        """Read from the host; return False at the end. The bytes stay in no local variable: spares inherit those."""
+        """Read from the host; return False at the end. No local variable keeps the bytes: spares would inherit it."""
         data = os.read(self.incoming, _READ_BYTES)
         self.buffer += data
         return bool(data)

@@ -54,7 +54,7 @@ def tree(root, found=None):
 
 
 def open_counter():
-    """Return the file descriptor of the CPU counter of the control group that this process sees; -1 if none exists."""
+    """Return the file descriptor of the CPU counter of this process's control group; -1 if there is no counter."""
     for name in _OWN_COUNTERS:
         try:
             return os.open("/sys/fs/cgroup/" + name, os.O_RDONLY | os.O_CLOEXEC)
@@ -94,7 +94,7 @@ class Tally:
 
 
 def reaped_s():
-    """Return the CPU seconds of all reaped children of this process, with those of their children."""
+    """Return the CPU seconds of all reaped children of this process, including those of their own children."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -176,7 +176,7 @@ _COUNTERS = {
     "memory": (("memory.events", b"oom_kill"), ("memory/memory.oom_control", b"oom_kill")),
     "processes": (("pids.events", b"max"), ("pids/pids.events", b"max")),
 }
-"""By limit, the files in which a control group (version 2, version 1) counts what it has refused or killed."""
+"""The files and keys, by limit, in which a control group (version 2, version 1) counts kills and refusals."""
 
 
 def kernel_counts():

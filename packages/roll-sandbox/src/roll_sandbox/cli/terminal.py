@@ -56,7 +56,7 @@ class Keys:
 def size_here() -> tuple[int, int]:
     """Return the rows and columns of the terminal.
 
-    LINES and COLUMNS are ignored where the terminal is known: they do not change when it is resized.
+    LINES and COLUMNS are only a fallback: they do not change when the terminal is resized.
     """
     try:
         found = os.get_terminal_size(sys.stdout.fileno())

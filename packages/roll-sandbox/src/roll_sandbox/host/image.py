@@ -134,9 +134,7 @@ def _restrict(target, is_device):
 
 
 def _make_device(original, path):
-    """Make a device node that is open to every user, as those of some hosts are not; return False if it is not
-    permitted.
-    """
+    """Make a device node that is open to every user, which the host's may not be; return False if not permitted."""
     try:
         os.mknod(path, stat.S_IFCHR | 0o666, os.stat(original).st_rdev)
         os.chmod(path, 0o666)

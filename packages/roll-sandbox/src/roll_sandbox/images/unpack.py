@@ -63,7 +63,7 @@ class Bounds:
 
 
 def decompressed(blob: IO[bytes]) -> Iterator[bytes]:
-    """Yield the content of a layer's blob in pieces, decompressed (gzip, zstd, none).
+    """Yield the decompressed content of a layer's blob in pieces (gzip, zstd or uncompressed).
 
     Raises:
         BadImageError: the blob is broken, or needs a package that is not installed.

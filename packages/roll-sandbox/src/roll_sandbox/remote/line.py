@@ -56,13 +56,13 @@ class RemoteSandbox(Sandbox):
         self._line = line
 
     def extend(self, lifetime_s: float) -> asyncio.Future[Message]:
-        """Set the sandbox's lifetime to this many seconds from now on. The request is sent at once; the future confirms
-        it.
+        """Set the sandbox's lifetime to this many seconds from now on. The request is sent at once; await the
+        confirmation.
 
         Raises:
             SandboxQuotaError: it exceeds the owner's quota.
             UnknownSandboxError: the sandbox has ended, or is being ended.
-            SandboxUnavailableError: the worker did not answer.
+            SandboxUnavailableError: no answer arrived in time.
         """
         return asyncio.ensure_future(self._line.ask("extend", self.name, lifetime_s=lifetime_s))
 

@@ -185,7 +185,7 @@ class RemoteRuntime:
         await socket.close()
 
     async def _redial(self) -> aiohttp.ClientWebSocketResponse | None:
-        """Return a new connection, over which everything that runs was sent again; `None` if there will be none."""
+        """Reconnect and send everything that runs again; return `None` after `close` or if the token is refused."""
         began = time.monotonic()
         until = began + self._patience_s
         attempt = 0
@@ -246,7 +246,7 @@ class RemoteRuntime:
         return dataclasses.replace(found, target=mount.target)
 
     def _upload_again(self) -> None:
-        """Upload all directories over a new connection: the service may be another process, which has none."""
+        """Upload all directories over a new connection: the service may be a new process without them."""
         for digest, files in self._files.items():
             self._upload(digest, files)
 

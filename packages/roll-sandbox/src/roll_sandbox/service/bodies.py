@@ -38,7 +38,7 @@ _NO_ZERO = r"^[^\x00]*$"
 
 
 def invalid(error: RequestValidationError) -> str:
-    """Return what is wrong with a request, in one line."""
+    """Return a one-line description of a request's errors."""
     said = []
     for each in error.errors():
         field = "" if each["type"] == "json_invalid" else ".".join(map(str, each["loc"][1:]))

@@ -86,7 +86,8 @@ class Owned:
         """Return the service's entry of a sandbox.
 
         Raises:
-            SandboxExpiredError, SandboxLostError: it has ended so, within the last hour.
+            SandboxExpiredError: the sandbox expired within the last hour.
+            SandboxLostError: the sandbox was lost within the last hour.
             UnknownSandboxError: the owner has no such sandbox, or it was stopped.
         """
         try:
@@ -104,7 +105,8 @@ class Owned:
         """Return a sandbox of the owner.
 
         Raises:
-            SandboxExpiredError, SandboxLostError: it has ended so.
+            SandboxExpiredError: the sandbox has expired.
+            SandboxLostError: the sandbox was lost.
             UnknownSandboxError: the owner has no such sandbox.
         """
         found = self._sandboxes.get(name)

@@ -52,7 +52,9 @@ class Keeper:
         self._looked = math.inf
 
     async def recover(self, local: str) -> None:
-        """Restore the sandboxes of an earlier server: its own are lost, those of workers may come back."""
+        """Restore the sandboxes of an earlier server. Its local sandboxes are lost; those of joined workers may come
+        back.
+        """
         rows = await asyncio.to_thread(self._board.records.alive)
         programs = await asyncio.to_thread(self._board.records.programs)
         for row in rows:

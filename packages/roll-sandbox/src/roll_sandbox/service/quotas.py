@@ -88,7 +88,7 @@ class Quotas:
         return self._named.get(owner, self._default)
 
     def lifetime_s(self, owner: str, asked_s: float | None, default_s: float) -> float:
-        """Return how long a sandbox may live.
+        """Return the lifetime of a sandbox.
 
         Raises:
             SandboxQuotaError: `asked_s` exceeds the quota.
@@ -122,7 +122,7 @@ class Quotas:
         return self.bounded(owner, spec)
 
     def bounded(self, owner: str, spec: SandboxSpec) -> SandboxSpec:
-        """Return the spec with the owner's bound on CPU time if it has none."""
+        """Return the spec, with the owner's bound on CPU time if the spec has none."""
         cpu_s = spec.limits.cpu_s or self.of(owner).cpu_s
         return replace(spec, limits=replace(spec.limits, cpu_s=cpu_s))
 
@@ -171,7 +171,7 @@ class Quotas:
         self._taken[owner].programs += programs
 
     def taken(self, owner: str) -> dict[str, int]:
-        """Return what an owner has taken, by field."""
+        """Return the used amounts of an owner's quota, by field."""
         return asdict(self._taken[owner])
 
     def end(self, owner: str, programs: int = 1) -> None:

@@ -69,7 +69,7 @@ class WorkerRecord:
 
 
 class Records:
-    """See the module. Only calls with `then` report when the database has written them.
+    """The records of a service; see the module. Only calls with `then` report when the database has written them.
 
     `opened` and `started` are intents, refused while the database is away; all others are facts and wait for it.
     """

@@ -34,7 +34,7 @@ AWAY_S = 60.0
 
 
 class Switchboard:
-    """See the module. `lifetime_s` is the default lifetime of sandboxes."""
+    """The switchboard; see the module. `lifetime_s` is the default lifetime of sandboxes."""
 
     def __init__(self, records: Records, quotas: Quotas, audit: Audit, *, lifetime_s: float = 3600.0) -> None:
         self.records = records

@@ -26,7 +26,7 @@ LOCAL = "local"
 
 
 class Workers:
-    """See the module.
+    """The workers of a service; see the module.
 
     Args:
         board: the switchboard.

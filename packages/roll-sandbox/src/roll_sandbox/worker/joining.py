@@ -142,7 +142,7 @@ class Joined:
                 await self._worker.close()
 
     async def _drain(self) -> None:
-        """Wait until the worker is to leave and its sandboxes have ended, stop those left, and send `leave`."""
+        """Wait until the worker is to leave, then for its sandboxes; stop the remaining ones, and send `leave`."""
         await self._leaving.wait()
         self._beat()
         with contextlib.suppress(TimeoutError):

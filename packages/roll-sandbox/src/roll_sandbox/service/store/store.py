@@ -31,7 +31,7 @@ _CLAIM_S = 5.0
 
 
 class Store:
-    """See the module. Any thread may read; `write` belongs to the event loop that `open` was called in.
+    """A service's database; see the module. Any thread may read; `write` belongs to the event loop of `open`.
 
     Args:
         url: database URL of SQLAlchemy: `sqlite:///file`, `postgresql+psycopg://user@host/name`.
