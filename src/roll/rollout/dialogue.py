@@ -38,11 +38,6 @@ class Following:
     exchanges: Sequence[Exchange] = ()
     form: ToolForm = "written"
 
-    @property
-    def num_new(self) -> int:
-        """Number of tokens that are not in the last context and its answer."""
-        return len(self.token_ids if self.added is None else self.added)
-
 
 @dataclass(eq=False, kw_only=True)
 class Dialogue:

@@ -215,7 +215,7 @@ class BubblewrapRuntime:
         )
         loop = asyncio.get_running_loop()
         child.ended.add_done_callback(lambda _: self._roots.give_back(root))
-        connection = AgentConnection(lambda: self._why_lost(spec))
+        connection = AgentConnection(self._why_lost)
         # An agent ends when its connection closes; otherwise one that outlived its parent processes would be left.
         child.ended.add_done_callback(lambda _: loop.call_later(_HANG_UP_S, connection.close))
         try:
@@ -295,7 +295,7 @@ class BubblewrapRuntime:
             raise SandboxError(_CLOSED)
         return self._complaints.fileno()
 
-    def _why_lost(self, spec: SandboxSpec) -> str:
+    def _why_lost(self) -> str:
         """Return why a sandbox ended, with the last error message of bwrap and agents."""
         complaint = ""
         if self._complaints is not None:

@@ -104,7 +104,7 @@ class RoutingRecorder:
                 slots = self._slots_of(row, starts[name] + count, chosen)
                 self._slots[slots[starts[name] :]] = chosen[first : first + count]
                 if not name.startswith(SCORING):
-                    self._extend(name, slots, starts[name])
+                    self._extend(name, slots)
             first += count
         gone = [name for name in self._records if name not in self._runner.requests]
         for name in gone[: max(len(gone) - self._max_records, 0)]:
@@ -121,7 +121,7 @@ class RoutingRecorder:
             self._slots = np.concatenate([self._slots, more]) if len(self._slots) else more
         return (blocks[:, None] * size + np.arange(size)).reshape(-1)[:length]
 
-    def _extend(self, name: str, slots: np.ndarray, start: int) -> None:
+    def _extend(self, name: str, slots: np.ndarray) -> None:
         """Extend a request's record with the choices stored for its new slots."""
         record = self._records.get(name)
         before = 0 if record is None else len(record)
