@@ -1,1 +1,1 @@
-"""Virtual time, and models of engines, trainers and rewards: the production schedulers run here without hardware."""
+"""Virtual time, and models of engines, trainers and rewards: runs the production schedulers without hardware."""

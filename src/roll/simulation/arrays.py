@@ -1,4 +1,4 @@
-"""Token arrays of simulated answers: views of a few shared ones, so that many thousands of answers take no memory."""
+"""Token arrays of simulated answers: views of a few shared arrays, so that thousands of answers take no memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def zero_logprobs(num_tokens: int) -> FloatArray:
 
 
 _shared: dict[tuple[str, int], np.ndarray] = {}
-"""One array of each kind and fill value, read-only, as long as the longest that was asked for; all others are views."""
+"""One read-only array of each kind and fill value, as long as the longest requested; all others are views."""
 
 
 def _constant(dtype: type[np.generic], value: int, length: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Continuous batching in closed form: between two changes of a batch, its steps are computed, not gone through.
+"""Continuous batching in closed form: the steps between two changes of a batch are computed at once, not one by one.
 
     waiting ──admit──► prefilling ──last chunk: first token──► decoding ──last token──► finished
        ▲                                                          │
@@ -6,21 +6,21 @@
 
 The rules are those of vLLM's scheduler (V1), one step after the other:
 
-    1. At the boundary between two steps, requests that were aborted leave.
+    1. At the boundary between two steps, aborted requests leave.
     2. Each resident request needs room for one more token; while there is not enough, the one admitted last is
-       preempted: it loses its cache, keeps its tokens, and waits at its old place in the queue.
-    3. The step decodes one token of every decoding request. What is left of `max_batched_tokens` prefills: first the
-       requests that are being prefilled, then waiting ones (lowest priority number first, then first come), as long
-       as there is a slot, and room for their whole context, their first token, and a token of everyone else. Nobody is
-       admitted at a boundary at which someone was preempted.
-    4. A prefill's last chunk gives the request's first token (for a preempted one: its next).
+       preempted: it loses its KV cache, keeps its tokens, and waits at its old place in the queue.
+    3. The step decodes one token of every decoding request. The rest of `max_batched_tokens` is used for prefill: first
+       by requests in prefill, then by waiting ones (lowest priority number first, then first come), as long as there is
+       a slot, and room for their whole context, their first token, and a token of every other request. No request is
+       admitted at a boundary at which one was preempted.
+    4. A prefill's last chunk yields the request's first token (for a preempted one: its next).
 
-A step that prefills is an event of its own; a stretch of steps that only decode is one event, whatever its length:
-its end is the next finish or the step at which the cache is full, its time a quadratic polynomial (`costs`). So the
+A step that prefills is one event; a stretch of steps that only decode is also one event, whatever its length: it ends
+at the next finished request or when the KV cache is full, and its duration is a quadratic polynomial (`costs`). So the
 work for a request is O(log n), whatever its number of tokens.
 
 Invariants:
-    - everything here is a function of the calls and their times; nothing asks a clock;
+    - the state is a function of the calls and their times; no clock is read;
     - `begin` is only called between steps, `complete` only at the end of the current stretch;
     - tokens of resident requests never exceed the capacity.
 """
@@ -40,14 +40,14 @@ __all__ = ["BatchLimits", "BatchTotals", "ContinuousBatch"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchLimits:
-    """What an engine's batch may hold."""
+    """Limits of an engine's batch."""
 
     max_num_seqs: int
-    """Requests at once."""
+    """Maximum number of requests."""
     max_batched_tokens: int
-    """Tokens of one step, decoded and prefilled."""
+    """Maximum number of tokens of one step, decoded and prefilled."""
     kv_capacity: int
-    """Tokens of resident requests."""
+    """Maximum number of tokens of resident requests."""
 
     def __post_init__(self) -> None:
         assert self.max_num_seqs < self.max_batched_tokens, "decoding would leave no room to prefill"
@@ -55,7 +55,7 @@ class BatchLimits:
 
 @dataclass(slots=True)
 class BatchTotals:
-    """What a batch has done so far."""
+    """Counts of the work that a batch has done so far."""
 
     num_steps: int = 0
     busy_s: float = 0.0
@@ -65,7 +65,7 @@ class BatchTotals:
 
 
 class ContinuousBatch:
-    """The batch of one engine; see the module."""
+    """The batch of one engine; see the module's docstring."""
 
     def __init__(self, costs: EngineCosts, limits: BatchLimits) -> None:
         self.costs = costs
@@ -74,18 +74,18 @@ class ContinuousBatch:
         self._num_arrived = 0
         self._waiting: list[tuple[int, int, SimulatedRequest]] = []
         self.num_waiting = 0
-        """Requests that wait for a slot of the batch."""
+        """Number of requests that wait for a slot of the batch."""
         self._resident: dict[SimulatedRequest, None] = {}
-        """In order of admission."""
+        """Resident requests, in order of admission."""
         self._prefilling: list[SimulatedRequest] = []
         self._num_decoding = 0
         self._finish: list[tuple[int, int, SimulatedRequest]] = []
-        """By the step of the last token; entries of requests that left stay until they come up."""
+        """Requests by the step of their last token; entries of requests that left remain until that step."""
         self._leaving: list[SimulatedRequest] = []
         self._kv = 0
-        """Tokens of resident requests when `totals.num_steps` were done."""
+        """Tokens of resident requests after `totals.num_steps` steps."""
         self._context = 0
-        """Those of decoding ones."""
+        """Tokens of decoding requests."""
         self._stretch: Stretch | None = None
         self._held_until = 0.0
 
@@ -93,12 +93,12 @@ class ContinuousBatch:
 
     @property
     def is_running(self) -> bool:
-        """Whether a step is under way."""
+        """Whether a step is in progress."""
         return self._stretch is not None
 
     @property
     def num_running(self) -> int:
-        """Requests that have a slot of the batch."""
+        """Number of requests that have a slot of the batch."""
         return len(self._resident)
 
     def requests(self) -> Iterator[SimulatedRequest]:
@@ -194,10 +194,10 @@ class ContinuousBatch:
         return self._stretch.time_of(self._stretch.num_steps)
 
     def interrupt(self, now: float) -> float:
-        """Let the stretch end at the first boundary from now on.
+        """End the stretch at the first boundary from now on.
 
         Returns:
-            When that is.
+            The time of that boundary.
         """
         stretch = self._stretch
         assert stretch is not None, "nothing is under way"

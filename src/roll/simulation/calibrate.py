@@ -1,12 +1,12 @@
-"""`roll simulate --calibrate RUN`: a device and a workload that describe a real run, from what it left behind.
+"""`roll simulate --calibrate RUN`: a device and a workload that describe a real run, from its recorded files.
 
     RUN/trace.json      engines' stretches of steps ──► fit ──► curve, prefill, context
     RUN/metrics.jsonl   times of updates and syncs                                     ─► RUN/calibration/device.yaml
     RUN/config.yaml     model, engines, policies
     RUN/rollouts/       lengths of prompts and answers, latencies, verdicts            ─► RUN/calibration/workload.yaml
 
-`workload.yaml` is what `roll simulate` takes: the run as it was, to be changed and simulated again. The first step is
-left out of the trainer's times: it pays for what happens once.
+`workload.yaml` is an input of `roll simulate`: the run as it was, which can be changed and simulated again. The first
+step is not part of the trainer's times, since it includes one-time costs.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from roll.types import EngineStretch
 __all__ = ["Calibration", "calibrate", "measured_device", "render_calibration", "stretches_of_trace"]
 
 PASSES = 4.0
-"""Forward passes' worth of arithmetic in an update; as in `SimulatedTrainingConfig`."""
+"""Compute of an update in forward passes; as in `SimulatedTrainingConfig`."""
 _SIZES = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """What was found in a run."""
+    """The fitted parameters of a run."""
 
     fit: EngineFit
     device: Device
     num_updates: int
     train_s: float
-    """Median of an update, with everything around it that is not generation or sync."""
+    """Median duration of an update, including everything around it except generation and sync."""
     train_error: float
     """Mean absolute relative error of the trainer's model."""
     sync_s: float
@@ -84,7 +84,7 @@ class _Event(NamedTuple):
 
 
 class _Rollout(NamedTuple):
-    """A rollout, with lengths in place of tokens."""
+    """A rollout, with lengths instead of tokens."""
 
     num_prompt: int
     num_answer: int
@@ -111,11 +111,11 @@ def calibrate(run_path: str | Path, *, base: str = "cpu") -> Calibration:
     """Fit the models of engine, trainer and sync to a run, and write `RUN/calibration/`.
 
     Args:
-        run_path: the run.
-        base: a device, for what the run says nothing of (memory, network).
+        run_path: directory of the run.
+        base: a device, for quantities that a run does not record (memory, network).
 
     Raises:
-        UserError: there is no such run, or its trace holds too few steps of engines.
+        UserError: the run does not exist, or its trace has too few engine steps.
     """
     with RunDirectory.open(run_path) as run:
         config = load_run_config(run.path)

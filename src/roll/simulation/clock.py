@@ -1,18 +1,19 @@
-"""Virtual time: an asyncio event loop whose clock jumps to the next timer as soon as nothing is left to do now.
+"""Virtual time: an asyncio event loop whose clock jumps to the next timer as soon as no callback is ready.
 
     ready callbacks ──► none left ──► settled callbacks ──► none left ──► time := next timer ──► its callbacks …
           ▲                                  │                                  │
           └──────────────────────────────────┴──────────────────────────────────┘
 
-Code that asks the running loop for the time (`loop.time`, `asyncio.sleep`, `asyncio.timeout`) runs here unchanged: a
+Code that gets the time from the running loop (`loop.time`, `asyncio.sleep`, `asyncio.timeout`) runs here unchanged: a
 day takes as long as its callbacks take to compute.
 
 Invariants:
-    - time never goes back, and moves only when no callback is ready; callbacks take no time;
-    - timers of one moment run in the order in which they were set (asyncio's own loop does not promise that), ready
-      callbacks in the order in which they became ready; so the same program runs the same way every time. With
-      `shuffle`, both orders are drawn from the seed instead: every seed is one schedule, found again by its number;
-    - a program that waits for what can never happen ends with `DeadlockError`, which names who waits and where.
+    - time never goes back, and advances only when no callback is ready; callbacks take no time;
+    - timers due at the same time run in the order in which they were set (asyncio's own loop does not guarantee that),
+      and ready callbacks in the order in which they became ready; so a program always runs the same way. With
+      `shuffle`, both orders are drawn from the seed instead: every seed is one schedule, which can be reproduced by its
+      number;
+    - a program that waits for an event that can never happen ends with `DeadlockError`, which names the waiting tasks.
 """
 
 from __future__ import annotations
@@ -34,15 +35,15 @@ __all__ = ["DeadlockError", "TimeLimitError", "VirtualTimeLoop", "run"]
 T = TypeVar("T")
 
 MAX_CALLBACKS_PER_INSTANT = 50_000_000
-"""After so many callbacks without a moment passing, the program goes round in circles."""
+"""More callbacks than this at the same time mean that the program is in an endless loop."""
 NAMED_TASKS = 20
-"""So many waiting tasks are named in an error."""
+"""Number of waiting tasks that an error names."""
 PRUNE_ABOVE = 100
-"""Canceled timers are cleared away when there are more of them than this, and more than live ones."""
+"""Canceled timers are removed when there are more of them than this, and more than live ones."""
 
 
 class DeadlockError(RollError):
-    """Nothing is ready and no timer is set, but the program has not ended."""
+    """No callback is ready and no timer is set, but the program has not ended."""
 
 
 class TimeLimitError(RollError):
@@ -50,22 +51,21 @@ class TimeLimitError(RollError):
 
 
 class _Timer(asyncio.TimerHandle):
-    """Asyncio's own, with what it keeps about itself declared."""
+    """Asyncio's timer, with its private attributes declared."""
 
     _scheduled: bool
-    """Whether it waits in the loop's queue."""
+    """Whether the timer is in the loop's queue."""
 
 
 class VirtualTimeLoop(asyncio.BaseEventLoop):
-    """An event loop without the outside world: no sockets, no signals, no threads, and a clock of its own.
+    """An event loop without I/O: it has no sockets, signals or threads, and its own clock.
 
-    `run_in_executor` (and so `asyncio.to_thread`) calls the function at once: it takes no virtual time.
+    `run_in_executor` (and so `asyncio.to_thread`) calls the function immediately: it takes no virtual time.
 
     Args:
-        seed: of `random`, and of the schedule where `shuffle` asks for one.
-        shuffle: run what is ready at the same time in an order drawn from the seed.
-        limit_s: virtual time after which the program is ended; finds programs that wait for ever beside a timer that
-            ticks for ever.
+        seed: seed of `random`, and of the schedule with `shuffle`.
+        shuffle: run callbacks that are ready at the same time in an order drawn from the seed.
+        limit_s: virtual time after which the program is ended; finds programs that wait forever while a timer repeats.
     """
 
     _ready: deque[asyncio.Handle]
@@ -76,7 +76,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         self.seed = seed
         self.random = random.Random(seed)
         self.num_callbacks = 0
-        """Called so far, for measurements."""
+        """Number of callbacks so far, for measurements."""
         self._now = 0.0
         self._limit_s = limit_s
         self._order = random.Random(seed) if shuffle else None
@@ -93,7 +93,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: Any, context: Any = None
     ) -> asyncio.TimerHandle:
-        """Call at a moment of virtual time; one that has passed means: now."""
+        """Call at a virtual time; immediately if that has passed."""
         if not when >= 0:
             raise ValueError(f"a timer was set to {when}: not a moment in time")
         if self.is_closed():
@@ -104,7 +104,9 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
         return timer
 
     def call_settled(self, callback: Callable[..., object], *args: Any) -> asyncio.Handle:
-        """Call at this moment, once nothing else is ready: whoever acts on all that happened now, acts once."""
+        """Call once no other callback of this instant is ready, so that one call handles all that happened at this
+        time.
+        """
         handle = asyncio.Handle(callback, args, self)
         self._settled.append(handle)
         return handle
@@ -146,7 +148,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
                 handle._run()
 
     def _advance(self) -> None:
-        """Move to the next timer, and make ready all that are due then."""
+        """Advance to the next timer, and make all timers ready that are due then."""
         timers = self._timers
         while timers and timers[0][2]._cancelled:
             heapq.heappop(timers)[2]._scheduled = False
@@ -210,9 +212,9 @@ def _place(task: asyncio.Task[Any]) -> str:
 
 
 def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, limit_s: float = math.inf) -> T:
-    """Run a program in virtual time to its end; what it leaves running is canceled, as with `asyncio.run`.
+    """Run a program in virtual time to its end; tasks that it leaves running are canceled, as with `asyncio.run`.
 
-    Whatever it raises carries a note with the seed that replays it.
+    Any exception carries a note with the seed that replays it.
 
     Args:
         main: the program.
@@ -221,8 +223,8 @@ def run(main: Coroutine[Any, Any, T], *, seed: int = 0, shuffle: bool = False, l
         limit_s: see `VirtualTimeLoop`.
 
     Raises:
-        DeadlockError: it waits for what can never happen.
-        TimeLimitError: it goes on for longer than `limit_s`, or for ever at one moment.
+        DeadlockError: the program waits for an event that can never happen.
+        TimeLimitError: the program runs for longer than `limit_s`, or forever at the same time.
     """
     loop = VirtualTimeLoop(seed=seed, shuffle=shuffle, limit_s=limit_s)
     try:

@@ -1,23 +1,22 @@
-"""What a step of an engine, a training step, and a weight sync cost on given hardware: a roofline model.
+"""The cost of an engine step, a training step, and a weight sync on given hardware: a roofline model.
 
-One engine step decodes one token of every running request, and may prefill some prompt tokens beside that:
+One engine step decodes one token of every running request, and may also prefill some prompt tokens:
 
     step = overhead + decoding requests x host time + tokens x communication
            + max(reading the weights once, tokens x FLOPs per token)      (of experts, those that some token chose)
            + context tokens of decoding requests x reading their keys and values
            + (query, key) pairs of prefilled tokens x attention FLOPs
 
-Small batches are bound by memory (the first argument of max), large ones by arithmetic. Between two changes of the
-batch the context grows by one token per request and step, so the time of n steps is a quadratic polynomial of n; the
-engine model relies on that. See "Roofline" (Williams et al., CACM 2009) and "Efficiently Scaling Transformer Inference"
-(arXiv 2211.05102, section 3) for the counts.
+Small batches are memory-bound (the first argument of max), large ones compute-bound. Between two changes of the batch
+the context grows by one token per request and step, so the time of n steps is a quadratic polynomial of n; the engine
+model relies on that. See "Roofline" (Williams et al., CACM 2009) and "Efficiently Scaling Transformer Inference" (arXiv
+2211.05102, section 3) for the counts.
 
-Where an engine was measured (`roll simulate --calibrate`), its own curve takes the place of all that depends on the
-number of requests:
+For a measured engine (`roll simulate --calibrate`), a curve replaces all terms that depend on the number of requests:
 
     step = curve(requests in the step) + further prefilled tokens x seconds + context tokens x seconds + pairs x seconds
 
-The curve is straight between the numbers of requests at which it is known, which needs no theory of the hardware.
+The curve is linear between the measured numbers of requests, so it needs no model of the hardware.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ __all__ = [
 ]
 
 DEVICES_PER_MACHINE = 8
-"""Devices that `link_bandwidth` connects; more of them communicate over the network."""
+"""Number of devices that `link_bandwidth` connects; more devices communicate over the network."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,11 +46,11 @@ class EngineCosts:
     """Coefficients of an engine's step, in seconds."""
 
     overhead_s: float = 0.0
-    """Of every step: launches, scheduling, latency of collectives."""
+    """Overhead of every step: launches, scheduling, latency of collectives."""
     weights_s: float = 0.0
-    """Reading once all weights that every token goes through; without `experts_s`, all weights."""
+    """Time to read once all weights that every token uses; without `experts_s`, all weights."""
     experts_s: float = 0.0
-    """Reading once all experts among which a router chooses."""
+    """Time to read once all experts among which a router chooses."""
     chosen_share: float = 1.0
     """Share of a layer's experts that one token goes through."""
     token_s: float = 0.0

@@ -1,4 +1,4 @@
-"""Lengths of a run's prompts or examples in tokens, measured on its own data where data and tokenizer are at hand."""
+"""Lengths of a run's prompts or examples in tokens, measured on its own data if data and tokenizer are available."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ NUM_MEASURED = 64
 
 
 def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
-    """Return the lengths of the first prompts of a run; none where its data or the tokenizer cannot be read here.
+    """Return the lengths of the first prompts of a run; empty if its data or tokenizer cannot be read on this machine.
 
     Args:
         config: the run.
-        model: with the tokenizer; it is not downloaded.
+        model: the model with the tokenizer; it is not downloaded.
     """
     if not isinstance(config, PromptedConfig) or not _is_here(model):
         return []
@@ -33,7 +33,7 @@ def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
 
 
 def measure_examples(config: SupervisedConfig, model: str) -> list[float]:
-    """Return the tokens that each of the first examples of a run trains or sees; see `measure_prompts`."""
+    """Return the number of tokens that the first examples of a run train or process; see `measure_prompts`."""
     if not _is_here(model):
         return []
     kinds: tuple[ExampleKind, ...] = ("supervised",)

@@ -1,9 +1,9 @@
-"""Random quantities as functions of a key: the same key gives the same number, whoever asks, whenever, in any order.
+"""Random quantities as functions of a key: the same key gives the same number, independent of order and caller.
 
     key (integers) ──hash──► u in (0, 1) ──► quantile function ──► value
 
-So a rollout's length does not depend on which engine serves it, and a re-issued request gets what it would have got.
-A part of the randomness may be shared (`correlation`): rollouts of one prompt resemble each other.
+So a rollout's length does not depend on the engine that serves it, and a reissued request gets the same result. A part
+of the randomness may be shared (`correlation`): rollouts of one prompt are similar.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def correlated(shared: float, own: float, correlation: float) -> float:
     """Combine two uniform numbers into one that is uniform again.
 
     Args:
-        shared: what several draws have in common, in (0, 1).
-        own: this draw's, in (0, 1).
-        correlation: of the underlying normal variables of two draws with the same `shared`, 0 … 1.
+        shared: the part that several draws have in common, in (0, 1).
+        own: this draw's own part, in (0, 1).
+        correlation: correlation of the underlying normal variables of two draws with the same `shared`, 0 … 1.
     """
     if correlation == 0:
         return own

@@ -1,16 +1,16 @@
-"""A simulated inference engine behind the protocol of the real ones.
+"""A simulated inference engine with the protocol of the real ones.
 
     generate ─► ContinuousBatch ─► timer at the end of its stretch ─► finished ─► futures
                     ▲
      abort, pause, update_weights, stall, death: the stretch ends at the next boundary between two steps
 
-All that changes at one moment is acted upon once, when the loop has nothing else to do then (`call_settled`); so a
-batch is composed of every request that came by then, in order.
+All changes at one time are handled once, when no other callback is ready (`call_settled`); so a batch is composed of
+all requests that arrived by then, in order.
 
 Invariants:
     - every `generate` ends with one `Generation` or one error;
-    - a request's tokens depend on the request alone: id 0 for every generated token, as many as `answer_tokens` says;
-    - each token carries the policy version of the weights that its step used; weights change between two steps;
+    - a request's tokens depend only on the request: id 0 for every generated token, as many as `answer_tokens` returns;
+    - each token carries the policy version of the weights of its step; weights change between two steps;
     - a paused engine begins no step.
 """
 
@@ -44,7 +44,7 @@ from roll.types import (
 __all__ = ["AnswerTokens", "EngineSettings", "SimulatedEngine"]
 
 AnswerTokens = Callable[[GenerationRequest], int]
-"""How many tokens an engine would generate for a request if nothing cut it off: at least 1."""
+"""How many tokens an engine would generate for a request without interruption: at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,18 +54,18 @@ class EngineSettings:
     costs: EngineCosts
     limits: BatchLimits
     update_s: float = 0.0
-    """A weight update, from the offer to the receipt."""
+    """Duration of a weight update, from the offer to the receipt."""
     recompute_on_update: bool = True
-    """Whether requests that were kept are prefilled again under new weights (as ROLL's vLLM engine does)."""
+    """Whether retained requests are prefilled again after a weight update (as ROLL's vLLM engine does)."""
     prefix_block: int = 0
-    """Tokens of a block of the cache that requests share; 0: they share nothing."""
+    """Tokens of a prefix cache block; 0 disables the prefix cache."""
     start_s: float = 0.0
-    """Starting, also of a replacement."""
+    """Duration of a start, also of a replacement."""
 
 
 @dataclass(slots=True, eq=False)
 class _Live:
-    """A request, who waits for it, and which versions made its tokens so far."""
+    """A request with its future and the policy versions that generated its tokens so far."""
 
     inner: SimulatedRequest
     future: asyncio.Future[Generation]
@@ -75,7 +75,7 @@ class _Live:
 
     @property
     def num_marked(self) -> int:
-        """Tokens in `runs`."""
+        """Number of tokens in `runs`."""
         return sum(count for _, count in self.runs)
 
 
@@ -83,9 +83,9 @@ class SimulatedEngine:
     """See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees.
 
     Args:
-        engine_id: its name.
-        settings: what it costs and holds.
-        answer_tokens: how long answers are.
+        engine_id: id of the engine.
+        settings: costs and limits of the engine.
+        answer_tokens: returns the length of an answer.
     """
 
     def __init__(self, engine_id: str, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
@@ -97,7 +97,7 @@ class SimulatedEngine:
         self._prefixes = PrefixCache(settings.prefix_block)
         self._live: dict[str, _Live] = {}
         self._held: list[_Live] = []
-        """Came while the engine was draining."""
+        """Requests that arrived while the engine was draining."""
         self._timer: asyncio.TimerHandle | None = None
         self._plan_is_due = False
         self._paused = self._draining = False
@@ -114,11 +114,11 @@ class SimulatedEngine:
         await asyncio.sleep(self.settings.start_s)
 
     async def close(self) -> None:
-        """End it; waiting requests get `EngineDiedError`."""
+        """Stop the engine; waiting requests get `EngineDiedError`."""
         self.die("it was closed")
 
     def die(self, cause: str) -> None:
-        """End now, as a crash would: every request gets `EngineDiedError`; may be called twice."""
+        """Stop immediately, like a crash: every request gets `EngineDiedError`. May be called twice."""
         if self._death:
             return
         self._death = cause
@@ -133,14 +133,14 @@ class SimulatedEngine:
         self._at_rest.clear()
 
     def stall(self, duration_s: float) -> None:
-        """Begin no step for so long; the one under way ends as it would."""
+        """Begin no step for this long; the current step ends normally."""
         if not self._death:
             self._batch.hold(self._loop.time() + duration_s)
             self._changed()
 
     @property
     def totals(self) -> BatchTotals:
-        """What it has done so far; steps count when their stretch is over."""
+        """Counts of the engine's work so far; steps are counted at the end of their stretch."""
         return self._batch.totals
 
     def load(self) -> EngineLoad:
@@ -160,9 +160,9 @@ class SimulatedEngine:
         """Run one request to its end; see the protocol.
 
         Raises:
-            UserError: it can never fit the cache, or its id is in use.
-            EngineDiedError: the engine is gone.
-            WeightSyncError: the engine woke up, and no weights have come since.
+            UserError: the request can never fit into the KV cache, or its id is in use.
+            EngineDiedError: the engine has died.
+            WeightSyncError: the engine woke up and has not received weights since.
         """
         self._check()
         if self._unsynced:
@@ -187,7 +187,7 @@ class SimulatedEngine:
         return [zero_logprobs(len(sequence)) for sequence in sequences]
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """End these requests now, with the tokens of all steps that are done; unknown ids are ignored."""
+        """Abort requests immediately, with the tokens of all completed steps; unknown ids are ignored."""
         self._check()
         for request_id in request_ids:
             live = self._live.get(request_id)
@@ -197,7 +197,7 @@ class SimulatedEngine:
     # ---- control
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop after the step under way. `drain` finishes what came before, `abort` ends it; later requests wait."""
+        """Pause after the current step. `drain` completes earlier requests, `abort` ends them; later requests wait."""
         self._check()
         if mode == "drain":
             self._paused, self._draining = False, True
@@ -216,7 +216,7 @@ class SimulatedEngine:
         await self._rest()
 
     async def resume(self) -> None:
-        """Decode again."""
+        """Resume decoding."""
         self._check()
         self._paused = self._draining = False
         held, self._held = self._held, []
@@ -225,7 +225,7 @@ class SimulatedEngine:
         self._changed()
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Take new weights; running requests are held meanwhile."""
+        """Load new weights; running requests are held during the update."""
         async with self._update_lock:
             self._check()
             began = self._loop.time()
@@ -250,12 +250,12 @@ class SimulatedEngine:
             )
 
     async def sleep(self) -> None:
-        """Give the device's memory back; running requests are aborted."""
+        """Release the device's memory; running requests are aborted."""
         await self.pause("abort")
         self._unsynced = "sleeps"
 
     async def wake(self) -> None:
-        """Take the memory again; weights must be synced before the next request."""
+        """Allocate the device's memory again; weights must be synced before the next request."""
         self._check()
         self._unsynced = "has no weights since it woke up"
         await self.resume()
@@ -293,13 +293,13 @@ class SimulatedEngine:
             self._changed()
 
     def _abort(self, live: _Live) -> None:
-        """End a request with what it has."""
+        """End a request with the tokens that it has."""
         num_tokens = self._leave(live)
         if not live.future.done():
             live.future.set_result(self._generation(live, num_tokens, "abort"))
 
     def _leave(self, live: _Live) -> int:
-        """Take a request out; returns its tokens."""
+        """Remove a request, and return its tokens."""
         if self._live.get(live.inner.request_id) is not live:
             return live.inner.generated
         del self._live[live.inner.request_id]
@@ -371,7 +371,7 @@ class SimulatedEngine:
         self._timer = self._loop.call_at(when, self._on_boundary)
 
     async def _rest(self) -> None:
-        """Wait until no step is under way."""
+        """Wait until no step is in progress."""
         if self._batch.is_running:
             future: asyncio.Future[None] = self._loop.create_future()
             self._at_rest.append(future)

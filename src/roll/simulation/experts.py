@@ -1,9 +1,10 @@
-"""Expert parallelism of a trainer: what each size of `training.parallel.ep` moves between ranks in one update.
+"""Expert parallelism of a trainer: the data that each size of `training.parallel.ep` moves between ranks in one update.
 
-Without expert parallelism FSDP gathers all experts of a layer for every micro-batch, in the forward and in the backward
-pass, and reduces their gradients. With `ep` ranks that divide the experts, each rank gathers only its own part, or
-nothing where no other rank has the same experts; instead every token travels to the experts that its router chose, and
-back (an all-to-all each way, arXiv 2006.16668), in the forward pass, its recomputation and the backward pass.
+Without expert parallelism, FSDP gathers all experts of a layer for every micro-batch, in the forward and in the
+backward pass, and reduces their gradients. With `ep` ranks that divide the experts, each rank gathers only its own
+part, or nothing if no other rank has the same experts; instead every token is sent to the experts that its router
+chose, and back (an all-to-all each way, arXiv 2006.16668), in the forward pass, its recomputation and the backward
+pass.
 """
 
 from __future__ import annotations
@@ -31,25 +32,25 @@ class ExpertParallel:
 
     size: int
     traffic_s: float
-    """Time in which one rank's collectives of an update pass, in seconds, if nothing else hid them."""
+    """Duration of one rank's collectives in an update, in seconds, without overlap."""
     memory_bytes: int
     """Memory of a rank."""
     fits: bool
-    """Whether that is within the device's memory."""
+    """Whether the memory of a rank is within the device's memory."""
 
 
 def expert_traffic_s(
     made_of: Model, on: Device, *, ranks: int, ep: int, tokens_per_rank: float, micro_batches: int
 ) -> float:
-    """Return the seconds of communication that an update of a mixture of experts takes on every rank.
+    """Return the seconds of communication that an update of an MoE model takes on every rank.
 
     Args:
         made_of: the model.
         on: the devices, for their bandwidths.
-        ranks: of the trainer.
-        ep: ranks that divide the experts.
-        tokens_per_rank: of all micro-batches of the update.
-        micro_batches: of the update, on each rank.
+        ranks: number of the trainer's ranks.
+        ep: number of ranks that divide the experts.
+        tokens_per_rank: tokens of all micro-batches of the update.
+        micro_batches: number of micro-batches of the update on each rank.
     """
     element = made_of.element_bytes
     shared = made_of.num_parameters - made_of.expert_parameters
@@ -66,8 +67,8 @@ def choose_expert_parallel(
     """Compare the sizes of `ep` that divide both the trainer's ranks and the experts.
 
     Returns:
-        All of them, the best one first: those that fit memory before the others, then by their traffic. Empty for a
-        dense model.
+        All sizes, the best one first: those that fit into memory before the others, then by their traffic. Empty for a
+            dense model.
     """
     if not made_of.num_experts:
         return ()

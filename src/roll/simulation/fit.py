@@ -1,12 +1,12 @@
-"""The engine model's coefficients from what an engine's steps took, by least squares.
+"""Fits the engine model's coefficients to measured step times, by least squares.
 
     duration of a stretch = steps x (curve(requests) + context x c) + prefilled tokens x p
 
-The curve goes straight between a few numbers of requests and never falls, so it is a sum of ramps, and the model is
-linear in everything that is sought, with coefficients of 0 or more: one that would be negative is 0, and the others are
-fitted again. A stretch of n steps counts with weight 1 / sqrt(n), as if the noise of steps were independent. Stretches
-that take more than twice as long as the model says are left out, and the model is fitted again: the machine did
-something else beside them.
+The curve is linear between a few numbers of requests and never decreases, so it is a sum of ramps, and the model is
+linear in all unknowns, with coefficients of 0 or more: one that would be negative is set to 0, and the others are
+fitted again. A stretch of n steps has weight 1 / sqrt(n), as if the noise of steps were independent. Stretches that
+take more than twice as long as the model predicts are dropped, since the machine was busy with something else, and the
+model is fitted again.
 """
 
 from __future__ import annotations
@@ -24,31 +24,31 @@ from roll.types import EngineStretch
 __all__ = ["EngineFit", "fit_engine"]
 
 KNOTS = (0, 1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
-"""Numbers of requests between which the curve is straight, as far as there are steps near them."""
+"""Numbers of requests between which the curve is linear, if there are steps near them."""
 SMOOTHNESS = 0.03
-"""Weight of the curve's bends beside the data: decides only where there are almost none."""
+"""Weight of the curve's bends relative to the data: matters only where there is almost no data."""
 LEAST_STEPS = 20
 DISTURBED = 2.0
-"""Times as long as the model says: then something else took the machine."""
+"""Factor over the model's prediction above which a stretch was disturbed by other work on the machine."""
 ROUNDS = 3
-"""Of leaving out."""
+"""Number of rounds of dropping disturbed stretches."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineFit:
-    """What was found, and how well it describes what it was found from."""
+    """The fitted coefficients, and how well they describe the measurements."""
 
     curve: tuple[tuple[float, float], ...]
-    """Requests in a step, and its seconds without context."""
+    """(requests in a step, seconds without context) pairs."""
     prefill_token_s: float
     context_token_s: float
     num_steps: int
     num_left_out: int
-    """Stretches that something else disturbed."""
+    """Number of disturbed stretches, which were dropped."""
     measured_s: float
-    """Of all stretches."""
+    """Total duration of all stretches."""
     fitted_s: float
-    """The same by the model."""
+    """The model's prediction of `measured_s`."""
     error_of_steps: float
     """Mean absolute error of a stretch, as a share of its duration, weighted by duration."""
     by_requests: tuple[tuple[int, int, float, float], ...]

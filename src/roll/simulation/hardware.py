@@ -23,7 +23,9 @@ MODEL_SOURCES = ", a config.json, a model directory or a hub id (owner/name)"
 
 
 class Measured(Section, strict=False):
-    """What steps of one engine took on this device; written by `roll simulate --calibrate`, which has the details."""
+    """Measured step times of one engine on this device; `roll simulate --calibrate` writes them and describes the
+    details.
+    """
 
     model: str = option(..., "Which one the engine had.")
     tensor_parallel: int = option(..., "Devices of the engine.", ge=1)
@@ -43,7 +45,9 @@ class Measured(Section, strict=False):
 
 
 class Device(Section):
-    """One accelerator, or one CPU worker slot. Rates are peaks; the efficiencies say what of them is reached."""
+    """One accelerator, or one CPU worker slot. Rates are peaks; the efficiencies are the shares of them that are
+    reached.
+    """
 
     name: str = option(..., "What it is called.")
     flops: float = option(..., "Dense bfloat16, per second.", gt=0)
@@ -69,7 +73,7 @@ class Device(Section):
 
 
 class Model(Section):
-    """A decoder's sizes."""
+    """Sizes of a decoder."""
 
     name: str = option(..., "What it is called.")
     parameters: float = option(..., "All of them.", gt=0)
@@ -116,49 +120,51 @@ class Model(Section):
 
     @property
     def num_parameters(self) -> int:
-        """All parameters, by the name that `roll.config.estimate.ModelSizes` gives them."""
+        """Number of all parameters, under the name that `roll.config.estimate.ModelSizes` uses."""
         return round(self.parameters)
 
     @property
     def norm_width(self) -> int:
-        """Of two norms a layer."""
+        """Total width of a layer's two norms."""
         return 2 * self.hidden_size
 
     @property
     def has_plain_norms(self) -> bool:
-        """As Llama's."""
+        """Whether norms are like Llama's."""
         return True
 
     @property
     def has_plain_gates(self) -> bool:
-        """As `has_plain_norms`."""
+        """Whether gates are like Llama's."""
         return True
 
     @property
     def weight_bytes(self) -> float:
-        """All weights."""
+        """Bytes of all weights."""
         return self.parameters * self.element_bytes
 
     @property
     def linear_parameters(self) -> float:
-        """Of linear layers, experts' included: those of one token's layers, and all experts that it does not meet."""
+        """Parameters of linear layers: those that one token passes through, and all experts that it does not pass
+        through.
+        """
         attention = 2 * (self.num_heads + self.num_kv_heads) * self.head_dim
         met = self.num_layers * self.hidden_size * (attention + 3 * self.intermediate_size)
         return min(met + self.parameters - self.active_parameters, self.parameters)
 
     @property
     def active_bytes(self) -> float:
-        """Weights that a decoding step of one token reads."""
+        """Bytes of the weights that a decoding step of one token reads."""
         return self.active_parameters * self.element_bytes
 
     @property
     def chosen_share(self) -> float:
-        """Share of a layer's experts that one token goes through; 1 for a dense model."""
+        """Share of a layer's experts that one token passes through; 1 for a dense model."""
         return self.experts_per_token / self.num_experts if self.num_experts else 1.0
 
     @property
     def kv_bytes_per_token(self) -> float:
-        """Keys and values of one token over all layers."""
+        """KV cache bytes of one token over all layers."""
         if self.cache_width is not None:
             return self.cache_width * self.element_bytes
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * self.element_bytes
@@ -201,7 +207,7 @@ def model(name: str) -> Model:
 
 @functools.lru_cache(maxsize=64)
 def _read_model(name: str, changed_at: int) -> Model:
-    """Return the sizes of a model; kept until its file changes, since a plan asks for them once for each candidate."""
+    """Return the sizes of a model, cached until its file changes: a plan needs them once for each candidate."""
     if name in known("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
         return _find(Model, "model", name, "models.yaml")
     if "/" not in name and name not in CATALOGUE and not Path(name).exists():

@@ -1,4 +1,4 @@
-"""Memory that a plan's roles need of their devices."""
+"""Device memory of a plan's roles."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from roll.simulation.hardware import Device, Model
 __all__ = ["TrainerSettings", "find_misfit", "memory_of", "trainer_bytes"]
 
 STATE_BYTES = 12
-"""Of a trained parameter besides its weight: gradient and two moments in float32."""
+"""Bytes of a trained parameter besides its weight: gradient and two moments in float32."""
 TRAINER_SHARE = 0.9
-"""Share of a device's memory that a trainer may plan with."""
+"""Share of a device's memory that a plan may use for a trainer."""
 PROMPT_ROOM = 1024
-"""Tokens of a prompt that a sequence must have room for besides its longest answer."""
+"""Tokens of a prompt for which a sequence must have room besides its longest answer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSettings:
-    """How a run trains: what its sections say that changes a trainer's memory."""
+    """Settings of a run that affect a trainer's memory."""
 
     model: ModelConfig
     training: TrainingConfig
@@ -34,16 +34,16 @@ class TrainerSettings:
 def trainer_bytes(
     made_of: Model, on: Device, *, ranks: int, longest: int, ep: int = 1, trainer: TrainerSettings | None = None
 ) -> dict[str, int]:
-    """Return the memory of one trainer rank in bytes, by what it holds.
+    """Return the memory of one trainer rank in bytes, by content.
 
-    The weights are sharded over all ranks, and one sample of the longest length passes at a time.
+    The weights are sharded over all ranks, and one sample of the longest length is processed at a time.
 
     Args:
-        made_of: the model that is trained.
+        made_of: the trained model.
         on: the device of a rank.
-        ranks: of the trainer.
+        ranks: number of the trainer's ranks.
         longest: tokens of the longest sample.
-        ep: ranks that divide the experts.
+        ep: number of ranks that divide the experts.
         trainer: the settings of a run; by default all weights with AdamW and activation checkpointing.
     """
     if trainer is not None:
@@ -85,7 +85,7 @@ def memory_of(
 
 
 def find_misfit(config: SimulationConfig, made_of: Model, on: Device, trainer: TrainerSettings | None = None) -> str:
-    """Return why a plan does not fit its devices' memory; empty where it fits."""
+    """Return why a plan does not fit into its devices' memory; empty if it fits."""
     train, _ = memory_of(config, made_of, on, trainer)
     if train.bytes_each > TRAINER_SHARE * on.memory_bytes:
         return f"a trainer's rank needs {train.bytes_each / 1e9:.0f} GB of {on.name}'s {on.memory_bytes / 1e9:.0f} GB"

@@ -13,7 +13,7 @@ __all__ = ["render_constants", "render_experts", "render_plan"]
 
 
 def render_plan(plan: Plan, constants: Sequence[Constant] = ()) -> str:
-    """Return a plan as text: recommendation, memory by role, everything that was tried, and what it depends on."""
+    """Return a plan as text: recommendation, memory by role, all candidates, and the plan's assumptions."""
     best, config = plan.best, plan.best.config
     place = config.placement
     lines = [
@@ -43,7 +43,7 @@ def render_plan(plan: Plan, constants: Sequence[Constant] = ()) -> str:
 
 
 def render_experts(experts: Sequence[ExpertParallel], most: int = 6) -> list[str]:
-    """Return the comparison of the sizes of `training.parallel.ep`; nothing for a dense model."""
+    """Return the comparison of the sizes of `training.parallel.ep`; empty for a dense model."""
     if not experts:
         return []
     rows = [("ep", "traffic of an update", "memory of a rank", "")]
@@ -54,7 +54,7 @@ def render_experts(experts: Sequence[ExpertParallel], most: int = 6) -> list[str
 
 
 def render_constants(constants: Sequence[Constant]) -> list[str]:
-    """Return what a plan depends on, and which of it was measured and which is assumed."""
+    """Return the numbers on which a plan depends, and whether each was measured or assumed."""
     rows = [("name", "value", "origin"), *((c.name, c.value, c.origin) for c in constants)]
     counted = {kind: sum(c.origin.startswith(kind) for c in constants) for kind in ("measured", "published", "assumed")}
     summary = ", ".join(f"{count} {kind}" for kind, count in counted.items())

@@ -1,10 +1,10 @@
-"""Sources of `roll plan`: a workload, a run's configuration, or a model alone. What a source leaves open is assumed.
+"""Sources of `roll plan`: a workload, a run's configuration, or only a model. Missing parts are assumed.
 
     workload YAML ───────────────────────────────► SimulationConfig
     run YAML ─ model, rollout, training, devices ─► SimulationConfig + assumed lengths and latencies
     config.json, directory, hub id, known name ───► SimulationConfig + an assumed workload
 
-Every number that a plan depends on is listed as a `Constant`, with its origin: given, measured, published or assumed.
+Every number on which a plan depends is listed as a `Constant`, with its origin: given, measured, published or assumed.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ _DEVICE_FIELDS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """A number that a plan depends on."""
+    """A number on which a plan depends."""
 
     name: str
     value: str
     origin: str
-    """`given`, `measured`, `published` or `assumed`, and from where."""
+    """`given`, `measured`, `published` or `assumed`, with its source."""
 
 
 _PASSES = (
@@ -70,26 +70,26 @@ _REWARDS = Constant(name="latency of rewards", value="0 s", origin="assumed")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlanSource:
-    """Something to plan."""
+    """The input of a plan."""
 
     config: SimulationConfig
     constants: tuple[Constant, ...]
     trainer: TrainerSettings | None = None
-    """How the run trains, where the source is a run."""
+    """How the run trains, if the source is a run."""
     examples_per_step: int | None = None
-    """Examples that a step trains, for a run that learns from given examples: nothing is generated then."""
+    """Number of examples that a step trains, for a run that learns from given examples and generates nothing."""
 
 
 def read_plan_source(
     source: str, overrides: Sequence[str] = (), *, device_name: str | None = None, num_devices: int | None = None
 ) -> PlanSource:
-    """Read what is to be planned.
+    """Read the input of a plan.
 
     Args:
         source: a workload's or a run's YAML file, a known model, a config.json, a model directory, or a hub id.
-        overrides: `key=value`, of the file; of a workload where the source is a model.
-        device_name: in place of the device that the source names or this machine has.
-        num_devices: in place of the number of devices that the source names; all roles share them.
+        overrides: `key=value` overrides of the file, or of the assumed workload if the source is a model.
+        device_name: replaces the device of the source or of this machine.
+        num_devices: replaces the number of devices of the source; all roles share them.
 
     Raises:
         ConfigError: the file is neither a workload nor a run, or a device or a key is unknown.
@@ -186,7 +186,7 @@ def _from_model(source: str, overrides: Sequence[str], device_name: str | None, 
 
 
 def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str, Any], list[Constant]]:
-    """Return the workload of a run that generates, and what is assumed of it."""
+    """Return the workload of a run that generates, and its assumptions."""
     rollout, turns = config.rollout, max(entry.turns for entry in config.data)
     lengths = measure_prompts(config, model_name)
     tree: dict[str, Any] = {
@@ -224,7 +224,7 @@ def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str,
 
 
 def _passes(config: GeneratingConfig) -> float:
-    """Return the forward passes' worth of arithmetic per token of a step: an update is 3, log-probs are 1 each."""
+    """Return the compute per token of a step in forward passes: 3 for an update, 1 for each pass for log-probs."""
     algorithm = getattr(config, "algorithm", None)
     updates = getattr(algorithm, "updates", None) or getattr(config, "updates", None)
     epochs, parts = (updates.num_epochs, updates.num_minibatches) if updates is not None else (1, 1)
@@ -239,7 +239,7 @@ def _training_of(config: RunConfig) -> Any:
 
 
 def _model_of_run(config: RunConfig, file: Path) -> tuple[str, list[Constant]]:
-    """Return the model whose sizes a run has; where it starts from a run that is not trained yet, that run's model."""
+    """Return the model whose sizes a run has; if it starts from a run that is not trained yet, that run's model."""
     path, chain = config.model.path, [config]
     while _is_missing_run(path):
         earlier = _run_that_writes(path, file.parent)
@@ -261,7 +261,7 @@ def _is_missing_run(path: str) -> bool:
 
 
 def _run_that_writes(path: str, directory: Path) -> RunConfig | None:
-    """Return the configuration in a directory whose run directory is `path`."""
+    """Return the configuration file in a directory whose run directory is `path`."""
     for file in sorted(directory.glob("*.yaml")):
         try:
             config = load_config(file)
@@ -293,19 +293,19 @@ def _smallest_placement(config: SimulationConfig, made_of: Model, on: Device) ->
 
 
 def _device_here() -> tuple[str, str]:
-    """Return the device that a plan for this machine is for, and where that comes from."""
+    """Return the device for a plan for this machine, and its origin."""
     if not inspect_machine().has_accelerators:
         return "cpu", "given: this machine has no accelerator; plan for others with --device h100 --devices 8"
     return DEFAULT_DEVICE, "assumed: name the accelerator with --device"
 
 
 def _update_constants(config: SimulationConfig, passes: str, overhead: str = "assumed") -> list[Constant]:
-    """Return what the time of an update depends on beside the device.
+    """Return the numbers on which the duration of an update depends besides the device.
 
     Args:
         config: the workload.
         passes: origin of the number of forward passes.
-        overhead: origin of the time that every update takes.
+        overhead: origin of the overhead of every update.
     """
     training = config.training
     if training.duration is not None:
@@ -317,7 +317,7 @@ def _update_constants(config: SimulationConfig, passes: str, overhead: str = "as
 
 
 def _device_constants(on: Device) -> list[Constant]:
-    """Return the numbers of a device; one that its engine was calibrated on has measured step times."""
+    """Return the numbers of a device; a device with a calibrated engine has measured step times."""
     found = []
     for field, unit in _DEVICE_FIELDS:
         value = f"{getattr(on, field):.4g} {unit}"
@@ -367,7 +367,7 @@ def _answer_constant(config: SimulationConfig, remedy: str) -> Constant:
 
 
 def _assumed_answers(limit: int) -> dict[str, Any]:
-    """Return answer lengths with a long tail: their median is an eighth of the limit; one in a thousand reaches it."""
+    """Return long-tailed answer lengths: the median is an eighth of the limit; one in a thousand reaches the limit."""
     return {"type": "quantiles", "points": [[0.5, max(1, limit / 8)], [0.999, max(1, limit)]], "max": max(1, limit)}
 
 

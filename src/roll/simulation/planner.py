@@ -1,4 +1,4 @@
-"""`roll plan`: where roles go, how wide engines are, how far generation runs ahead, and what then limits a step.
+"""`roll plan`: placement of roles, size of engines, how far generation runs ahead, and what then limits a step.
 
     memory ──► widths of engines that fit ──► simulate synchronous, colocated ──► best width
                                                     │ mean and longest answer, time of training
@@ -10,12 +10,13 @@ and training of t device-seconds a sample, the share beta of devices that train 
 
     beta* = N t / (N g + K L / (alpha + 1) + N t)            gain <= 1 + K L / (N (g + t))
 
-The formula proposes; the simulation, with batching, prefill, preemption and syncs, decides. It may find more than the
-formula's bound, which takes g as constant: engines that never run empty decode more answers at once, each in less time.
+The formula proposes candidates; the simulation, with batching, prefill, preemption and syncs, decides. It may exceed
+the formula's bound, which assumes a constant g: engines that never run empty decode more answers at once, each in less
+time.
 
-A division on which training alone would take longer than the best step found so far is not simulated: no ratio could
+A division in which training alone would take longer than the best step found so far is not simulated: no ratio could
 make it faster. Large plans are compared on a part of the devices with the same part of the prompts; then the best ones
-are simulated whole, and only these are recommended.
+are simulated as a whole, and only these are recommended.
 """
 
 from __future__ import annotations
@@ -36,27 +37,27 @@ __all__ = ["Candidate", "Plan", "make_plan"]
 
 WIDTHS = (1, 2, 4, 8)
 WIDER = (16, 32)
-"""Widths over several machines, tried only where no engine of one machine holds the model."""
+"""Tensor-parallel sizes over several machines, tried only if no engine on one machine can hold the model."""
 RATIOS = (1.0, 2.0, 4.0)
 SYNC_STEPS = 2
 ASYNC_WARMUP = 2
-"""Beside as many as generation may run ahead."""
+"""Number of warm-up steps in addition to the steps that generation may run ahead."""
 ASYNC_STEPS = 3
 PARTS = (4, 2, 1)
-"""What plans are compared on, as divisors of devices and prompts: the first that leaves enough of both."""
+"""Divisors of devices and prompts for comparing plans: the first that leaves enough of both is used."""
 ENOUGH = 32
-"""Devices and prompts: with fewer, one long answer decides too much."""
+"""Minimum number of devices and prompts: with fewer, one long answer matters too much."""
 NUM_CONFIRMED = 2
-"""Asynchronous plans that are simulated whole, beside the synchronous one."""
+"""Number of asynchronous plans that are simulated as a whole, in addition to the synchronous one."""
 SURE = 0.95
-"""Of the time that training is expected to take on other devices, what is certain: its tokens differ a little."""
+"""Certain share of the predicted training time on other devices, since the number of tokens varies a little."""
 WORTH = 1.05
-"""A gain below this is not worth the staleness."""
+"""A smaller gain than this is not worth the staleness."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A plan that was simulated."""
+    """A simulated plan."""
 
     name: str
     config: SimulationConfig
@@ -65,23 +66,23 @@ class Candidate:
     train_s: float
     sync_s: float
     busy_share: float
-    """Of the engines' time."""
+    """Share of the engines' time in which they were busy."""
     tail_share: float
-    """Of a step's time for which it would last if its longest answer were generated alone."""
+    """Share of a step's time that its longest answer would take if generated alone."""
     num_preempted: float
     scoring_share: float = 0.0
-    """Of the time that rollouts took from engines' admitting them to their rewards, what scoring took."""
+    """Share of scoring in the time from rollouts' admission by engines to their rewards."""
     part: int = 1
-    """What it was simulated on: all devices and prompts, divided by this."""
+    """Divisor of the devices and prompts with which the plan was simulated."""
 
     @property
     def generation_s(self) -> float:
-        """Device-seconds in which engines generated, of one step."""
+        """Device-seconds of generation in one step."""
         return self.busy_share * self.step_s * self.config.placement.generation
 
     @property
     def limit(self) -> str:
-        """What a faster step would need."""
+        """What limits the speed of a step."""
         if self.sync_s > 0.25 * self.step_s:
             return "weight sync"
         if self.config.rollout.scheduling.async_ratio > 0 and self.wait_s < 0.1 * self.step_s:
@@ -104,20 +105,20 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What to do, and why."""
+    """The recommended plan, and the reasons for it."""
 
     config: SimulationConfig
     best: Candidate
     synchronous: Candidate
     candidates: tuple[Candidate, ...]
     memory: tuple[RoleMemory, ...]
-    """By role, for `best`."""
+    """Memory of `best` by role."""
     gain_bound: float
-    """Most that asynchrony could gain, by P2: with the synchronous plan's costs."""
+    """Upper bound of the gain from asynchrony, by P2 with the synchronous plan's costs."""
     why_not: str
-    """Why asynchrony does not help; empty where it does."""
+    """Why asynchrony does not help; empty if it does."""
     experts: tuple[ExpertParallel, ...] = ()
-    """For a mixture of experts, the sizes of `training.parallel.ep` that were compared for `best`."""
+    """For an MoE model, the sizes of `training.parallel.ep` that were compared for `best`."""
 
 
 def make_plan(
@@ -129,7 +130,7 @@ def make_plan(
 
     Args:
         config: the workload.
-        progress: called with a line for every candidate that was simulated.
+        progress: called with a line for every simulated candidate.
         trainer: how the run trains, for its memory; by default all weights with AdamW and activation checkpointing.
 
     Raises:
@@ -214,7 +215,7 @@ class _Search:
         return found
 
     def _climb(self, width: int, ratio: float, start: int, synchronous: Candidate | None) -> list[Candidate]:
-        """Begin with a number of training devices, and give devices to the role that limits as long as that helps."""
+        """Begin with a number of training devices, and give devices to the limiting role as long as that helps."""
         unit = max(width, self.total // 16 // width * width)
         training = min(max(round(start / unit) * unit, unit), self.total - unit)
         found: list[Candidate] = []

@@ -1,7 +1,7 @@
-"""Which prefixes an engine has computed already: whole blocks of tokens, each known by all tokens up to its end.
+"""The prefix cache of an engine: whole blocks of tokens, each identified by all tokens up to its end.
 
-As in vLLM, a block counts as known from the moment at which the first request with it comes, since the others with it
-are computed in the same step or later. Nothing is ever evicted: what that saves, an engine short of cache would not.
+As in vLLM, a block is cached from the arrival of the first request with it, since other requests with it are computed
+in the same step or later. Blocks are never evicted, so the savings are too high for an engine that is short of cache.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["PrefixCache"]
 
 
 class PrefixCache:
-    """The blocks of prompts that an engine holds already.
+    """The cached prompt blocks of an engine.
 
     Args:
-        block: tokens of a block; 0: nothing is shared.
+        block: tokens of a block; 0 disables the cache.
     """
 
     def __init__(self, block: int) -> None:

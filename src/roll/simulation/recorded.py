@@ -1,11 +1,11 @@
-"""A real run's recorded work on simulated hardware: the same prompts, lengths and latencies under another schedule.
+"""A real run's recorded work on simulated hardware: the same prompts, lengths and latencies with another schedule.
 
     recording ─► RecordedWork ─► RecordedWorkload ─► SimulatedEngine, SimulatedReward, SimulatedTrainer
                                       └─────────────► RecordedTurns (rollouts of several turns)
 
-A rollout is known by its draw and its index, a request by its turn as well. What the recorded run never finished
-(redundant rollouts that it stopped, prompts beyond its end) gets the length of another answer to the same prompt or,
-where there is none, of any answer: a function of the seed and of the request, as everywhere in a simulation.
+A rollout is identified by its draw and its index, a request also by its turn. Rollouts that the recorded run never
+finished (redundant rollouts that it stopped, prompts beyond its end) get the length of another answer to the same
+prompt or, without one, of any answer: a function of the seed and of the request, as everywhere in a simulation.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def open_workload(config: SimulationConfig, seed: int) -> Workload:
 
 
 class RecordedWorkload(Workload):
-    """Answers as they were recorded; see `Workload` for the questions.
+    """A workload of recorded answers; see `Workload` for the methods.
 
     Args:
-        config: the simulation; its distributions are not used, but for an update's `training.duration` if it is given.
-        seed: for what was not recorded.
-        work: what was.
+        config: the simulation; its distributions are not used, except for an update's `training.duration` if it is set.
+        seed: seed for everything that was not recorded.
+        work: the recorded work.
     """
 
     def __init__(self, config: SimulationConfig, seed: int, work: RecordedWork) -> None:
@@ -76,12 +76,12 @@ class RecordedWorkload(Workload):
 
     @property
     def sync_s(self) -> float:
-        """Median of a weight sync."""
+        """Median duration of a weight sync."""
         return median(self.work.sync_s.values())
 
     @property
     def has_turns(self) -> bool:
-        """Whether some rollout had several turns."""
+        """Whether any rollout had several turns."""
         return bool(self.work.between)
 
     def draw(self, draw_id: int) -> PromptDraw:
@@ -142,12 +142,13 @@ class RecordedWorkload(Workload):
 
 
 class RecordedTurns:
-    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): recorded turns, with the environment's time between them.
+    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): recorded turns, with the environment's latencies in
+    between.
 
-    A rollout that was not recorded has the turns of another one of its prompt, or a single one.
+    A rollout that was not recorded has the turns of another one of its prompt, or a single turn.
 
     Args:
-        workload: what was recorded.
+        workload: the recorded work.
     """
 
     def __init__(self, workload: RecordedWorkload) -> None:

@@ -1,4 +1,4 @@
-"""`roll simulate`: every variant of a file, under every seed; its results as a table, a plot, and JSON."""
+"""`roll simulate`: simulates every variant of a file with every seed; results as a table, a plot, and JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from roll.tracking import atomic
 __all__ = ["Interval", "Results", "interval", "render", "study", "write"]
 
 TOLERANCE = 0.15
-"""Of a published ratio, within which a simulation reproduces it."""
+"""Relative tolerance within which a simulation reproduces a published ratio."""
 # Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table the normal distribution's is near.
 _STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _STUDENT_MORE = {19: 2.093, 24: 2.064, 29: 2.045}
@@ -47,7 +47,7 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Results:
-    """All runs of a simulation: by variant, one for each seed, in the same order of seeds."""
+    """All runs of a simulation: one per seed for each variant, in the same order of seeds."""
 
     config: SimulationConfig
     runs: Mapping[str, Sequence[SimulatedRun]]
@@ -58,7 +58,7 @@ class Results:
         return next(iter(self.runs))
 
     def step_s(self, variant: str) -> Interval:
-        """Time of a step."""
+        """Return the duration of a step."""
         return interval([run.step_s for run in self.runs[variant]])
 
     def ratio(self, over: str, of: str) -> Interval:
@@ -86,11 +86,11 @@ def study(
     """Simulate every variant with every seed.
 
     Args:
-        config: the file.
-        only: variants to simulate; none means all.
-        trace: keep the events of each variant's first seed.
-        progress: told of every run that ends.
-        processes: simulate there, as many runs at a time as it has workers; none means one by one, here.
+        config: the workload.
+        only: variants to simulate; empty for all.
+        trace: whether to keep the events of each variant's first seed.
+        progress: called for every completed run.
+        processes: worker pool for the simulations; without one they run in this process, one by one.
 
     Raises:
         UserError: a variant is unknown, or cannot be simulated.

@@ -9,7 +9,7 @@ __all__ = ["Place", "SimulatedRequest"]
 
 
 class Place(Enum):
-    """Where a request is."""
+    """State of a request in the batch."""
 
     WAITING = 0
     PREFILLING = 1
@@ -23,17 +23,17 @@ class SimulatedRequest:
 
     request_id: str
     num_prompt: int
-    """Tokens of its prompt."""
+    """Number of prompt tokens."""
     num_wanted: int
-    """Tokens that it will generate."""
+    """Number of tokens that the request will generate."""
     priority: int = 0
     order: int = 0
-    """Of arrival, set by the batch."""
+    """Order of arrival, set by the batch."""
     place: Place = Place.WAITING
     generated: int = 0
-    """Tokens it had when `since` steps were done."""
+    """Number of tokens after `since` steps."""
     since: int = 0
     to_prefill: int = 0
-    """Of a prefilling one."""
+    """Tokens still to be prefilled."""
     num_cached: int = 0
-    """Tokens at its beginning that the cache holds for others, so that they are not prefilled again."""
+    """Leading tokens in the prefix cache, which are not prefilled again."""

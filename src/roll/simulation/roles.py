@@ -1,4 +1,4 @@
-"""The roles around the scheduler, simulated: the group of engines, rewards, trainer, weight sync, environment loops."""
+"""The roles around the scheduler, simulated: engine group, rewards, trainer, weight sync, environment loops."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class SimulatedEngines(StartedEngines):
     """See `roll.rollout.engine_group.EngineGroup`.
 
     Args:
-        num_engines: how many.
-        settings: of each.
-        answer_tokens: how long answers are.
+        num_engines: number of engines.
+        settings: settings of each engine.
+        answer_tokens: returns the length of an answer.
     """
 
     def __init__(self, num_engines: int, settings: EngineSettings, answer_tokens: AnswerTokens) -> None:
@@ -47,13 +47,13 @@ class SimulatedEngines(StartedEngines):
         super().__init__({name: partial(make, name) for name in names})
 
     async def close(self) -> None:
-        """End all engines."""
+        """Close all engines."""
         for task in self.failures:
             task.cancel()
         await super().close()
 
     def plan_failures(self, failures: Sequence[FailureConfig]) -> None:
-        """Let things go wrong at their times; whichever engine is in that place then."""
+        """Schedule failures at their times; they affect the engine that is in their place then."""
 
         async def strike(failure: FailureConfig) -> None:
             loop = asyncio.get_running_loop()
@@ -70,10 +70,10 @@ class SimulatedEngines(StartedEngines):
         ]
 
     async def sync(self, policy_version: int) -> list[str]:
-        """Bring new weights to all engines at the same time.
+        """Send new weights to all engines at the same time.
 
         Returns:
-            Ids of those that died.
+            Ids of the engines that died.
         """
         engines = self.engines
         found = await asyncio.gather(*(self.bring_up(e, policy_version) for e in engines), return_exceptions=True)
@@ -86,7 +86,7 @@ class SimulatedEngines(StartedEngines):
         return dead
 
     async def bring_up(self, engine: InferenceEngine, policy_version: int) -> None:
-        """Bring a fresh engine to the current weights."""
+        """Send the current weights to a new engine."""
         await engine.update_weights(
             WeightUpdate(policy_version=policy_version, manifest=(), transport="simulated", handle=None)
         )
@@ -101,7 +101,7 @@ class SimulatedEngines(StartedEngines):
 
 
 class SimulatedReward:
-    """See `roll.protocols.Reward`: takes its time, and judges by the prompt's solve rate."""
+    """See `roll.protocols.Reward`: takes simulated time, and decides by the prompt's solve rate."""
 
     def __init__(self, workload: Workload, num_workers: int | None) -> None:
         self._workload = workload
@@ -119,7 +119,7 @@ class SimulatedReward:
 
 
 class SimulatedRenderer:
-    """Tokens that mean nothing; see `roll.rollout.loops.Renderer`."""
+    """Renders meaningless tokens; see `roll.rollout.loops.Renderer`."""
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
         return self.decode(token_ids)
@@ -149,13 +149,13 @@ class SimulatedRenderer:
 
 
 class SimulatedTrainer:
-    """How long an update takes.
+    """Durations of updates.
 
     Args:
         config: the simulation.
-        model: that is trained.
-        device: of the trainer.
-        workload: for durations that are given.
+        model: the trained model.
+        device: device of the trainer.
+        workload: the workload, for durations that are given.
     """
 
     def __init__(self, config: SimulationConfig, model: Model, device: Device, workload: Workload) -> None:
@@ -197,7 +197,7 @@ class SimulatedTrainer:
 
 
 class EnvironmentTurns:
-    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): turns with an environment that takes its time.
+    """A rollout loop (see `roll.rollout.loops.RolloutLoop`): turns with the latencies of an environment.
 
     Args:
         config: turns and their latencies.
@@ -209,7 +209,7 @@ class EnvironmentTurns:
         self._workload = workload
         self._num_playing = 0
         self._waiting: list[asyncio.Future[None]] = []
-        """Rollouts in `lockstep` that have come to the end of a turn, or of generating one."""
+        """With `lockstep`: rollouts that have completed a turn, or generating one."""
         self._observation = observation(config.observation_tokens)
 
     async def __call__(
@@ -232,7 +232,9 @@ class EnvironmentTurns:
         return joined(draw, index, generations, [self._observation] * (len(generations) - 1), (), renderer)
 
     async def _meet(self) -> None:
-        """Wait for whoever plays now: a group that takes another's place in a step comes alone, and some never end."""
+        """Wait for all rollouts that play now; a group that replaces another in a step comes alone, and some never
+        end.
+        """
         if not self._config.lockstep:
             return
         arrival = asyncio.get_running_loop().create_future()

@@ -1,8 +1,8 @@
 """One simulated run: the production scheduler, controller and proxy, with everything around them simulated.
 
 prompts ─► AsyncController ─► RolloutScheduler ─► LLMProxy ─► SimulatedEngine × N      (roll.rollout, unchanged)
-                 │                    └─► SimulatedReward
-                 └─ next_batch ─► train (sleeps) ─► updating(): sync ─► settle ─► …
+             │                    └─► SimulatedReward
+             └─ next_batch ─► train (sleeps) ─► updating(): sync ─► settle ─► …
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ __all__ = ["SimulatedRun", "engine_settings", "simulate"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulatedRun:
-    """What came of one run."""
+    """The results of one run."""
 
     seed: int
     steps: tuple[StepRecord, ...]
-    """Without those that warm up."""
+    """Records of steps after the warm-up."""
     digest: str
-    """Equal digests, equal runs."""
+    """Hash of all events; equal for equal runs."""
     num_transitions: int
     num_callbacks: int
     wall_s: float
-    """Real time that the simulation took."""
+    """Real duration of the simulation."""
     recorder: Recorder
 
     @property
     def step_s(self) -> float:
-        """Mean time of a step."""
+        """Mean duration of a step."""
         return sum(step.total_s for step in self.steps) / len(self.steps)
 
 
@@ -106,12 +106,12 @@ def simulate(config: SimulationConfig, *, seed: int | None = None, trace: bool =
 
     Args:
         config: the workload and its policies.
-        seed: in place of the configuration's.
-        trace: keep what a trace file needs.
+        seed: replaces the configuration's seed.
+        trace: whether to keep events for a trace file.
 
     Raises:
-        UserError: the hardware or model is unknown, or cannot hold what it should.
-        DeadlockError: the scheduler waits for what can never happen; the note says which seed replays it.
+        UserError: the hardware or model is unknown, or the model does not fit.
+        DeadlockError: the scheduler waits for an event that can never happen; the note has the seed that replays it.
     """
     seed = config.seed if seed is None else seed
     recorder = Recorder(trace=trace)
@@ -144,7 +144,7 @@ def _rare_collections() -> Iterator[None]:
 
 
 class _World:
-    """Everything of one run."""
+    """The objects of one run."""
 
     def __init__(self, config: SimulationConfig, seed: int, recorder: Recorder) -> None:
         made_of, on = model(config.model), device(config.device)
@@ -159,7 +159,7 @@ class _World:
         self.engines = SimulatedEngines(config.num_engines, settings, self.workload.answer_tokens)
         self.trainer = SimulatedTrainer(config, made_of, on, self.workload)
         self.further_overhead_s = (config.training.num_updates - 1) * config.training.overhead_s
-        """Of the updates of a step after its first one, where arithmetic says how long they take."""
+        """Overhead of a step's updates after the first one, if their duration is computed."""
         self.version = 0
         self.num_drawn = 0
         self.proxy = LLMProxy(

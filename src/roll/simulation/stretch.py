@@ -19,7 +19,7 @@ class Stretch:
     growth_s: float
     num_steps: int
     chunks: list[tuple[SimulatedRequest, int]] = field(default_factory=list)
-    """Prefilled in its only step."""
+    """Chunks that its only step prefills."""
 
     def time_of(self, num_steps: int) -> float:
         """Return the time at which `num_steps` steps are done."""

@@ -1,4 +1,4 @@
-"""`roll plan` for a run that learns from given examples: nothing is generated, so only the trainer is planned."""
+"""`roll plan` for a run that learns from given examples: it does not generate, so only the trainer is planned."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ class _Trainer:
 
 
 def render_training_plan(source: PlanSource) -> str:
-    """Return the plan of a supervised run as text: time of a step and memory of a rank, by number of ranks.
+    """Return the plan of a supervised run as text: step time and memory of a rank, by number of ranks.
 
     Raises:
-        ConfigError: no number of ranks up to that of the devices holds the model.
+        ConfigError: the model does not fit with any number of ranks up to the number of devices.
     """
     config = source.config
     made_of, on = model(config.model), device(config.device)

@@ -1,7 +1,7 @@
-"""Prompts, lengths and latencies of a simulated run: all functions of the seed and of what they belong to.
+"""Prompts, lengths and latencies of a simulated run, all functions of the seed and of their key.
 
-A simulated prompt's tokens are its draw id plus one, so an engine can tell prompts apart; a generated token is 0, so
-what a request already has of its answer, when it goes on after an interruption, is the zeros at its end.
+All tokens of a simulated prompt are its draw id plus one, so that an engine can distinguish prompts; a generated token
+is 0, so the zeros at the end of a resumed request are the tokens that it already has of its answer.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _PROMPT, _ANSWER, _REWARD, _SOLVE_RATE, _VERDICT, _TURN, _TRAINING = range(1, 8)
 
 
 class Workload:
-    """Answers every question about a run's random quantities.
+    """The random quantities of a run.
 
     Args:
         config: the simulation.
-        seed: of this run of it.
+        seed: seed of this run.
     """
 
     def __init__(self, config: SimulationConfig, seed: int) -> None:

@@ -1,7 +1,7 @@
-"""Everything that a run records, and everything that its user sees.
+"""All records of a run, and its display.
 
-Importing this imports nothing else: its names when they are asked for, and torch, rich, pyarrow, matplotlib,
-tensorboard where they are first needed.
+Importing this package imports nothing else: its names are loaded on first access, and torch, rich, pyarrow, matplotlib
+and tensorboard when first needed.
 """
 
 from __future__ import annotations

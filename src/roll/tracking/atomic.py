@@ -1,10 +1,9 @@
-"""Writing so that a crash at any moment leaves either the old file or the new one, whole; and appending lines.
+"""Atomic writes: a crash at any time leaves either the old file or the complete new one; and durable appends.
 
     temporary file beside the target ──► fsync(file) ──► rename over the target ──► fsync(directory)
 
-Invariants: the target never holds part of the new content; when a function returns, the content survives
-power loss; what a crash leaves behind starts with `.` and ends with `.tmp`, and `remove_leftovers` deletes
-it.
+Invariants: the target never holds part of the new content; when a function returns, the content survives power loss;
+files that a crash leaves behind start with `.` and end with `.tmp`, and `remove_leftovers` deletes them.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_leftovers(directory: Path) -> int:
-    """Delete temporary files and directories directly inside `directory`; returns how many there were."""
+    """Delete temporary files and directories directly inside `directory`, and return their number."""
     leftovers = [p for p in directory.glob(".*.tmp") if directory.is_dir()]
     for path in leftovers:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
@@ -68,7 +67,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     """Replace `path` by `content`, atomically and durably.
 
     Raises:
-        OSError: it could not be written (disk full, no permission); `path` is as it was.
+        OSError: the file could not be written (disk full, no permission); `path` is unchanged.
     """
     temporary = temporary_path(path)
     try:
@@ -93,10 +92,10 @@ def _write(descriptor: int, content: bytes) -> None:
 
 
 def append(path: Path, content: bytes) -> None:
-    """Add `content` to the end of `path`, durably; a crash may leave a part of it, an error leaves none.
+    """Append `content` to `path`, durably; a crash may leave a part of it, an error leaves none.
 
     Raises:
-        OSError: it could not be written (disk full, no permission); `path` is as it was.
+        OSError: the file could not be written (disk full, no permission); `path` is unchanged.
     """
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
@@ -119,18 +118,17 @@ def write_json(path: Path, data: Any) -> None:
     """Replace `path` by `data` as indented JSON; see `write_bytes`.
 
     Raises:
-        ValueError: `data` has a NaN or an infinity, which JSON cannot hold.
+        ValueError: `data` has a NaN or an infinity, which JSON cannot represent.
     """
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
 def replace_directory(temporary: Path, final: Path) -> None:
-    """Make the finished directory `temporary` the new `final`, durably; an existing `final` is deleted
-    afterwards.
+    """Rename the finished directory `temporary` to `final`, durably; an existing `final` is deleted afterwards.
 
-    Both lie in the same parent. At every moment `final` is wholly the old directory or wholly the new one;
-    only where the file system cannot exchange two names is it missing for an instant (the old one then lies
-    beside it, hidden).
+    Both must have the same parent. At every moment `final` is completely the old directory or completely the new one;
+    only on a file system that cannot exchange two names is it missing for an instant (the old one is then next to it,
+    hidden).
     """
     sync_tree(temporary)
     if not final.exists():
@@ -147,7 +145,7 @@ def replace_directory(temporary: Path, final: Path) -> None:
 
 
 def _exchange(first: Path, second: Path) -> bool:
-    """Swap two names in one step (Linux `renameat2`); false where the system cannot."""
+    """Swap two names in one step (Linux `renameat2`); return false if the system cannot."""
     try:
         renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
     except (AttributeError, OSError):

@@ -1,7 +1,7 @@
-"""What a run tells the user while it goes on: live display, one line per step, or nothing.
+"""The display of a running run: live, one line per step, or nothing.
 
-A console is told of events and never asked anything. It writes to the `Terminal` alone, and a failure to
-write (a closed terminal, a full pipe) ends the display, never the run.
+A console receives events and is never queried. It writes only to the `Terminal`, and a failure to write (a closed
+terminal, a full pipe) ends the display, never the run.
 """
 
 from __future__ import annotations

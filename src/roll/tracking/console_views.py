@@ -1,4 +1,4 @@
-"""What a console is told of: a run, its steps, sample answers."""
+"""The input of a console: a run, its steps, sample answers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunHeader:
-    """What a run is, said once."""
+    """Description of a run, shown once."""
 
     name: str
     model: str
     algorithm: str
     where: str
-    """Engine, trainer, and machine, in a few words."""
+    """Engine, trainer and machine, in a few words."""
     directory: str
     num_steps: int
     resumed_at: int | None = None
-    """Step that it continues after."""
+    """Step after which the run continues."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,7 +44,7 @@ class StepView:
 
     step: int
     reward: float | None
-    """Mean reward of the step; `None` for a run without rewards, which is followed by its loss."""
+    """Mean reward of the step; `None` for a run without rewards, for which the loss is shown."""
     duration_s: float
     phases: Mapping[str, float] = field(default_factory=dict)
     """Seconds by phase, in order."""
@@ -54,7 +54,7 @@ class StepView:
     """Tokens per second while training."""
     loss: float | None = None
     trouble: str = ""
-    """What of it we failed, in a few words; empty where nothing."""
+    """Infrastructure failures, in a few words; empty if there were none."""
     cut_off: float | None = None
     """Share of rollouts that were cut off, 0 … 1; `None` for a run without rollouts."""
 
@@ -69,16 +69,17 @@ class StepView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationView:
-    """A measurement on held-out prompts."""
+    """An evaluation on held-out prompts."""
 
     step: int
     value: float | None
-    """`None`: there were no answers, which is not 0."""
+    """`None` if there were no answers, which is not 0."""
     measure: str = "accuracy"
-    """`accuracy` where every answer was judged right or wrong, `mean reward` where none was, else `score`: the mean
-    of verdicts, and of rewards where there are none. `loss` where examples are measured without an answer."""
+    """`accuracy` if every answer has a verdict, `mean reward` if none has, otherwise `score`: the mean of verdicts,
+    and of rewards for answers without a verdict. `loss` if examples are measured without an answer.
+    """
     num: float | None = None
-    """Answers, or pairs, that an accuracy is of."""
+    """Number of answers, or pairs, of an accuracy."""
 
     @classmethod
     def of(cls, step: int, metrics: Mapping[str, Any]) -> EvaluationView:
@@ -108,7 +109,9 @@ class AnswerView:
 
 
 class Console:
-    """Shows a run; this one says nothing: everything is in the run directory. Methods return at once."""
+    """Displays a run; this class displays nothing, since everything is in the run directory. Methods return
+    immediately.
+    """
 
     def start(self, header: RunHeader) -> None:
         pass
@@ -135,14 +138,14 @@ class Console:
         pass
 
     def show(self, renderable: Any) -> None:
-        """Print something that stays (a Rich renderable or text)."""
+        """Print a renderable or text that stays on the screen."""
 
     def close(self) -> None:
-        """Leave the terminal as it was; may be called twice."""
+        """Restore the terminal; may be called twice."""
 
 
 def best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
-    """Return the answers with the highest and the lowest reward; of equal ones the first."""
+    """Return the answers with the highest and the lowest reward; among equals the first."""
     scored = [(r.reward, r) for group in groups for r in group.scored if r.reward is not None]
     if not scored:
         return []
@@ -159,7 +162,7 @@ def best_and_worst(groups: Sequence[Group]) -> list[AnswerView]:
 
 
 def trouble(num_failed: float, num_timed_out: float) -> str:
-    """Say in a few words how many answers have no reward or took too long to verify; empty where none did."""
+    """Describe how many answers have no reward or took too long to verify; empty if none did."""
     parts = [f"{num_failed:.0f} failed"] if num_failed else []
     parts += [f"{num_timed_out:.0f} timed out"] if num_timed_out else []
     return ", ".join(parts)

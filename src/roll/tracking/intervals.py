@@ -1,10 +1,10 @@
-"""How sure an accuracy is: its number of answers and, where they are few, its interval.
+"""The uncertainty of an accuracy: its number of answers and, if they are few, its confidence interval.
 
 Wilson's score interval (Wilson 1927, JASA 22, 209-212, equation 7) of a share s of n trials, for z = 1.96 (95 %):
 
     [ s + z^2 / 2n  ±  z sqrt( s (1 - s) / n + z^2 / 4n^2 ) ] / (1 + z^2 / n)
 
-It takes trials as independent: several answers to one prompt say less than as many prompts.
+It assumes independent trials: several answers to one prompt carry less information than as many prompts.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ import math
 __all__ = ["FEW", "accuracy_figures", "accuracy_text", "wilson_interval"]
 
 FEW = 100
-"""An accuracy of fewer trials is given with its interval."""
+"""An accuracy of fewer trials is shown with its interval."""
 _Z = 1.959963984540054
-"""Of a normal distribution, 97.5 % lie below."""
+"""97.5 % quantile of the normal distribution."""
 
 
 def wilson_interval(share: float, num: float) -> tuple[float, float]:
-    """Return the lower and upper bound, 0 … 1, that hold the true share 19 times of 20.
+    """Return the lower and upper bound, 0 … 1, of the 95 % confidence interval of a share.
 
     Args:
-        share: of successes, where a tie is half of one.
-        num: trials, above 0.
+        share: share of successes, where a tie counts as half of one.
+        num: number of trials, above 0.
     """
     middle, spread = share + _Z**2 / (2 * num), _Z * math.sqrt(share * (1 - share) / num + _Z**2 / (4 * num**2))
     low, high = ((middle + side * spread) / (1 + _Z**2 / num) for side in (-1, 1))

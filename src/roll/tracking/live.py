@@ -3,10 +3,9 @@
     run's thread ──► Screen (under a lock) ──► display thread, ≤4 Hz on news, 1 Hz otherwise ──► terminal
 
 Invariants:
-    - the run's thread only notes what happened: it never draws, and never waits for the terminal while
-      training;
-    - the display thread sleeps between frames; a frame costs a few milliseconds, so it takes well under 2 %
-      of a core;
+    - the run's thread only records what happened: it never draws, and never waits for the terminal while training;
+    - the display thread sleeps between frames; a frame takes a few milliseconds, so the display takes well under 2 % of
+      a core;
     - `close` (also at interpreter exit) draws the last frame and shows the cursor again.
 """
 
@@ -36,7 +35,7 @@ _LONGEST_FRAME_S = 1.0
 
 
 class LiveConsole(Console):
-    """Redraws one block of lines in place, without taking over the whole screen: scrolling back works."""
+    """Redraws one block of lines in place, without using the alternate screen, so that scrolling back works."""
 
     def __init__(self, terminal: Terminal) -> None:
         self._terminal = terminal
@@ -50,7 +49,7 @@ class LiveConsole(Console):
         self._thread = threading.Thread(target=self._run, name="roll-display", daemon=True)
 
     def start(self, header: RunHeader) -> None:
-        """Print the header and begin to draw."""
+        """Print the header and start drawing."""
         self._screen = Screen(header=header, started=time.monotonic())
         with self._surviving_a_lost_terminal():
             self._fit()
@@ -94,7 +93,7 @@ class LiveConsole(Console):
         self._change(lambda screen: screen.warnings.append(text))
 
     def show(self, renderable: Any) -> None:
-        """Print above the display, or below it once that is closed."""
+        """Print above the display, or below it once it is closed."""
         with self._surviving_a_lost_terminal():
             self._fit()
             self._rich.print(renderable, soft_wrap=isinstance(renderable, str))
@@ -150,7 +149,7 @@ class LiveConsole(Console):
             return render(self._screen, time.monotonic(), columns, rows)
 
     def _fit(self) -> None:
-        """Follow the size of the terminal: Rich looks at descriptors 0 to 2, which are redirected."""
+        """Follow the size of the terminal: Rich would query descriptors 0 to 2, which are redirected."""
         self._rich.size = ConsoleDimensions(*self._terminal.size)
 
     @contextlib.contextmanager

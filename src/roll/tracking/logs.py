@@ -1,10 +1,10 @@
-"""Keeping everything but ROLL's own display off the terminal.
+"""Keeps all output except ROLL's own display off the terminal.
 
     descriptors 1 and 2 (Python, C++, child processes) ──► logs/<role>-<rank>.log
     a duplicate of the original descriptor 1            ──► `Terminal`, which only ROLL's console holds
 
 The descriptors themselves are redirected, so nothing can write over the display: no logger of a library, no `printf` in
-C++, no process that was started meanwhile. What a user's reward function prints is in the log as well.
+C++, and no child process. The output of a user's reward function is in the log as well.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 
 class Terminal:
-    """Where the user looks: the original standard output."""
+    """The original standard output."""
 
     def __init__(self, file: TextIO) -> None:
         self.file = file
 
     @property
     def is_interactive(self) -> bool:
-        """Whether a display can be redrawn here."""
+        """Whether a display can be redrawn."""
         return self.file.isatty() and os.environ.get("TERM", "") not in ("", "dumb")
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows now; 100 × 25 where there is no terminal."""
+        """Current columns and rows; 100 × 25 without a terminal."""
         with contextlib.suppress(OSError, ValueError):
             columns, rows = os.get_terminal_size(self.file.fileno())
             if columns and rows:
@@ -50,10 +50,10 @@ class Terminal:
 
 @contextlib.contextmanager
 def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> Iterator[Terminal]:
-    """Send standard output, standard error, Python's loggers and warnings to `path` (appended to) while inside.
+    """Run the body with standard output, standard error, Python's loggers and warnings appended to `path`.
 
     Yields:
-        The terminal, for ROLL's own display. Where standard output is not a descriptor (a notebook), it is that object.
+        The terminal, for ROLL's own display. If standard output is not a descriptor (a notebook), it is that object.
 
     Raises:
         OSError: `path` cannot be written.
@@ -81,9 +81,10 @@ def redirect_infrastructure_logs(path: Path, *, level: int = logging.INFO) -> It
 
 @contextlib.contextmanager
 def logs_aside(name: str) -> Iterator[Path]:
-    """Keep standard output for a result alone: everything else that is printed inside goes to a temporary file.
+    """Run the body with all output except the final result written to a temporary file.
 
-    ROLL's own warnings still reach standard error. The file stays where an error passes, which then names it.
+    ROLL's own warnings are still printed to standard error. The file is kept if an exception propagates, which then
+    names it.
 
     Yields:
         The file.
@@ -126,7 +127,7 @@ def _descriptor(stream: TextIO | None) -> int | None:
 
 
 def _flush() -> None:
-    """Empty Python's and C's buffers, so that text lands where it was meant to go."""
+    """Flush Python's and C's buffers, so that text is written to its intended destination."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
@@ -136,7 +137,7 @@ def _flush() -> None:
 
 @contextlib.contextmanager
 def _line_buffered() -> Iterator[None]:
-    """Keep the order of standard output and error in the log, also where standard output was a pipe."""
+    """Keep the order of standard output and error in the log, even if standard output was a pipe."""
     stream = sys.stdout
     if not isinstance(stream, io.TextIOWrapper) or _descriptor(stream) != 1:
         yield

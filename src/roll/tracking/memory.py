@@ -1,8 +1,8 @@
-"""Memory of a process and everything it started.
+"""Memory of a process and all its descendants.
 
-Shared pages are counted once (PSS), so workers that were forked or map one model file are not counted twice.
-Reading PSS walks page tables, which takes milliseconds per gigabyte; resident size (RSS) costs microseconds.
-So the sampler watches RSS, and reads PSS only where a new peak is possible.
+Shared pages are counted once (PSS), so workers that were forked or map one model file are not counted twice. Reading
+PSS walks page tables, which takes milliseconds per gigabyte; resident size (RSS) takes microseconds. So the sampler
+watches RSS, and reads PSS only when a new peak is possible.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ __all__ = ["PeakMemory", "process_tree", "proportional_bytes"]
 _PROC = Path("/proc")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _INTERVAL_S = 1.0
-"""Between looks at RSS."""
+"""Interval between readings of RSS."""
 _REFRESH_S = 15.0
-"""PSS is read at least this often, for it may grow while RSS does not (pages that stop being shared)."""
+"""PSS is read at least this often, since it may grow while RSS does not (when pages are no longer shared)."""
 
 
 def process_tree(root: int | None = None) -> list[int]:
@@ -68,12 +68,12 @@ class PeakMemory:
         self._thread = threading.Thread(target=self._run, name="roll-memory", daemon=True)
 
     def start(self) -> PeakMemory:
-        """Begin sampling."""
+        """Start sampling."""
         self._thread.start()
         return self
 
     def stop(self) -> int:
-        """End sampling with a last look; returns the peak in bytes. May be called twice."""
+        """Stop sampling after a last sample, and return the peak in bytes. May be called twice."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join()
@@ -81,7 +81,7 @@ class PeakMemory:
         return self.peak_bytes
 
     def sample(self, *, force: bool = False) -> None:
-        """Look now; PSS is read only where it may exceed the peak."""
+        """Take a sample; PSS is read only if it may exceed the peak."""
         process_ids = process_tree()
         resident = sum(_resident(pid) for pid in process_ids)
         now = time.monotonic()

@@ -1,4 +1,4 @@
-"""What every metric means, in which unit it is, and what a bad value says: `metrics.yaml`, read."""
+"""The meaning and the unit of every metric, and what a bad value means, from `metrics.yaml`."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ class MetricMeaning:
     """One metric, or a family of them."""
 
     name: str
-    """As in metrics.jsonl; `{…}` stands for any text."""
+    """Name in metrics.jsonl; `{…}` stands for any text."""
     unit: str
     means: str
     bad: str
-    """What a value that should worry says, and what to do; empty where none does."""
+    """What a bad value means, and what to do; empty if no value is bad."""
     also_held_out: bool = False
-    """Whether the last part of the name is, below `eval/`, the same of held-out examples."""
+    """Whether the last part of the name below `eval/` is the same metric on held-out examples."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All names that it has."""
+        """All names of the metric."""
         return (self.name, f"eval/{self.name.rpartition('/')[2]}") if self.also_held_out else (self.name,)
 
 

@@ -1,16 +1,15 @@
-"""`metrics.jsonl`: one line per training step and one per evaluation; figures and plots are made from it.
+"""`metrics.jsonl`: one line per training step and one per evaluation, from which figures and plots are made.
 
     {"step": 7, "kind": "train", "reward/mean": 0.5, …}
     {"step": 10, "kind": "evaluation", "eval/accuracy": 0.9, …}
 
 Invariants:
-    - a line is on the disk when `append` returns; a crash leaves at most one torn line at the end, which
+    - a line is on the disk when `append` returns; a crash leaves at most one incomplete line at the end, which
       `truncate` drops;
-    - one line per step and kind: a step that is recorded again replaces its line;
-    - keys are sorted, and a key that was seen once is in every later line of that kind (`null` where it has
-      no value), so readers find a stable schema, and equal runs write equal lines (durations, rates
-      and memory aside);
-    - NaN and infinities are written as `null`, for JSON has none.
+    - there is one line per step and kind: a step that is recorded again replaces its line;
+    - keys are sorted, and a key that was seen once is in every later line of that kind (`null` without a value), so
+      readers get a stable schema, and equal runs write equal lines (except for durations, rates and memory);
+    - NaN and infinities are written as `null`, since JSON cannot represent them.
 """
 
 from __future__ import annotations
@@ -83,7 +82,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 class MetricsFile:
-    """Appends to `path`, continuing what is there."""
+    """Appends to `path` and continues an existing file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -93,10 +92,10 @@ class MetricsFile:
         self._learn()
 
     def append(self, step: int, kind: Kind, metrics: Mapping[str, float]) -> None:
-        """Write one line, durably.
+        """Append one line, durably.
 
         Raises:
-            OSError: it cannot be written; the file is as it was.
+            OSError: the line cannot be written; the file is unchanged.
         """
         if (kind, step) in self._seen:
             self._rewrite(lambda row: (row["kind"], row["step"]) != (kind, step))
@@ -107,7 +106,7 @@ class MetricsFile:
         self._seen.add((kind, step))
 
     def truncate(self, step: int) -> int:
-        """Drop lines after `step`, and a torn one; returns how many were dropped."""
+        """Drop lines after `step` and an incomplete line, and return the number of dropped lines."""
         return self._rewrite(lambda row: row["step"] <= step)
 
     def _finite(self, step: int, metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -136,7 +135,7 @@ class MetricsFile:
         return dropped
 
     def _learn(self) -> None:
-        """Take over which steps and keys the file has."""
+        """Record the steps and keys that the file has."""
         rows = read_metrics(self._path)
         self._seen = {(row["kind"], row["step"]) for row in rows}
         self._keys = {row["kind"]: [name for name in row if name not in _OWN_KEYS] for row in rows}

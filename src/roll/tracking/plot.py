@@ -1,4 +1,4 @@
-"""`reward.png`: reward of every step and the measure of every evaluation; `loss.png` for a run without rewards."""
+"""`reward.png`: the reward of every step and the measure of every evaluation; `loss.png` for a run without rewards."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _REWARD, _ACCURACY, _INK, _GRID = "#2a78d6", "#e07b00", "#333333", "#e4e4e4"
 
 
 def shows_loss(rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether a run is plotted by its loss: it has no step with a reward."""
+    """Return whether a run is plotted by its loss, because no step has a reward."""
     return not _points(rows, "train", "reward/mean")
 
 
 def plot_run(path: Path, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Draw the lines of `metrics.jsonl` to `path`, atomically.
+    """Plot the lines of `metrics.jsonl` to `path`, atomically.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""Rollouts as a Parquet table: one row per attempt, with all that is needed to train on it again."""
+"""Rollouts as a Parquet table: one row per attempt, with everything needed to train on it again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 __all__ = ["TOKEN_COLUMNS", "TokenColumns", "rollout_rows", "rollout_schema", "utf8", "write_rollouts"]
 
 TokenColumns: TypeAlias = "Mapping[str, Mapping[str, FloatArray]]"
-"""By rollout id, then by column: [T] each, NaN where the loss does not count the token."""
+"""By rollout id, then by column: shape [T] each, NaN for tokens that the loss ignores."""
 
 TOKEN_COLUMNS = ("trainer_logprobs", "update_logprobs", "ref_logprobs", "token_advantages")
-"""The trainer's before the step's first update, and in the last of several; the reference's; what the loss weighs."""
+"""The trainer's log-probs before the step's first update, and in the last of several; the reference's; the loss
+weight.
+"""
 _TOKENS_PER_GROUP = 2**17
-"""Of a row group, about: what is decompressed to look at one rollout."""
+"""Approximate tokens of a row group, which is decompressed to read one rollout."""
 
 
 def utf8(text: str) -> str:
@@ -134,7 +136,7 @@ def write_rollouts(
     """Write the table (zstd) to `path`, atomically.
 
     Raises:
-        OSError: it cannot be written; `path` is as it was.
+        OSError: the file cannot be written; `path` is unchanged.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

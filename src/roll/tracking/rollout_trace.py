@@ -1,6 +1,6 @@
-"""The states of rollouts, the load of engines and a judge's requests as trace events; for simulated runs, too.
+"""The states of rollouts, the load of engines and a judge's requests as trace events, for simulated runs as well.
 
-And what engines' steps took, which `roll simulate --calibrate` reads.
+Also the durations of engine steps, which `roll simulate --calibrate` reads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ PROCESSES = {ENGINES: "engines: requests", ROLLOUTS: "rollouts"}
 
 
 class Move(Protocol):
-    """What is needed of a life cycle's transition."""
+    """The fields of a life cycle's transition that the trace uses."""
 
     @property
     def rollout_id(self) -> RolloutId: ...
@@ -31,11 +31,11 @@ class Move(Protocol):
 
 
 class RolloutTrace:
-    """Turns the transitions of rollouts into events.
+    """Converts the transitions of rollouts to events.
 
     Args:
-        emit: takes the fields of an event; adds the time.
-        final: states in which a rollout's life ends.
+        emit: receives the fields of an event and adds the time.
+        final: final states of a rollout.
     """
 
     def __init__(self, emit: Callable[..., None], final: frozenset[str]) -> None:
@@ -47,7 +47,7 @@ class RolloutTrace:
             emit(name="process_name", ph="M", pid=number, tid=0, args={"name": name})
 
     def on_transition(self, event: Move) -> None:
-        """Hear of a transition, as a listener of a life cycle; returns at once."""
+        """Record a transition, as a listener of a life cycle; returns immediately."""
         common: dict[str, Any] = {"pid": ROLLOUTS, "tid": 0, "cat": "rollout", "id": str(event.rollout_id)}
         if event.before is not None:
             self._emit(name=str(event.before), ph="e", **common)
@@ -64,10 +64,10 @@ class RolloutTrace:
 
 
 class RequestTrace:
-    """Turns a judge's requests into events: how long each ran, and how many each of its engines had.
+    """Converts a judge's requests to events: the duration of each, and the number of requests of each engine.
 
     Args:
-        emit: takes the fields of an event; adds the time.
+        emit: receives the fields of an event and adds the time.
     """
 
     def __init__(self, emit: Callable[..., None]) -> None:
@@ -104,11 +104,11 @@ ENGINE_STEPS = "engine steps"
 
 
 def trace_engine_steps(engines: Iterable[Any], emit: Callable[..., None]) -> None:
-    """Put the stretches that engines have collected since the last call into a trace.
+    """Write the stretches that engines have collected since the last call to a trace.
 
     Args:
-        engines: those with a method `take_steps` are asked; others (in other processes) are left out.
-        emit: takes the fields of an event.
+        engines: the engines; those without a method `take_steps` (in other processes) are skipped.
+        emit: receives the fields of an event.
     """
     for lane, engine in enumerate(engines):
         take = getattr(engine, "take_steps", None)

@@ -1,4 +1,4 @@
-"""The directory that a run writes to, and everything in it by name.
+"""The directory to which a run writes, and the names of everything in it.
 
 runs/<name>/  config.yaml   config_history.yaml   metrics.jsonl   trace.json   summary.json   reward.png
               tokenizer.json   rollouts/step-000001.parquet   tensorboard/
@@ -33,11 +33,11 @@ _OF_STEPS = (
     *("trace.json", "summary.json", "reward.png", "loss.png", "rollouts", "tensorboard", "recording"),
     "metrics.jsonl",
 )
-"""What the steps of a session write. The last one, where it is, says that there is something to set aside."""
+"""Files that the steps of a session write. The last one, if it exists, means that there are files to set aside."""
 
 
 class RunDirectory:
-    """Paths of one run. Made by `create` (a new run, locked) or `open` (an existing one)."""
+    """Paths of one run. Use `create` for a new run, which is locked, or `open` for an existing one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -65,11 +65,10 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path | str, resolved_config: Mapping[str, Any]) -> RunDirectory:
-        """Make the directories, lock them for this process, and write `config.yaml`.
+        """Create the directories, lock them for this process, and write `config.yaml`.
 
         Raises:
-            RunDirectoryError: there is a run already, another process writes it, or the disk cannot be
-            written.
+            RunDirectoryError: the run exists already, another process writes to it, or the disk cannot be written.
         """
         from roll.config.document import dump
         from roll.config.history import ORIGIN
@@ -109,9 +108,9 @@ class RunDirectory:
         return run
 
     def adopt(self, config: Mapping[str, Any], step: int, overrides: Sequence[str]) -> None:
-        """Note that the run goes on after step `step` with this resolved configuration, which `overrides` made.
+        """Record that the run continues after step `step` with this resolved configuration, the result of `overrides`.
 
-        A crash between the writes leaves a history that is true of the configuration that ROLL wrote last.
+        A crash between the writes leaves a history that is correct for the configuration that ROLL last wrote.
 
         Raises:
             RunDirectoryError: a file cannot be read or written.
@@ -134,10 +133,10 @@ class RunDirectory:
                 atomic.write_text(self.path / HISTORY, dump_entries(history))
 
     def working_directory(self) -> Path:
-        """Return the directory that the relative paths of the run's configuration start from.
+        """Return the directory to which the configuration's relative paths refer.
 
-        It is the current one where the configuration leads from there to this run. Otherwise it is the one above
-        `output_dir`, and where `output_dir` does not tell, the one in which the run began.
+        It is the current directory if the configuration leads from there to this run. Otherwise it is the one above
+        `output_dir`, and if `output_dir` does not determine it, the one in which the run started.
         """
         from roll.config.document import read
         from roll.config.history import read_origin, value_at
@@ -155,15 +154,15 @@ class RunDirectory:
         return began if began is not None and began.is_dir() else here
 
     def set_aside(self) -> Path | None:
-        """Move what earlier steps wrote into a directory of its own, for a run that begins again.
+        """Move the files of earlier steps into a separate directory, for a run that starts over.
 
-        Where a process was killed in the midst of this, the next one goes on with the same directory.
+        If a process was killed during this, the next one continues with the same directory.
 
         Returns:
-            The directory; `None` where no step was recorded.
+            The directory; `None` if no step was recorded.
 
         Raises:
-            RunDirectoryError: it cannot be moved.
+            RunDirectoryError: a file cannot be moved.
         """
         if not self.metrics_path.exists():
             return None
@@ -181,13 +180,13 @@ class RunDirectory:
         return target
 
     def lock(self) -> None:
-        """Be the only process that writes this run, until `close` or the end of this process.
+        """Lock the run for this process, until `close` or the end of this process.
 
-        The lock is the kernel's, so it ends with this process however that dies; children that are forked do not
-        hold it, and a worker that outlives a killed controller does not keep the run locked.
+        The lock is the kernel's, so it ends with this process however it dies; forked children do not hold it, and a
+        worker that outlives a killed controller does not keep the run locked.
 
         Raises:
-            RunDirectoryError: another process holds it; names the process.
+            RunDirectoryError: another process holds the lock; the message names the process.
         """
         if self._lock is not None:
             return
@@ -235,7 +234,7 @@ class RunDirectory:
         return self.rollouts_dir / f"step-{step:06d}.parquet"
 
     def plot_path_of(self, measure: Literal["reward", "loss"]) -> Path:
-        """Return the path of the plot over steps: of rewards, or of the loss of a run that has none."""
+        """Return the path of the plot over steps: of rewards, or of the loss for a run without rewards."""
         return self.path / f"{measure}.png"
 
     def evaluation_path(self, step: int) -> Path:
@@ -247,7 +246,7 @@ class RunDirectory:
         return self.checkpoints_dir / f"step-{step:06d}"
 
     def log_path(self, role: str, rank: int | str = 0) -> Path:
-        """Log of one process."""
+        """Return the path of the log of one process."""
         return self.logs_dir / f"{role}-{rank}.log"
 
     def _make_directories(self) -> None:
@@ -272,7 +271,7 @@ class RunDirectory:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusal to write at `path` into a `RunDirectoryError` that says what to do."""
+    """Run the body, and convert the system's write errors at `path` to a `RunDirectoryError` that tells what to do."""
     try:
         yield
     except OSError as error:

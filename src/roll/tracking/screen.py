@@ -1,4 +1,4 @@
-"""The live display as a function of what is known: `Screen` in, a Rich renderable out."""
+"""The live display as a pure function: `Screen` in, a Rich renderable out."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _PHASE_COLOURS = {
 _OTHER_PHASE = "white"
 _ESCAPES = re.compile(r"\x1b(\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(\x07|\x1b\\)?|[@-Z\\-_])")
 _MOST_SHOWN = 4_000
-"""Characters of a text that are looked at for a line, which is drawn several times a second."""
+"""Characters of a text that are used for a line, which is drawn several times a second."""
 _LABEL_WIDTH = 10
 _MAX_WIDTH = 110
 _FEWEST_ROWS = 20
 _FEWEST_COLUMNS = 72
-"""Below this, figures stand below each other."""
+"""With fewer columns, figures are stacked."""
 _MUCH_CUT_OFF = 0.5
-"""Share of answers that were cut off from which on it is shown in red, as `alarms.unfinished_above` warns."""
+"""Share of truncated answers above which it is shown in red, as `alarms.unfinished_above` warns."""
 _SMALLEST_SHARE = 0.01
 _NUM_WARNINGS = 2
 
@@ -54,24 +54,24 @@ class Screen:
 
     header: RunHeader
     started: float
-    """When the run began; all moments are of one clock, in seconds."""
+    """Start time of the run; all times are in seconds of one clock."""
     steps: list[StepView] = field(default_factory=list)
     finished_at: list[float] = field(default_factory=list)
-    """When each step ended."""
+    """End time of each step."""
     phase: str = ""
     phase_started: float = 0.0
     progress: tuple[int, int | None] | None = None
     note: str = "starting"
     answers: Sequence[AnswerView] = ()
     trouble: str = ""
-    """What went wrong with answers of this phase."""
+    """Description of failures of this phase's answers."""
     evaluations: list[EvaluationView] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     ended: bool = False
 
     @property
     def num_done(self) -> int:
-        """Steps behind us, those before a resume included."""
+        """Number of completed steps, including those before a resume."""
         return self.steps[-1].step if self.steps else self.header.resumed_at or 0
 
 
@@ -162,7 +162,7 @@ def _accuracy(evaluations: Sequence[EvaluationView]) -> Text:
 
 
 def _cut_off(share: float) -> Text:
-    """Return the share of the last step's answers that were cut off; red from a half on."""
+    """Return the share of the last step's truncated answers, in red above a half."""
     style = "bold red" if share > _MUCH_CUT_OFF else "bold"
     return _label("cut off").append(f"{share:.0%}", style).append(" of answers, at rollout.max_new_tokens", "dim")
 

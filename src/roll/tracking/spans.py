@@ -43,7 +43,7 @@ class _Span:
 
     @property
     def is_phase(self) -> bool:
-        """Whether it is a part of the step itself, not of another phase."""
+        """Whether the span is a part of the step itself, not of another phase."""
         return not self.is_step and (self.parent is None or self.parent.is_step)
 
 
@@ -64,10 +64,10 @@ class Spans:
     """Measures phases, per step, and writes them as a trace.
 
     Args:
-        trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is given up with
-            a warning: it never stops a run.
-        on_phase: told the name of a phase that begins, and `""` when one ends; not of nested ones.
-        clock: seconds that only grow.
+        trace_path: Chrome trace file to append to; `None` for no trace. A trace that cannot be written is abandoned
+            with a warning: it never stops a run.
+        on_phase: called with the name of a phase that begins, and with `""` when one ends; not for nested phases.
+        clock: monotonic clock in seconds.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Spans:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Measure what happens inside."""
+        """Measure the body as a phase."""
         with self._span(name, is_step=False):
             yield
 
@@ -138,26 +138,28 @@ class Spans:
         return times if self._step_start is None else times | {"time/step_s": now - self._step_start}
 
     def count(self, name: str, value: float) -> None:
-        """Put a number's course into the trace (reward, tokens per second)."""
+        """Add a counter value to the trace (reward, tokens per second)."""
         self._emit(name=name, ph="C", args={"value": value})
 
     def event(self, **fields: Any) -> None:
-        """Put an event of the trace format into the trace, now; it is written at the end of the phase."""
+        """Add an event of the trace format to the trace, with the current time; it is written at the end of the
+        phase.
+        """
         self._emit(**fields)
 
     def close(self) -> None:
-        """Write what is left; may be called twice."""
+        """Write the remaining events; may be called twice."""
         self._flush()
         if self._trace is not None:
             self._trace.close()
             self._trace = None
 
     def begin(self, name: str, *, is_step: bool = False) -> _Span:
-        """Open a span inside the current one; where a `with` can hold it, `phase` does this and more."""
+        """Begin a span inside the current one; prefer `phase` where a `with` statement is possible."""
         return self._begin(name, self._current.get(), is_step)
 
     def follow(self, span: _Span, name: str) -> _Span:
-        """Close a span and open another in its place."""
+        """End a span and begin another in its place."""
         self.end(span, followed=True)
         return self._begin(name, span.parent, is_step=False)
 
@@ -171,7 +173,7 @@ class Spans:
         return span
 
     def end(self, span: _Span, *, followed: bool = False) -> None:
-        """Close a span; where another phase follows at once, nobody is told that this one ended."""
+        """End a span; if another phase follows immediately, `on_phase` is not called for the end."""
         self._lanes[span.lane].remove(span)
         now = self._clock()
         if not span.is_step:

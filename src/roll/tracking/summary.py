@@ -1,4 +1,4 @@
-"""What a finished run is summed up as: `summary.json` and a table."""
+"""The summary of a finished run: `summary.json` and a table."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _CHOICE = ("reward_counted", "reward_launched", "length_counted", "length_launch
 
 
 def num_compared(num_steps: int) -> int:
-    """Return how many of the first and of the last steps are compared, so that no step is in both."""
+    """Return how many of the first and of the last steps are compared, so that the two do not overlap."""
     return max(1, min(_RECENT_STEPS, num_steps // 2))
 
 
@@ -38,11 +38,11 @@ class Ending:
 
     kind: EndingKind
     message: str = ""
-    """What the alarm or the error says; empty for a run that finished."""
+    """Message of the alarm or the error; empty for a run that finished."""
 
     @classmethod
     def of(cls, error: BaseException) -> Ending:
-        """Return the ending of a session that an error ended: an alarm, a signal, or a failure."""
+        """Return the ending of a session that an exception ended: an alarm, a signal, or a failure."""
         parts = list(leaves(error))
         alarm = next((part for part in parts if isinstance(part, AlarmError)), None)
         if alarm is not None:
@@ -57,66 +57,67 @@ class Ending:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Summary:
-    """Figures of a run, over all of its sessions where it was resumed; `None` where something was not measured."""
+    """Figures of a run, over all of its sessions; `None` for figures that were not measured."""
 
     name: str
     directory: str
     num_steps: int
-    """Steps recorded."""
+    """Number of recorded steps."""
     num_trained_steps: int | None = None
-    """Those that something was learned in: where there is none, the run did nothing."""
+    """Number of steps that updated the weights; a run without any did nothing."""
     accuracy_before: float | None = None
-    """Share of right answers before the first step, of those whose reward says so; `None` where none does."""
+    """Share of correct answers before the first step, among those with a verdict; `None` without verdicts."""
     accuracy_after: float | None = None
     """The same after the last evaluated step; `None` also where that evaluation had no answers."""
     accuracy_best: float | None = None
     accuracy_num: float | None = None
-    """Answers, or pairs, that the last accuracy is of."""
+    """Number of answers, or pairs, of the last accuracy."""
     measure: str = "accuracy"
-    """What the scores are: `accuracy`, `mean reward` where no reward decides, or `score`, a mean of verdicts, and
-    of rewards where there are none; every answer counts alike. `loss` where examples were measured without answers."""
+    """Kind of the scores: `accuracy`, `mean reward` without verdicts, or `score`, a mean of verdicts, and of rewards
+    for answers without a verdict; every answer has the same weight. `loss` if examples were measured without answers.
+    """
     score_before: float | None = None
     score_after: float | None = None
     score_best: float | None = None
-    """Of the evaluations after training began; of losses the lowest."""
+    """Best score of the evaluations after training began; the lowest for a loss."""
     reward_first5: float | None = None
     """Mean reward of the first five steps; of a run of fewer than ten steps, of the first half."""
     reward_last5: float | None = None
     """Mean reward of the last five steps, or of the last half."""
     setup_s: float | None = None
-    """From the command to the end of the first optimizer step (of the last session)."""
+    """Duration from the command to the end of the first optimizer step (of the last session)."""
     train_s: float | None = None
-    """All steps, evaluations not included."""
+    """Duration of all steps, without evaluations."""
     evaluate_s: float | None = None
     seconds_per_step: float | None = None
     generated_tokens_per_s: float | None = None
-    """While generating."""
+    """Throughput while generating."""
     trained_tokens_per_s: float | None = None
-    """While training."""
+    """Throughput while training."""
     peak_rss_bytes: int | None = None
     """Largest summed PSS of all processes of the run on this machine (of the last session)."""
     empty_evaluations: int = 0
-    """Evaluations without an answer, which measured nothing."""
+    """Number of evaluations without an answer, which measured nothing."""
     evaluation_infra_errors: int = 0
-    """Answers in evaluations that got no reward because we failed."""
+    """Number of answers in evaluations without a reward because of an infrastructure error."""
     infra_errors: int = 0
-    """Answers in training that got no reward because we failed."""
+    """Number of answers in training without a reward because of an infrastructure error."""
     infra_error_share: float | None = None
     timeouts: int = 0
-    """Answers in training that took a verifier too long, and so got 0."""
+    """Number of answers in training that a verifier did not finish in time, and that got a reward of 0."""
     timeout_share: float | None = None
     reward_counted: float | None = None
-    """Mean reward of what counted, where the schedule chose among rollouts (`choice/…` of every step)."""
+    """Mean reward of the trained rollouts, if the schedule selects among rollouts (`choice/…` of every step)."""
     reward_launched: float | None = None
-    """Of all that was launched for the same groups: an estimate, see `roll.rollout.census`."""
+    """Mean reward of all rollouts launched for the same groups: an estimate, see `roll.rollout.census`."""
     length_counted: float | None = None
     length_launched: float | None = None
     stopped_share: float | None = None
-    """Of what was launched, rollouts that were stopped before they had a reward."""
+    """Share of launched rollouts that were stopped before they had a reward."""
     tracker_failures: int = 0
-    """How often a tracker (TensorBoard, W&B, …) or a Parquet file could not be written."""
+    """Number of failed writes to a tracker (TensorBoard, W&B, …) or a Parquet file."""
     steps_asked: int | None = None
-    """Steps of the whole run."""
+    """Configured number of steps of the whole run."""
     ending: Ending | None = None
     """How the last session ended; `None` in summaries of older versions."""
 
@@ -127,7 +128,7 @@ class Summary:
 
     @property
     def problem(self) -> str:
-        """Why the run is a failure although it came to its end; empty where it is none."""
+        """Why a completed run counts as a failure; empty if it does not."""
         if self.num_trained_steps != 0:
             return ""
         failed = f"; {self.infra_errors} answers got no reward" if self.infra_errors else ""
@@ -140,7 +141,7 @@ class Summary:
         """Write `summary.json`, atomically.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         atomic.write_json(path, self.to_json())
 
@@ -169,7 +170,7 @@ def summarise(
     ending: Ending | None = None,
     rows: Sequence[Mapping[str, Any]] | None = None,
 ) -> Summary:
-    """Sum up what `metrics.jsonl` holds; `rows` are its lines, where they were read already."""
+    """Summarize `metrics.jsonl`; `rows` are its lines, if they were already read."""
     rows = read_metrics(metrics_path) if rows is None else rows
     steps = [row for row in rows if row["kind"] == "train"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
@@ -217,7 +218,7 @@ def summarise(
 
 
 def next_commands(run: RunDirectory, pipeline: str, has_rollouts: bool) -> list[str]:
-    """Return lines that say where a finished run's model is, and what can be done with it next."""
+    """Return lines with the location of a finished run's model, and commands to use it."""
     saved = sorted(run.checkpoints_dir.glob("step-*/model"), key=lambda path: (len(path.parent.name), path))
     if not saved:
         return ["no checkpoint was kept (checkpoint.at_end is false), so there is no model to use"]
@@ -234,7 +235,7 @@ class _Course:
     before: float | None
     after: float | None
     best: float | None
-    """After training began."""
+    """Best value after training began."""
 
     @classmethod
     def of(
@@ -261,7 +262,9 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def generation_time(*steps: Mapping[str, Any]) -> str:
-    """Name of the time in which tokens were generated: that of whole steps, where it runs beside training."""
+    """Return the name of the metric with the time of generation: that of whole steps, if it runs concurrently with
+    training.
+    """
     return "time/generate_s" if any(step.get("time/generate_s") for step in steps) else "time/step_s"
 
 

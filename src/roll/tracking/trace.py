@@ -1,8 +1,8 @@
-"""A trace file that Perfetto (ui.perfetto.dev) and chrome://tracing open, valid JSON after every write.
+"""A trace file for Perfetto (ui.perfetto.dev) and chrome://tracing, valid JSON after every write.
 
-The file is one JSON array, one event per line. An append overwrites the closing `]` with the new events and a
-new `]` in a single `write`, so a process killed between appends leaves a whole file; one torn by a full disk
-is mended when opened.
+The file is one JSON array, one event per line. An append overwrites the closing `]` with the new events and a new `]`
+in a single `write`, so a process killed between appends leaves a complete file; a file that a full disk truncated is
+repaired when opened.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TraceFile:
     """Appends trace events to `path`, which is created, or continued by a resumed run.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(self, path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The one thing that a pipeline tells about its run.
+"""The single interface through which a pipeline reports its run.
 
     log_step, log_evaluation ──► metrics.jsonl (the record: must succeed)
                              ├─► TensorBoard, W&B, SwanLab, MLflow, Trackio (may fail: counted)
@@ -6,8 +6,8 @@
     spans, on_rollout ───────┴─► console, trace.json
 
 Invariants:
-    - while a tracker is entered, nothing but its console writes to the terminal;
-    - after a resume every file holds what it held when the checkpoint was saved, and goes on from there.
+    - while a tracker is entered, only its console writes to the terminal;
+    - after a resume every file has the content that it had when the checkpoint was saved, and continues from there.
 """
 
 from __future__ import annotations
@@ -45,30 +45,29 @@ __all__ = ["Tracker"]
 
 logger = logging.getLogger(__name__)
 failures = logging.getLogger("failure")
-"""Not below `roll`, so that it reaches the log and not, as a warning, the console."""
+"""Not below `roll`, so that failures go to the log and not, as warnings, to the console."""
 
 LOG_ROLE = "controller"
 
 
 class Tracker:
-    """Records and shows one session of a run; a context manager.
+    """Records and displays one session of a run; a context manager.
 
     Args:
-        run: locked by this process.
-        config: of the run.
-        num_steps: of the whole run.
-        method: what the header says of how it learns; by default its pipeline.
-        where: what the header says about engines, trainer and machine.
-        rollouts_per_step: that a step waits for; `None` for a run without rollouts.
-        resumed_at: step of the checkpoint that this session continues from: records after it are dropped.
-            `None` starts at the beginning: all records are dropped (a run that was killed before its first checkpoint
-            has some).
-        started_at: when the command was given (`time.time()`); by default, when this process started.
-        callbacks: of the user, called when a step or an evaluation is recorded.
+        run: run directory, locked by this process.
+        config: configuration of the run.
+        num_steps: number of steps of the whole run.
+        method: name of the training method in the header; by default the pipeline's.
+        where: description of engines, trainer and machine in the header.
+        rollouts_per_step: number of rollouts that a step waits for; `None` for a run without rollouts.
+        resumed_at: step of the checkpoint from which this session continues: later records are dropped. `None` starts
+            at the beginning: all records are dropped (a run that was killed before its first checkpoint has some).
+        started_at: time of the command (`time.time()`); by default, when this process started.
+        callbacks: the user's callbacks, called when a step or an evaluation is recorded.
 
     Raises:
-        RunDirectoryError: on entering, or later in `log_step` and `log_evaluation`: the record cannot be
-        written. ConfigError: on entering: a configured tracker cannot be started.
+        RunDirectoryError: on entering, or later in `log_step` and `log_evaluation`: the record cannot be written.
+        ConfigError: on entering: a configured tracker cannot be started.
     """
 
     def __init__(
@@ -147,7 +146,7 @@ class Tracker:
         self._stack.close()
 
     def note(self, text: str) -> None:
-        """Say what is being done before the first step."""
+        """Show what is being done before the first step."""
         logger.info("%s", text)
         self.console.note(text)
 
@@ -170,8 +169,8 @@ class Tracker:
     def log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record a training step: numbers by name.
 
-        Tokens per second are added: `rollout/num_tokens` by `time/generate_s` (by `time/step_s` where generation runs
-        beside the step), `training/num_tokens` by `time/train_s`.
+        Adds tokens per second: `rollout/num_tokens` by `time/generate_s` (by `time/step_s` if generation runs
+        concurrently with the step), `training/num_tokens` by `time/train_s`.
         """
         flat = {name: float(value) for name, value in metrics.items()}
         generating = generation_time(flat)
@@ -217,7 +216,7 @@ class Tracker:
         advantages: Mapping[str, float] | None = None,
         tokens: TokenColumns | None = None,
     ) -> None:
-        """Record every rollout of a step, with its advantage and columns of tokens where it was trained on."""
+        """Record every rollout of a step, with its advantage and token columns if it was trained."""
         self._write_rollouts(self.run.rollouts_path(step), step, groups, advantages, tokens)
         every = self._config.tracking.table_every_num_steps
         if every and step % every == 0:
@@ -225,7 +224,9 @@ class Tracker:
         self.console.answers(best_and_worst(groups))
 
     def keep_tokenizer(self, tokenizer: Any) -> None:
-        """Write a fast tokenizer of `transformers`, which gives the rollouts' tokens a text; another is left out."""
+        """Write a fast tokenizer of `transformers`, which decodes the rollouts' tokens; any other tokenizer is
+        ignored.
+        """
         fast = getattr(tokenizer, "backend_tokenizer", None)
         if not self._config.tracking.rollouts or fast is None or self.run.tokenizer_path.is_file():
             return
@@ -235,7 +236,7 @@ class Tracker:
             logger.warning("the tokenizer was not written to %s: %s", self.run.tokenizer_path, error)
 
     def truncate(self, step: int) -> None:
-        """Drop what was recorded after `step`; -1 drops everything."""
+        """Drop records after `step`; -1 drops all records."""
         self._metrics.truncate(step)
         for path in self.run.rollouts_dir.glob("*step-*.parquet"):
             number = path.stem.rpartition("-")[2]

@@ -1,4 +1,4 @@
-"""Text of models and environments, made harmless: shown as it is, it could act on a terminal."""
+"""Makes text of models and environments harmless: raw, it could control a terminal."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
     generate │ generate │ environment │ generate │ reward │ reward ─► batch
 
-Where the model writes for at least one rollout, that is what the wait is for; where it writes for none and environments
-act, it is these; where all that are under way wait for a verdict, it is the reward, in queues and while an attempt is
-repeated, too. The parts add up to the wait: nothing is counted twice, however many wait.
+If the model generates for at least one rollout, the wait is for the model; if it generates for none and environments
+act, the wait is for environments; if all running rollouts wait for a verdict, it is for the reward, including time in
+queues and in retries. The parts add up to the wait: nothing is counted twice, however many rollouts wait.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ _WAITING = ("queued", "generating")
 
 @dataclass(eq=False)
 class WaitPhases:
-    """Divides a phase of `spans` by what rollouts do meanwhile."""
+    """Divides a phase of `spans` by the current activity of rollouts."""
 
     spans: Spans
-    """Of the run."""
+    """Spans of the run."""
     ignored: str = "eval"
     """Purpose of rollouts that no step waits for."""
     _stage: dict[RolloutId, str] = field(init=False, default_factory=dict)
-    """By rollout, `model` or `reward`."""
+    """Stage of each rollout: `model` or `reward`."""
     _counts: Counter[str] = field(init=False, default_factory=Counter)
     _num_acting: int = field(init=False, default=0)
-    """Environments that act now, each for a rollout that would else be the model's."""
+    """Number of environments that act now; their rollouts would otherwise count as the model's."""
     _first: str | None = field(init=False, default=None)
-    """What the phase of the model is called; `None` while nobody waits."""
+    """Name of the model's phase; `None` while no step waits."""
 
     def on_transition(self, event: Move) -> None:
-        """Hear of a transition, as a listener of a life cycle; returns at once."""
+        """Record a transition, as a listener of a life cycle; returns immediately."""
         name = event.rollout_id
         if name.purpose == self.ignored:
             return

@@ -1,1 +1,1 @@
-"""Reading a run directory that anybody may have written: inside it alone, regular files alone, in bounded portions."""
+"""Reads untrusted run directories: only inside the directory, only regular files, and in bounded portions."""

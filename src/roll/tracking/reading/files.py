@@ -1,4 +1,4 @@
-"""Reading below one directory and nowhere else, and following files that grow."""
+"""Reads files below one directory only, and follows files that grow."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _LONGEST_LINE = 16 * 2**20
 _CHUNK = 4 * 2**20
 _REMEMBERED = 64
 _DEEPEST = 100
-"""Of JSON: what writes answers goes to 255, and what a run writes to about 5."""
+"""Maximum nesting of JSON: encoders of responses allow 255, and a run writes about 5."""
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does."""
+    """Identifies a version of a file."""
 
     inode: int
     size: int
@@ -32,7 +32,7 @@ class Stamp(NamedTuple):
 
     @property
     def modified_s(self) -> float:
-        """Unix time."""
+        """Modification time as Unix time."""
         return self.modified_ns / 1e9
 
 
@@ -63,10 +63,10 @@ def _is_deep(value: Any) -> bool:
 
 
 class Inside:
-    """A directory of which regular files are read that no link leads to; pipes, devices and links are refused.
+    """A directory whose regular files are read; pipes, devices and links are rejected.
 
     Args:
-        root: itself may be reached through links: the user gave it, or it was found by listing one that the user gave.
+        root: the directory, which may itself be reached through links: the user gave it, or a parent directory.
     """
 
     def __init__(self, root: Path) -> None:
@@ -159,14 +159,14 @@ def _explained(parts: tuple[str, ...]) -> Iterator[None]:
 
 
 class Tail:
-    """Whole lines that a file got since the last look, read once.
+    """Reads the new complete lines of a file since the last call.
 
-    A file that was cut back, replaced, or rewritten in front of what was read is read again from its start.
+    A file that was truncated, replaced, or rewritten before the current position is read again from its start.
 
     Args:
         inside: the directory.
-        parts: the file's place in it.
-        end: of a whole line.
+        parts: path of the file in the directory.
+        end: line separator.
     """
 
     def __init__(self, inside: Inside, *parts: str, end: bytes = b"\n") -> None:
@@ -175,11 +175,11 @@ class Tail:
         self._parts = parts
         self._stamp: Stamp | None = None
         self._refused = ""
-        """Why, until the file changes."""
+        """Why the file is rejected, until it changes."""
         self.offset = 0
-        """Where whole lines end that were read."""
+        """End of the complete lines that were read."""
         self.rest = b""
-        """What stood behind them at the last look."""
+        """Bytes after these lines at the last call."""
         self._before = b""
 
     def grown(self) -> bool:

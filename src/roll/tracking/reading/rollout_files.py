@@ -1,11 +1,11 @@
-"""Files of rollouts (`roll.tracking.rollout_table`), by whomever they were written: portions, rows, texts.
+"""Untrusted files of rollouts (`roll.tracking.rollout_table`): portions, rows, texts.
 
     rollouts/*.parquet ─ metadata ─► refused, or portions of tens of MiB ─► columns, some rows in full, hits of a search
 
 Invariants:
-    - no more is decoded at once than metadata says that `_PORTION` bytes hold, or one row;
-    - texts stay in the dictionaries that a file has them in, so that one that a million rows share is held once;
-    - a row becomes Python's own values only once its size is known.
+    - at most `_PORTION` bytes (according to the metadata) or one row are decoded at once;
+    - texts stay in the file's dictionaries, so that a text shared by a million rows is stored once;
+    - a row is converted to Python values only when its size is known.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
 __all__ = ["MOST_ROWS", "RolloutTable", "as_written", "compute", "distinct", "holding", "opened", "place_of"]
 
 MOST_ROWS = 2**20
-"""Of one file."""
+"""Maximum number of rows of one file."""
 _MOST_AT_ONCE = 2**16
 _PORTION = 64 * 2**20
 _LARGEST_GROUP = 2**30
-"""Bytes of the columns that are read of one row group."""
+"""Maximum bytes of the columns read from one row group."""
 _LARGEST_ROWS = 64 * 2**20
-"""Bytes of what is spelled out together."""
+"""Maximum bytes of rows that are returned together."""
 _BYTES_PER_VALUE = 8
 _WHOLE = frozenset(("token_ids", "policy_versions", "turns", "branches"))
-"""Lists in which a run leaves nothing out."""
+"""Lists in which a run has no missing entries."""
 _NAME = re.compile(r"(eval-)?step-(\d{6}|[1-9]\d{6,8})\.parquet")
 
 
@@ -50,7 +50,9 @@ def compute() -> Any:
 
 
 def place_of(name: str) -> tuple[int, str] | None:
-    """Step and kind (`train` or `eval`) of a file's rollouts; `None` where it is not called as a run calls them."""
+    """Return the step and kind (`train` or `eval`) of a file's rollouts; `None` if the name is not one that a run
+    uses.
+    """
     match = _NAME.fullmatch(name)
     return None if match is None else (int(match[2]), "eval" if match[1] else "train")
 
@@ -80,14 +82,14 @@ def opened(inside: Inside, name: str) -> Iterator[RolloutTable]:
 
 
 class RolloutTable:
-    """An open file; made by `opened`."""
+    """An open file; see `opened`."""
 
     def __init__(self, name: str, file: pq.ParquetFile) -> None:
         self._name = name
         self._file = file
         self.num_rows: int = file.metadata.num_rows
         self.names = frozenset(file.schema_arrow.names)
-        """Of its columns."""
+        """Names of the file's columns."""
 
     def portions(self, columns: Collection[str]) -> Iterator[pa.RecordBatch]:
         """Yield all rows with the given columns; columns that the file does not have are omitted.

@@ -1,11 +1,11 @@
-"""Trackers besides `metrics.jsonl`: TensorBoard, Weights & Biases, SwanLab, MLflow, Trackio.
+"""Trackers in addition to `metrics.jsonl`: TensorBoard, Weights & Biases, SwanLab, MLflow, Trackio.
 
     metrics, tables ──► GuardedSink (a queue, a thread) ──► Sink (one file per tracker, with its own client)
 
 Invariants:
     - a run never waits for a tracker, and never ends because of one;
-    - what a tracker gets is what `metrics.jsonl` holds: a value that is `null` there is not sent;
-    - a resumed run goes on in the tracker's own run, wherever it is resumed.
+    - a tracker receives the content of `metrics.jsonl`, without values that are `null` there;
+    - a resumed run continues the tracker's own run, on whichever machine it is resumed.
 """
 
 from roll.tracking.sinks.base import Opening, RolloutTable, Sink

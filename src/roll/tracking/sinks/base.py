@@ -1,4 +1,4 @@
-"""What every tracker is given, and what it is asked."""
+"""The interface of every tracker, and its inputs."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ __all__ = ["Kept", "Opening", "RolloutTable", "Sink", "flattened", "load_client"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Opening:
-    """What a sink is opened with."""
+    """Arguments for opening a sink."""
 
     run: RunDirectory
     project: str
-    """Where the tracker puts the run: the value of its key in `tracking`."""
+    """The tracker's project for the run: the value of the tracker's key in `tracking`."""
     settings: Mapping[str, Any]
     """The resolved configuration."""
     resumed_at: int
-    """Step that the run continues after; -1 where it starts."""
+    """Step after which the run continues; -1 for a new run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,23 +47,24 @@ class Sink(Protocol):
     """One run of one tracker. Built with an `Opening`, by the names in `SINKS`; called by one thread."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take the finite metrics of a step or of an evaluation."""
+        """Send the finite metrics of a step or of an evaluation."""
         ...
 
     def table(self, step: int, table: RolloutTable) -> None:
-        """Take some of its rollouts."""
+        """Send some rollouts of a step or of an evaluation."""
         ...
 
     def close(self) -> None:
-        """Send what is left, and end."""
+        """Send the rest, and close the client."""
         ...
 
 
 class Kept:
-    """Where a client keeps what it is told: most write on to what was removed, and say nothing.
+    """Watches the file or directory to which a client writes: most clients keep writing to a removed file without an
+    error.
 
     Args:
-        path: a file or directory; some clients make it later.
+        path: a file or directory, which the client may create later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -71,10 +72,10 @@ class Kept:
         self._inode = self._now()
 
     def check(self) -> None:
-        """See that it is still there.
+        """Check that the path still exists.
 
         Raises:
-            FileNotFoundError: it was removed, or something else has its place.
+            FileNotFoundError: the path was removed or replaced.
         """
         now = self._now()
         if self._inode is None:

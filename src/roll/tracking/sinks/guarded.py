@@ -1,12 +1,14 @@
-"""A tracker that can neither hold a run up nor end it.
+"""A wrapper with which a tracker can neither block a run nor end it.
 
     run's thread: log, table ──► queue (bounded) ──► thread of the sink ──► its client, one call at a time
 
 Invariants:
-    - the client is opened, used and closed by one thread, which is not the main one (where some would take Ctrl-C);
-    - calls arrive in the order in which they were made; one that fails, or finds the queue full, is counted and
-      logged, and the run's own record is whole without it;
-    - `settle` and `close` wait for a limited time: a server that answers nobody costs a run that, once, at its end.
+    - the client is opened, used and closed by one thread, which is not the main thread (where some clients would catch
+      Ctrl-C);
+    - calls are made in order; a call that fails, or for which the queue is full, is counted and logged, and the run's
+      own record is complete without it;
+    - `settle` and `close` wait for a limited time: a server that does not respond costs a run that time once, at its
+      end.
 """
 
 from __future__ import annotations
@@ -28,11 +30,11 @@ __all__ = ["GuardedSink", "left_behind"]
 logger = logging.getLogger(__name__)
 
 MOST_WAITING = 1000
-"""Calls that a slow tracker may be behind by."""
+"""Maximum number of calls that wait for a slow tracker."""
 OPEN_LIMIT_S = 120.0
-"""How long the start of a run waits for a tracker."""
+"""Timeout for a tracker at the start of a run."""
 CLOSE_LIMIT_S = 60.0
-"""How long the end of a run waits for a tracker."""
+"""Timeout for a tracker at the end of a run."""
 
 _LONGEST_REASON = 300
 _left_behind: set[str] = set()
@@ -42,14 +44,14 @@ class GuardedSink:
     """A sink whose failures are counted, not raised.
 
     Args:
-        name: its key in `tracking`.
-        make: opens it; this waits for it.
-        most_waiting: calls that may wait; further ones are failures.
-        open_limit_s: after which one that is still being opened is refused.
-        close_limit_s: how long `settle` and `close` together wait.
+        name: key of the tracker in `tracking`.
+        make: opens the sink; the constructor waits for it.
+        most_waiting: maximum number of waiting calls; further calls are failures.
+        open_limit_s: timeout for opening the sink.
+        close_limit_s: timeout for `settle` and `close` together.
 
     Raises:
-        ConfigError: it cannot be opened (at construction only).
+        ConfigError: the sink cannot be opened (only in the constructor).
     """
 
     def __init__(
@@ -85,16 +87,16 @@ class GuardedSink:
             ) from error
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Pass the finite metrics on; returns at once."""
+        """Queue the finite metrics; returns immediately."""
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         self._put(lambda: self._sink.log(step, finite))
 
     def table(self, step: int, table: RolloutTable) -> None:
-        """Pass some rollouts on; returns at once."""
+        """Queue some rollouts; returns immediately."""
         self._put(lambda: self._sink.table(step, table))
 
     def settle(self) -> None:
-        """Wait, for a limited time, until everything so far has arrived or failed."""
+        """Wait, for a limited time, until all calls so far have been made."""
         arrived = threading.Event()
         started = time.monotonic()
         if self._put(arrived.set):
@@ -102,7 +104,7 @@ class GuardedSink:
         self._limit_s = max(0.0, self._limit_s - (time.monotonic() - started))
 
     def close(self) -> None:
-        """Finish the sink; may be called twice. One that does not end in its time is left behind, and counted."""
+        """Close the sink; may be called twice. A sink that does not end in time is abandoned, and counted."""
         if self._thread.is_alive():
             self._put(self._sink.close)
             self._put(None)

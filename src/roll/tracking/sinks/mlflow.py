@@ -1,4 +1,4 @@
-"""MLflow: https://mlflow.org/docs. `MLFLOW_TRACKING_URI` says where: a server, or `sqlite:///mlflow.db`."""
+"""MLflow: https://mlflow.org/docs. `MLFLOW_TRACKING_URI` sets the destination: a server, or `sqlite:///mlflow.db`."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from roll.version import __version__
 __all__ = ["MlflowSink"]
 
 _AT_ONCE = 100
-"""Parameters that MLflow takes in one call; of metrics it takes a thousand."""
+"""Maximum number of parameters that MLflow accepts in one call; it accepts a thousand metrics."""
 _LONGEST_PARAMETER = 6000
 
 
 class MlflowSink:
-    """One run of an experiment, found again by its tag `roll.run`.
+    """One run of an experiment, identified by its tag `roll.run`.
 
-    A parameter cannot change in MLflow, so a resumed run's are those that it began with; `config.yaml` among the
-    artifacts is always the newest. Of two values of a step, the later one counts.
+    A parameter cannot change in MLflow, so a resumed run has its initial parameters; the artifact `config.yaml` is
+    always the newest. Of two values for a step, the later one counts.
     """
 
     def __init__(self, opening: Opening) -> None:

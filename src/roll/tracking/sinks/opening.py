@@ -1,4 +1,4 @@
-"""Which trackers there are, and those of a run."""
+"""The available trackers, and those of a run."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ SINKS: Registry[Callable[[Opening], Sink]] = Registry(
         "trackio": "roll.tracking.sinks.trackio:TrackioSink",
     },
 )
-"""By the key of `tracking` that switches it on, which is also the package that it needs and the extra that has it."""
+"""By the key of `tracking` that enables the tracker, which is also the name of its package and of the extra."""
 
 
 def check_packages(config: TrackingConfig) -> None:
-    """See that the packages of every configured tracker are installed.
+    """Check that the packages of every configured tracker are installed.
 
     Raises:
-        ConfigError: one is not; says how to install it.
+        ConfigError: a package is not installed; the message tells how to install it.
     """
     for name in _chosen(config):
         load_client(name)
@@ -45,10 +45,10 @@ def open_sinks(
     """Open every configured tracker.
 
     Args:
-        run: where it lies.
-        config: which trackers there are.
+        run: directory of the run.
+        config: the configured trackers.
         settings: the resolved configuration, which trackers show.
-        resumed_at: step that the run continues after; -1 where it starts.
+        resumed_at: step after which the run continues; -1 for a new run.
 
     Raises:
         ConfigError: a tracker cannot be opened; the others are closed again.

@@ -1,4 +1,4 @@
-"""The few rollouts that a tracker shows of a step: the best, the worst, and those between."""
+"""The few rollouts of a step that a tracker shows: the best, the worst, and some in between."""
 
 from __future__ import annotations
 

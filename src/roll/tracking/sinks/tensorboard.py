@@ -1,7 +1,7 @@
 """TensorBoard event files, through TensorBoard's own records; neither TensorFlow nor torch is imported.
 
-Each process that works on a run writes a file of its own; a resumed run first cuts the events after its checkpoint
-out of the earlier ones.
+Each process that works on a run writes its own file; a resumed run first removes the events after its checkpoint from
+the earlier files.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["TensorBoardSink", "truncate_events"]
 
 
 class TensorBoardSink:
-    """Writes below the run's `tensorboard/`: scalars, which are 32 bits wide there, and texts."""
+    """Writes to the run's `tensorboard/`: scalars, which are 32 bits wide there, and texts."""
 
     def __init__(self, opening: Opening) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -49,7 +49,7 @@ class TensorBoardSink:
         self._write(step=step, summary=summary(value=values))
 
     def table(self, step: int, table: RolloutTable) -> None:
-        """Write rollouts as text: TensorBoard has no tables that could hold it."""
+        """Write rollouts as text, since TensorBoard has no suitable tables."""
         cells = [zip(table.columns, row, strict=True) for row in table.rows]
         rows = ["\n".join(f"{name}: {cell}" for name, cell in row) for row in cells]
         self._text(step, table.name, _indented("\n\n".join(rows)))
@@ -93,7 +93,9 @@ def _protos() -> Any:
 
 
 def truncate_events(directory: Path, step: int) -> int:
-    """Drop events after `step`, and torn records, from every event file; returns how many events went."""
+    """Drop events after `step` and incomplete records from every event file, and return the number of dropped
+    events.
+    """
     from tensorboard.backend.event_processing.event_file_loader import RawEventFileLoader
     from tensorboard.summary.writer.record_writer import RecordWriter
 

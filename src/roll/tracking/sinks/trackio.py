@@ -1,4 +1,4 @@
-"""Trackio: https://huggingface.co/docs/trackio. Local (`TRACKIO_DIR` says where), or a Space (`TRACKIO_SPACE_ID`)."""
+"""Trackio: https://huggingface.co/docs/trackio. Local (in `TRACKIO_DIR`), or a Space (`TRACKIO_SPACE_ID`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["TrackioSink"]
 
 
 class TrackioSink:
-    """One run of a project. Trackio finds a run again by its name alone, so the name ends in a part of the run's id."""
+    """One run of a project. Trackio identifies a run by its name only, so the name ends with a part of the run's id."""
 
     def __init__(self, opening: Opening) -> None:
         self._client = load_client("trackio")

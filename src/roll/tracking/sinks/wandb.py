@@ -14,8 +14,8 @@ __all__ = ["WandbSink"]
 class WandbSink:
     """One run of a project; a resumed run continues it.
 
-    W&B's own counter of steps only grows, and a resumed run goes back to its checkpoint; so `step` is a metric of its
-    own, against which all others are drawn. Of two values of a step, the later one counts.
+    The step counter of W&B only increases, but a resumed run goes back to its checkpoint; so `step` is a separate
+    metric, against which all others are plotted. Of two values for a step, the later one counts.
     """
 
     def __init__(self, opening: Opening) -> None:
