@@ -1,7 +1,7 @@
 """The `roll` command.
 
-Nothing heavy is imported here: each command imports what it needs when it runs, so `roll --help` and a
-misspelled key answer at once.
+Nothing heavy is imported here: each command imports what it needs when it runs, so `roll --help` and the error for a
+misspelled key appear immediately.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Files of answers to score: one JSON object per line, read into rollouts; every mistake names its line.
+"""Files of answers to score: one JSON object per line, read into rollouts; every error names its line.
 
 response   the answer                                   (also: text, completion)
 answer     the reference, where the reward compares     (also: reference, ground_truth)
@@ -35,7 +35,7 @@ class AnswerLine:
     """One answer of a file."""
 
     number: int
-    """Of its line, from 1."""
+    """Line number, from 1."""
     domain: str
     rollout: Rollout
     expected: bool | float | None

@@ -1,9 +1,9 @@
-"""`roll chat`: a conversation with one model or several, each in an embedded engine, beside each other.
+"""`roll chat`: a conversation with one model or several side by side, each in an embedded engine.
 
 line typed ──► every source's own conversation ──► tokens ──► its engine ──► what is new of the answer, as it is made
 
-Invariants: what a model writes is made printable before it reaches the terminal, whatever it is; an answer that is
-interrupted stays in the conversation as far as it went.
+Invariants: a model's text is made printable before it reaches the terminal; an interrupted answer stays in the
+conversation up to the interruption.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["Manner", "talk"]
 
 MOST_CONTEXT = 8192
-"""Tokens for which an engine keeps room, where the model takes as many."""
+"""Context length of an engine, if the model supports as much."""
 LOOK_EVERY_S = 0.05
 HELP = """\
 /reset              forget the conversation
@@ -43,7 +43,7 @@ HELP = """\
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manner:
-    """How all sources answer."""
+    """Sampling options of all sources."""
 
     system: str = ""
     max_new_tokens: int = 512
@@ -54,7 +54,7 @@ class Manner:
 
 @dataclass(kw_only=True, slots=True)
 class _Speaker:
-    """One source: a model in its engine, and what was said so far."""
+    """One source: a model in its engine, and its conversation so far."""
 
     label: str
     engine: HFEngine
@@ -69,11 +69,11 @@ def talk(sources: Sequence[str], manner: Manner, *, with_base: bool) -> None:
 
     Args:
         sources: runs, checkpoints, or models.
-        manner: how they answer.
-        with_base: also ask the model that the first source, a run, began with.
+        manner: sampling options.
+        with_base: whether to add the model from which the first source, a run, started.
 
     Raises:
-        UserError: a source has no model, or it cannot be loaded.
+        UserError: a source has no model, or the model cannot be loaded.
     """
     from roll.process_environment import prepare_environment
 
@@ -139,17 +139,17 @@ async def _opened(name: str, manner: Manner) -> _Speaker:
 
 
 class _Conversation:
-    """Reads lines, and has every speaker answer."""
+    """Reads lines, and generates an answer from every speaker."""
 
     def __init__(self, runner: asyncio.Runner, speakers: Sequence[_Speaker], manner: Manner) -> None:
         self._runner = runner
         self._speakers = speakers
         self._manner = manner
         self._attempts = 0
-        """Answers asked for with /again: they change the seed."""
+        """Number of repetitions with /again, which change the seed."""
         self._typed = sys.stdin.isatty()
         self._shown = self._typed and sys.stdout.isatty()
-        """Whether there is a person, who wants to see who says what."""
+        """Whether the input is a terminal, so that speakers are labeled."""
         self._reset()
 
     def run(self) -> None:
@@ -176,7 +176,7 @@ class _Conversation:
             raise UserError(f"the input is not UTF-8 text (byte {error.start}).") from None
 
     def _command(self, line: str) -> bool:
-        """Do what a line that begins with / says; false to leave."""
+        """Run a command, a line that begins with /; return false to leave."""
         name, _, rest = line[1:].partition(" ")
         settings: dict[str, tuple[str, Callable[[str], Any]]] = {
             "temperature": ("temperature", lambda text: _number(text, float, 0)),
@@ -249,7 +249,7 @@ class _Conversation:
             speaker.messages.append(Message(role="assistant", content="".join(said)))
 
     async def _stream(self, speaker: _Speaker, said: list[str]) -> None:
-        """Print an answer as it is made; `said` gets its text piece by piece."""
+        """Print an answer while it is generated; `said` receives its text in pieces."""
         from roll.inference.hf import made_so_far
         from roll.types import GenerationRequest, SamplingParams
 

@@ -1,4 +1,4 @@
-"""The commands. Each imports what it needs when it runs."""
+"""The commands. Each imports its dependencies when it runs."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["Session", "roll"]
 
 @dataclass
 class Session:
-    """What `main` must know of a command that failed or was interrupted."""
+    """What `main` needs to know about a command that failed or was interrupted."""
 
     run_dir: Path | None = None
     own_process: bool = False
-    """Whether this process runs nothing but the command, so that a command may settle what it imports."""
+    """Whether this process runs only the command, so that a command may affect global state."""
 
 
 _overrides = click.argument("overrides", nargs=-1, metavar="[KEY=VALUE]...")

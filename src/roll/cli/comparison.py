@@ -1,8 +1,8 @@
-"""`roll compare`: runs side by side, from what their directories hold.
+"""`roll compare`: runs side by side, from the files in their directories.
 
-config.yaml ──► keys that differ ─┐
-summary.json, metrics.jsonl ──► outcome, held-out, time ─┼──► tables, or JSON
-metrics.jsonl ──► means of the last steps that all have ─┘
+config.yaml ──► keys that differ ─────────────────────────────┐
+summary.json, metrics.jsonl ──► outcome, held-out, time ──────┼──► tables, or JSON
+metrics.jsonl ──► means of the last steps that all have ──────┘
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ __all__ = ["compared"]
 RECENT_STEPS = 5
 _LARGEST_SUMMARY = 2**20
 USUAL = ("reward/*", "eval/*", "training/loss", "entropy/*", "agreement/*", "response/*", "rollout/length*")
-"""Metrics that are compared where none are named."""
+"""Metrics that are compared by default."""
 WIDEST = 160
 _ABSENT = "–"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Compared:
-    """A run as it is compared."""
+    """The data of a run for the comparison."""
 
     label: str
     settings: dict[str, Any]
-    """By dotted key, without those that are of this run alone."""
+    """Settings by dotted key, without those that always differ between runs."""
     summary: Summary
     steps: list[dict[str, float]]
-    """Numbers of each training step, with its `step`."""
+    """Numbers of each training step, including its `step`."""
     evaluations: list[dict[str, float]]
 
 

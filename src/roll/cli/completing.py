@@ -1,4 +1,4 @@
-"""What shells offer for arguments that are paths. docs/operations/install.md says how completion is switched on."""
+"""Shell completion of path arguments. docs/operations/install.md describes how to enable completion."""
 
 from __future__ import annotations
 

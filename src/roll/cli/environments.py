@@ -1,4 +1,4 @@
-"""`roll env`: see environments, play them, have them played, and check one's own. Each imports what it needs."""
+"""`roll env`: list, play, roll out, check and serve environments. Each command imports what it needs when it runs."""
 
 from __future__ import annotations
 

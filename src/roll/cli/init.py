@@ -1,4 +1,4 @@
-"""`roll init`: the examples that are shipped with the package, as files of the user's own."""
+"""`roll init`: writes the examples of the package as the user's own files."""
 
 from __future__ import annotations
 

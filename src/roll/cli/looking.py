@@ -1,4 +1,4 @@
-"""`roll view`, `roll chat` and `roll compare`: looking into what was trained."""
+"""`roll view`, `roll chat` and `roll compare`: inspecting trained runs."""
 
 from __future__ import annotations
 

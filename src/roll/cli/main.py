@@ -33,12 +33,12 @@ from roll.tracking.visible import printable
 __all__ = ["end", "guarded", "run"]
 
 END_TIMEOUT_S = 1.0
-"""For threads whose processes were ended, to meet that and to put away what they have."""
+"""Timeout for threads to notice that their processes were ended, and to clean up."""
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 
 def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
-    """Run the command line `arguments`; `own_process` says that this process does nothing else.
+    """Run the command line `arguments`; `own_process` means that this process does nothing else.
 
     Returns:
         The exit code.
@@ -50,10 +50,10 @@ def run(arguments: Sequence[str], *, own_process: bool = False) -> int:
 
 
 def end(code: int) -> NoReturn:
-    """End this process, whatever was left behind.
+    """End this process, whatever threads are left.
 
-    A tracker's client would wait at its end for a server that answers nobody, and Python for a thread that still
-    computes for a start that was canceled. Whoever interrupts once more while this waits has it end at once.
+    Otherwise a tracker's client would wait for a server that does not respond, and Python for a thread that still
+    computes for a start that was canceled. Another interrupt during the wait ends the process immediately.
     """
     try:
         waits_for_nothing = not any(_left_behind())
@@ -77,10 +77,10 @@ def _left_behind() -> Iterator[bool]:
 
 
 def guarded(action: Callable[[], object], session: Session) -> int:
-    """Do `action`; whatever it raises becomes a message on stderr.
+    """Run `action`, and print any exception as a message on stderr.
 
     Returns:
-        The exit code: what `action` returns, if that is a number.
+        The exit code: the return value of `action`, if it is a number.
     """
     try:
         result = action()
@@ -98,7 +98,7 @@ def guarded(action: Callable[[], object], session: Session) -> int:
 
 
 def _of_roll(error: Exception) -> Exception:
-    """Return the error; one of a sandbox's as one of ROLL's tree."""
+    """Return the error, converted to ROLL's hierarchy if it is a sandbox's."""
     if "roll_sandbox.errors" not in sys.modules:
         return error
     from roll.sandbox_errors import translated
@@ -158,7 +158,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _report(error: Exception, session: Session) -> Path | None:
-    """Write the traceback into the run's logs, or a temporary directory before there are any."""
+    """Write the traceback to the run's logs, or to a temporary directory before they exist."""
     logs = session.run_dir / "logs" if session.run_dir is not None else None
     name = f"error-{datetime.now():%Y%m%d-%H%M%S}.log"
     text = "".join(traceback.format_exception(error))

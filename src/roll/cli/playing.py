@@ -1,6 +1,6 @@
-"""Who plays an environment for `roll env`: a person, chance, the embedded engine, or a server.
+"""Players of an environment for `roll env`: a person, random actions, the embedded engine, or a server.
 
-All of them see the conversation: the first observation, and then by turns what they answered and what came of it.
+Each gets the conversation: the first observation, and then in turn its answers and the resulting observations.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ __all__ = ["Sampling", "conversation", "one_episode", "person", "rollouts"]
 
 
 _MOST_CONTEXT = 8192
-"""Tokens for which the embedded engine keeps room, where the model takes as many."""
+"""Context length of the embedded engine, if the model supports as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """Which model answers, and how."""
+    """The model that answers, and its sampling options."""
 
     model: str | None
     url: str | None
@@ -87,11 +87,11 @@ async def one_episode(
     tools: Sequence[Any] = (),
     form: str = "auto",
 ) -> Transcript:
-    """Play an environment once; `choose` says who plays it, and all else is as for `rollouts`.
+    """Play an environment once; `choose` returns the player, and the other arguments are those of `rollouts`.
 
     Raises:
-        UserError: it cannot be built, or cannot be played so.
-        InfraError: it, or who plays it, failed.
+        UserError: the environment cannot be built, or cannot be played this way.
+        InfraError: the environment or the player failed.
     """
     equipped = None
     try:

@@ -1,4 +1,4 @@
-"""`roll reward test`: score a file of answers, line by line, and say what came out.
+"""`roll reward test`: scores a file of answers, line by line, and reports the results.
 
 configuration, or rewards named on the command line ──► rewards by domain ─┐
 lines of the file ──► rollouts ──► as many at once as there are workers ───┴──► a table, a summary, an exit code
@@ -31,7 +31,7 @@ _PENALTIES = {"length", "repetition"}
 
 
 class _Named(Section):
-    """Rewards given on the command line, read as a source's would be."""
+    """Rewards given on the command line, parsed like those of a source."""
 
     reward: RewardList = option(..., "How answers are scored.")
 
@@ -77,19 +77,19 @@ def score_file(
     limit: int | None,
     as_json: bool,
 ) -> int:
-    """Score the answers of a file and print the outcome.
+    """Score the answers of a file and print the results.
 
     Args:
         path: a JSON Lines file: see `roll.cli.answer_files`.
-        config: whose rewards are used; by the lines' `domain` where it has several.
-        overrides: of the configuration.
+        config: configuration with the rewards, selected by the lines' `domain` if there are several.
+        overrides: overrides of the configuration.
         named: rewards to use instead, as YAML.
-        jobs: answers scored at once; by default one for each processor.
-        limit: score the first so many answers.
-        as_json: print one JSON object per line instead of a table.
+        jobs: number of answers scored at once; by default one for each processor.
+        limit: maximum number of answers to score.
+        as_json: whether to print one JSON object per line instead of a table.
 
     Returns:
-        The exit code: 0, or 1 where an answer could not be scored, or came out other than `expected`.
+        The exit code: 0, or 1 if an answer could not be scored, or its result differs from `expected`.
 
     Raises:
         UserError: the file, the configuration or a reward cannot be used.

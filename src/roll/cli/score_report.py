@@ -1,4 +1,4 @@
-"""What `roll reward test` prints: a row for each answer, then what they come to."""
+"""The output of `roll reward test`: a row for each answer, then a summary."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIDEST = 160
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scored:
-    """What came of one line."""
+    """The result of one line."""
 
     line: AnswerLine
     result: RewardResult | None
@@ -35,7 +35,7 @@ class Scored:
 
     @property
     def surprising(self) -> bool:
-        """Whether the file expects something else."""
+        """Whether the result differs from what the file expects."""
         expected, result = self.line.expected, self.result
         if expected is None:
             return False

@@ -1,7 +1,7 @@
-"""Who may read: nobody but whoever has the token, where there is one, and no other site through somebody's browser.
+"""Access control: with a token, only its holders can read, and no other site can read through a user's browser.
 
-A browser that is shown a hostile page can be made to send requests here. It cannot read the answers, since no header
-allows that, unless that page's own name is made to point here (DNS rebinding): so the `Host` header is looked at.
+A hostile page can make a browser send requests to this server. It cannot read the responses, since no header allows
+that, unless the page's own host name resolves to this server (DNS rebinding): so the `Host` header is checked.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def is_loopback(host: str) -> bool:
 
 
 class Access:
-    """Middleware in front of everything.
+    """Middleware in front of the whole application.
 
     Args:
-        app: what is guarded.
-        host: that the server listens at.
-        token: without which nothing is answered; `None` where everybody on this machine may read.
+        app: the guarded application.
+        host: address on which the server listens.
+        token: required for every request; `None` if all users of this machine may read.
     """
 
     def __init__(self, app: ASGIApp, host: str, token: str | None) -> None:

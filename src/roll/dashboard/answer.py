@@ -1,4 +1,4 @@
-"""An answer to a question about a run, with its figures and links into the page."""
+"""An answer to a question about a run, with its figures and links to the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 __all__ = ["RECENT_STEPS", "Answer", "link"]
 
 RECENT_STEPS = 5
-"""Steps at the beginning and at the end that are compared."""
+"""Number of steps at the beginning and at the end that are compared."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,7 @@ class Answer:
     question: str
     text: str
     tone: str = ""
-    """`good`, `warn` or `bad`; empty where it is neither."""
+    """`good`, `warn` or `bad`; empty for a neutral answer."""
     figures: Sequence[tuple[str, float | str | None]] = ()
     links: Sequence[dict[str, Any]] = field(default_factory=list)
 

@@ -1,6 +1,6 @@
-"""What people ask of a run, each answered in a sentence with its figures and where to look: for `/answers`.
+"""Common questions about a run, each answered in a sentence with its figures and links: for `/answers`.
 
-Every answer is read from the run's files, as all of the dashboard is: what they do not hold is said, not guessed.
+Every answer is computed from the run's files, like the whole dashboard: missing data is reported, not guessed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Telling an open page what grew, as rarely as it takes for watching to cost a run that trains next to nothing."""
+"""Notifies open pages of new data, rarely enough that watching takes almost nothing from a training run."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["Pace", "changes"]
 
 _POLL_S = 1.0
 _REST_S = 2.0
-"""After a change: a step writes several files, and who is told asks for all that changed."""
+"""Delay after a change: a step writes several files, and a notified page requests everything that changed."""
 _LATEST_S = 20.0
-"""A change is told after this long, whatever it costs."""
+"""Maximum delay of a notification, whatever its cost."""
 _SHARE = 0.004
-"""Of all processors' time, what a server with open pages may take."""
+"""Share of all processors' time that a server with open pages may use."""
 
 
 class Pace:
-    """A server's processor time beside its share: what is owed is waited for. One for all pages."""
+    """Limits a server's processor time to its share: excess time is followed by waiting. Shared by all pages."""
 
     def __init__(
         self,

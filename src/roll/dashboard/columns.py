@@ -1,4 +1,4 @@
-"""Columns that grow, in NumPy."""
+"""Growing NumPy columns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Columns:
     """Arrays of equal length, by name.
 
     Args:
-        types: of each.
+        types: dtype of each column.
     """
 
     def __init__(self, types: Mapping[str, Any]) -> None:
@@ -35,7 +35,7 @@ class Columns:
         return self._arrays[name][: self._size]
 
     def reserve(self, num_rows: int) -> None:
-        """Make room for so many rows, so that they come without a copy; what they do not use costs nothing."""
+        """Reserve space for rows, so that appending them needs no copy; unused space costs nothing."""
         for name, array in self._arrays.items():
             if num_rows > len(array):
                 grown = np.empty(num_rows, array.dtype)
@@ -52,16 +52,16 @@ class Columns:
         self._size = end
 
     def keep(self, mask: np.ndarray) -> None:
-        """Drop all rows but some."""
+        """Drop all rows except some."""
         self._arrays = {name: self[name][mask] for name in self._arrays}
         self._size = int(mask.sum())
 
 
 class Blocks:
-    """Columns of very many rows that are gone through a block at a time, and never copied to grow.
+    """Columns of very many rows, which are read a block at a time and never copied to grow.
 
     Args:
-        types: of each column.
+        types: dtype of each column.
     """
 
     def __init__(self, types: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Why a run stopped: from what its summary says of its end; for older runs, from its alarms and its log."""
+"""Why a run stopped: from its summary; for older runs, from its alarms and its log."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _RESUME = " `roll resume` continues from the newest checkpoint."
 
 
 def explain_end(known: Known) -> Answer:
-    """Answer why the run stopped."""
+    """Explain why the run stopped."""
     step = known.step
     text, tone = _explain(known, step)
     links = [link("log and alarms", "health", show="Alarms")]

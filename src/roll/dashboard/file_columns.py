@@ -1,6 +1,6 @@
-"""The columns of one file of rollouts that the index holds, and beginnings of its texts.
+"""The indexed columns of one file of rollouts, and the beginnings of its texts.
 
-Files of earlier versions, which have no `num_tokens`, `num_turns` and `oldest_version`, are read through their lists.
+Files of older versions have no `num_tokens`, `num_turns` and `oldest_version`, which are computed from their lists.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ NUMBERS: dict[str, Any] = {
     "num_turns": np.float32,
     "policy_version": np.float32,
 }
-"""Numbers and how they are held; NaN where the file has none. `policy_version` is the oldest of a row."""
+"""Numeric columns and their dtypes; NaN if the file has none. `policy_version` is the oldest of a row."""
 LABELS = ("domain", "verdict", "status", "finish_reason", "engine_id")
 MOST_LABELS = 4096
-"""Texts of one kind of label; rows with others have none."""
+"""Maximum number of distinct texts of one kind of label; rows with further texts have no label."""
 PREVIEW = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileColumns:
-    """What the index needs of one file of R rows."""
+    """The indexed data of one file of R rows."""
 
     num_rows: int
     numbers: dict[str, np.ndarray]
-    """[R] of each of `NUMBERS`."""
+    """Each column of `NUMBERS`, shape [R]."""
     labels: dict[str, tuple[np.ndarray, list[str]]]
-    """[R] of each of `LABELS`: which of the texts, and the texts."""
+    """Each column of `LABELS`: the index of each row's text, shape [R], and the texts."""
 
 
 def read_columns(inside: Inside, name: str, keep: Callable[[list[tuple[str, str]]], None]) -> FileColumns:

@@ -1,4 +1,4 @@
-"""What went wrong in a run, what became of its draws, and what its machine bore: for `/health`."""
+"""Problems of a run, the fates of its draws, and its machine's load: for `/health`."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ _CULPRITS = {
     "unfinished_above": ("finish_reason", "length"),
     "infra_errors_above": ("status", "infra_error"),
 }
-"""Which rollouts of its step an alarm is about; others are about all of them."""
+"""Rollouts of its step that an alarm concerns; other alarms concern all rollouts."""
 
 
 @dataclass(slots=True)
 class Alarm:
-    """An alarm that went off."""
+    """An alarm that was raised."""
 
     step: int | None
-    """`None` for alarms that look at several steps together."""
+    """`None` for alarms that consider several steps together."""
     alarm: str
-    """Its key below `alarms`."""
+    """The alarm's key below `alarms`."""
     message: str
     rows: list[int] = field(default_factory=list)
-    """Of the index: rollouts that made it go off, the newest first."""
+    """Index rows of the rollouts that raised it, newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +57,11 @@ class LedgerEntry:
     why: Any = ""
     draw_id: Any = None
     uid: Any = None
-    """What anybody may have written: any value of JSON."""
+    """Untrusted: any JSON value."""
 
     @property
     def reason(self) -> str:
-        """Why it has this fate."""
+        """Reason for the draw's fate."""
         return str(self.why) if self.why else "no reason given"
 
 
@@ -205,7 +205,7 @@ def _memory(metrics: Metrics) -> dict[str, Any]:
 
 
 def failures(inside: Inside, rollouts: Rollouts) -> list[dict[str, Any]]:
-    """Return why answers got no reward, the most frequent cause first: from the newest rows of some files."""
+    """Return why answers got no reward, the most frequent cause first, from the newest rows of some files."""
     texts = rollouts.texts("status")
     if "infra_error" not in texts:
         return []

@@ -1,4 +1,4 @@
-"""What is known of a run when people ask about it: all from its files."""
+"""What the files of a run tell about it, for answering questions."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SUPERVISED = ("sft", "preference", "reward_model", "distill_offline")
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """What is known of a run."""
+    """The known data of a run."""
 
     status: str
     num_steps: float | None
@@ -32,22 +32,22 @@ class Known:
     evaluation: Table
     rollouts: Rollouts
     ledger: Sequence[LedgerEntry]
-    """Entries of the newest checkpoint's."""
+    """Entries of the newest checkpoint's ledger."""
     alarms: Sequence[Alarm]
     log: Sequence[str]
     steps: Sequence[TracedStep]
-    """Phases of each, from the trace."""
+    """Phases of each step, from the trace."""
     plans: Sequence[Mapping[str, Any]]
     others: Sequence[tuple[str, str, int]]
-    """Id, name and number of keys that differ, of each other run."""
+    """Id, name and number of differing keys of each other run."""
     run: str
-    """Its id."""
+    """The run's id."""
     files_left: int = 0
-    """Of rollouts, that are still to be read."""
+    """Number of rollout files that are not read yet."""
     failures: Sequence[Mapping[str, Any]] = ()
     """Why answers got no reward, the most frequent cause first."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """`summary.json`; empty while the run is going on, and where it was killed."""
+    """`summary.json`; empty while the run is running, or if it was killed."""
 
     @property
     def pipeline(self) -> str:
@@ -61,7 +61,7 @@ class Known:
 
     @property
     def has_rollouts(self) -> bool:
-        """Whether answers were recorded."""
+        """Whether rollouts were recorded."""
         return len(self.rollouts) > 0
 
     @property
@@ -71,7 +71,7 @@ class Known:
 
     @property
     def end_kind(self) -> str:
-        """How the run ended, by its summary; for runs of older versions by its steps and alarms, or empty."""
+        """How the run ended according to its summary; for runs of older versions, its steps and alarms; or empty."""
         if kind := self._ending("kind"):
             return kind
         if self.status == "finished":
@@ -80,7 +80,7 @@ class Known:
 
     @property
     def end_message(self) -> str:
-        """The words of the alarm or the error that ended the run."""
+        """The message of the alarm or the error that ended the run."""
         found = self._stopping_alarms()
         return self._ending("message") or (found[-1].message if found else "")
 
@@ -91,7 +91,7 @@ class Known:
 
     @property
     def num_trained_steps(self) -> float | None:
-        """Steps that something was learned in, by the summary."""
+        """Number of steps that updated the weights, according to the summary."""
         return usual_number(self.summary.get("num_trained_steps"))
 
     def _stopping_alarms(self) -> list[Alarm]:

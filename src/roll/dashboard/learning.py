@@ -1,4 +1,4 @@
-"""Why a run does not learn, or that it does: by rewards and held-out scores, or by the loss where it has no reward."""
+"""Why a run does not learn, or evidence that it does: rewards and held-out scores, or the loss without rewards."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _FAILED_SHARE = 0.5
 
 
 def explain_learning(known: Known) -> Answer:
-    """Answer why the reward is flat; of a run without rewards, why the loss does not fall."""
+    """Explain why the reward is flat or, without rewards, why the loss does not decrease."""
     return _explain_loss(known) if known.is_supervised else _explain_reward(known)
 
 
@@ -63,7 +63,7 @@ def _explain_reward(known: Known) -> Answer:
 
 
 def _failed_rewards(known: Known) -> str | None:
-    """Return what failed where most of the recent answers got no reward at all, which is not a reward of 0."""
+    """Return the cause of failure if most recent answers got no reward at all, which differs from a reward of 0."""
     share = known.mean("rollout/infra_error_share", slice(-RECENT_STEPS, None))
     evaluated = known.evaluation.last("eval/infra_errors") or 0.0
     nothing_trained = not known.train.steps and evaluated > 0
@@ -113,7 +113,7 @@ def _explain_loss(known: Known) -> Answer:
 
 
 def _causes(known: Known, reward: float) -> Iterable[tuple[str, dict[str, Any] | None]]:
-    """Yield why nothing is learned, the most likely cause first."""
+    """Yield reasons why nothing is learned, the most likely first."""
     recent = slice(-RECENT_STEPS, None)
     cut = known.mean("rollout/unfinished_share", recent)
     if cut is not None and cut > 0.1:

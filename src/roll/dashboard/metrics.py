@@ -1,4 +1,4 @@
-"""`metrics.jsonl` as columns, kept up to date by reading only what was appended."""
+"""`metrics.jsonl` as columns, updated by reading only appended lines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Metrics", "Table"]
 _MOST_NAMES = 5000
 _LONGEST_NAME = 500
 _MOST_VALUES = 2**25
-"""Of one kind of row, missing ones included: 256 MiB."""
+"""Maximum number of values of one kind of row, including missing ones: 256 MiB."""
 _LONGEST_STEP_S = 1e9
 _MOST_POINTS = 2000
 _LARGEST_STEP = 2**31 - 1
 KINDS = {"train": "train", "evaluation": "eval"}
-"""What the file calls a kind of row, and what the page does."""
+"""The file's name of each kind of row, and the page's."""
 
 
 class Table:
@@ -36,11 +36,11 @@ class Table:
 
     @property
     def is_full(self) -> bool:
-        """Whether it takes no more rows: a few bytes of a file make a value of every name."""
+        """Whether no more rows are accepted: a few bytes of a file add a value to every column."""
         return (len(self.columns) + 1) * (len(self.steps) + 1) > _MOST_VALUES
 
     def add(self, step: int, time_s: float, row: dict[str, Any]) -> None:
-        """Append a row; what is no finite number is NaN."""
+        """Append a row; values that are not finite numbers become NaN."""
         for name, value in row.items():
             if name in ("step", "kind"):
                 continue
@@ -71,7 +71,7 @@ class Metrics:
     def __init__(self, inside: Inside) -> None:
         self._tail = Tail(inside, "metrics.jsonl")
         self.beside = False
-        """Whether evaluations run beside steps, so that their time is no part of the run's."""
+        """Whether evaluations run concurrently with steps, so that their time is not part of the run's."""
         self.problem = ""
         self._clear()
 
@@ -81,7 +81,7 @@ class Metrics:
         self._malformed = self._left_out = 0
 
     def refresh(self) -> None:
-        """Read what is new; what cannot be read is told by `problem`."""
+        """Read new lines; `problem` describes a file that cannot be read."""
         try:
             for restarted, lines in self._tail.chunks():
                 if restarted:

@@ -1,4 +1,4 @@
-"""One rollout in full: what was said, turn by turn, and what is known of every token."""
+"""One whole rollout: the conversation, turn by turn, and the data of every token."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Branch(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """A rollout as its file has it, which any version may have written: what it lacks is empty."""
+    """A rollout as stored by any version; missing fields are empty."""
 
     uid: str | None = None
     answer: Any = None

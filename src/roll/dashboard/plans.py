@@ -1,4 +1,4 @@
-"""What `roll plan` and `roll simulate` said of a run: for `/plan`."""
+"""Results of `roll plan` and `roll simulate` for a run: for `/plan`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["plans"]
 
 _LARGEST = 2**20
 _MOST_FILES = 50
-"""Of one directory."""
+"""Maximum number of files of one directory."""
 _DIRECTORIES = ((), ("calibration",), ("simulation",), ("plan",))
 
 

@@ -1,4 +1,4 @@
-"""Questions to an index of rollouts: which match, in which order, how many of each kind, which hold a text."""
+"""Queries of an index of rollouts: filters, order, counts, and text search."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _LARGEST_GROUP = 1024
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filters:
-    """What a rollout must be; what is `None` or empty asks for nothing."""
+    """Conditions on rollouts; `None` or empty means no condition."""
 
     lowest: dict[str, float] = field(default_factory=dict)
-    """By column, bounds included; a row without a value does not match."""
+    """Lower bound by column, inclusive; a row without a value does not match."""
     highest: dict[str, float] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     kind: str = ""
     correct: bool | None = None
     trained: bool | None = None
-    """Whether an update was made from it: those of filtered, failed and expired groups have no advantage."""
+    """Whether the rollout was used for an update: those of filtered, failed and expired groups have no advantage."""
     draw_id: int | None = None
 
 

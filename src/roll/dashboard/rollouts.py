@@ -2,7 +2,7 @@
 
     rollouts/*.parquet ─ each file once ─► columns (about 60 bytes a rollout) ─ filter, sort ─► a page of rows
 
-A rollout's `row` says where it lies, so that a link to it stays good: step, training or evaluation, place in the file.
+A rollout's `row` encodes its place, so that a link to it stays valid: step, training or evaluation, place in the file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["KINDS", "Rollouts", "file_of", "row_of", "step_of"]
 
 KINDS = ("train", "eval")
 _BLOCK = 64
-"""Rollouts whose beginnings of texts are compressed together."""
+"""Number of rollouts whose beginnings of texts are compressed together."""
 
 
 def row_of(step: int, kind: str, place: int) -> int:
@@ -55,11 +55,11 @@ class _File:
 
 
 class Rollouts:
-    """The index of one run, brought up to date a file at a time.
+    """The index of one run, updated file by file.
 
     Args:
         inside: the run's directory.
-        version_before: the trainer's policy version when a step began; NaN where it is not known.
+        version_before: returns the trainer's policy version when a step began; NaN if it is unknown.
     """
 
     def __init__(self, inside: Inside, version_before: Callable[[int], float]) -> None:
@@ -77,7 +77,7 @@ class Rollouts:
 
     @property
     def problems(self) -> list[str]:
-        """Of files that could not be read."""
+        """Problems of files that could not be read."""
         return [problem for _, problem in self._failed.values()]
 
     def column(self, name: str) -> np.ndarray:
@@ -99,12 +99,12 @@ class Rollouts:
         return [(name, there[name]) for name in sorted(missing, key=_order)]
 
     def add(self, name: str, stamp: Stamp, expected: int = 0) -> None:
-        """Read a file; one that cannot be read becomes a problem.
+        """Read a file; if that fails, it is added to the problems.
 
         Args:
-            name: of the file.
-            stamp: as `pending` has it.
-            expected: so many files, this one included, are about to be read.
+            name: name of the file.
+            stamp: stamp of the file, from `pending`.
+            expected: number of files that will be read, including this one.
         """
         kept = _Kept(self._spool)
         try:
@@ -168,7 +168,7 @@ class Rollouts:
 
 
 class _Kept:
-    """Beginnings of texts on their way to the temporary file."""
+    """Beginnings of texts that will be written to the temporary file."""
 
     def __init__(self, spool: IO[bytes]) -> None:
         self._spool = spool
@@ -177,7 +177,7 @@ class _Kept:
         self.begin = spool.seek(0, 2)
 
     def add(self, previews: list[tuple[str, str]]) -> None:
-        """Put all whole blocks into the file."""
+        """Add texts, and write all complete blocks to the file."""
         self._waiting += previews
         whole = len(self._waiting) // _BLOCK * _BLOCK
         for start in range(0, whole, _BLOCK):

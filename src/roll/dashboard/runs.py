@@ -1,4 +1,4 @@
-"""The run directories that the dashboard shows, found again and again below the paths that it was given."""
+"""The run directories that the dashboard shows, found repeatedly below the given paths."""
 
 from __future__ import annotations
 
@@ -25,18 +25,20 @@ __all__ = ["Run", "Runs"]
 
 _MARKS = ("config.yaml", "metrics.jsonl", "rollouts")
 _DEPTH = 3
-"""Directories below a given one that are looked into."""
+"""Levels of directories that are searched below a given one."""
 _MOST_RUNS = 1000
 _MOST_LOADED = 8
-"""Runs whose rollouts and traces are in memory."""
+"""Maximum number of runs whose rollouts and traces are in memory."""
 _INDEXING_S = 0.5
 _LARGEST_SUMMARY = 2**20
 _QUIET_S = 120.0
-"""After which a run on another machine counts as stopped, if its steps are shorter than a third of that."""
+"""Time without writes after which a run on another machine counts as stopped, if its steps are shorter than a third
+of it.
+"""
 
 
 class Run:
-    """One run directory: what is cheap to know of it, and its readers."""
+    """One run directory: its basic data, and its readers."""
 
     def __init__(self, path: Path, name: str, vocabularies: Vocabularies) -> None:
         self.path = path
@@ -50,11 +52,11 @@ class Run:
         self._rollouts: Rollouts | None = None
         self._vocabularies = vocabularies
         self.used_s = 0.0
-        """When its rollouts or trace were last asked for; 0 where they take no memory."""
+        """Time of the last access to its rollouts or trace; 0 if they are not in memory."""
 
     @property
     def shown_path(self) -> str:
-        """Its path for people, whatever bytes it is made of."""
+        """The path as printable text, whatever bytes it consists of."""
         return str(self.path).encode("utf-8", "replace").decode()
 
     def step(self) -> int:
@@ -65,7 +67,7 @@ class Run:
             return steps[-1] if steps else 0
 
     def refresh(self) -> None:
-        """Read what changed of settings and metrics."""
+        """Read changes of settings and metrics."""
         self.settings.refresh()
         self.metrics.beside = bool(self.settings.number_of("rollout.scheduling.async_ratio"))
         self.metrics.refresh()
@@ -115,7 +117,7 @@ class Run:
             return found
 
     def release(self) -> None:
-        """Forget what takes memory; it is read again when somebody asks."""
+        """Free the memory of rollouts and trace; they are read again on the next access."""
         with self.lock:
             self._rollouts, self.trace, self.used_s = None, Trace(self.inside), 0.0
 
@@ -128,7 +130,7 @@ class Run:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Return `summary.json`; empty where there is none that can be read."""
+        """Return `summary.json`; empty if it cannot be read."""
         try:
             found = from_json(self.inside.read("summary.json", limit=_LARGEST_SUMMARY))
         except (RunDirectoryError, ValueError, RecursionError):
@@ -136,7 +138,7 @@ class Run:
         return found if isinstance(found, dict) else {}
 
     def num_steps(self) -> float | None:
-        """Return the steps of the whole run; `None` where epochs decide and no session has ended yet."""
+        """Return the number of steps of the whole run; `None` if epochs determine it and no session has ended yet."""
         asked = usual_number(self.summary().get("steps_asked"))
         return asked if asked else self.settings.number_of("training.num_steps") or None
 
@@ -211,7 +213,7 @@ class Runs:
     """The runs at and below some paths.
 
     Args:
-        paths: run directories, or directories that hold some.
+        paths: run directories, or directories that contain some.
     """
 
     def __init__(self, paths: Sequence[Path]) -> None:
@@ -254,7 +256,7 @@ def _name(place: Path, given: Path) -> str:
 
 
 def _places(path: Path, depth: int) -> list[Path]:
-    """Run directories at and below `path`; no link is followed."""
+    """Return the run directories at and below `path`; no link is followed."""
     entries = Inside(path).stamps()
     if any(mark in entries for mark in _MARKS):
         return [path]

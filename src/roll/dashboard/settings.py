@@ -1,4 +1,4 @@
-"""A run's resolved configuration, flat, and in what several runs' differ."""
+"""A run's resolved configuration, flat, and the differences between several runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MOST_KEYS = 20_000
 
 
 class Settings:
-    """`config.yaml` and `config_history.yaml` of one run, read again when they changed."""
+    """`config.yaml` and `config_history.yaml` of one run, read again when they change."""
 
     def __init__(self, inside: Inside) -> None:
         self._inside = inside
@@ -27,11 +27,11 @@ class Settings:
         self.problem = ""
         self.text = ""
         self.values: dict[str, Any] = {}
-        """Dotted keys of all plain values; an empty list or mapping is a value too."""
+        """Values by dotted key; an empty list or mapping is a value as well."""
         self.history: list[Any] = []
 
     def refresh(self) -> None:
-        """Read what changed; what cannot be read is told by `problem`."""
+        """Read changed files; `problem` describes a file that cannot be read."""
         stamps = self._inside.stamp(CONFIG), self._inside.stamp(HISTORY)
         if stamps == self._stamps:
             return

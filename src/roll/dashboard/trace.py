@@ -1,9 +1,9 @@
-"""`trace.json` as lanes: what the controller, trainer, engines, rewards and every rollout did when.
+"""`trace.json` as lanes: the activity of controller, trainer, engines, rewards and every rollout over time.
 
     trace.json ─ each event once ─► spans (24 bytes each) ─ a window, short ones merged ─► lanes for the page
 
-A rollout's states are spans between two events. Rollouts share lanes: each has one of its own from its first event to
-its last, and whoever comes next takes it over.
+A rollout's states are spans between two events. Rollouts share lanes: each has a lane from its first event to its last,
+after which another rollout may use the lane.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MOST_NAMES = 4096
 _MOST_LANES = 16_384
 _MOST_SPANS = 20_000_000
 _MOST_OPEN = 100_000
-"""Spans that have begun, and rollouts that have not ended; the oldest are given up."""
+"""Maximum number of open spans, and of rollouts that have not ended; the oldest are dropped."""
 _LONGEST_NAME = 200
 _LONGEST_ARGS = 4096
 _FORWARD = ("old_logprobs", "reference", "values", "snapshots")
@@ -40,7 +40,7 @@ _KINDS = dict.fromkeys(_TRAINER, "trainer") | {"reward": "reward", "environment"
 
 
 class _Event(NamedTuple):
-    """A line of the file, whose `ph`, `name` and `ts` are what they should be."""
+    """A line of the file with a valid `ph`, `name` and `ts`."""
 
     ph: str
     name: str
@@ -60,13 +60,13 @@ class TracedStep:
     start_s: float
     end_s: float
     phases: dict[str, float] = field(default_factory=lambda: defaultdict(float))
-    """Seconds of each phase that is not inside another one."""
+    """Seconds of each phase, without nested ones."""
     held_back_by: str | None = None
-    """The longest of them."""
+    """The longest phase."""
 
 
 class Trace:
-    """The trace of one run, brought up to date for a while at a time."""
+    """The trace of one run, read in slices of limited time."""
 
     def __init__(self, inside: Inside) -> None:
         self._inside = inside
@@ -87,17 +87,17 @@ class Trace:
 
     @property
     def is_reading(self) -> bool:
-        """Whether there is more to read now."""
+        """Whether there is more to read."""
         return self._reading is not None
 
     @property
     def bytes_left(self) -> int:
-        """That were not read yet."""
+        """Number of bytes that were not read yet."""
         stamp = self._inside.stamp("trace.json")
         return max(0, stamp.size - self._tail.offset - len(self._tail.rest)) if stamp is not None else 0
 
     def refresh(self, seconds: float) -> None:
-        """Read what is new, for about so long; what cannot be read is told by `problem`."""
+        """Read new events for a limited time; `problem` describes a file that cannot be read."""
         ended = time.monotonic() + seconds
         try:
             if self._reading is None and self._tail.grown():
@@ -148,7 +148,7 @@ class Trace:
             heapq.heappush(self._free, self._slots.pop(key))
 
     def _make_room(self, among: dict[Any, Any]) -> None:
-        """Give up the oldest of what never ended, where there are too many."""
+        """Drop the oldest spans and rollouts that never ended, if there are too many."""
         if len(among) >= _MOST_OPEN:
             given_up = among.pop(next(iter(among)))
             if among is self._slots:
@@ -241,7 +241,7 @@ def _touching(block: Columns, first: float, last: float) -> np.ndarray:
 
 
 class _Window:
-    """Spans of a window of time."""
+    """Spans in a time window."""
 
     def __init__(
         self, starts: np.ndarray, ends: np.ndarray, lanes: np.ndarray, names: np.ndarray, offsets: np.ndarray

@@ -1,4 +1,4 @@
-"""The texts of token ids, by the run's own tokenizer."""
+"""The texts of token ids, decoded by the run's own tokenizer."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ __all__ = ["Vocabularies", "Vocabulary"]
 
 _LARGEST = 128 * 2**20
 _MOST = 3
-"""Tokenizers in memory: each may take a hundred megabytes, and most runs have the same."""
+"""Maximum number of tokenizers in memory: each may take a hundred megabytes, and most runs share one."""
 TOKENIZER = "tokenizer.json"
 
 
 class Vocabulary:
-    """Turns ids into texts.
+    """Decodes token ids.
 
     Args:
-        tokenizer: of the library `tokenizers`.
+        tokenizer: a tokenizer of the library `tokenizers`.
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -59,7 +59,7 @@ class Vocabulary:
 
 
 class Vocabularies:
-    """The vocabularies of all runs; equal ones are loaded once, and only the last few are kept."""
+    """The vocabularies of all runs; equal ones are loaded once, and only the most recent few are kept."""
 
     def __init__(self) -> None:
         self._digests: dict[tuple[Path, tuple[str, ...], Stamp], str] = {}
@@ -90,7 +90,7 @@ class Vocabularies:
             return None
 
     def _try(self, digest: str, content: bytes, name: str) -> None:
-        """Load it, unless an equal one was."""
+        """Load a tokenizer, unless an equal one is in memory."""
         if digest in self._loaded or digest in self._broken:
             return
         try:

@@ -33,16 +33,16 @@ from roll.tracking.reading.rollout_files import opened
 __all__ = ["make_app"]
 
 _MOST_OTHERS = 20
-"""Runs that one is compared with."""
+"""Maximum number of runs to compare with."""
 _MOST_GROUP_CHARACTERS = 2**24
-"""Of all texts of a group together: a page cannot show more, and one rollout is there in full."""
+"""Maximum total length of a group's texts: a page cannot show more, and each rollout can be shown in full by itself."""
 _MOST_DIFFERENT = 100
-"""Runs whose settings are compared."""
+"""Maximum number of runs whose settings are compared."""
 STATIC = Path(__file__).parent / "static"
 
 
 class _Json(JSONResponse):
-    """Whatever readers found: what JSON has no number for comes as `null`, and halves of surrogate pairs as `?`."""
+    """A JSON response with `null` for NaN and infinities, and `?` for lone surrogates."""
 
     def render(self, content: Any) -> bytes:
         try:
@@ -87,7 +87,7 @@ def make_app(
 
 
 def _once(request: Request) -> None:
-    """Refuse an argument that is given twice: one of its values would be passed over."""
+    """Reject a repeated argument, since only one of its values would be used."""
     names = [name for name, _ in request.query_params.multi_items()]
     twice = next((name for name in names if names.count(name) > 1), None) if len(names) < 100 else names[0]
     if twice is not None:

@@ -1,4 +1,4 @@
-"""What can be known of a run before it starts: the report, and the looks that pipelines share."""
+"""Checks of a run before it starts: the report, and the checks that pipelines share."""
 
 from roll.preflight.report import Report, RewardTrial
 

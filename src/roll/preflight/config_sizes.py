@@ -1,6 +1,7 @@
 """Sizes of a model whose weights are not on this machine, from its config.json alone.
 
-In a process of its own: the network is built on the meta device, which needs torch, and `roll check` does not load it.
+Computed in a separate process: the network is built on the meta device, which needs torch, and `roll check` does not
+load it.
 """
 
 from __future__ import annotations
@@ -17,14 +18,14 @@ from roll.models import ModelDescription, describe_config, find_config
 __all__ = ["cached_config", "sizes_from_config"]
 
 BUILD_LIMIT_S = 90.0
-"""Seconds for building the network, nearly all of them for importing torch."""
+"""Timeout for building the network, nearly all of it for importing torch."""
 
 
 def sizes_from_config(name: str) -> ModelDescription:
-    """Return the sizes of a hub model; only its config.json is fetched, where the hub's cache does not have it.
+    """Return the sizes of a hub model; only its config.json is downloaded, unless it is in the hub's cache.
 
     Raises:
-        ModelError: the file is neither here nor to be had, or describes no model that transformers can build.
+        ModelError: the file cannot be found or downloaded, or describes no model that transformers can build.
     """
     if cached_config(name) is None:
         find_config(name)
@@ -45,7 +46,7 @@ def sizes_from_config(name: str) -> ModelDescription:
 
 
 def cached_config(name: str) -> Path | None:
-    """Return the directory of a hub model's config.json, where the hub's cache has it; whatever else it lacks."""
+    """Return the directory of a hub model's config.json, if it is in the hub's cache; other files may be missing."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -1,7 +1,7 @@
-"""What can be known of any run before it starts: where its roles sit, its model, its files.
+"""Checks of any run before it starts: placement of its roles, its model, its files.
 
-A pipeline adds what it knows (such as `roll.pipelines.rlvr.check`). What stops a run is collected, so that one look
-shows all of it.
+A pipeline adds its own checks (such as `roll.pipelines.rlvr.check`). Problems are collected, so that one report shows
+all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ C = TypeVar("C", bound=RunConfig)
 
 
 def look(report: Report, config: C, *looks: Callable[[Report, C], None]) -> Report:
-    """Take the looks in turn, and note the problems that they meet."""
+    """Run checks in turn, and add their problems to the report."""
     for take in looks:
         try:
             take(report, config)
@@ -36,7 +36,7 @@ def look(report: Report, config: C, *looks: Callable[[Report, C], None]) -> Repo
 
 
 def look_at_places(report: Report, config: RunConfig) -> None:
-    """Add to the report where roles sit, if they are not all in one process."""
+    """Add the placement of roles to the report, unless all are in one process."""
     if config.cluster.type == "ray":
         from roll.cluster.devices import place
 
@@ -47,20 +47,20 @@ def look_at_places(report: Report, config: RunConfig) -> None:
 def described(
     report: Report, path: str, whose: str, *, allow_quantized: bool = False, needs_sizes: bool = True
 ) -> ModelDescription | None:
-    """Return a model's sizes; add a note where the run has to fetch it first.
+    """Return a model's sizes; add a note if the run has to download it first.
 
-    Of a hub model whose weights are not here the sizes come from its config.json; the note says so, and why there are
-    none where that cannot be had.
+    The sizes of a hub model that is not downloaded come from its config.json; the note says so, and why there are no
+    sizes if that file is not available.
 
     Args:
-        report: of the check.
-        path: of the model, as its user named it.
-        whose: how messages call it.
-        allow_quantized: it is served and not trained.
-        needs_sizes: the report has its sizes; otherwise no config.json is fetched for them.
+        report: report of the check.
+        path: path of the model, as the user gave it.
+        whose: name of the model in messages.
+        allow_quantized: whether the model is only served, not trained.
+        needs_sizes: whether the report has the model's sizes; otherwise no config.json is downloaded.
 
     Raises:
-        ModelError: it is here and cannot be used; see `roll.models.directory`.
+        ModelError: the model is on this machine and cannot be used; see `roll.models.directory`.
     """
     from roll.models import CATALOGUE, check_stored_finite, describe_model, find_model
 
@@ -91,7 +91,7 @@ def described(
 
 
 def compare_memory(report: Report) -> None:
-    """Note what does not fit: every accelerator on its own, or main memory for everything together."""
+    """Add a note for memory that does not suffice: of each accelerator, or host memory for everything together."""
     accelerators = report.machine.accelerator_bytes
     if not accelerators:
         needed = sum(role.bytes_total for role in report.memory)
@@ -105,7 +105,7 @@ def compare_memory(report: Report) -> None:
 
 
 def _bytes_by_device(report: Report) -> dict[int, int]:
-    """Return the bytes that each device holds at once; of roles that take turns, those of the larger."""
+    """Return the bytes that each device holds at once; of roles that take turns, the larger ones."""
     training, answering, always = (Counter[int](), Counter[int](), Counter[int]())
     for role in report.memory:
         sits = report.config.roles[role.role]
@@ -126,7 +126,7 @@ def _too_little(where: str, needed: int, free: int) -> str:
 
 
 def look_at_disk(report: Report, config: RunConfig) -> None:
-    """Check that the run directory is free, and that the disk has room."""
+    """Check that the run directory is unused, and that the disk has enough space."""
     run_dir = config.run_dir
     if (run_dir / "config.yaml").exists():
         report.problems.append(

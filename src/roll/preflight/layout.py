@@ -1,6 +1,6 @@
-"""Whether a trainer's ranks can divide the model, and what each would hold and send: tried without weights or devices.
+"""Checks whether a trainer's ranks can divide the model, and what each holds and sends, without weights or devices.
 
-In a process of its own, whose process group answers at once and says nothing: see `roll.training.dry_run`.
+Runs in a separate process, whose process group responds immediately without communication: see `roll.training.dry_run`.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ __all__ = ["look_at_layout", "try_a_step"]
 GIB = 2**30
 SAY_EVERY_S = 10.0
 _PACKAGES = {"deepspeed": "deepspeed", "megatron": "megatron"}
-"""By train backend, the optional package that it needs."""
+"""The optional package that each training backend needs."""
 
 
 def look_at_layout(report: Report, config: RunConfig) -> None:
-    """Divide the model over several ranks, give it adapters that are not on all linear layers, and find the layers that
-    are computed in 8 bits, as the run would; a run with none of these is not tried.
+    """Divide the model over several ranks, add adapters to some linear layers, and find the 8-bit layers, as the run
+    would.
+
+    A run with none of these is not tried.
 
     Raises:
-        ModelError: it cannot be divided so, has no such layers, or the backend is not installed here.
+        ModelError: the model cannot be divided this way, has no such layers, or the backend is not installed.
     """
     training, lora = config.section("training", TrainingConfig), config.model.lora
     backend = training.backend
@@ -60,13 +62,13 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
 
 
 def try_a_step(report: Report, config: RunConfig, say: Callable[[str], None] = lambda line: None) -> None:
-    """Find out what a rank of each stage holds and sends in a step of full micro-batches.
+    """Determine what a rank of each stage holds and sends in a step of full micro-batches.
 
     Args:
-        say: told every ten seconds how far it is.
+        say: called with the progress every ten seconds.
 
     Raises:
-        ModelError: the model is not on this machine, or cannot be divided so.
+        ModelError: the model is not on this machine, or cannot be divided this way.
     """
     if not _can_be_tried(config):
         raise ModelError("a dry run is one of the back-end torch, without weights in 4 bits: leave --dry-run out")
@@ -94,7 +96,7 @@ def _is_here(config: RunConfig) -> bool:
 
 
 def _directory(config: RunConfig, *, or_config: bool = False) -> Path:
-    """Return where the model is; with `or_config` also where the hub's cache has its config.json alone."""
+    """Return the directory of the model; with `or_config` also one in the hub's cache with only its config.json."""
     from roll.models import CATALOGUE, find_model, find_model_directory
     from roll.preflight.config_sizes import cached_config
 
@@ -145,7 +147,7 @@ def _ask(request: tuple[TrainerSpec, bool], waited: Callable[[float], None] = la
 
 
 def _waited(trial: subprocess.Popen[str], waited: Callable[[float], None]) -> str:
-    """Wait for the process, and return what it wrote to standard error."""
+    """Wait for the process, and return its standard error."""
     began = time.monotonic()
     while True:
         try:
@@ -178,7 +180,7 @@ def _idle(parallel: ParallelConfig) -> str:
 
 
 def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
-    """Return what was found, or why the model cannot be divided."""
+    """Return the result, or why the model cannot be divided."""
     import numpy as np
 
     from roll.errors import UserError

@@ -1,4 +1,4 @@
-"""What this machine has: cores, memory, accelerators, disk. Imports no torch."""
+"""Resources of this machine: cores, memory, accelerators, disk. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ class Machine:
 
     num_cores: int
     memory_bytes: int
-    """Main memory that is available now, within the limit of a container."""
+    """Available host memory, within the limit of a container."""
     accelerator_bytes: tuple[int, ...]
-    """Free memory of each accelerator; empty where there is none."""
+    """Free memory of each accelerator; empty without accelerators."""
 
     @property
     def has_accelerators(self) -> bool:
-        """Whether the device mapping numbers accelerators."""
+        """Whether the device mapping refers to accelerators."""
         return bool(self.accelerator_bytes)
 
     @property
     def devices(self) -> int:
-        """What the device mapping numbers: accelerators, or cores where there are none."""
+        """Devices to which the device mapping refers: accelerators, or cores without accelerators."""
         return len(self.accelerator_bytes) or self.num_cores
 
 
 def inspect_machine() -> Machine:
-    """Look at this machine. A build of torch with accelerators is asked in a process of its own (about 3 s)."""
+    """Inspect this machine. If torch supports accelerators, it is queried in a separate process (about 3 s)."""
     import psutil
 
     available = int(psutil.virtual_memory().available)

@@ -1,4 +1,4 @@
-"""Scoring the references of a run's prompts against themselves, before it starts."""
+"""Scores the references of a run's prompts against themselves, before the run starts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ logger = logging.getLogger(__name__)
 
 MOST_SHOWN = 5
 MOST_BAD = 0.1
-"""Share of a source's references above which the run is refused: the column is then not what the reward reads."""
+"""Share of a source's bad references above which the run is rejected, since the reward cannot read the column."""
 
 
 class ReferenceCheck:
-    """What came of the references of one source.
+    """The result for the references of one source.
 
     Args:
-        domain: The source.
-        num_checked: Prompts that were looked at.
-        bad: Those whose references are not right against themselves.
+        domain: the source.
+        num_checked: number of checked prompts.
+        bad: prompts whose references are not correct when scored against themselves.
     """
 
     def __init__(self, domain: str, num_checked: int, bad: Sequence[BadReference]) -> None:
@@ -35,7 +35,7 @@ class ReferenceCheck:
 
     @property
     def is_refused(self) -> bool:
-        """Whether so many are bad that training makes no sense."""
+        """Whether too many references are bad for training to make sense."""
         return len(self.bad) > MOST_BAD * self.num_checked
 
     def __str__(self) -> str:
@@ -51,11 +51,11 @@ class ReferenceCheck:
 async def references_of_sources(
     data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]
 ) -> list[ReferenceCheck]:
-    """Return what came of each source that has bad references.
+    """Return the result for each source that has bad references.
 
     Args:
-        data: The sources.
-        prompts: Of each domain, those to look at.
+        data: the sources.
+        prompts: the prompts of each domain to check.
     """
     found: list[ReferenceCheck] = []
     async with AsyncExitStack() as stack:
@@ -71,10 +71,10 @@ async def references_of_sources(
 
 
 async def check_references(data: Sequence[DataConfig], prompts: Mapping[str, Iterable[Prompt]]) -> None:
-    """Warn of references that are not right against themselves.
+    """Warn of references that are not correct when scored against themselves.
 
     Raises:
-        DataError: They are more than a tenth of a source's.
+        DataError: more than a tenth of a source's references are bad.
     """
     found = await references_of_sources(data, prompts)
     for check in found:

@@ -1,4 +1,4 @@
-"""What `roll check` finds out about a run, collected by a pipeline's check, and its text."""
+"""The results of `roll check`, collected by a pipeline's check, and their text."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ __all__ = ["Report", "RewardTrial", "aligned", "render"]
 
 @dataclass(frozen=True, kw_only=True)
 class RewardTrial:
-    """A domain's reward on an answer that is right and on one that is wrong.
+    """A domain's reward for a correct answer and for a wrong one.
 
-    Where the prompt has no reference answer, `right` is empty: then these are any two texts.
+    If the prompt has no reference answer, `right` is empty, and the two are any texts.
     """
 
     domain: str
@@ -35,50 +35,50 @@ class RewardTrial:
 
     @property
     def tells_apart(self) -> bool:
-        """Whether the right answer, where one is known, is worth more."""
+        """Whether the correct answer, if it is known, has a higher reward."""
         return not self.right or self.right_value > self.wrong_value
 
 
 @dataclass(kw_only=True)
 class Report:
-    """What was found; `None` where a problem stands in the way."""
+    """The results of a check; `None` for those that a problem prevents."""
 
     config: RunConfig
     method: str
-    """How it learns and for how long, in a few words."""
+    """The training method and its length, in a few words."""
     machine: Machine
     engine_kind: str | None = None
     placement: Placement | None = None
     hands_over: bool = False
-    """Whether engines and trainers take turns to use the memory of devices that they share."""
+    """Whether engines and trainers take turns in using the memory of shared devices."""
     model: ModelDescription | None = None
     critic: ModelDescription | None = None
-    """The critics' backbone, where it is not the policy's."""
+    """The critics' backbone, if it is not the policy's."""
     judge: JudgeEngines | None = None
-    """The run's own judge, where there is one on this machine."""
+    """The run's own judge, if it has one on this machine."""
     longest_prompt: int | None = None
     max_context: int | None = None
-    """Tokens after a prompt, at most: all answers, and what an environment says between them."""
+    """Maximum number of tokens after a prompt: all answers, and the environment's observations between them."""
     sample: tuple[Prompt, str, int] | None = None
-    """A prompt, how the model sees it, and its tokens."""
+    """A prompt, its rendering for the model, and its tokens."""
     examples: dict[str, Prompt] = field(default_factory=dict)
-    """By domain, a training prompt."""
+    """A training prompt of each domain."""
     num_held_out: int = 0
     train_prompts: dict[str, int] = field(default_factory=dict)
     batch: list[str] = field(default_factory=list)
-    """How a step and the run divide, in words."""
+    """Batch arithmetic of a step and of the run, in words."""
     memory: list[RoleMemory] = field(default_factory=list)
     step_s: float | None = None
-    """Seconds of a step on this machine, where they could be measured."""
+    """Seconds of a step on this machine, if they could be measured."""
     disk: DiskUse | None = None
     free_disk_bytes: int | None = None
     layout: list[str] = field(default_factory=list)
-    """What ranks hold and send in a step, in words, where that was tried."""
+    """What ranks hold and send in a step, in words, if it was tried."""
     trials: list[RewardTrial] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """What stops the run."""
+    """Problems that prevent the run."""
     notes: list[str] = field(default_factory=list)
-    """What does not, but should be known."""
+    """Notes that do not prevent the run."""
 
     def __str__(self) -> str:
         return render(self)

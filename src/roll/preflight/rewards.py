@@ -1,6 +1,6 @@
-"""Trying a run's rewards before it starts: does the right answer score higher than a wrong one?
+"""Tries a run's rewards before it starts: does the correct answer score higher than a wrong one?
 
-And of the tests of programs: which cannot be used, and which could no answer pass?
+Also the tests of programs: which are unusable, and which could no answer pass?
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from roll.types import Prompt
 __all__ = ["check_rewards", "notes_on_tests", "try_rewards"]
 
 LONGEST_TRIAL_S = 20.0
-"""Before a run: a reward that needs longer is no instant check."""
+"""Timeout of a trial: a reward that needs longer is not checked before the run."""
 
 
 async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> list[RewardTrial]:
-    """Score a right and a wrong answer to each prompt, in a worker process as a run does.
+    """Score a correct and a wrong answer to each prompt, in a worker process as in a run.
 
     Args:
         sandbox: where programs run.
-        prompts: one of each domain, with the source that it comes from.
+        prompts: one prompt of each domain, with its source.
 
     Raises:
         ConfigError: a reward cannot score at all.
@@ -67,13 +67,13 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
 
 
 async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig, Prompt]]) -> None:
-    """Try what a run's rewards need beside the library: functions of the user's own, sandboxes, and judges.
+    """Check the external parts of a run's rewards: the user's own functions, sandboxes, and judges.
 
-    A reward that takes longer than `LONGEST_TRIAL_S` is left for the run.
+    A reward that takes longer than `LONGEST_TRIAL_S` is not checked.
 
     Args:
         sandbox: where programs run.
-        prompts: one of each domain, with the source that it comes from.
+        prompts: one prompt of each domain, with its source.
 
     Raises:
         ConfigError: a reward raises for every answer.
@@ -119,7 +119,7 @@ def _answers(entry: DataConfig, prompt: Prompt) -> tuple[str, str]:
 
 
 MAX_PROMPTS = 20_000
-"""Of one source; reading a task takes well under a millisecond."""
+"""Maximum number of prompts of one source; reading a task takes well under a millisecond."""
 
 
 def notes_on_tests(data: Sequence[DataConfig], sandbox: SandboxConfig, seed: int) -> Iterator[str]:

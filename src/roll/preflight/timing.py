@@ -1,9 +1,9 @@
-"""How long a training step will take here: measured on a model of the same shape with few layers.
+"""The duration of a training step on this machine, measured with a model of the same shape but few layers.
 
 steps on 1 layer and on 8 in turn, of random weights ──► seconds per layer, and for the rest ──► seconds for all layers
 
-In turn, so that other work of the machine is not taken for that of a layer. In a process of its own that is no pool's:
-one of those would run the user's script again.
+The models take turns, so that other load of the machine is not attributed to a layer. Runs in a separate process that
+is not a worker pool's: a worker would run the user's script again.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ __all__ = ["StepTime", "can_be_timed", "step_time"]
 FEW, MORE = 1, 8
 """Layers of the two models."""
 FEWEST = 4
-"""A model of no more layers is as soon tried as estimated."""
+"""A model with at most this many layers is timed as quickly as it is estimated."""
 REPEATS = 4
-"""Timed steps of each, after one that is not counted; the fastest counts."""
+"""Number of timed steps of each model, after one that is not counted; the fastest counts."""
 MOST_BYTES = 4 * 2**30
-"""That both may take, with what training keeps: 16 bytes for a weight."""
+"""Maximum memory of both models, including training state: 16 bytes for a weight."""
 
 
 class StepTime(NamedTuple):
@@ -45,7 +45,7 @@ class StepTime(NamedTuple):
     learn_s: float
     """Forward and backward pass over the batch."""
     optimizer_s: float
-    """The optimizer's step."""
+    """Optimizer step."""
     measure_s: float
     """A forward pass over the batch without a gradient."""
 
@@ -62,16 +62,16 @@ def can_be_timed(sizes: ModelDescription) -> bool:
 
 
 def step_time(spec: TrainerSpec, num_layers: int, batch: TrainingBatch, loss: str) -> StepTime:
-    """Time a step of one rank on this machine, in a process of its own.
+    """Measure a step of one rank on this machine, in a separate process.
 
     Args:
-        spec: of the trainer.
-        num_layers: of its model.
-        batch: as a step has it.
-        loss: import path of what it learns by.
+        spec: specification of the trainer.
+        num_layers: number of layers of its model.
+        batch: a training batch, as in a step.
+        loss: import path of the loss.
 
     Raises:
-        ChildProcessError: the process did not end well; with the last thing it said.
+        ChildProcessError: the process failed; the message has its last output.
     """
     with tempfile.TemporaryDirectory(prefix="roll-check-") as directory:
         asked, said = Path(directory) / "asked", Path(directory) / "said"

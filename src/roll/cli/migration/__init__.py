@@ -1,4 +1,4 @@
-"""Configurations of other libraries as ones of ROLL, with what became of every key.
+"""Converts configurations of other libraries to ROLL, with a report on every key.
 
 file ──► keys and values ──► rules (one for each key; docs/migration.md is written from them) ──► Converted
 """

@@ -1,4 +1,4 @@
-"""From rules and a file's values to a configuration of ROLL, and what is said of every key."""
+"""Applies rules to a file's values: the ROLL configuration, and the report on every key."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _KEPT = (
     "rollout.group_size",
     "training.num_steps",
 )
-"""Written even where they are ROLL's defaults: what a reader looks for first."""
+"""Keys that are written even with ROLL's defaults, since readers look for them first."""
 _LONGEST_LINE = 1000
 NO_VALUE = (ArithmeticError, TypeError, ValueError, LookupError, AttributeError)
-"""What a rule may raise of a value that the library itself would refuse."""
+"""Exceptions of a rule for a value that the library itself would reject."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Said:
-    """What became of one key."""
+    """The result for one key."""
 
     key: str
     value: Any
     given: bool
-    """By the file; otherwise it is the other library's default."""
+    """Whether the file has the key; otherwise it is the other library's default."""
     outcome: Literal["became", "default", "needless", "lost"]
     text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Converted:
-    """A configuration of ROLL that was made of another library's."""
+    """A ROLL configuration converted from another library's."""
 
     source: str
     tree: dict[str, Any]
@@ -53,7 +53,7 @@ class Converted:
 
     @property
     def lost(self) -> list[Said]:
-        """What could not be converted."""
+        """Keys that could not be converted."""
         return [said for said in self.said if said.outcome == "lost"]
 
     def yaml(self) -> str:
@@ -109,17 +109,17 @@ def convert(
     """Apply `rules` to the keys of a file.
 
     Args:
-        rules: of one library and kind of training.
+        rules: rules of one library and kind of training.
         given: dotted keys of the file, with their values.
-        source: what is converted, for messages.
-        start: dotted keys of ROLL that hold whatever the file says, such as `pipeline`.
-        said_by_caller: values that the rules need and no file has, such as the number of processes.
-        problems: what the caller found wrong, one line each.
-        unread: keys of the file whose values are not known.
+        source: name of the source, for messages.
+        start: dotted keys of ROLL that are set for any file, such as `pipeline`.
+        said_by_caller: values that the rules need but no file has, such as the number of processes.
+        problems: problems that the caller found, one line each.
+        unread: keys of the file with unknown values.
 
     Raises:
-        ConfigError: a value that the library itself would refuse, or one is missing without which no run can be
-            described; the message has all problems.
+        ConfigError: a value would be rejected by the library itself, or a required value is missing; the message has
+            all problems.
     """
     values = {rule.key: rule.default for rule in rules if not rule.key.endswith(".*")}
     work = _Work(values=Values({**values, **given, **said_by_caller}), given=set(given), flat=dict(start))
@@ -138,10 +138,10 @@ def convert(
 def _apply(
     rules: Sequence[Rule], work: _Work, wrong: Sequence[str]
 ) -> tuple[dict[str, tuple[str, ...]], Sequence[str]]:
-    """Apply every rule, also after one that fails.
+    """Apply every rule, even after one that fails.
 
     Returns:
-        What each key decided, and the problems, `wrong` among them.
+        The results of each key, and the problems, including `wrong`.
     """
     decided: dict[str, tuple[str, ...]] = {}
     problems = list(wrong)
@@ -166,7 +166,7 @@ def _apply(
 
 
 def _wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
-    """Return what is wrong with values that are no numbers where the library has one by default."""
+    """Return the problems of values that are not numbers although the library's default is a number."""
     found: list[str] = []
     for rule in rules:
         value = given.get(rule.key)
@@ -181,7 +181,7 @@ def _wrong_types(rules: Sequence[Rule], given: Mapping[str, Any]) -> list[str]:
 
 
 def _refusal(source: str, problems: Sequence[str], unread: Sequence[Said]) -> str:
-    """Return one message of all problems, each once, and of what could not be read, which may be why."""
+    """Return one message with all distinct problems, and the parts that could not be read, which may be their cause."""
     unique = list(dict.fromkeys(problems))
     lines = [f"{source}: {unique[0]}"]
     if len(unique) > 1:
@@ -196,7 +196,7 @@ def _refusal(source: str, problems: Sequence[str], unread: Sequence[Said]) -> st
 
 
 def _leave_defaults_out(work: _Work, full: Mapping[str, Any]) -> None:
-    """Remove every key without which the configuration is still `full`."""
+    """Remove every key without which the configuration still equals `full`."""
     for key in sorted(work.flat, key=lambda key: -key.count(".")):
         if key in _KEPT:
             continue

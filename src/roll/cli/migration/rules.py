@@ -1,4 +1,4 @@
-"""What becomes of another library's keys: one rule for each, which converts it and is a row of the documentation."""
+"""Conversion of another library's keys: one rule for each, which is also a row of the documentation."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ __all__ = [
 
 
 class Values(dict[str, Any]):
-    """Every dotted key of the other library with its value, defaults included; and what the caller said of the run.
+    """The values of all dotted keys of the other library, including defaults, and what the caller specified about
+    the run.
 
-    Keys are attributes, too, as that library's own code has them: `values.algorithm.gamma`.
+    Keys are also attributes, as in that library's own code: `values.algorithm.gamma`.
     """
 
     def __getattr__(self, name: str) -> Any:
@@ -37,26 +38,27 @@ class Values(dict[str, Any]):
 
 
 class Lost(Exception):
-    """A value that ROLL has no counterpart of; the text says what ROLL does in its place."""
+    """A value without a counterpart in ROLL; the text describes what ROLL does instead."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """What one key becomes."""
+    """The conversion of one key."""
 
     key: str
-    """Dotted; one that ends with `.*` stands for all keys below."""
+    """Dotted key; `.*` at the end stands for all keys below."""
     default: Any
-    """Of the other library."""
+    """Default of the other library."""
     kind: Literal["moved", "with", "needless", "lacking"]
     to: tuple[str, ...] = ()
-    """Dotted keys of ROLL that it decides."""
+    """Dotted keys of ROLL that the rule sets."""
     note: str = ""
     convert: Callable[[Values], Mapping[str, Any]] | None = None
-    """From all values to keys of ROLL. Raises `Lost` where there is no such value, `ConfigError` where it is no value
-    of the key at all."""
+    """Converts all values to keys of ROLL. Raises `Lost` for a value without a counterpart, `ConfigError` for a
+    value that is invalid for the key.
+    """
     harmless: tuple[Any, ...] = ()
-    """Of a key that ROLL lacks: values under which both do the same."""
+    """For a key that ROLL does not support: values with which both libraries behave the same."""
 
     def covers(self, key: str) -> bool:
         """Return whether the rule applies to `key`."""
@@ -104,10 +106,10 @@ def lacking(key: str, default: Any, note: str, *, harmless: tuple[Any, ...] = ()
 
 
 def run_all(*parts: Callable[[], Any]) -> list[Any]:
-    """Call parts of one conversion and return their results.
+    """Call all parts of one conversion and return their results.
 
     Raises:
-        ConfigError: of all parts that raise one, a line each.
+        ConfigError: with one line for each part that raises one.
     """
     found, problems = [], []
     for part in parts:

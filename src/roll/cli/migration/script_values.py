@@ -1,7 +1,7 @@
-"""What a Python script says by constants alone, read from its syntax tree; the script is never run.
+"""Values of a Python script that follow from constants, read from its syntax tree; the script is never run.
 
-A name stands for the value that it is assigned where that is the one assignment to it, under no condition, and where
-nothing can change the value afterwards. Everything else raises `NotStatic`, which says why and where.
+A name has the value that it is assigned if there is one unconditional assignment to it, and if nothing can change the
+value afterwards. All other expressions raise `NotStatic` with the reason and the line.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
 }
-"""Not powers, whose value may be larger than memory."""
+"""No powers, whose value may be larger than memory."""
 _READERS = ("print", "len", "str", "repr", "sorted", "dict", "list", "tuple")
-"""Functions that leave what they are given as it is."""
+"""Functions that do not modify their arguments."""
 _LONGEST_SOURCE = 80
 _LONGEST_TEXT = 10_000
-"""Characters of a computed text; each line of a script may double it."""
+"""Maximum length of a computed text; each line of a script may double it."""
 _LARGEST_NUMBER = 2.0**64
 _MOST_EXPRESSIONS = 100_000
-"""That are read of one script: lists may name one another."""
+"""Maximum number of expressions read from one script: lists may refer to each other."""
 
 
 class NotStatic(Exception):
-    """An expression whose value only a run of the script would give; the text says why."""
+    """An expression whose value is known only by running the script; the text has the reason."""
 
 
 @dataclass(eq=False, slots=True)
 class Binding:
-    """One place that gives a name a value."""
+    """One place that binds a name to a value."""
 
     line: int
     value: ast.expr | None
-    """What is assigned; `None` where that is no single expression, as in a loop or an import."""
+    """The assigned expression; `None` if there is no single one, as in a loop or an import."""
     what: str
     """The kind of place, for messages."""
     is_conditional: bool
@@ -71,8 +71,8 @@ class Syntax:
     """A script's tree, with the scope and the parent of every node.
 
     Args:
-        tree: of the whole file.
-        is_known: whether a call, by the last part of its function's name, only reads what it is given.
+        tree: tree of the whole file.
+        is_known: returns whether a call, by the last part of its function's name, only reads its arguments.
     """
 
     def __init__(self, tree: ast.Module, is_known: Callable[[str], bool]) -> None:
@@ -81,17 +81,17 @@ class Syntax:
         self.parents: dict[ast.AST, ast.AST] = {}
         self.nodes: list[ast.AST] = []
         self.imported: dict[str, str] = {}
-        """Names that imports give, with what they are called where they come from."""
+        """Imported names, with their original names."""
         self._loads: dict[str, list[ast.Name]] = {}
         self._stars: list[int] = []
         self.known: dict[ast.expr, Any] = {}
-        """Values of expressions that are in no file: entries of a dictionary that a call is given as `**`."""
+        """Values of expressions that are not in the file: entries of a dictionary that a call gets as `**`."""
         self._is_known = is_known
         self._num_read = 0
         self._visit(tree, self.module, False)
 
     def called(self, call: ast.Call) -> str:
-        """Return the last part of the name of what is called, as it is called where it comes from; may be empty."""
+        """Return the last part of the called function's original name; may be empty."""
         if isinstance(call.func, ast.Name):
             return self.imported.get(call.func.id, call.func.id)
         return call.func.attr if isinstance(call.func, ast.Attribute) else ""
@@ -100,7 +100,7 @@ class Syntax:
         """Return the expression that a name stands for.
 
         Raises:
-            NotStatic: there is none, or more than one.
+            NotStatic: the name has no binding, or more than one.
         """
         found = self.scopes[name].find(name.id)
         if not found:
@@ -117,10 +117,10 @@ class Syntax:
         return only.value
 
     def resolved(self, node: ast.expr) -> ast.expr:
-        """Return an expression, or what its name stands for in the end.
+        """Return an expression, following names to the expression that they stand for.
 
         Raises:
-            NotStatic: a name stands for no single expression.
+            NotStatic: a name does not stand for a single expression.
         """
         seen: set[str] = set()
         while isinstance(node, ast.Name):
@@ -134,7 +134,7 @@ class Syntax:
         """Return the value of an expression as plain data: text, numbers, truth values, null, lists, dictionaries.
 
         Raises:
-            NotStatic: it has none that can be read without running the script.
+            NotStatic: the value cannot be read without running the script.
         """
         self._num_read += 1
         if self._num_read > _MOST_EXPRESSIONS:
@@ -220,10 +220,11 @@ class Syntax:
             raise NotStatic(f"`{source_of(node)}` is known only when the script runs") from None
 
     def check_unchanged(self, name: ast.Name) -> None:
-        """Refuse a list or dictionary that anything but known calls and look-ups takes: it could be changed there.
+        """Reject a list or dictionary that is used by anything except known calls and lookups, since it could be
+        changed there.
 
         Raises:
-            NotStatic: there is such a place.
+            NotStatic: such a use exists.
         """
         bindings = self.scopes[name].find(name.id)
         for load in self._loads.get(name.id, ()):

@@ -1,4 +1,4 @@
-"""A configuration of TRL's command line (`trl grpo --config FILE`), or a script that trains with it, as one of ROLL."""
+"""Converts a configuration of TRL's command line (`trl grpo --config FILE`), or a script that trains with TRL."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRAINERS: Mapping[str, Sequence[Rule]] = {
     "dpo": with_defaults(trl_examples.DPO, {"learning_rate": 1e-6}),
     "reward": with_defaults(trl_examples.REWARD, {"learning_rate": 1e-4}),
 }
-"""Rules of every trainer that is converted."""
+"""Rules of every supported trainer."""
 _START: Mapping[str, Mapping[str, Any]] = {
     "grpo": {"pipeline": "rlvr", "algorithm.type": "grpo", "algorithm.filters.skip_zero_variance": False},
     "sft": {"pipeline": "sft"},
@@ -45,13 +45,14 @@ def from_trl(
 
     Args:
         path: YAML or JSON with the keys of TRL's command line, or a Python script (`.py`), which is read and never run.
-        trainer: `grpo`, `sft`, `dpo` or `reward`; by default whose keys the file has, or that the script makes.
-        processes: that TRL would be started with, as `accelerate launch --num_processes` says; they multiply the batch.
-        rows: of the data set, where the file counts epochs.
-        further: keys of TRL that are not in the file or could not be read of it, with their values.
+        trainer: `grpo`, `sft`, `dpo` or `reward`; by default determined by the file's keys, or by the script.
+        processes: number of processes of the TRL run (`accelerate launch --num_processes`); they multiply the batch.
+        rows: number of rows of the data set, if the file counts epochs.
+        further: keys of TRL, with their values, that are not in the file or could not be read.
 
     Raises:
-        ConfigError: the file cannot be read, says of no trainer, or lacks what a run needs; the message has all of it.
+        ConfigError: the file cannot be read, does not determine a trainer, or lacks a required value; the message has
+            all problems.
     """
     if trainer is not None and trainer not in TRAINERS:
         raise ConfigError(f"trainer '{trainer}' is not known. Known: {', '.join(TRAINERS)}.")
@@ -80,7 +81,7 @@ def from_trl(
 
 
 def _in_newer_names(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return keys by the names of TRL 1.16, and the older names of those that were renamed."""
+    """Return keys by the names of TRL 1.16, and the older names of renamed keys."""
     older = {new: old for old, new in RENAMED.items() if old in given and new not in given}
     return {RENAMED[key] if key in older.values() else key: value for key, value in given.items()}, older
 

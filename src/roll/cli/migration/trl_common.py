@@ -1,4 +1,4 @@
-"""Keys of TRL 1.16 that all its trainers have: `TrainingArguments`, `ModelConfig` and the script's own."""
+"""Keys that all trainers of TRL 1.16 have: `TrainingArguments`, `ModelConfig` and the script's own."""
 
 from __future__ import annotations
 

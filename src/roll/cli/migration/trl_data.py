@@ -1,4 +1,4 @@
-"""Data sets, evaluation and the length of a run, as TRL's scripts say them."""
+"""Data sets, evaluation and the length of a run, as TRL's scripts define them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ RENAMED: Mapping[str, str] = {
     "use_liger_loss": "use_liger_kernel",
     "vllm_guided_decoding_regex": "vllm_structured_outputs_regex",
 }
-"""Older names of keys, with those of TRL 1.16 that mean the same."""
+"""Older names of keys, with the equivalent names of TRL 1.16."""
 
 
 def _warmup(values: Values) -> Mapping[str, Any]:
@@ -42,4 +42,4 @@ OLDER: list[Rule] = [
     given_with("warmup_ratio", None, ["training.warmup_steps"], _warmup, "x all steps, where warmup_steps is not set"),
     lacking("max_prompt_length", None, _PROMPTS),
 ]
-"""Rules of keys that TRL 1.16 has no more, for every trainer."""
+"""Rules of keys that TRL 1.16 no longer has, for every trainer."""

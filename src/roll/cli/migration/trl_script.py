@@ -1,10 +1,10 @@
-"""A Python script that trains with TRL, as the keys that TRL's command line would be given; the script is never run.
+"""Converts a Python script that trains with TRL to keys of TRL's command line; the script is never run.
 
     GRPOConfig(...)                       keys, by their own names
     GRPOTrainer(model, reward_funcs, …)   model_name_or_path, reward_funcs, …
     load_dataset(...), LoraConfig(...)    dataset_name, …, lora_r, …
 
-What cannot be read from the text alone is listed by name, with its line, and has no value: see `script_values`.
+Values that cannot be read from the text alone are listed by name and line, and omitted: see `script_values`.
 """
 
 from __future__ import annotations
@@ -40,31 +40,31 @@ _ORDER = {
     "dpo": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "reward": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
-"""Arguments of the constructors as TRL 1.16 takes them without a name."""
+"""Positional arguments of the constructors of TRL 1.16."""
 _READ = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset", "peft_config", "processing_class")
 _OTHER_TRAINER = re.compile(r"[A-Z]\w*Trainer")
 _LARGEST = 2**20
-"""Bytes of a script."""
+"""Maximum bytes of a script."""
 _UNREAD = "TRL's default stands in its place"
 
 
 @dataclass(eq=False, slots=True)
 class Script:
-    """What was read."""
+    """The contents of a script."""
 
     trainer: str = ""
     """`grpo`, `sft`, `dpo` or `reward`."""
     given: dict[str, Any] = field(default_factory=dict)
     """Keys of TRL's command line, with their values."""
     unread: list[Said] = field(default_factory=list)
-    """What could not be read."""
+    """Values that could not be read."""
 
 
 def read_script(path: str | Path) -> Script:
     """Read a script.
 
     Raises:
-        ConfigError: the file cannot be read, is not Python, or does not train with one trainer that is converted.
+        ConfigError: the file cannot be read, is not Python, or does not train with exactly one supported trainer.
     """
     try:
         with Path(path).open("rb") as file:
@@ -124,7 +124,7 @@ class _Reader:
                     self._unread(node.name, node, "a class of the script's own, whose methods are not converted", name)
 
     def _list_other_classes(self) -> None:
-        """List classes that are called as TRL's are and come from elsewhere: they may have other defaults."""
+        """List classes with the names of TRL's that come from elsewhere: they may have other defaults."""
         for node in self._syntax.nodes:
             if isinstance(node, ast.ClassDef) and node.name in (*_CONFIGS, *_TRAINERS):
                 self._unread(node.name, node, "a class of the script's own, which is read as TRL's", node.name)
@@ -158,7 +158,7 @@ class _Reader:
         self._script.unread.append(Said(key=key, value=shown, given=True, outcome="lost", text=f"line {line}: {why}"))
 
     def _take(self, key: str, node: ast.expr) -> Any:
-        """Read the value of a key; one that cannot be read is listed, and `None`."""
+        """Read the value of a key; a key that cannot be read is listed, with the value `None`."""
         try:
             self._script.given[key] = self._syntax.value(node)
         except NotStatic as reason:
@@ -218,7 +218,9 @@ class _Reader:
             self._drop_changed(node)
 
     def _drop_changed(self, name: ast.Name) -> None:
-        """Leave out what is set on the arguments after they were made: by then TRL has computed others from them."""
+        """Drop values that the script sets on the arguments after their creation: TRL has computed others from them
+        by then.
+        """
         bindings = self._syntax.scopes[name].find(name.id)
         later = f"it is set after `{name.id}` was made; write it into the call that makes it"
         for node in self._syntax.nodes:

@@ -1,4 +1,4 @@
-"""Parts of a script for TRL that are other libraries': models, adapters and data sets."""
+"""Parts of a TRL script that belong to other libraries: models, adapters and data sets."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MODEL_KEYS = {
     "trust_remote_code": "trust_remote_code",
     "use_cache": "use_cache",
 }
-"""Arguments of `from_pretrained`, and what TRL's command line calls them."""
+"""Arguments of `from_pretrained`, and their names on TRL's command line."""
 NEEDLESS_MODEL_ARGUMENTS = ("device_map", "low_cpu_mem_usage")
-"""They say where weights are loaded, which cluster.device_mapping does."""
+"""Arguments that set where weights are loaded, which cluster.device_mapping does in ROLL."""
 PEFT_KEYS = {
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
@@ -32,9 +32,9 @@ PEFT_KEYS = {
     "use_dora": "use_dora",
     "use_rslora": "use_rslora",
 }
-"""Arguments of `LoraConfig`, and what TRL's command line calls them."""
+"""Arguments of `LoraConfig`, and their names on TRL's command line."""
 PEFT_DEFAULTS: dict[str, Any] = {"lora_r": 8, "lora_alpha": 8, "lora_dropout": 0.0}
-"""Of `LoraConfig`, which differ from those of TRL's command line."""
+"""Defaults of `LoraConfig` that differ from those of TRL's command line."""
 TRL_REWARDS = (
     "accuracy_reward",
     "get_soft_overlong_punishment",
@@ -44,7 +44,7 @@ TRL_REWARDS = (
 """Functions of TRL that its command line knows by name."""
 _FILES = ("json", "parquet")
 _KEEPS_ROWS = ("shuffle",)
-"""Methods after which a data set has the same rows."""
+"""Methods that keep the rows of a data set."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,11 +56,11 @@ class Rows:
     name: str | None = None
     split: str | None = None
     changes: tuple[tuple[str, ast.AST], ...] = ()
-    """Methods that change the rows, each with where it is called."""
+    """Methods that change the rows, each with the line of its call."""
 
 
 def read_rows(syntax: Syntax, node: ast.expr) -> Rows:
-    """Read what `load_dataset` is given, and what is done to its rows afterwards.
+    """Read the arguments of `load_dataset`, and the later changes of its rows.
 
     Raises:
         NotStatic: the rows come from elsewhere, or an argument cannot be read.
@@ -87,7 +87,7 @@ def _is_imported(syntax: Syntax, node: ast.expr) -> bool:
 
 
 def _rows_of_name(syntax: Syntax, node: ast.Name) -> Rows:
-    """Read a name that is assigned once, or assigned anew from itself, as in `rows = rows.map(f)`."""
+    """Read a name that is assigned once, or reassigned from itself, as in `rows = rows.map(f)`."""
     found = syntax.scopes[node].find(node.id)
     if len(found) <= 1:
         return read_rows(syntax, syntax.bound(node))

@@ -1,4 +1,4 @@
-"""A configuration of verl's PPO trainer (Hydra) as one of ROLL."""
+"""Converts a configuration of verl's PPO trainer (Hydra)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.cli.migration.verl_rules import VERL
 __all__ = ["VERL_COMMIT", "from_verl"]
 
 VERL_COMMIT = "b178a3cd56f5 (2026-01-29)"
-"""Of verl, whose keys the rules have."""
+"""Commit of verl whose keys the rules have."""
 
 
 def from_verl(path: str | Path, *, rows: int | None = None) -> Converted:
@@ -21,10 +21,10 @@ def from_verl(path: str | Path, *, rows: int | None = None) -> Converted:
 
     Args:
         path: a YAML tree, whole or in part (`.yaml`), or a script or list with overrides of `verl.trainer.main_ppo`.
-        rows: of the data set, where the file counts epochs.
+        rows: number of rows of the data set, if the file counts epochs.
 
     Raises:
-        ConfigError: the file cannot be read, or lacks what a run needs.
+        ConfigError: the file cannot be read, or lacks a required value.
     """
     keys = read_keys(path)
     unset = {key: names for key, value in keys.items() if (names := left_to_the_shell(value))}

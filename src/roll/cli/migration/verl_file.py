@@ -1,4 +1,4 @@
-"""What a file says of a run of verl: a YAML tree, or the overrides of a command line, as in its example scripts."""
+"""Reads a file of a verl run: a YAML tree, or the overrides of a command line, as in verl's example scripts."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["left_to_the_shell", "read_keys"]
 _OVERRIDE = re.compile(r"^\+{0,2}([A-Za-z_][\w@/-]*(?:\.[\w@/-]+)+)=(.*)$", re.DOTALL)
 _VARIABLE = re.compile(r"^(?:export\s+)?([A-Za-z_]\w*)=(.*)$")
 _LONGEST = 100_000
-"""Of a value: variables of variables would otherwise fill the memory from a few lines."""
+"""Maximum length of a value: variables of variables could otherwise fill the memory from a few lines."""
 _LARGEST = 2**20
-"""Of a file, in bytes."""
+"""Maximum bytes of a file."""
 _LONGEST_SUM = 1000
 _USE = re.compile(r"\$\{(\w+)(?::-([^}]{0,1000}))?\}|\$(\w+)")
 _SUM = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
 _HOME = "HOME"
-"""The one variable that is known wherever a script runs; it is put in where a path is opened."""
+"""The one variable that is known wherever a script runs; it is substituted where a path is opened."""
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,

@@ -1,4 +1,4 @@
-"""Keys of verl that decide what is learned from rewards: advantages, loss, KL, critic, corrections."""
+"""Keys of verl that determine what is learned from rewards: advantages, loss, KL, critic, corrections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys of verl that need no counterpart: where and how fast it computes, and what it records."""
+"""Keys of verl that need no counterpart: placement, performance, and records."""
 
 from __future__ import annotations
 
@@ -68,4 +68,4 @@ _REASONS: Mapping[str, Sequence[str]] = {
 }
 
 NEEDLESS: list[Rule] = [needless(key, None, note) for note, keys in _REASONS.items() for key in keys]
-"""The first rule that covers a key is its own, so these, which stand for whole sections, come last."""
+"""The first rule that covers a key applies, so these rules, which cover whole sections, come last."""

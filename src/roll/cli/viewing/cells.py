@@ -1,4 +1,4 @@
-"""What a list of rollouts shows of each."""
+"""The cells of each rollout in a list."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from roll.tracking.visible import printable
 __all__ = ["LISTED", "SHOWN", "cell", "list_cells"]
 
 SHOWN = ("step", "kind", "id", "reward", "correct", "advantage", "tokens", "domain", "finish", "verdict")
-"""Columns of a list that the index holds."""
+"""Columns of a list that are in the index."""
 LISTED = (*SHOWN, "prompt", "answer")
 """All columns of a list."""
 CELL_CHARACTERS = 40
-"""Of a word in it."""
+"""Maximum length of a word in a cell."""
 
 
 def cell(value: Any) -> Text:
@@ -35,7 +35,7 @@ def cell(value: Any) -> Text:
 
 
 def list_cells(rows: Sequence[Row]) -> list[tuple[Text, ...]]:
-    """Return the cells of each row, in the order of `LISTED`; texts of a file that cannot be read again are empty."""
+    """Return the cells of each row, in the order of `LISTED`; texts of a file that can no longer be read are empty."""
     by_file: dict[Any, list[int]] = defaultdict(list)
     for place, row in enumerate(rows):
         by_file[row.file].append(place)

@@ -1,7 +1,7 @@
-"""The rollouts of a run for looking at: what a list of them shows, filters, and one rollout in full.
+"""The rollouts of a run for viewing: rows of a list, filters, and one whole rollout.
 
 rollouts/*.parquet, in portions ──► rows of the list (no texts, no tokens) ──► those that a filter takes
-                                                                     └──► one rollout, read when it is opened
+                                └──► one rollout, read when it is opened
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ _CLOSED = {
     "status": tuple(str(status) for status in RolloutStatus),
     "finish": get_args(FinishReason),
 }
-"""Columns that have no other values."""
+"""Columns with a fixed set of values."""
 
 
 class _Read(NamedTuple):
-    """What a list needs of a rollout's row; `None` where it has none."""
+    """The fields of a row that a list needs; `None` for missing ones."""
 
     step: int | None
     rollout_id: str | None
@@ -80,17 +80,17 @@ _READ = _Read._fields
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A rollout as a list shows it."""
+    """A rollout in a list."""
 
     file: RolloutFile
     number: int
-    """In its file, from 0."""
+    """Number in its file, from 0."""
     values: dict[str, Any]
-    """By the names in `COLUMNS`; `None` where the rollout has none."""
+    """Values by the names in `COLUMNS`; `None` for missing ones."""
 
     @property
     def group(self) -> tuple[Path, int]:
-        """The same for all attempts at one prompt."""
+        """The group key, equal for all attempts at one prompt."""
         return self.file.path, self.values["draw"]
 
 
@@ -106,8 +106,8 @@ class RolloutFile:
         """Return the beginnings of prompt and answer of some rows of this file.
 
         Args:
-            rows: of this file.
-            longest: characters of each text.
+            rows: rows of this file.
+            longest: maximum length of each text.
 
         Raises:
             UserError: the file is damaged, or was replaced.
@@ -223,11 +223,11 @@ def rollout_files(directory: Path) -> list[RolloutFile]:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """What rollouts must be like: all conditions hold, and all words stand in prompt or answer."""
+    """Conditions on rollouts: all must hold, and all words must occur in the prompt or answer."""
 
     conditions: tuple[tuple[str, Callable[[Any], bool]], ...] = ()
     words: tuple[str, ...] = ()
-    """Lower case."""
+    """Words in lower case."""
 
     def may_take(self, known: dict[str, Any]) -> bool:
         """Return whether a rollout could match if only these values of it are known."""

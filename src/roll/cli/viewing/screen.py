@@ -1,9 +1,9 @@
-"""The full screen of `roll view`, by Textual: a list of rollouts, one in full, its group, its tokens.
+"""The full screen of `roll view`, with Textual: a list of rollouts, a whole rollout, its group, its tokens.
 
-files ──► a thread reads them, newest first ──► the list ──(Enter, g, t)──► a screen for what is chosen
+    files ──► a thread reads them, newest first ──► the list ──(Enter, g, t)──► a screen for what is chosen
 
-Invariants: whatever a model wrote is shown as `Text` made of printable characters, so neither escape sequences nor
-markup in it act; of a long text, the first part is shown; the run's files are only read.
+Invariants: a model's text is shown as `Text` of printable characters, so neither escape sequences nor markup in it have
+an effect; only the first part of a long text is shown; the run's files are only read.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from roll.tracking.visible import printable, shortened
 __all__ = ["RolloutApp"]
 
 MOST_ROWS = 20_000
-"""Of a list: a filter finds the rest."""
+"""Maximum number of rows of a list; a filter finds the rest."""
 MOST_ATTEMPTS = 256
-"""Of a group."""
+"""Maximum number of attempts of a group."""
 MOST_CHARACTERS = 20_000
-"""Of one text."""
+"""Maximum length of one text."""
 HELP = """\
 Enter     the rollout in full           g   its group, side by side
 t         its tokens                    /   filter
@@ -47,7 +47,7 @@ Columns   step draw index reward advantage tokens kind domain verdict status fin
 
 
 class RolloutApp(App[None]):
-    """The list, and what opens from it."""
+    """The list, and the screens that open from it."""
 
     CSS = """
     #filter { display: none; }
@@ -72,7 +72,7 @@ class RolloutApp(App[None]):
         super().__init__()
         self.directory = run
         self.rows: list[Row] = []
-        """Of the list, in its order."""
+        """Rows of the list, in order."""
         self.problem = ""
         self._sought = filters
         self._order = sort
@@ -99,12 +99,12 @@ class RolloutApp(App[None]):
 
     @property
     def chosen(self) -> Row | None:
-        """The row that the cursor is on."""
+        """The row under the cursor."""
         place = self._list.cursor_row
         return self.rows[place] if 0 <= place < len(self.rows) else None
 
     def action_reload(self) -> None:
-        """Read the files anew, with the filter that stands."""
+        """Read the files again, with the current filter."""
         try:
             wanted = parse_filter(self._sought)
         except UserError as error:
@@ -149,7 +149,7 @@ class RolloutApp(App[None]):
         self._arrange()
 
     def _arrange(self) -> None:
-        """Put the rows into the order that was asked for."""
+        """Sort the rows by the selected column."""
         if self._order:
             rows, self.rows = sorted_rows(self.rows, self._order), []
             self._list.clear()

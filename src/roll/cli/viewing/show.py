@@ -1,4 +1,4 @@
-"""`roll view`: on the screen where there is one, and otherwise as a table."""
+"""`roll view`: full screen on a terminal, otherwise as a table."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from roll.tracking import RunDirectory
 __all__ = ["show_rollouts"]
 
 WIDTH = 220
-"""Of a table, in characters: wide enough for the beginnings of prompt and answer."""
+"""Width of a table in characters: enough for the beginnings of prompt and answer."""
 _AT_ONCE = 10_000
-"""Rows that are sorted together."""
+"""Number of rows that are sorted together."""
 
 
 def show_rollouts(path: str, filters: str, sort: str, *, plain: bool, limit: int) -> None:
     """Show the rollouts of a run, on the full screen or as a table.
 
     Raises:
-        UserError: there is no run, it has no rollouts, or the filter is malformed.
+        UserError: the run does not exist or has no rollouts, or the filter is malformed.
     """
     run = RunDirectory.open(path)
     wanted = parse_filter(filters)

@@ -1,4 +1,4 @@
-"""The tokens of one rollout, on the screen of `roll view`."""
+"""The tokens of one rollout, on a screen of `roll view`."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from roll.tracking.visible import printable
 __all__ = ["TokenScreen"]
 
 MOST_TOKENS = 5000
-"""Of one rollout, from its beginning."""
+"""Maximum number of tokens of one rollout, from its beginning."""
 _COLUMNS = ("#", "token", "id", "log-prob", "probability", "version")
 
 
 class TokenScreen(Screen[None]):
-    """Each token with its log-prob, red where the model thought it unlikely, and the policy version that made it."""
+    """Each token with its log-prob, red if it was unlikely, and the policy version that generated it."""
 
     CSS = "#about { height: 1; padding: 0 1; }"
     BINDINGS: ClassVar[list[BindingType]] = [

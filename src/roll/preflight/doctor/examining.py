@@ -1,4 +1,4 @@
-"""All examinations, in order."""
+"""All checks of `roll doctor`, in order."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SECTIONS: dict[str, Callable[[Path], Iterable[Finding]]] = {
 
 
 def examine(runs: Path, peers: Sequence[str] = ()) -> Iterator[Finding]:
-    """Examine this machine, one finding after the other.
+    """Examine this machine, and yield one finding after another.
 
     Args:
-        runs: where runs will be written.
+        runs: directory where runs will be written.
         peers: other nodes to reach, as `HOST:PORT`.
     """
     for title, looks in SECTIONS.items():

@@ -1,4 +1,4 @@
-"""One line of `roll doctor`, and all of them as text."""
+"""The findings of `roll doctor`, and their text."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _ORDER: tuple[Verdict, ...] = ("ok", "warning", "problem")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """What was looked at, what was found, and what to do about it."""
+    """A checked property, its state, and advice."""
 
     name: str
     verdict: Verdict
-    """`problem`: a run fails, or cannot start. `warning`: some runs do, or they are slower than they need be."""
+    """`problem`: a run fails, or cannot start. `warning`: some runs do, or they are slower than necessary."""
     found: str
     advice: str = ""
-    """What to do; never empty unless all is well."""
+    """What to do; empty only if there is no problem."""
     section: str = ""
 
 

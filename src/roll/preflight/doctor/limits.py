@@ -1,4 +1,4 @@
-"""What the system lets a process have: shared memory, open files, processes, threads."""
+"""System limits of a process: shared memory, open files, processes, threads."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ __all__ = ["examine"]
 
 SHARED_MEMORY = Path("/dev/shm")
 ENOUGH_SHARED_MEMORY = 2**30
-"""A container's default is 64 MiB. Weights need none of it; NCCL on one machine and Ray's objects do."""
+"""A container's default is 64 MiB. Weights need no shared memory; NCCL on one machine and Ray's objects do."""
 ENOUGH_FILES = 4096
-"""Sockets of engines, workers and Ray's actors."""
+"""For sockets of engines, workers and Ray's actors."""
 ENOUGH_PROCESSES = 4096
-"""Threads count."""
+"""Includes threads."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _MAX_TASKS = Path("/sys/fs/cgroup/pids.max")
 _INFINIBAND = Path("/sys/class/infiniband")

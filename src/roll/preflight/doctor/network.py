@@ -1,4 +1,4 @@
-"""Between nodes: this node's name and interfaces, Ray's ports, and whether a peer can be reached.
+"""Network between nodes: this node's name and interfaces, Ray's ports, and whether a peer can be reached.
 
 node A   roll doctor --listen 29500        answers once per connection: its versions and clock, then bytes
 node B   roll doctor --peer A:29500        compares versions and clocks, and takes the time of the bytes
@@ -24,7 +24,7 @@ __all__ = ["answer_peers", "examine", "reach"]
 CONNECT_S = 5.0
 PAYLOAD_BYTES = 16 * 2**20
 SLOW_BYTES_PER_S = 100e6
-"""About a gigabit link: a weight sync of 7B parameters then takes minutes."""
+"""About a gigabit link, with which a weight sync of 7B parameters takes minutes."""
 CLOCKS_APART_S = 5.0
 RAY_PORT = 6379
 _INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
@@ -113,10 +113,10 @@ def _refusal(host: str, port: int) -> str | None:
 
 
 def reach(peer: str) -> Iterator[Finding]:
-    """Connect to `HOST:PORT`, and hear what is there where `answer_peers` runs.
+    """Connect to `HOST:PORT`, where `answer_peers` runs, and compare the two nodes.
 
     Raises:
-        ConfigError: `peer` is not of that form.
+        ConfigError: `peer` does not have that form.
     """
     host, _, port = peer.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -192,18 +192,18 @@ def _compared(name: str, theirs: dict[str, str]) -> Finding:
 
 
 def answer_peers(port: int, *, seconds: float, most: int | None = None, say: Callable[[str], object] = print) -> int:
-    """Listen on all interfaces for peers that `reach` this node, one after the other.
+    """Listen on all interfaces for peers that `reach` this node, one after another.
 
-    A peer hears versions, the clock, and bytes without meaning; nothing that it sends is read.
+    A peer receives versions, the clock, and meaningless bytes; nothing that it sends is read.
 
     Args:
-        port: to listen on; 0 chooses a free one.
-        seconds: after which it ends.
-        most: peers after which it ends.
-        say: is told where it listens, and of every peer.
+        port: port to listen on; 0 chooses a free one.
+        seconds: time after which it ends.
+        most: number of peers after which it ends.
+        say: called with the address, and for every peer.
 
     Returns:
-        How many peers came.
+        The number of peers.
 
     Raises:
         ConfigError: the port is taken, or may not be used.

@@ -21,13 +21,13 @@ from roll_sandbox import RollSandboxError, Runtime
 __all__ = ["examine", "versions"]
 
 TRY_S = 30.0
-"""For a sandbox to start, or Docker to answer."""
+"""Timeout for a sandbox to start, or for Docker to respond."""
 _OPTIONAL = (
     ("ray", "ray", "`cluster.type: ray` (several ranks or machines)"),
     ("deepspeed", "deepspeed", "`training.backend: deepspeed`"),
     ("megatron-core", "megatron", "`training.backend: megatron`"),
 )
-"""Distribution, the extra that brings it, and who wants it."""
+"""Distribution, the extra that installs it, and its users."""
 
 
 def versions() -> dict[str, str]:
