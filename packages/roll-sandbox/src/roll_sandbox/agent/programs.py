@@ -58,7 +58,7 @@ class Started:
         """Kind of each output's file descriptor: `o` (stdout), `e` (stderr) or `r` (result)."""
 
     def read_end(self, status):
-        """Read what the init reported, and close its descriptor.
+        """Read the init's report, and close its descriptor.
 
         Args:
             status: the status of the process `pid`, as wait(2) returns it.

@@ -325,7 +325,7 @@ class Agent:
             view = view[os.write(self.outgoing, view) :]
 
     def send_end(self, channel, code, number, limits, wall_s, cpu_s, peak_bytes, closed=False, counted=()):
-        """Send the x of a program or of a session's command. Its strings are constants, so nothing needs escaping."""
+        """Send the end (x) of a program or a session's command. Its strings are constants: nothing to escape."""
         names, kernel = (",".join('"' + limit + '"' for limit in each) for each in (limits, counted))
         text = (
             f'{{"code":{code},"signal":{number},"limits":[{names}],"wall_s":{wall_s:.6f},"cpu_s":{cpu_s:.6f},'
@@ -334,7 +334,7 @@ class Agent:
         self.send("x", channel, text.encode())
 
     def fail(self, channel, error):
-        """Report an error of the agent, not of a program, as the x of a channel."""
+        """Send an error of the agent, not of a program, as the end (x) of a channel."""
         text = "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "?" for letter in str(error))
         self.send("x", channel, ('{"error":"' + text + '"}').encode())
 
