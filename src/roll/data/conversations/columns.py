@@ -9,7 +9,7 @@ from typing import Any
 from roll.config.sources import ConversationColumns
 from roll.data.cells import ArrowRow, BadRow, Row, as_list
 from roll.data.conversations.calls import decoded_json, plain_data, read_tools
-from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA, refuse_unread, says_nothing
+from roll.data.conversations.fields import IGNORED_COLUMNS, MEDIA, holds_media, refuse_unread, says_nothing
 from roll.data.conversations.messages import MessageReader, check_text
 from roll.errors import short
 from roll.types import Message
@@ -161,9 +161,9 @@ def check_media(row: RowView, where: str) -> None:
     Raises:
         BadRow: it has.
     """
-    left = [name for name in row.unread if name in MEDIA]
+    left = [name for name in row.unread if str(name).lower() in MEDIA or holds_media(as_list(row.peek(name)))]
     if left:
-        refuse_unread(left, "column", (), where)
+        refuse_unread(left, "column", (), where, media=True)
 
 
 def _system(row: RowView, config: ConversationColumns, where: str) -> str | None:

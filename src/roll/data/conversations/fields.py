@@ -19,6 +19,7 @@ __all__ = [
     "MEDIA",
     "Fields",
     "UnconsumedMedia",
+    "holds_media",
     "refuse_unread",
     "says_nothing",
 ]
@@ -74,6 +75,19 @@ class UnconsumedMedia(BadRow):
         return UnconsumedMedia(self.reason, self._found, self._mend, pipeline)
 
 
+def holds_media(value: Any) -> bool:
+    """Return whether a column's value is a picture, a sound or a film, or a list of them, whatever the column's name.
+
+    Libraries keep one as its file (`bytes`, `path`), a sound as an `array` with its `sampling_rate`, and an opened
+    picture as an object of PIL.
+    """
+    if isinstance(value, list | tuple) and value:
+        value = value[0]
+    if isinstance(value, Mapping):
+        return value.keys() == {"bytes", "path"} or value.keys() >= {"array", "sampling_rate"}
+    return type(value).__module__.startswith("PIL.")
+
+
 def says_nothing(value: Any) -> bool:
     """Return whether a value is null, or an empty text or container, as data sets fill what a row does not have."""
     if is_null(value):
@@ -119,8 +133,18 @@ class Fields:
             refuse_unread(left, f"field of {what}", known, where)
 
 
-def refuse_unread(names: list[Any], what: str, known: Collection[str], where: str, hint: str = "") -> NoReturn:
+def refuse_unread(
+    names: list[Any], what: str, known: Collection[str], where: str, hint: str = "", *, media: bool = False
+) -> NoReturn:
     """Refuse fields or columns that are not read.
+
+    Args:
+        names: of them.
+        what: they are.
+        known: names of those that are read, to find the one that was meant.
+        where: their place, for messages.
+        hint: in place of a name that was meant.
+        media: they hold pictures, sound or films, whatever their names.
 
     Raises:
         BadRow: always.
@@ -131,7 +155,7 @@ def refuse_unread(names: list[Any], what: str, known: Collection[str], where: st
     reason = f"unread {what}: {listed}"
     found = f"{where}: the {what} {listed} would not be read, and may change what the row means"
     mend = "Remove it, or name it in `ignored_fields` to leave it unread."
-    if not hint and any(name in MEDIA for name in names):
+    if not hint and (media or any(name in MEDIA for name in names)):
         raise UnconsumedMedia(reason, found, mend)
     if not hint and names[0] in known:
         hint = " Another form of the row was read, or this pipeline learns from other columns."

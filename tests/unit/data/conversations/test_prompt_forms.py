@@ -158,6 +158,22 @@ def test_rlvr_rows_with_pictures_are_refused_by_name(plain: PreTrainedTokenizerB
     assert draw.prompt.metadata == {column: ["a.png"]}
 
 
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("Images", ["a.png"]),
+        ("image_1", {"bytes": "iVBO", "path": None}),
+        ("pages", [{"bytes": "iVBO", "path": "a.png"}]),
+        ("speech", {"path": "a.wav", "array": [0.5], "sampling_rate": 16_000}),
+    ],
+)
+def test_rlvr_rows_with_pictures_are_refused_whatever_the_columns_name(
+    plain: PreTrainedTokenizerBase, column: str, value: Any
+) -> None:
+    with pytest.raises(DataError, match=rf"1 × unread column: '{column}'(?s:.)*pictures, sound and films are not cons"):
+        prompt_data(plain, [row("q", **{column: value})])
+
+
 BAD = [{"promt": "q"}, row(""), row([{"role": "alien", "content": "x"}]), row(CALLED), row("a<|im_end|>b"), "text", 7]
 
 
