@@ -1,4 +1,4 @@
-"""The results of a trainer's forward pass: predictions of micro-batches as arrays by sample."""
+"""Conversion of micro-batch predictions to arrays by sample, which a trainer's forward pass returns."""
 
 from __future__ import annotations
 

@@ -1,11 +1,12 @@
-"""Entropy and divergence of next-token distributions, beside the log-probs, with gradients.
+"""Log-probs, entropy and divergence of next-token distributions, with gradients.
 
     p_m = softmax(W h_m / temperature),     q_m = softmax(W' h'_m / temperature)    of the reference
 
     entropy_m = -sum_v p log p              full_kl_m = sum_v p (log p - log q)
 
-As in `logprobs`: in chunks of predictions, the softmax in float32 (float64 for a float64 model), logits kept for
-the backward pass only while all of them together are small. The log-probs are the same to the bit.
+As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
+logits are kept for the backward pass only while all of them together are small. The log-probs are bitwise equal to
+those of `logprobs`.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ __all__ = [
 ]
 
 BLOCK_ELEMENTS = 2**23
-"""On an accelerator, several copies of so many logits exist at once, in float32: 32 MiB each."""
+"""Number of logits in a block on an accelerator, where several float32 copies of it exist at once: 32 MiB each."""
 
 
 Caps: TypeAlias = tuple[float | None, float | None]
@@ -50,13 +51,13 @@ class Projection(NamedTuple):
     """Hidden states and the vocabulary projection that they go through."""
 
     hidden: Tensor
-    """[M, H]"""
+    """The hidden states [M, H]."""
     weight: Tensor
-    """[V, H]"""
+    """The projection [V, H]."""
     softcap: float | None = None
-    """Of the logits."""
+    """The soft cap of the logits."""
     words: Words | None = None
-    """Which of the vocabulary's it has, where ranks have divided it."""
+    """The vocabulary shard of the projection, where ranks divide the vocabulary."""
 
     def undivided(self) -> Projection:
         """Return the projection to the whole vocabulary, which every rank then computes identically: see `shared`."""
@@ -70,28 +71,28 @@ class Projection(NamedTuple):
 
 
 class Predictions(NamedTuple):
-    """What a network says at every prediction of a micro-batch; float32, or float64 for a float64 model."""
+    """The outputs of a network at every prediction of a micro-batch; float32, or float64 for a float64 model."""
 
     logprobs: Tensor | None = None
-    """[M] of the targets; a critic has none."""
+    """The log-probs of the targets [M]; `None` for a critic."""
     entropy: Tensor | None = None
-    """[M] in nats, where it was asked for."""
+    """The entropies [M] in nats, if requested."""
     full_kl: Tensor | None = None
-    """[M] KL(policy || reference) in nats, where a reference was given."""
+    """KL(policy || reference) [M] in nats, if a reference was given."""
     values: Tensor | None = None
-    """[M] of the states before the targets: a critic's, or those of a policy's value head where it was asked."""
+    """The values of the states before the targets [M]: a critic's, or those of a policy's value head if requested."""
     divergence: Tensor | None = None
-    """[M] from a teacher, in nats, where it was asked for."""
+    """The divergences from a teacher [M] in nats, if requested."""
     top_logprobs: Tensor | None = None
-    """[M, k] of other tokens than the targets, where they were asked for."""
+    """The log-probs of other tokens [M, k], if requested."""
     top_ids: Tensor | None = None
-    """[M, k] these tokens, where the likeliest were asked for."""
+    """These tokens [M, k], if top-k log-probs were requested."""
     hidden: Tensor | None = None
-    """[n, H] what a stage before the last one says, and nothing else: states that went to the next stage."""
+    """The hidden states [n, H] that went to the next stage: the only output of a stage before the last one."""
 
     @property
     def tensors(self) -> list[Tensor]:
-        """Those that there are."""
+        """All tensors that are not `None`."""
         return [tensor for tensor in self if tensor is not None]
 
     def mapped(self, change: Callable[[Tensor], Tensor]) -> Predictions:
@@ -100,13 +101,13 @@ class Predictions(NamedTuple):
 
 
 class _Distributions(torch.autograd.Function):
-    """With incoming gradients a, e, k of log-prob, entropy H and divergence K:
+    """Computes log-prob, entropy H and divergence K. With their incoming gradients a, e and k:
 
         d loss / d z = (a onehot - p [a + e (log p + H) - k (log p - log q - K)]) / temperature
 
-    then two matrix products; the reference gets none. With s = z - max z and t = sum exp s, log p is s - log t.
-    Differences are taken of the s, so that equal distributions give exactly 0. Kept logits are overwritten with their
-    gradients: the backward pass runs once.
+    Two matrix products follow; the reference gets no gradient. With s = z - max z and t = sum exp s, log p is s - log
+    t. Differences are taken of the s, so that equal distributions give exactly 0. Kept logits are overwritten with
+    their gradients: the backward pass runs once.
     """
 
     @staticmethod

@@ -5,8 +5,9 @@
     reverse   sum_v p (log p - log q)           forward   sum_v q (log q - log p)
     jsd       beta KL(q || r) + (1 - beta) KL(p || r)        arXiv 2306.13649 eq. 1
 
-As in `logprobs`: in chunks of predictions, the softmax in float32 (float64 for a float64 model), logits kept for the
-backward pass only while all of them together are small. The log-probs of the targets come from the same logits.
+As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
+logits are kept for the backward pass only while all of them together are small. The log-probs of the targets come from
+the same logits.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ __all__ = ["divergence_from", "normalised", "normalised_again"]
 
 
 class _Divergence(torch.autograd.Function):
-    """With incoming gradients a of the log-prob and k of the divergence D, d loss / d z is 1 / T times
+    """Computes log-prob and divergence D. With their incoming gradients a and k, d loss / d z is 1 / T times
 
         a (onehot - p) + k g,     g = p (log p - log q - D)     q - p, negative     (1 - beta) p (log p - log r - D_p)
 
-    for reverse, forward and jsd, where D_p is KL(p || r). The teacher gets none. Kept logits are overwritten with
-    their gradients: the backward pass runs once.
+    for reverse, forward and jsd, where D_p is KL(p || r). The teacher gets no gradient. Kept logits are overwritten
+    with their gradients: the backward pass runs once.
     """
 
     @staticmethod

@@ -1,20 +1,20 @@
-"""Linear layers of a decoder whose products are computed in 8-bit floating point, where the device multiplies it.
+"""Linear layers of a decoder computed in 8-bit floating point, on devices that support it.
 
                      rowwise_with_gw_hp               rowwise
     output           x by token   ·  w by output      x by token   ·  w by output
     input's grad     g by token   ·  w                g by token   ·  w by input
     weight's grad    bfloat16                         g by output  ·  x by input
 
-All in e4m3, with a scale for each token, output or input, or one for the matrix. The recipes are torchao's, by its
-names. A token's scales are its own, so its log-prob is the same whichever texts share its row; with one scale for all
-tokens (`tensorwise`) it is another, and ratios to what was computed in another row say nothing.
+All in e4m3, with a scale for each token, output or input, or one for the matrix. The recipes and their names are
+torchao's. Each token has its own scales, so its log-prob does not depend on the other texts of its row. With one scale
+for all tokens (`tensorwise`) it would, and importance ratios to log-probs computed in another row would be meaningless.
 
-Scales come from the numbers in hand, and are powers of two: under each of them a number keeps the same digits, unless
-it is some 2^14 times smaller than the largest that shares its scale. So it hardly matters which part of a matrix a rank
-has, and kernels without scales by row will do, since multiplying what they round changes no digit.
+Scales are computed from the current numbers, and are powers of two: scaling by them keeps a number's digits, unless it
+is about 2^14 times smaller than the largest number with the same scale. So results hardly depend on which part of a
+matrix a rank has. Kernels without scales by row suffice, because multiplying their rounded results changes no digit.
 
-Sums are float32, results bfloat16. What autograd keeps is what it keeps without: several projections share an input,
-and its copies in 8 bits would take more than one in 16.
+Sums are float32, results bfloat16. Autograd saves the same tensors as without FP8: several projections share an input,
+and its 8-bit copies would take more memory than one 16-bit tensor.
 """
 
 from __future__ import annotations
@@ -37,33 +37,33 @@ __all__ = ["check_products", "use_fp8"]
 logger = logging.getLogger(__name__)
 
 MULTIPLE = 16
-"""Of which both sizes of a matrix must be one; a product over tokens is padded to it."""
+"""Both sizes of a matrix must be multiples of this; a product over tokens is padded to one."""
 
 _SMALLEST = 1e-12
-"""Of the largest of some numbers: what is below it counts as zeros."""
+"""Lower bound of the largest magnitude: smaller numbers count as zeros."""
 _EXPONENT = 0x7F800000
-"""The bits of a positive float32 that are left of the largest power of two below it."""
+"""Mask of a positive float32 that leaves the largest power of two below it."""
 _ROUTERS = ("gate", "router")
-"""Names of layers that choose experts: a choice is not rounded."""
+"""Names of layers that choose experts; they are not quantized."""
 _FORMATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz)
-"""The second is that of AMD's MI300."""
+"""The second format is that of AMD's MI300."""
 
 
 class _Device(NamedTuple):
-    """What a kind of device multiplies."""
+    """The FP8 products that a kind of device supports."""
 
     e4m3: torch.dtype
     by_row: bool
-    """Whether it has a kernel for scales by row."""
+    """Whether the device has a kernel for scales by row."""
 
 
 class _Scaled(NamedTuple):
-    """Numbers in 8 bits, and by what they are to be multiplied."""
+    """Numbers in 8 bits, and the factors that they must be multiplied by."""
 
     values: Tensor
-    """[rows, columns], in this order in memory; columns are a multiple of 16, the last of them zeros."""
+    """The numbers [rows, columns], contiguous; columns are padded with zeros to a multiple of 16."""
     factor: Tensor
-    """Float32, [rows, 1] or [1]."""
+    """The factors, float32, [rows, 1] or [1]."""
 
 
 def use_fp8(model: Any, recipe: Fp8Recipe, tp: int = 1) -> int:
@@ -145,7 +145,7 @@ def _forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:
 
 
 class _Linear(torch.autograd.Function):
-    """[n, outputs] of x [n, inputs] and a weight [outputs, inputs]."""
+    """Computes outputs [n, outputs] from x [n, inputs] and a weight [outputs, inputs]."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: Fp8Recipe) -> Tensor:

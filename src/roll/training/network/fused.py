@@ -1,12 +1,12 @@
-"""On a CPU in bfloat16: norms and SwiGLU of a decoder in one pass over memory each, and `fused_attention`.
+"""Fused norms and SwiGLU on a CPU in bfloat16, each in one pass over memory, and `fused_attention`.
 
-    HF module ─ looks and behaves like the one we know ─► its `forward` replaced by the fused function
+    HF module ─ looks and behaves like a known one ─► its `forward` replaced by the fused function
               ─ anything else ─► left as it is
 
-A module is recognized by what it computes: the replacement must give what the module gives on random numbers. So a norm
-that adds 1 to its weight, or a gate of another activation, is never taken for one that does not. Adapters keep working,
-since only what lies between the projections is replaced. Calls in another dtype or on another device are computed as
-the module does.
+A module is recognized by its results: the replacement must agree with the module on random numbers. So a norm that adds
+1 to its weight, or a gate with another activation, is never mistaken for a plain one. Adapters keep working, because
+only code between the projections is replaced. Calls in another dtype or on another device are computed by the module
+itself.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from roll.training.kernels.native import Native, native
 __all__ = ["fuse"]
 
 TOLERANCE = 2.0**-7
-"""One unit in the last place of a bfloat16, relative."""
+"""Relative tolerance: one unit in the last place of a bfloat16."""
 
 
 def fuse(model: nn.Module) -> int:
@@ -95,7 +95,7 @@ def _same(module: Any, replacement: Callable[[Tensor], Tensor]) -> bool:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """bf16(x / sqrt(mean(x^2) + epsilon)) w."""
+    """Computes bf16(x / sqrt(mean(x^2) + epsilon)) w."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, library: Native) -> Tensor:
@@ -120,7 +120,7 @@ class _RMSNorm(torch.autograd.Function):
 
 
 class _SwiGLU(torch.autograd.Function):
-    """bf16(silu(gate)) up; keeps its two inputs and nothing else."""
+    """Computes bf16(silu(gate)) up; saves only its two inputs."""
 
     @staticmethod
     def forward(ctx: Any, gate: Tensor, up: Tensor, library: Native) -> Tensor:

@@ -1,4 +1,4 @@
-"""Hidden states of a packed row: every network of a trainer begins with them."""
+"""The backbone's hidden states of a packed row, from which all networks of a trainer compute their outputs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Loading the network of a trainer: an HF model with its adapters, as the role uses it."""
+"""Loading of a trainer's network: an HF model with its adapters, prepared for the role."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Log-probs of given tokens from hidden states, without the logits of a whole batch ever existing at once.
+"""Log-probs of given tokens from hidden states, without ever materializing the logits of a whole batch.
 
     logprob_m = z_m[target_m] - logsumexp(z_m),    z_m = W h_m / temperature
 
-The vocabulary projection runs in chunks of words, so that the gradient of a word's weights is one product and is never
-summed over chunks. Logits are kept for the backward pass only while all of them together are small (`KEEP_BYTES`);
-beyond that they are computed again, so memory does not grow with vocabulary x predictions. The softmax is taken in
-float32 (float64 for a float64 model).
+The vocabulary projection runs in chunks of vocabulary entries, so that the gradient of an entry's weights is one
+product and is never summed over chunks. Logits are kept for the backward pass only while all of them together are small
+(`KEEP_BYTES`). Beyond that they are computed again, so memory does not grow with vocabulary x predictions. The softmax
+is taken in float32 (float64 for a float64 model).
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ __all__ = [
 ]
 
 CHUNK_ELEMENTS = 2**25
-"""Logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
+"""Number of logits that exist at once, in the model's dtype: 64 MiB in bfloat16."""
 
 KEEP_BYTES = 512 * 2**20
-"""Logits of a micro-batch are kept up to this size and computed again beyond, which takes as long as two fifths of what
-a small model's layers do."""
+"""Largest size of a micro-batch's logits that are kept. Recomputing more takes about two fifths of the time of a small
+model's layers."""
 
 CPU_BLOCK_ELEMENTS = 2**19
-"""On a CPU, the softmax goes through a chunk in blocks of this size, which stay in its cache."""
+"""Number of logits in a block of the softmax on a CPU, chosen to fit in its cache."""
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products.
+    """Computes log-probs: d logprob / d z = (onehot - softmax(z)) / temperature, then two matrix products.
 
-    The softmax's maximum and sum are kept apart: their logarithmic sum would lose digits of large logits.
-    Kept logits are overwritten with their gradients, so the backward pass runs once.
+    The softmax's maximum and sum are stored separately: the logarithm of their product would lose digits of large
+    logits. Kept logits are overwritten with their gradients, so the backward pass runs once.
     """
 
     @staticmethod
@@ -161,15 +161,15 @@ def _native_for(logits: Tensor) -> Native | None:
 
 
 class ProjectionGradient:
-    """From the gradients of the logits, chunk by chunk, to those of hidden states and vocabulary projection.
+    """Accumulates the gradients of hidden states and vocabulary projection from those of the logits, chunk by chunk.
 
     Args:
-        hidden: [M, H]
-        weight: [V, H]
-        chunk: predictions of a chunk.
-        wants_hidden: whether the hidden states' is wanted.
-        wants_weight: whether the projection's is wanted.
-        high: dtype in which several chunks' shares are added up.
+        hidden: The hidden states [M, H].
+        weight: The projection [V, H].
+        chunk: The number of predictions in a chunk.
+        wants_hidden: Whether to compute the gradient of the hidden states.
+        wants_weight: Whether to compute the gradient of the projection.
+        high: The dtype in which the shares of several chunks are summed.
     """
 
     def __init__(

@@ -28,12 +28,12 @@ class Adapter:
     """One adapted weight matrix: W + scale * B A."""
 
     a: str
-    """Name of the parameter A [rank, inputs]."""
+    """The name of the parameter A [rank, inputs]."""
     b: str
-    """Name of the parameter B [outputs, rank]."""
+    """The name of the parameter B [outputs, rank]."""
     scale: float
     transposed: bool
-    """Whether the layer keeps its weight as [inputs, outputs]."""
+    """Whether the layer stores its weight as [inputs, outputs]."""
 
     def merged(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         """Return the full weight in float32 or better; the inputs are not changed."""

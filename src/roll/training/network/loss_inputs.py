@@ -1,4 +1,4 @@
-"""The inputs of a loss, from a network's predictions and its samples' arrays."""
+"""Construction of a loss's inputs from a network's predictions and the samples' arrays."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A trial before training: packed rows must give what the model itself computes of each text.
+"""Checks, by running a model, that packed rows give the same results as separate texts.
 
     four short texts, two of them with a common beginning
         ─ each alone, by the model's own attention  ─► log-probs ┐
         ─ packed                                    ─► log-probs ┴ equal? or what differs
 
-So an architecture is refused before anything is trained, by what it does rather than by its name. Texts are shorter
-than sliding windows, and configurations that were tried before are not tried again.
+So an unsupported architecture is rejected before training, by its behavior rather than by its name. The texts are
+shorter than sliding windows, and a configuration is checked only once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["check_packing", "check_stages", "make_packable"]
 _passed: set[tuple[str, str, torch.dtype]] = set()
 
 Logits = Callable[[Any, PackedLayout], tuple[Tensor, Tensor]]
-"""From a model and a row to final hidden states [M, H] and logits [M, V] at its predictions."""
+"""A function from a model and a row to final hidden states [M, H] and logits [M, V] at its predictions."""
 
 
 def make_packable(model: Any) -> None:

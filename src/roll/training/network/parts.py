@@ -1,14 +1,14 @@
-"""A decoder that computes some of its layers, by the model's own code.
+"""A decoder that computes only some of its layers, with the model's own code.
 
     first part      tokens, embedded ─► own layers ─────────────► hidden states to the next part
-    later parts     hidden states of the part before ─► own layers ─► … to the next part
+    later parts     hidden states of the previous part ─► own layers ─► … to the next part
     last part       … ─► own layers ─► last norm
 
-In the place of layers that are not computed stand modules without weights, through which hidden states pass as they
-are: the one before a part's first layer gives what the part before has sent, the one after its last layer keeps what
-goes to the next. What another rank has is replaced for good. What this rank has and the part at work does not need is
-exchanged for the time of a call alone, so all of a rank's layers have their names, and whatever divides, shards, saves
-or counts weights finds them. A layer that runs again for its gradient is called by itself, whatever is at work then.
+Layers that are not computed are replaced by modules without weights, which pass hidden states through. The one before a
+part's first layer returns the received hidden states, and the one after its last layer stores those for the next part.
+Modules of other ranks are replaced permanently. Modules of this rank that the active part does not need are replaced
+only during a call. So all of a rank's layers keep their names, and code that divides, shards, saves or counts weights
+finds them. A layer that is recomputed for its gradient is called directly, whichever part is active then.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ __all__ = ["leave_parts"]
 
 @dataclass(slots=True)
 class _Hand:
-    """Hidden states of the micro-batch that goes through a model."""
+    """The hidden states that enter and leave a part during a micro-batch's forward pass."""
 
     received: Tensor | None = None
     passed: Tensor | None = None
 
 
 _Place: TypeAlias = tuple[nn.Module, str]
-"""A module, and the name of one directly below it."""
+"""A module, and the name of one of its direct children."""
 _View: TypeAlias = Mapping[_Place, nn.Module | None]
-"""What stands where."""
+"""The modules at some places."""
 
 
 def leave_parts(

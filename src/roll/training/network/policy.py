@@ -1,7 +1,7 @@
-"""The network as the trainer uses it: a packed row of tokens in, log-probs of chosen tokens out.
+"""The policy's network: a packed row of tokens in, log-probs of chosen tokens out.
 
-On request also the entropy of their distributions, how far these are from those of the policy as it was at first or of
-a teacher, and the log-probs of other tokens.
+On request it also computes the entropy of the distributions, their divergence from the initial policy or a teacher, and
+the log-probs of other tokens.
 """
 
 from __future__ import annotations
@@ -37,21 +37,20 @@ from roll.types import Needs, Output
 __all__ = ["PolicyNetwork"]
 
 _LOGIT_FACTORS = {"logit_scale": 1, "lm_head_multiplier": 1, "logits_scaling": -1}
-"""Settings by which some models multiply (1) or divide (-1) their logits."""
+"""Settings with which some models multiply (1) or divide (-1) their logits."""
 
 
 class PolicyNetwork(nn.Module):
     """Wraps an HF causal language model, so that one `forward` covers all its parameters (which FSDP needs).
 
     Args:
-        model: an HF model loaded with the attention `roll_packed`; with LoRA, what lies inside the peft
-            wrapper.
-        reference: the same model as it was at first, frozen, for the divergence from it; with LoRA it is not needed.
-        teachers: frozen models over the same vocabulary, for the divergence from one of them.
-        value_head: also say the value of the state before a token, from the hidden state that predicts it.
+        model: An HF model loaded with the attention `roll_packed`; with LoRA, the model inside the peft wrapper.
+        reference: A frozen copy of the initial model, for the divergence from it; not needed with LoRA.
+        teachers: Frozen models over the same vocabulary, for the divergence from one of them.
+        value_head: Whether to add a value head, which predicts the value of the state before a token.
 
     Raises:
-        ModelError: a model computes its logits in a way that the chunked projection does not.
+        ModelError: a model computes its logits in a way that the chunked projection does not support.
     """
 
     def __init__(
@@ -67,9 +66,9 @@ class PolicyNetwork(nn.Module):
             _check_head(teacher, "be a teacher")
         self.value_head = new_value_head(model.get_output_embeddings().weight) if value_head else None
         self.share: TokenShare = WHOLE
-        """Of every row's tokens, which are this rank's."""
+        """This rank's share of every row's tokens."""
         self.cut: Cut | None = None
-        """Where this rank has one stage of the model."""
+        """The cut of the model, where this rank has one stage of it."""
 
     def forward(
         self,
@@ -196,39 +195,39 @@ class PolicyNetwork(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where it runs."""
+        """The device of the model."""
         return self._head.device
 
     @property
     def heads(self) -> dict[str, nn.Parameter]:
-        """What is trained beside the model, by name: engines and exports do not have it."""
+        """The trained parameters outside the model, by name; engines and exports do not have them."""
         return {} if self.value_head is None else dict(self.value_head.named_parameters("value_head"))
 
     @property
     def outputs(self) -> frozenset[Output]:
-        """What it can say."""
+        """The outputs that the network supports."""
         head: tuple[Output, ...] = () if self.value_head is None else ("values",)
         routers: tuple[Output, ...] = () if self.routing is None else ("experts",)
         return frozenset(("logprobs", "attention", "top_logprobs", *head, *routers))
 
     @property
     def frozen(self) -> list[Any]:
-        """Models that it holds beside the one that is trained."""
+        """The frozen models: reference and teachers."""
         return [*([] if self.reference is None else [self.reference]), *self.teachers]
 
     @property
     def num_words(self) -> int:
-        """Tokens that it has embeddings of."""
+        """The size of the vocabulary."""
         return self.model.config.get_text_config().vocab_size
 
     @property
     def num_layers(self) -> int:
-        """Decoder layers."""
+        """The number of decoder layers."""
         return self.model.config.get_text_config().num_hidden_layers
 
     @property
     def projection(self) -> Any:
-        """To the vocabulary."""
+        """The projection to the vocabulary."""
         return self.model.get_output_embeddings()
 
     @property

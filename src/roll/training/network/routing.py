@@ -1,15 +1,15 @@
-"""The routers of a mixture of experts: how evenly they choose, and choices that are replayed.
+"""The routers of a mixture of experts: load balancing, and replay of recorded choices.
 
-    router ─ logits ─ the k best of them ─► experts, and weights by which their results are added up
-                       └─ or those of another forward pass, whose weights are computed anew
+    router ─ logits ─ the k best of them ─► experts, and weights by which their results are summed
+                       └─ or those of another forward pass, with newly computed weights
 
-Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions; another
-choice is another function. Replay lets the forward pass of an update use the experts of the pass that its ratio is
-taken against (R2 of arXiv 2512.01374), or those that the engine chose while it generated (R3, arXiv 2510.11370).
-Weights, and so gradients, are those of the current router.
+Experts are chosen by comparing numbers that differ in their last digits between passes, kernels and precisions, and
+another choice is a different function. Replay makes the forward pass of an update use the experts of the pass that its
+ratio is taken against (R2 of arXiv 2512.01374), or those that the engine chose during generation (R3, arXiv
+2510.11370). Weights, and so gradients, are those of the current router.
 
-Choices are counted as if no prefix were shared: a token counts once for each sample that has it. So nothing that is
-made of the counts depends on packing.
+Choices are counted as if prefixes were not shared: a token counts once for each sample that has it. So the counts do
+not depend on packing.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from roll.types import TrainingBatch, TrainingSample
 __all__ = ["Routing", "find_routing", "load_metrics"]
 
 _BIAS = "e_score_correction_bias"
-"""A buffer of routers that choose by scores to which it is added."""
+"""The name of a router's buffer that is added to the scores by which experts are chosen."""
 
 
 class Routing:
     """All routers of one model, first layer first.
 
     Args:
-        model: an HF causal language model.
-        routers: of it; see `roll.models.chosen_experts`.
+        model: An HF causal language model.
+        routers: The routers of the model; see `roll.models.chosen_experts`.
     """
 
     def __init__(self, model: Any, routers: Sequence[Any]) -> None:
@@ -50,7 +50,7 @@ class Routing:
         self.num_chosen = int(routers[0].top_k)
         self.num_layers = len(routers)
         self.aux_coefficient = 0.0
-        """Of the loss by which the choice is evened out."""
+        """The coefficient of the auxiliary load-balancing loss."""
         self._biased = list(routers) if all(_BIAS in router._buffers for router in routers) else []
         self._slopes: Tensor | None = None
         self._totals: np.ndarray | None = None
@@ -65,8 +65,10 @@ class Routing:
 
     @property
     def biases(self) -> list[Tensor]:
-        """By layer, [E] what is added to scores before the best are chosen, where all routers have it. Looked up anew:
-        a module that moves to another device has other buffers there."""
+        """The biases [E] that each layer adds to scores before the top-k, if all routers have them.
+
+        They are looked up at every access, because a module that moves to another device gets new buffers.
+        """
         return [router._buffers[_BIAS] for router in self._biased]
 
     @torch.no_grad()
@@ -253,7 +255,7 @@ class Routing:
 
 
 class _WithLoss(torch.autograd.Function):
-    """A tensor as it is; its backward pass also goes back through a scalar that is part of the loss."""
+    """Returns a tensor unchanged; its backward pass also backpropagates through a scalar that is part of the loss."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, loss: Tensor) -> Tensor:
@@ -266,7 +268,7 @@ class _WithLoss(torch.autograd.Function):
 
 
 class _Replay(TorchFunctionMode):
-    """Answers a router's choice of its k best experts with given ones [N, k]; -1 leaves a token its own."""
+    """Replaces the result of a router's top-k by given experts [N, k]; -1 keeps a token's own choice."""
 
     def __init__(self, chosen: Tensor, num_experts: int) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""Cutting a model into stages of consecutive layers, in place.
+"""Cutting of a model into pipeline stages of consecutive layers, in place.
 
     first stage     embeddings, layers 0 … a
     later stages    layers a + 1 … b
     last stage      layers … , last norm, vocabulary projection, value head; tied embeddings once more
 
-With `vpp`, layers are cut into so many times more parts, of which stage r of p has the parts r, p + r, 2p + r, …
-Layers and parameters keep their names: what another stage has is replaced by modules without weights (`parts`).
+With `vpp`, each stage has that many parts: stage r of p has the parts r, p + r, 2p + r, … Layers and parameters keep
+their names: modules of other stages are replaced by modules without weights (`parts`).
 
-How many layers a part has, `roll.config.staging` says; the last begins with the vocabulary projection, which weighs as
-many layers as it has times the weights of one that a token is multiplied with.
+`roll.config.staging` decides the number of layers per part. The vocabulary projection counts as a number of layers: its
+size divided by the weights of one layer that a token is multiplied with.
 """
 
 from __future__ import annotations
@@ -36,28 +36,29 @@ __all__ = ["Cut", "add_up_tied", "check_cut", "cut"]
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """What a rank knows of the model that it has one stage of."""
+    """A rank's view of the whole model of which it has one stage."""
 
     stage: Stage
     dtype: torch.dtype
-    """Of what passes between stages."""
+    """The dtype of the hidden states between stages."""
     tensors: Mapping[str, Tensor]
     """The whole model's parameters and persistent buffers, tied ones once, in order, without data."""
     stages_of: Mapping[str, list[int]]
-    """By name, which stages have it. What two of them have is tied: embeddings and vocabulary projection."""
+    """The stages that have each weight, by name. Two stages share only tied weights: embeddings and vocabulary
+    projection."""
     adapters: Mapping[str, Adapter]
-    """The whole model's, by checkpoint name."""
+    """The whole model's adapters, by checkpoint name."""
     layers: tuple[range, ...]
-    """Of this stage, by part."""
+    """The layers of this stage, by part."""
 
     @property
     def copies(self) -> frozenset[str]:
-        """Which of this stage's weights another counts, too, and before it."""
+        """The weights of this stage that an earlier stage also has, and counts."""
         return frozenset(name for name, stages in self.stages_of.items() if self.stage.number in stages[1:])
 
     @property
     def tied(self) -> list[str]:
-        """Which of this stage's weights another has, too."""
+        """The weights of this stage that another stage also has."""
         return [name for name, stages in self.stages_of.items() if len(stages) > 1 and self.stage.number in stages]
 
     def all_tensors(self, own: Mapping[str, Tensor]) -> dict[str, Tensor]:

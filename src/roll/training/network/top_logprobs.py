@@ -1,7 +1,7 @@
-"""Log-probs of several tokens at every prediction: of given ones with a gradient, or of the likeliest.
+"""Log-probs of several tokens at every prediction: of given tokens with a gradient, or of the top-k.
 
-As in `logprobs`: in chunks of predictions, the softmax in float32 (float64 for a float64 model), logits kept for the
-backward pass only while all of them together are small.
+As in `logprobs`, predictions are computed in chunks, with the softmax in float32 (float64 for a float64 model), and
+logits are kept for the backward pass only while all of them together are small.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["likeliest", "logprobs_of"]
 
 
 class _LogprobsOf(torch.autograd.Function):
-    """With incoming gradients g_j of the tokens i_j: d loss / d z = (sum_j g_j onehot_{i_j} - p sum_j g_j) / T.
+    """Computes log-probs of tokens i_j. With gradients g_j: d loss / d z = (sum_j g_j onehot_{i_j} - p sum_j g_j) / T.
 
     Kept logits are overwritten with their gradients: the backward pass runs once.
     """

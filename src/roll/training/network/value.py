@@ -1,4 +1,4 @@
-"""The network as a critic uses it: a packed row of tokens in, the value of the state before chosen tokens out."""
+"""The critic's network: a packed row of tokens in, the values of the states before chosen tokens out."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ def values_of(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 class ValueNetwork(nn.Module):
-    """A critic's own network: V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b begin at 0.
+    """A critic's own network: V(s_t) = w h_t + b on the backbone of an HF causal language model; w and b start at 0.
 
-    h_t is the hidden state that the policy would predict token t from: everything before it, nothing of it.
-    The vocabulary projection is let go; where it is tied to the embeddings, these stay. Parameters are named as in
-    HF's token classifiers, which this is one of, without dropout.
+    h_t is the hidden state from which the policy would predict token t: it depends on all earlier tokens and not on t.
+    The vocabulary projection is dropped; embeddings that are tied to it stay. Parameters are named as in HF's token
+    classifiers, of which this is one, without dropout.
 
-    Of an HF sequence classifier it takes the head as it is, without a bias: a reward model, whose score of a text is
-    the value of the state after its last token. So samples have a dummy token there.
+    The head of an HF sequence classifier is used as it is, without a bias. This is a reward model: the score of a text
+    is the value of the state after its last token. So samples have a dummy token there.
 
     Args:
-        model: an HF model loaded with the attention `roll_packed`: a causal language model, or a classifier that reads
-            a text's last state; with LoRA, what lies inside the peft wrapper.
+        model: An HF model loaded with the attention `roll_packed`: a causal language model, or a classifier that reads
+            a text's last state; with LoRA, the model inside the peft wrapper.
 
     Raises:
-        ModelError: the model has no vocabulary projection to take the head's place from.
+        ModelError: the model has no vocabulary projection that the head could replace.
     """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.share: TokenShare = WHOLE
-        """Of every row's tokens, which are this rank's."""
+        """This rank's share of every row's tokens."""
         self.cut: Cut | None = None
-        """Where this rank has one stage of the model."""
+        """The cut of the model, where this rank has one stage of it."""
         self._backbone: str = model.base_model_prefix
         head = getattr(model, "score", None)
         self.scores_texts = isinstance(head, nn.Linear)
-        """Whether it is a reward model."""
+        """Whether the network is a reward model."""
         if isinstance(head, nn.Linear):
             self.add_module(self._backbone, model.base_model)
             self.score: nn.Linear = head
@@ -76,7 +76,7 @@ class ValueNetwork(nn.Module):
         self.score = new_value_head(projection.weight)
 
     outputs: frozenset[Output] = frozenset({"values"})
-    """What it can say."""
+    """The outputs that the network supports."""
 
     def forward(self, layout: PackedLayout, *unused: object) -> Predictions:
         """Compute the values [M] of the states before the predicted tokens. The other arguments of a policy's
@@ -91,10 +91,10 @@ class ValueNetwork(nn.Module):
         return Predictions(values=share.whole(values if share.tp is None else one_of(values, share.tp.size()), layout))
 
     projection = None
-    """It has none to the vocabulary."""
+    """A critic has no projection to the vocabulary."""
 
     frozen: tuple[Any, ...] = ()
-    """It holds no other models."""
+    """A critic has no frozen models."""
 
     @property
     def decoder(self) -> Any:
@@ -103,7 +103,7 @@ class ValueNetwork(nn.Module):
 
     @property
     def num_words(self) -> int:
-        """Tokens that it has embeddings of."""
+        """The size of the vocabulary."""
         return self.decoder.config.get_text_config().vocab_size
 
     @property
@@ -113,7 +113,7 @@ class ValueNetwork(nn.Module):
 
     @property
     def architecture(self) -> str:
-        """The class of `transformers` that an export is loaded with, where there is one for this backbone."""
+        """The class of `transformers` that an export is loaded with, if there is one for this backbone."""
         from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
 
         texts, tokens = MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING

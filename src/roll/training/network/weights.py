@@ -1,4 +1,4 @@
-"""The weights that engines must hold, as a stream: HF names, engine's dtype, adapters merged."""
+"""The stream of weights that engines must hold: HF names, engine's dtype, adapters merged."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERR
 
 
 class TrainerWeights:
-    """Re-iterable; every iteration reads the weights as they are then. See `roll.protocols.WeightSource`.
+    """The current weights as a re-iterable stream. See `roll.protocols.WeightSource`.
 
     A yielded tensor may be the trainer's own: use it before the next optimizer step, and do not write to it.
 
     Args:
-        names: of the model's parameters, tied ones once, and of its `persistent_buffers`, in order.
-        read: one of them as the optimizer sees it; a DTensor under FSDP.
-        adapters: by checkpoint name, what is merged into a weight.
-        dtype: of the engines.
-        is_first: whether this is rank 0. Iterating is collective; other ranks get `None`s.
-        model: the HF model, where its weights may have other names and shapes in the checkpoint.
-        brought: of a name and what `read` gave for it, whole: the tensor on rank 0, which may not have it itself.
+        names: The names of the model's parameters, tied ones once, and of its `persistent_buffers`, in order.
+        read: A function that returns one of them as the optimizer sees it; a DTensor under FSDP.
+        adapters: The adapters to merge, by checkpoint name of the weight.
+        dtype: The dtype of the engines.
+        is_first: Whether this is rank 0. Iterating is collective; other ranks get `None`s.
+        model: The HF model, if its weights may have other names and shapes in the checkpoint.
+        brought: A function that takes a name and this rank's result of `read`, and returns the whole tensor on rank 0.
     """
 
     def __init__(

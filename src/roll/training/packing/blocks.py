@@ -1,11 +1,11 @@
-"""Common prefixes of the samples of a unit, as a tree: what is computed once. NumPy only.
+"""Prefix sharing: the common prefixes of a unit's samples as a tree. NumPy only.
 
     a   [ prompt | turn | turn  ]            0     prompt, turn, turn
     b   [ prompt | turn | other ]    ─►      |prompt + turn|      other
     c   [ prompt | summary ]                 |prompt|             summary
 
-A block's members stand in the tree's depth-first order. So one number for each says the whole tree: how many of its
-leading tokens it shares with the member before it.
+A block's members are in the tree's depth-first order. So one number per member defines the whole tree: the number of
+leading tokens that it shares with the previous member.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from roll.types import TrainingSample, sequence_key
 __all__ = ["MIN_SHARED", "Block", "Member", "alone", "halves", "shared_blocks", "within_budget"]
 
 MIN_SHARED = 32
-"""A common prefix is computed once if it is a context (`prefix_length`), or this many tokens longer than what is shared
-already: fewer save less than what an attention of one more segment costs. One that ends fewer tokens after a context
-ends with it."""
+"""Smallest number of tokens worth sharing. A common prefix is computed once if it is a context (`prefix_length`), or
+longer by this number than the prefix shared already: fewer tokens save less than attention over one more segment
+costs. A prefix that ends fewer tokens after a context ends with that context."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,14 +31,14 @@ class Member:
     """A sample's part in a block."""
 
     index: int
-    """Where the sample stands in its batch."""
+    """The index of the sample in its batch."""
     sample: TrainingSample
     num_inputs: int
-    """Leading tokens that must go through the network: all before the last predicted one."""
+    """The number of leading tokens that must go through the network: all before the last predicted one."""
 
     @property
     def key(self) -> tuple[str, int]:
-        """Orders the members of a unit, independently of how they arrived."""
+        """A sort key for the members of a unit that does not depend on their order of arrival."""
         return self.sample.sample_id, self.index
 
 
@@ -48,16 +48,16 @@ class Block:
 
     members: tuple[Member, ...]
     shared: tuple[int, ...]
-    """By member, the leading tokens that it has in common with the one before it; 0 for the first."""
+    """The number of leading tokens that each member shares with the previous one; 0 for the first."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that go through the network."""
+        """The number of tokens that go through the network."""
         return sum(m.num_inputs - shared for m, shared in zip(self.members, self.shared, strict=True))
 
     @property
     def key(self) -> tuple[int, str]:
-        """Orders blocks independently of how their samples arrived."""
+        """A sort key for blocks that does not depend on their samples' order of arrival."""
         first = self.members[0].sample
         return first.unit, first.sample_id
 
@@ -110,7 +110,7 @@ def shared_blocks(members: Sequence[Member]) -> list[Block]:
 class _Prefixes:
     """Members in lexicographic order of their inputs, where a subtree is an interval: (start, stop, depth of its root).
 
-    The root of several members is what they all share; that of one member does not matter.
+    The root of several members is their common prefix; that of a single member is irrelevant.
     """
 
     def __init__(self, members: Sequence[Member]) -> None:
@@ -120,7 +120,7 @@ class _Prefixes:
         self._contexts = np.array([m.sample.prefix_length for m in self._members])
         common = [_num_common(a, b) for (a, _), (b, _) in pairwise(inputs)]
         self._common = np.array([0, *common])
-        """Tokens in common with the one before."""
+        """The number of tokens that each member has in common with the previous one."""
 
     def block(self, tree: tuple[int, int, int]) -> Block:
         """Return a subtree's members, depth first, with siblings in the order of their keys."""

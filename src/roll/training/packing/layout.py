@@ -1,11 +1,12 @@
-"""One micro-batch as one row of tokens, without padding. NumPy only.
+"""The layout of one micro-batch as one row of tokens, without padding. NumPy only.
 
     block 0                                          block 1
     [ prompt | answer a | turn b | answer b | … ]    [ sequence ]  …
 
-A block is a tree of *segments*: what all samples of a subtree have in common, or one has alone. A segment's positions
-go on from its parent's. It attends to its ancestors and to itself; a block sees no other. Entry `rows[m]` of the row
-predicts token `targets[m]`; several samples may share such a *prediction* (of a token in a segment that they share).
+A block is a tree of *segments*: tokens that all samples of a subtree share, or that only one sample has. A segment's
+positions continue those of its parent. It attends to its ancestors and to itself; blocks do not attend to each other.
+Entry `rows[m]` of the row predicts token `targets[m]`; several samples may share such a *prediction* (of a token in a
+shared segment).
 """
 
 from __future__ import annotations
@@ -38,32 +39,32 @@ Int64Array = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """Tokens that stand together in the row."""
+    """Adjacent tokens of the row."""
 
     start: int
-    """Its first entry of the row."""
+    """The first entry of the segment in the row."""
     length: int
-    """At least 1."""
+    """The number of tokens, at least 1."""
     parent: int = -1
-    """The segment that it goes on from, among those of its tree; -1 for the root."""
+    """The index of the segment that it continues, in the same tree; -1 for the root."""
     position: int = 0
-    """How many tokens its ancestors have."""
+    """The number of tokens of its ancestors."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tree:
-    """Where a block lies in the row: its segments, one after the other, each after its parent."""
+    """The segments of a block in the row, one after the other, each after its parent."""
 
     segments: tuple[Segment, ...]
 
     @property
     def start(self) -> int:
-        """Its first entry of the row."""
+        """The first entry of the block in the row."""
         return self.segments[0].start
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the block."""
+        """The number of tokens of the block."""
         return sum(segment.length for segment in self.segments)
 
     def contexts(self) -> list[Int64Array]:
@@ -86,14 +87,14 @@ class Tree:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleSpan:
-    """Which predictions belong to a sample; [n] arrays."""
+    """The predictions of a sample; [n] arrays."""
 
     index: int
-    """Where the sample stands in its batch."""
+    """The index of the sample in its batch."""
     token_index: Int64Array
-    """Position in the sample of each predicted token."""
+    """The position of each predicted token in the sample."""
     prediction_index: Int64Array
-    """The prediction (entry of `rows` and `targets`) that gives its log-prob."""
+    """The prediction (entry of `rows` and `targets`) of each token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,32 +102,32 @@ class PackedLayout:
     """A micro-batch, ready for the network. N tokens, M predictions."""
 
     token_ids: Int64Array
-    """[N]"""
+    """The tokens [N]."""
     position_ids: Int64Array
-    """[N]"""
+    """The positions of the tokens in their samples [N]."""
     blocks: tuple[Tree, ...]
     rows: Int64Array
-    """[M]"""
+    """The entries of the row that predict [M]."""
     targets: Int64Array
-    """[M]"""
+    """The predicted tokens [M]."""
     spans: tuple[SampleSpan, ...]
     teacher: int = 0
-    """Which of several teachers the policy is compared with, where it is."""
+    """The number of the teacher that the policy is compared with, if any."""
     num_padding: int = 0
-    """Tokens at the end that belong to no sample."""
+    """The number of padding tokens at the end."""
     uses: Int64Array
-    """[N] how many samples have this token, with all before it; 0 of padding."""
+    """The number of samples that have this token with all tokens before it [N]; 0 for padding."""
     media: tuple[MediaSpan, ...] = ()
-    """Where media stand in the row; what samples share stands there once."""
+    """The places of media in the row; shared media appear once."""
     rotary_ids: Int64Array | None = None
-    """[N] or [3, N] what the rotary embedding turns tokens by; `None`: `position_ids`, which are counts of tokens."""
+    """The positions for the rotary embedding [N] or [3, N]; `None`: `position_ids`, which count tokens."""
     experts: Int64Array | None = None
-    """[N, layers, k] which experts routers are to choose, -1: their own choice. Samples that share a token agree on
+    """The experts that routers must choose [N, layers, k]; -1: their own choice. Samples that share a token agree on
     them; see `agreed_experts`."""
 
     @property
     def num_tokens(self) -> int:
-        """N"""
+        """N, the number of tokens."""
         return len(self.token_ids)
 
 

@@ -1,11 +1,11 @@
-"""The division of samples into micro-batches. NumPy only; their order of arrival does not matter.
+"""Assignment of samples to micro-batches, independent of their order of arrival. NumPy only.
 
     samples -> blocks -> parcels -> micro-batches -> one list per rank
 
-A *block* is what shares computation: one sample, or samples of a unit with common prefixes, which are then computed
-once (`blocks`). A *parcel* is what goes together: one block, or all blocks of a unit that may not be split. Parcels are
-spread over the smallest number of micro-batches that keeps each within the token budget, the largest parcel first, each
-into the emptiest micro-batch: so micro-batches, and thus ranks, carry about the same load.
+A *block* shares computation: it is one sample, or samples of a unit whose common prefixes are computed once (`blocks`).
+A *parcel* stays together: it is one block, or all blocks of a unit that may not be split. Parcels are spread over the
+smallest number of micro-batches that keeps each within the token budget, the largest parcel first, each into the
+emptiest micro-batch. So micro-batches, and thus ranks, have about the same load.
 """
 
 from __future__ import annotations
