@@ -1,8 +1,8 @@
-"""Several LoRA adapters of one base model in one trainer: each with its own weights, gradients and optimizer state.
+"""Several LoRA adapters of one base model in one trainer, each with its own weights, gradients and optimizer state.
 
-The network has one adapter in place. What belongs to the others is kept here, and the two change places when another
-one is used: adapters are small, so that a copy costs little beside a forward pass, and nothing else of the trainer
-knows of several. With several ranks, each exchanges its own parts.
+The network contains one adapter. The states of the others are stored here, and are swapped in when another adapter is
+used. Adapters are small, so a copy costs little compared with a forward pass, and the rest of the trainer handles only
+one. With several ranks, each swaps its own parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ __all__ = ["AdapterState", "AdapterStates", "Progress"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """Where the training of one adapter stands."""
+    """The training progress of one adapter."""
 
     num_steps: int = 0
     num_nonfinite: int = 0
@@ -30,13 +30,13 @@ class Progress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AdapterState:
-    """An adapter that is not in the network now."""
+    """The state of an adapter that is not in the network now."""
 
     weights: Mapping[str, Tensor]
-    """This rank's part of each trained weight, by name; one that is left out is 0."""
+    """This rank's part of each trained weight, by name; a weight that is left out is 0."""
     gradients: Mapping[str, Tensor] = field(default_factory=dict)
     optimizer: Mapping[str, WeightState] = field(default_factory=dict)
-    """AdamW's moments and counts by name; those of a new adapter are left out."""
+    """AdamW's moments and counts by name; empty for a new adapter."""
     progress: Progress = field(default_factory=Progress)
 
 
@@ -44,9 +44,9 @@ class AdapterStates:
     """The adapters of one trainer rank.
 
     Args:
-        masters: the trained weights of the network, as they begin.
-        optimizer: of these weights.
-        name: of the adapter in the network.
+        masters: The trained weights of the network, in their initial state.
+        optimizer: The optimizer of these weights.
+        name: The name of the adapter in the network.
     """
 
     def __init__(self, masters: MasterWeights, optimizer: Optimizer, name: str) -> None:

@@ -1,6 +1,6 @@
 """The `torch` train back-end: one rank of a trainer, in any role.
 
-    batch -> passes, one a micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
+    batch -> passes, one per micro-batch: network -> log-probs or values -> loss -> backward (gradients add up)
           -> global gradient norm -> AdamW on the master weights -> network
 
 A reference has neither gradients nor an optimizer.
@@ -44,22 +44,22 @@ from roll.types import OptimParams
 __all__ = ["TorchBackend"]
 
 DEFAULT = "default"
-"""The adapter that a trainer begins with."""
+"""The name of a trainer's first adapter."""
 
 
 class TorchBackend(TrainerRank):
-    """See `TrainerRank`.
+    """The `torch` back-end. See `TrainerRank`.
+
+    `train_step` is for policies and critics; the outputs of `forward` depend on the role's network. Other calls raise
+    `UnsupportedError`.
 
     Args:
-        spec: what to build.
-        precision: overrides the model's dtype; for tests in float64.
+        spec: The spec of the rank.
+        precision: Overrides the model's dtype; for tests in float64.
 
     Raises:
-        ModelError: the model cannot be loaded, or its architecture cannot be packed; or the device has no products
-            that it is to be computed with.
-
-    `train_step` is for policies and critics; what `forward` can say is what the role's network gives. Asked for
-    anything else, a back-end raises `UnsupportedError`.
+        ModelError: the model cannot be loaded, its architecture cannot be packed, or the device does not support the
+            configured FP8 products.
     """
 
     def __init__(self, spec: TrainerSpec, *, precision: Precision | None = None) -> None:
@@ -142,7 +142,8 @@ class TorchBackend(TrainerRank):
 
     @cached_property
     def _snapshots(self) -> Snapshots:
-        """Of all that an update changes in the network; a value head says nothing of log-probs."""
+        """Snapshots of all tensors that an update changes in the network, except a value head, which does not affect
+        log-probs."""
         trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         biases = {f"router bias {i}": bias for i, bias in enumerate(self._biases)}
         return Snapshots(trained | biases, self.precision.compute)
@@ -181,7 +182,7 @@ class TorchBackend(TrainerRank):
 
     @property
     def _biases(self) -> list[Tensor]:
-        """Of a mixture's routers; what moves them is no gradient."""
+        """The biases of a mixture's routers, which are not updated by gradients."""
         routing = self.network.routing if isinstance(self.network, PolicyNetwork) else None
         return [] if routing is None else routing.biases
 

@@ -1,10 +1,10 @@
-"""The ranks of a trainer: meeting, sharding the network over them, and adding up what they found.
+"""The ranks of a trainer: rendezvous, sharding of the network, and reduction of results.
 
-Ranks have a place along each of the dimensions pp x dp_replicate x dp_shard x cp x tp, of size 1 where unused. Samples
-are divided by data rank and data size, those of the two dp, never by the world's. Weights are sharded by FSDP2 over
-dp_shard and cp together, since both have different tokens; before that, `parallel` cuts layers into the stages of pp,
-and divides the weights of a stage over tp. Code that asks `Ranks` works the same with one rank, which needs no process
-group.
+Ranks have a coordinate along each of the dimensions pp x dp_replicate x dp_shard x cp x tp, of size 1 where unused.
+Samples are divided by data rank and data size, those of the two dp dimensions, never by the world's. `parallel` first
+cuts layers into the stages of pp, and divides the weights of a stage over tp. FSDP2 then shards weights over dp_shard
+and cp together, because both have different tokens. Code that uses `Ranks` works the same with one rank, which needs no
+process group.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 MESH_DIMS = ("dp_replicate", "shards", "tp")
-"""Of the weights; `shards` are the dimensions `dp_shard` and `cp` together."""
+"""Mesh dimensions of the weights; `shards` are the dimensions `dp_shard` and `cp` together."""
 
 EXPERT_DIMS = ("dp_replicate", "efsdp", "ep")
-"""Of experts, where `ep` divides them: the ranks of `shards` and `tp`, regrouped."""
+"""Mesh dimensions of experts, where `ep` divides them: the ranks of `shards` and `tp`, regrouped."""
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def combine(found: dict[str, T], new: Mapping[str, T], both: Callable[[T, T], T]
 
 
 class MeshSizes(NamedTuple):
-    """How many ranks there are along each dimension, in the order of dimensions."""
+    """The number of ranks along each dimension, in the order of dimensions."""
 
     pp: int
     dp_replicate: int
@@ -124,15 +124,15 @@ class Ranks:
         self.size = spec.world_size
         self.device = device
         self.data_rank, self.data_size = 0, 1
-        """Which share of a batch is this rank's, and how many shares there are."""
+        """The index of this rank's share of a batch, and the number of shares."""
         self.mesh: DeviceMesh | None = None
-        """Of the weights of this rank's stage, where several ranks have it."""
+        """The mesh of the weights of this rank's stage, if several ranks have it."""
         self.stage: Stage | None = None
-        """Which part of the layers is this rank's, where there are several."""
+        """This rank's pipeline stage, if there are several."""
         self.experts_mesh: DeviceMesh | None = None
-        """Of the dimensions `EXPERT_DIMS`, where experts are divided."""
+        """The mesh of the dimensions `EXPERT_DIMS`, if experts are divided."""
         self.share: TokenShare = WHOLE
-        """Which tokens of a row are this rank's."""
+        """This rank's share of the tokens of a row."""
         if self.size == 1:
             return
         sizes = mesh_sizes(self.size, spec.training.parallel)
@@ -184,17 +184,17 @@ class Ranks:
 
     @property
     def stream(self) -> int:
-        """Whose random numbers are this rank's: ranks of one share and one stage draw the same."""
+        """The index of this rank's random stream: ranks of one share and one stage draw the same numbers."""
         return self.data_rank + self.data_size * (self.stage.number if self.stage else 0)
 
     @property
     def is_first(self) -> bool:
-        """Whether this is rank 0, which speaks for all."""
+        """Whether this is rank 0, which writes and sends for all."""
         return self.rank == 0
 
     @property
     def weights_mesh(self) -> DeviceMesh:
-        """Over which FSDP2 spreads weights: their shards, and copies of these where there are any."""
+        """The mesh over which FSDP2 shards weights, including the replicas if there are several."""
         assert self.mesh is not None
         return _without_copies(self.mesh, "shards")
 

@@ -1,12 +1,12 @@
 """A training step of one rank of many, without weights, devices or the other ranks.
 
-    config.json ─ on the meta device ─► network ─ divided and sharded as for a run ─► tensors that have no numbers
-                ─ a step of the usual passes ─► the most memory at any moment, and every collective
+    config.json ─ on the meta device ─► network ─ divided and sharded as for a run ─► tensors without numbers
+                ─ a step of the usual passes ─► peak memory, and every collective
 
-Shapes, dtypes, placements and collectives are those of the code that trains; the process group answers at once and says
-nothing. So a layout of a hundred accelerators can be tried on a laptop: whether it divides the model, what each rank
-holds, what it sends. Memory is that of tensors: no kernel's workspace, no collective's buffers, no fragments. What is
-offloaded counts as host memory's, with all that is computed from it alone.
+Shapes, dtypes, placements and collectives are those of the training code; the process group returns at once without
+data. So a laptop can try a layout of a hundred accelerators: whether it divides the model, what each rank holds and
+sends. Memory is that of tensors, without kernels' workspaces, collectives' buffers or fragmentation. Offloaded tensors,
+and tensors computed only from them, count as host memory.
 """
 
 from __future__ import annotations
@@ -50,39 +50,39 @@ __all__ = ["DryRun", "Traffic", "dry_run"]
 
 
 class Traffic(NamedTuple):
-    """Collectives of a kind between the same ranks."""
+    """A kind of collective within a group of ranks."""
 
     operation: str
     """`all_gather`, `reduce_scatter`, `all_reduce`, `all_to_all`, `send`, `recv`, …"""
     ranks: str
-    """Who takes part, by what they divide: `shards`, `tp`, `cp`, …"""
+    """The group, by the mesh dimension that it divides: `shards`, `tp`, `cp`, …"""
     size: int
-    """Of the group."""
+    """The size of the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryRun:
-    """What a step asks of one rank."""
+    """The memory and communication of one rank's step."""
 
     between: int
     """Bytes held between steps: weights and the optimizer's state."""
     gradients: int
-    """Bytes more that are there once all micro-batches are through."""
+    """Additional bytes held after the last micro-batch."""
     peak: int
-    """Most bytes at any moment, all of these included."""
+    """Peak memory in bytes, including all of the above."""
     host: int
-    """Most bytes at any moment of what is offloaded; none of the others has these."""
+    """Peak bytes of offloaded tensors in host memory, which the other numbers do not include."""
     counts: Mapping[Traffic, int]
-    """How many collectives of each kind a step has."""
+    """The number of collectives of each kind in a step."""
     bytes: Mapping[Traffic, int]
-    """Of the larger of what each of them takes and gives, added up."""
+    """The bytes of each kind of collective: the sum of the larger of input and output."""
     layers: tuple[range, ...]
-    """Of the rank's stage, by part; none where there is one stage."""
+    """The layers of the rank's stage, by part; empty without pipeline stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Loss:
-    """Reaches everything that the network says; whatever a loss makes of so little more is not counted."""
+    """A loss that depends on every output of the network; a real loss's own small memory is not counted."""
 
     needs: Needs
 
@@ -136,7 +136,7 @@ def dry_run(spec: TrainerSpec, batch: TrainingBatch | None, needs: Needs) -> Dry
 
 
 class _Ranks(Ranks):
-    """Scalars and plain values are not added up: they have no numbers here."""
+    """Ranks that do not reduce scalars and plain values, which have no numbers here."""
 
     def __init__(self, spec: TrainerSpec, device: torch.device) -> None:
         with unset_fake_temporarily():  # whose place is found by looking for it
@@ -196,7 +196,7 @@ def _stand_ins(watch: _Watch) -> Iterator[None]:
 
 
 class _Unread:
-    """Weights that are in no file."""
+    """A stand-in for weights that are not in any file."""
 
     @contextlib.contextmanager
     def lent(self) -> Iterator[None]:
@@ -283,7 +283,7 @@ def _sharded(network: Any, ranks: Ranks, precision: Precision) -> None:
 
 
 class _Watch(TorchDispatchMode):
-    """Counts the bytes of all storages that live, and the collectives."""
+    """Counts the bytes of all live storages, and the collectives."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -295,9 +295,9 @@ class _Watch(TorchDispatchMode):
         self.most_on_host = 0
         self._sizes: dict[int, int] = {}
         self._on_host: set[int] = set()
-        """Which of them are host memory's."""
+        """The storages in host memory."""
         self._placed: bool | None = None
-        """Whether what is made now is; by default, where all operands are."""
+        """Whether new tensors are in host memory; by default, if all operands are."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         on_host = self._is_of_host((args, kwargs)) if self._placed is None else self._placed

@@ -1,10 +1,10 @@
-"""The experts of a mixture: each token through those that its router chose, in one product for all tokens of an expert.
+"""The experts of a mixture: each expert processes all tokens that its router assigned to it, in one product.
 
     pairs of a token and an expert ─ sorted by expert ─► up, gate, down ─ times the router's weight ─► back in order
 
-`transformers` keeps a layer's experts in tensors of three dimensions (and two, of biases), the first of which counts
-experts. On a CPU and in float64 every expert's product is one of its own, written in place: measured, bitwise what
-`grouped_mm` gives there and not slower. Devices have that as one kernel.
+`transformers` stores a layer's experts in tensors of three dimensions (biases: two), the first of which indexes
+experts. On a CPU and in float64 every expert has a product of its own, written in place. It was measured to be bitwise
+equal to `grouped_mm` and not slower. Devices use the grouped kernel.
 """
 
 from __future__ import annotations

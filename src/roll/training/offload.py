@@ -1,8 +1,8 @@
-"""Handing a device's memory to another role between phases, and taking it back.
+"""Offload and onload of a rank's states, which frees a device's memory for another role between phases.
 
 parameters    the network: all that a forward pass and a weight sync need
-optimizer     what updates alone need: master weights that are kept apart from the network, AdamW's moments, and
-              gradients, which are freed, since nothing needs them between two steps
+optimizer     all that only updates need: master weights that are separate from the network, AdamW's moments, and
+              gradients, which are freed, because they are not needed between two steps
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def is_on_host(states: Collection[StateKind], device: torch.device) -> bool:
 
 
 class StatePlacement:
-    """Where a rank's states are: on its device, or in host memory."""
+    """Moves a rank's states between its device and host memory."""
 
     def __init__(self, network: nn.Module, masters: MasterWeights, optimizer: Optimizer, device: torch.device) -> None:
         self._network = network

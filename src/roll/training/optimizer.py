@@ -1,7 +1,7 @@
 """AdamW over each rank's part of the master weights, with clipping by the global norm.
 
-`training.optimizer` says whether the moments of large weights take 8 bits (`eight_bit`); those of the others, and all
-by default, are PyTorch's.
+`training.optimizer` selects 8-bit moments for large weights (`eight_bit`). All other moments are PyTorch's, by default
+those of all weights.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ __all__ = ["Optimizer", "WeightState"]
 AS_CONFIGURED = OptimParams()
 
 _STATES = {"moment1": "exp_avg", "moment2": "exp_avg_sq"}
-"""PyTorch's names of the moments, by those of checkpoints."""
+"""PyTorch's names of the moments, by their names in checkpoints."""
 
 
 class WeightState(NamedTuple):
-    """AdamW's state of one weight: this rank's part of the moments, and how often the weight was updated."""
+    """AdamW's state of one weight: this rank's part of the moments, and the number of updates."""
 
     moments: Mapping[str, Tensor]
     num_updates: int
 
 
 class Optimizer:
-    """Decoupled weight decay (arXiv 1711.05101), on matrices alone: norms and biases are never decayed.
+    """AdamW with decoupled weight decay (arXiv 1711.05101) of matrices only: norms and biases are never decayed.
+
+    It works on local tensors: AdamW is element-wise, so shards are independent except for the gradient norm. Weights
+    are updated where they are stored. If they are offloaded, they are updated on the host, and only gradients and new
+    weights are transferred, never masters and moments.
 
     Args:
-        weights: that are trained.
-        config: AdamW's constants.
-        ranks: who share them.
-        factors: of some weights, by name, on the learning rate.
-
-    Works on local tensors: AdamW is element-wise, so shards need no knowledge of each other but the gradient
-    norm. They are updated where the weights keep them: offloaded, on the host, so that of an update only
-    gradients and new weights travel, never masters and moments.
+        weights: The trained weights.
+        config: The training configuration, with AdamW's constants.
+        ranks: The ranks that share the weights.
+        factors: Factors on the learning rate of some weights, by name.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Optimizer:
         self._adamw: torch.optim.AdamW
         in_8_bits = config.optimizer == "adamw_8bit"
         self._small = {n: 0 for n, p in weights.parameters.items() if in_8_bits and is_in_8_bits(p.shape)}
-        """By name of those whose moments take 8 bits, how often each was updated."""
+        """The number of updates of each weight with 8-bit moments, by name."""
         self._small_moments: dict[str, Mapping[str, Tensor]] = {}
         self.bind()
 

@@ -1,4 +1,4 @@
-"""The stream of a trainer's weights in the form in which its engines get them."""
+"""A trainer's weights in the form that its engines receive."""
 
 from __future__ import annotations
 

@@ -1,14 +1,14 @@
-"""A batch through the network of one rank, in any role and under any back-end.
+"""The passes of a batch through the network of one rank, in any role and under any back-end.
 
     samples -> pack -> this rank's micro-batches, one after the other:
                            network -> log-probs or values -> loss -> backward
-            -> collected by sample, added up over the ranks
+            -> collected by sample, reduced over the ranks
 
-Where a rank has one stage of the layers, several micro-batches are under way at once, in one part of it or another
-(`parallel.order`), and what is said of them comes from the last part.
+If a rank has one stage of the layers, several micro-batches are in flight at once, in different parts of it
+(`parallel.order`), and their outputs come from the last part.
 
-How weights are spread, how gradients are reduced and what moves the weights is the back-end's. Every rank runs the same
-number of micro-batches, and every one of them goes back through the same outputs of the network.
+The back-end shards the weights, reduces the gradients and updates the weights. Every rank runs the same number of
+micro-batches, and every one of them backpropagates through the same outputs of the network.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ _GIVEN_BY: dict[Output, str] = {
 
 
 class Backward(Protocol):
-    """How a back-end takes a micro-batch's loss back through the network."""
+    """A back-end's backward pass of a micro-batch's loss."""
 
     def __call__(self, loss: Tensor, *, last: bool) -> None:
         """Add the gradient of `loss`, a scalar, summed over the data ranks; `last`: whether the update follows."""
@@ -76,7 +76,7 @@ class Backward(Protocol):
 
 @dataclass(kw_only=True, slots=True)
 class _Found:
-    """What the micro-batches of one rank add up to."""
+    """The accumulated results of one rank's micro-batches."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     maxima: dict[str, Tensor] = field(default_factory=dict)
@@ -85,15 +85,15 @@ class _Found:
 
 
 class Passes:
-    """Batches through one rank's network.
+    """Runs batches through one rank's network.
 
     Args:
-        spec: of the rank.
-        network: whose outputs are asked for.
-        ranks: who share the work.
-        device: of the network.
-        randomness: that it draws from.
-        call: what to call instead of the network, where a library has wrapped it.
+        spec: The spec of the rank.
+        network: The network.
+        ranks: The ranks that share the work.
+        device: The device of the network.
+        randomness: The random generators of the rank.
+        call: A function to call instead of the network, where a library has wrapped it.
     """
 
     def __init__(

@@ -1,13 +1,13 @@
-"""Number formats: what the network computes in, and what the optimizer keeps.
+"""Mixed precision: the dtypes of the network and of the optimizer's master weights.
 
-The optimizer always works on *master* weights in float32. With a bfloat16 network on one rank, the network
-holds a bfloat16 copy that is written once per step, and every micro-batch's bfloat16 gradients are added up
-in float32: nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP
-gathers them as bfloat16. Masters begin as what engines hold: the checkpoint, rounded to the compute dtype.
+The optimizer always works on *master* weights in float32. With a bfloat16 network on one rank, the network has a
+bfloat16 copy that is written once per step, and the bfloat16 gradients of all micro-batches are summed in float32:
+nothing is cast inside the forward pass. With FSDP the shards are the master weights, and FSDP gathers them as bfloat16.
+Masters start with the engines' weights: the checkpoint, rounded to the compute dtype.
 
-Offloaded, masters and sums of gradients are apart from every network, in host memory; a gradient goes there as soon as
-it is complete. FSDP's own `CPUOffloadPolicy` is not used: it would keep frozen weights on the host too and bring all
-of them back for every pass, it waits for each gradient that is added up, and one rank has no FSDP.
+If they are offloaded, masters and summed gradients are separate from the network, in host memory; a gradient is moved
+there as soon as it is complete. FSDP's own `CPUOffloadPolicy` is not used: it would keep frozen weights on the host too
+and move all of them back for every pass, it waits for each gradient that is added, and a single rank has no FSDP.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["MasterWeights", "Precision"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Precision:
-    """Dtypes of a trainer."""
+    """The dtypes of a trainer."""
 
     compute: torch.dtype
     master: torch.dtype = torch.float32
@@ -42,10 +42,10 @@ class MasterWeights:
     """The trainable weights as the optimizer sees them, and their gradients.
 
     Args:
-        parameters: the network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
-        precision: masters are kept apart from parameters that have another dtype than `precision.master`.
-        copies: names of those that other ranks have as their own, with the same gradient.
-        memory: where masters and gradients are kept, instead of the device.
+        parameters: The network's trainable parameters by name: DTensor shards, or plain tensors in any dtype.
+        precision: The dtypes. Parameters in another dtype than `precision.master` have separate masters.
+        copies: The names of parameters that belong to other ranks, with the same gradient.
+        memory: Host memory for masters and gradients; by default they are on the device.
     """
 
     def __init__(
@@ -62,8 +62,11 @@ class MasterWeights:
         self._masters: dict[str, Tensor] = {}
         self._grads: dict[str, Tensor] = {}
         self._collected: set[str] = set()
-        """Whose gradient is of this step; the memory of the others waits to be written over. On a host all of it is
-        there from the beginning: among activations, it would keep the heap from closing behind them."""
+        """The names of weights with a gradient in this step; the memory of the others is overwritten later.
+
+        On a host the memory of all gradients is allocated at the start: among activations, it would keep the heap from
+        shrinking.
+        """
         for name, parameter in self.parameters.items():
             if memory is not None or (not isinstance(parameter, DTensor) and parameter.dtype != precision.master):
                 weight = _own(parameter.detach())

@@ -1,7 +1,8 @@
-"""A trainer's random numbers, apart from those of every other role in its process.
+"""A trainer's random numbers, separate from those of every other role in its process.
 
 torch has one generator per process and device. Trainers of several roles may share a process, each in a thread of its
-own, so what one draws there must not depend on when another was built or trained. Only an adapter's dropout draws any.
+own. So the numbers that one draws must not depend on when another was built or trained. Only an adapter's dropout draws
+any.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ __all__ = ["Randomness"]
 
 
 class Randomness:
-    """States of this rank's generators, by `cpu` and `device`; put instead of the process's own while it computes.
+    """The states of this rank's generators, by `cpu` and `device`, which replace the process's own while the rank
+    computes.
 
-    Trainers of one process compute one after the other, so nothing else draws meanwhile.
+    Trainers of one process compute one after the other, so there are no concurrent draws.
     """
 
     def __init__(self, seed: int, device: torch.device) -> None:

@@ -1,14 +1,14 @@
-"""One rank of a trainer under any back-end: its training step, and the steps that it leaves out.
+"""One rank of a trainer under any back-end: its operations, and the conditions of an update.
 
     forward_backward   passes: network, loss, backward, which adds to the gradient
-    optim_step         gradient x scale ─ update, unless loss or gradient is not finite; the gradient is forgotten
-    train_step         both of one batch
+    optim_step         gradient x scale ─ update, unless loss or gradient is not finite; the gradient is dropped
+    train_step         both, for one batch
     measure            the same passes without gradients
     forward            passes without a loss
 
-What a back-end brings is abstract here: a network, how its weights and states are spread, and what moves them. A
-micro-batch's loss is already its share of the batch's loss, so nothing divides by the number of micro-batches or ranks;
-a step whose loss or gradients are not finite changes nothing.
+Methods that depend on the back-end are abstract here: building the network, sharding its weights and states, and
+updating them. A micro-batch's loss is already its share of the batch's loss, so nothing is divided by the number of
+micro-batches or ranks. A step with a non-finite loss or gradients changes nothing.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class TrainerRank(ABC):
     """One rank, in this process, of a trainer in any role. See `roll.protocols.TrainBackend`.
 
     Args:
-        spec: what to build. A back-end's own `__init__` goes on with its network and the passes through it.
+        spec: The spec of the rank. A back-end's own `__init__` then builds its network and the passes.
     """
 
     network: PolicyNetwork | ValueNetwork
@@ -73,16 +73,16 @@ class TrainerRank(ABC):
         self.device = pick_device(spec)
         self.ranks = Ranks(spec, self.device)
         self.head_factor = (spec.value_head_learning_rate or self.schedule.peak) / self.schedule.peak
-        """Of a policy's value head, on the learning rate."""
+        """The factor on the learning rate of a policy's value head."""
         self._randomness = Randomness((spec.seed + self.ranks.stream) % 2**64, self.device)
         self.num_steps = 0
-        """Optimizer steps that moved the weights."""
+        """The number of optimizer steps that moved the weights."""
         self.num_nonfinite = 0
-        """Steps in a row whose loss or gradients were not finite."""
+        """The number of consecutive steps with a non-finite loss or gradients."""
         self._has_gradients = False
         """Whether a batch's gradient has been added since the last update."""
         self._summed_loss = 0.0
-        """Of the batches whose gradients have been added."""
+        """The loss of the batches whose gradients have been added."""
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         """Run all micro-batches of a batch and one optimizer step.
@@ -265,7 +265,7 @@ class TrainerRank(ABC):
 
     @property
     def engine_dtype(self) -> torch.dtype:
-        """What the engines compute in."""
+        """The dtype that the engines compute in."""
         return getattr(torch, self.spec.model.dtype)
 
     @abstractmethod
@@ -322,7 +322,7 @@ class TrainerRank(ABC):
 
     @property
     def _hf_network(self) -> PolicyNetwork | ValueNetwork:
-        """Which says the configuration of an export."""
+        """The network with the configuration of an export."""
         return self.network
 
     def _surroundings(self) -> contextlib.AbstractContextManager[None]:

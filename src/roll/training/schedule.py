@@ -1,4 +1,4 @@
-"""The learning rate over the optimizer steps of a run."""
+"""The learning rate schedule over the optimizer steps of a run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ __all__ = ["Schedule"]
 class Schedule:
     """Warm-up and decay of one trainer, counted in its own optimizer steps.
 
-    A step of the run may hold several of them (`algorithm.updates`), or none, while critics warm up alone.
+    A step of the run may contain several of them (`algorithm.updates`), or none, while only critics warm up.
     """
 
     peak: float
     num_updates: int
-    """Optimizer steps of the whole run; the decay would reach 0 there."""
+    """The number of optimizer steps of the whole run; the decay would reach 0 there."""
     num_warmup: int = 0
-    """Optimizer steps over which the rate rises."""
+    """The number of optimizer steps over which the rate rises."""
     shape: Literal["constant", "linear", "cosine"] = "constant"
 
     @classmethod

@@ -1,4 +1,4 @@
-"""The description of one trainer rank. Plain data: it travels to the process that runs the rank."""
+"""The description of a trainer rank. Plain data: it is sent to the process that runs the rank."""
 
 from __future__ import annotations
 
@@ -14,43 +14,45 @@ from roll.training.schedule import Schedule
 __all__ = ["Role", "TrainerSpec", "in_full"]
 
 Role: TypeAlias = Literal["policy", "critic", "reference", "reward_model"]
-"""`policy`: log-probs, trained, sent to engines. `critic`: a value per token, trained. `reference`: the policy as it
-was at first, frozen: no master weights, no gradients, no optimizer. `reward_model`: a score of a
-whole text, trained."""
+"""The role of a trainer.
+
+`policy`: log-probs, trained, sent to engines. `critic`: a value per token, trained. `reference`: the initial policy,
+frozen, without master weights, gradients or optimizer. `reward_model`: a score of a whole text, trained.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainerSpec:
-    """One rank of a trainer, fully described."""
+    """The complete description of one rank of a trainer."""
 
     model_path: str
     """A Hugging Face model directory."""
     model: ModelConfig
-    """A critic trains adapters as the policy does, where `lora` is set; a reference has none."""
+    """The model's configuration. With `lora`, critics train adapters too; a reference has none."""
     training: TrainingConfig
     role: Role = "policy"
     holds_reference: bool = False
-    """A policy: losses may ask for the divergence from the policy as it was at first, over the whole vocabulary. Unless
-    it has an adapter to leave out, it then keeps a frozen copy of the model, in the compute dtype."""
+    """For a policy: whether losses may need the divergence from the initial policy, over the whole vocabulary. Without
+    an adapter to switch off, the trainer then holds a frozen copy of the model, in the compute dtype."""
     teachers: tuple[str, ...] = ()
-    """A policy: Hugging Face model directories, frozen and in the compute dtype, which losses may compare it with over
-    the whole vocabulary. A sample says which one, by its place here."""
+    """For a policy: Hugging Face model directories of teachers, frozen and in the compute dtype, for divergences over
+    the whole vocabulary. A sample selects its teacher by index."""
     value_head_learning_rate: float | None = None
-    """A policy: it also says values, by a head on its own network; this is the head's peak learning rate."""
+    """For a policy: the peak learning rate of a value head on its own network; `None`: no value head."""
     quantization: Quantization = "none"
-    """A policy: how its linear weights go to the engines."""
+    """For a policy: the format of its linear weights for the engines."""
     schedule: Schedule | None = None
-    """By default that of `training` with one update a step."""
+    """The learning rate schedule; by default that of `training` with one update per step."""
     seed: int = 0
     rank: int = 0
     world_size: int = 1
     init_method: str | None = None
-    """Where the ranks meet, `file:///…` or `tcp://host:port`; needed with several ranks unless the process
-    has joined its process group already."""
+    """The rendezvous of the ranks, `file:///…` or `tcp://host:port`; needed with several ranks unless the process has
+    joined its process group already."""
     ranks_per_node: int | None = None
-    """Ranks that share this machine's cores and devices; by default all."""
+    """The number of ranks that share this machine's cores and devices; by default all ranks."""
     device: str | None = None
-    """`cpu`, `cuda`, …; by default the accelerator, where there is one."""
+    """`cpu`, `cuda`, …; by default the accelerator, if there is one."""
 
     @classmethod
     def frozen(cls, model_path: str | Path, model: ModelConfig, training: TrainingConfig, seed: int) -> TrainerSpec:
@@ -65,7 +67,7 @@ class TrainerSpec:
 
     @property
     def node_ranks(self) -> int:
-        """Ranks on this machine."""
+        """The number of ranks on this machine."""
         return self.ranks_per_node or self.world_size
 
 

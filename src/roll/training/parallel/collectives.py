@@ -1,8 +1,8 @@
 """Collectives with a gradient, over dimension 0 of plain tensors. Every rank's gradient is a share of the whole one.
 
-Between hosts, gloo gathers into a second buffer as large as the result, and adds up whole tensors where a rank wants
-one part of the sum. Here ranks send each other the parts themselves: half as much is sent for a sum, and the second
-buffer is at most one part.
+Between hosts, gloo gathers into a second buffer as large as the result, and sums whole tensors where a rank needs only
+one part of the sum. Here ranks send the parts to each other directly: a sum sends half as much, and the second buffer
+is at most one part.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Dividing the experts of a mixture over the `ep` ranks, in place: tokens travel to them and back.
+"""Expert parallelism: division of a mixture's experts over the `ep` ranks, in place. Tokens are sent to them and back.
 
     own tokens ─ the router's choice ─► one row to every rank that has a chosen expert ─ all-to-all ─►
-        there: products of its experts, times the router's weights, added up by token
-    own tokens ◄─ the sums of each rank, added up ◄─ all-to-all ─
+        there: products of its experts, times the router's weights, summed by token
+    own tokens ◄─ the sums of each rank, summed ◄─ all-to-all ─
 
-Every rank brings tokens of its own, whether others of its group see other samples (dp_shard), other slices of a row
-(cp) or other tokens between attention and MLP (tp): so any of these may be an `ep` rank. No token is dropped, however
-uneven the choice. A token goes once to a rank, however many experts it has there.
+Every rank has tokens of its own: other samples (dp_shard), other slices of a row (cp), or other tokens between
+attention and MLP (tp). So ranks of any of these dimensions may be `ep` ranks. No token is dropped, however uneven the
+choice. A token is sent to a rank once, however many of its experts are there.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
-"""FSDP2's gathering of a module's weights and reduction of its gradients, with one such bucket in memory at a time.
+"""FSDP2's gathering of weights and reduction of gradients, with one bucket in memory at a time.
 
     forward    shards ─ gathered ─► buffer ─ copied ─► weights; the buffer is freed
-    backward   gradients ─ copied ─► buffer ─ added up over ranks ─► shards; the buffer is freed
+    backward   gradients ─ copied ─► buffer ─ summed over ranks ─► shards; the buffer is freed
 
-Buckets are the layers, the embeddings, the vocabulary projection, and the rest. On a host nothing runs beside a
-collective, so the next bucket is not gathered ahead of time, and no buffer waits for it; on an accelerator FSDP does
-both, so that collectives run beside kernels.
+Buckets are the layers, the embeddings, the vocabulary projection, and the rest. On a host, computation does not overlap
+with collectives, so the next bucket is not prefetched and needs no buffer. On an accelerator FSDP prefetches, so that
+collectives overlap with kernels.
 
-Embeddings are not gathered for their gradient, which does not depend on them. A projection's weights are no module's
-business alone: log-probs are taken of parts of them. So its module stands for the gate that hidden states go through
-on their way to it: there they are gathered, and once the gradient of these states is known, let go. Where both are
-one weight, it is gathered from the first use to the last gradient.
+Embeddings are not gathered for their gradient, which does not depend on them. A projection's weights are used outside
+its module, because log-probs are computed from parts of them. So the module's `forward` is an identity that hidden
+states pass on their way to the projection. It triggers the gathering, and the weights are freed once the gradient of
+these states is known. Tied embeddings and projection are gathered from the first use to the last gradient.
 """
 
 from __future__ import annotations

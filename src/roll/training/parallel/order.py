@@ -1,22 +1,22 @@
-"""The pipeline schedule: for each stage, a sequence of forward and backward passes of its parts of the model.
+"""Pipeline schedules: the order of forward and backward passes of each stage's parts of the model.
 
-One part a stage, 1F1B (arXiv 1806.03377): as many micro-batches in flight as stages follow, and no more.
+One part per stage, 1F1B (arXiv 1806.03377): as many micro-batches in flight as later stages, and no more.
 
     stage 0    F0 F1 F2 B0 F3 B1 B2 B3
     stage 1       F0 F1 B0 F2 B1 F3 B2 B3
     stage 2          F0 B0 F1 B1 F2 B2 F3 B3
 
-Several parts a stage, interleaved 1F1B (arXiv 2104.04473, section 2.2): stage r of p has the parts r, p + r, 2p + r, …,
-its chunks. What waits at a step's beginning and end are as many of these smaller pieces of work, so less of the time is
-idle. With chunks a and b:
+Several parts per stage, interleaved 1F1B (arXiv 2104.04473, section 2.2): stage r of p has the parts r, p + r, 2p + r,
+…, its chunks. At the beginning and end of a step, stages wait for these smaller pieces of work, so less time is idle.
+With chunks a and b:
 
     stage 0    Fa0 Fa1 Fb0 Fb1 Fa2 Bb0 Fa3 Bb1 Fb2 Ba0 …
     stage 1        Fa0 Fa1 Fb0 Bb0 Fb1 Bb1 Fa2 Ba0 Fa3 …
 
-Micro-batches go through in rounds, one chunk after the other. A round of fewer than there are stages would leave gaps,
-so what does not fill one is spread over the others: their sizes differ by one at most, the larger ones first. Every
-stage goes forward in one common sequence, and back in another, so messages arrive in the order in which they are asked
-for; stages differ in how far forwards are ahead.
+Micro-batches run in rounds, one chunk after the other. A round with fewer micro-batches than stages would leave gaps,
+so a remainder is spread over the other rounds: their sizes differ by at most one, the larger ones first. All stages use
+one common order of forward passes, and one of backward passes, so messages arrive in the order in which they are
+received. Stages differ only in how far forward passes are ahead.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["Work", "finishing_times", "idle_share", "order"]
 
 
 class Work(NamedTuple):
-    """A step of a stage."""
+    """One forward or backward pass of a stage."""
 
     forward: bool
-    """Or back."""
+    """Whether it is a forward pass; otherwise a backward pass."""
     chunk: int
-    """Which of the stage's parts, counted from 0."""
+    """The index of the part among the stage's parts."""
     micro_batch: int
 
 

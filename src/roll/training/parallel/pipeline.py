@@ -1,15 +1,15 @@
-"""One stage of a model that several ranks compute one after the other: its place, its parts, its messages.
+"""A pipeline stage: its place among the ranks, its parts of the model, its messages.
 
     part 0  ─ hidden states, up ─►  part 1  ─►  …  part p - 1      of ranks 0 … p - 1, each with its chunk 0
        ▲                                            │ around, where ranks have several parts
        └─ part p  ─►  part p + 1  ─►  …  ◄──────────┘               chunk 1 of the same ranks
-    and gradients down again the same ways
+    and gradients in the opposite direction
 
-When a rank computes which of its parts, `order` says. Rows may differ in length: every rank of a data share packs the
-whole batch, so all know the shape of each message. A process group has messages in one direction alone, and between two
-ranks they are asked for in the order in which they were sent. Stages that send wait for others that are late, but never
-for each other: a message waits until those of two works before have arrived, but for states where stages have several
-parts and a backward pass follows, for which they stay anyway.
+`order` decides when a rank computes which of its parts. Rows may differ in length: every rank of a data share packs the
+whole batch, so all ranks know the shape of each message. A process group carries messages in one direction only, and
+two ranks receive them in the order in which they were sent. A sending stage may wait for a late one, but stages never
+wait for each other: a message waits until those of two works earlier have arrived. Hidden states do not wait if stages
+have several parts and a backward pass follows, for which they are kept anyway.
 """
 
 from __future__ import annotations
@@ -30,35 +30,35 @@ from roll.training.parallel.order import Work, order
 __all__ = ["UNRECEIVED", "Part", "PassThrough", "Stage"]
 
 UNRECEIVED = 2
-"""Earlier works whose messages may wait for another stage: more would be memory without speed, fewer a stage that waits
-for one that waits for it."""
+"""Number of earlier works whose messages may be unreceived. More would use memory without speed; with fewer, two
+stages could wait for each other."""
 
 
 class _Sent(NamedTuple):
-    """A message on its way."""
+    """A message in transfer."""
 
     arrival: Any
     tensor: Tensor
     work: int
-    """Which it is of, counted from the first of the trainer."""
+    """The number of the work that sent it, counted from the trainer's first one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Consecutive layers of a model, of which one call of its decoder computes no more."""
+    """Consecutive layers of a model, computed by one call of its decoder."""
 
     number: int
     count: int
-    """Of the model's parts."""
+    """The number of parts of the model."""
 
     @property
     def is_first(self) -> bool:
-        """Whether tokens come in here."""
+        """Whether tokens enter the model here."""
         return self.number == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether log-probs, values and losses come out here."""
+        """Whether log-probs, values and losses are computed here."""
         return self.number == self.count - 1
 
 
@@ -66,13 +66,13 @@ class Stage:
     """A rank among those that a micro-batch passes through.
 
     Args:
-        up: these ranks, first stage first; for hidden states.
-        down: the same; for gradients.
-        device: of the network.
-        with_first: whether rank 0 of the trainer is among them.
-        around: the same ranks once more, up and down, between the last one and the first: where each has several
+        up: The group of these ranks, first stage first, for hidden states.
+        down: The same ranks, for gradients.
+        device: The device of the network.
+        with_first: Whether rank 0 of the trainer is among the ranks.
+        around: The same ranks, up and down, for messages between the last and the first one; given if each has several
             parts.
-        num_chunks: parts that each rank has.
+        num_chunks: The number of parts of each rank.
     """
 
     def __init__(
@@ -89,27 +89,27 @@ class Stage:
         self.device = device
         self.with_first = with_first
         self.parts = tuple(Part(c * self.count + self.number, self.count * num_chunks) for c in range(num_chunks))
-        """That this rank has, in the model's order."""
+        """The parts of this rank, in the model's order."""
         self.chunk = 0
-        """Which of them is at work."""
+        """The index of the active part."""
         self._up, self._down = up, down
         turn = around or (up, down)
         self._before = (self.number - 1) % self.count, *((up, down) if self.number else turn)
-        """The rank that has the part before, and the groups of what comes up from it, and goes down to it."""
+        """The rank of the previous part, the group of its hidden states, and the group of gradients sent to it."""
         self._after = (self.number + 1) % self.count, *((up, down) if self.number + 1 < self.count else turn)
-        """The same of the part after."""
+        """The rank of the next part, the group of hidden states sent to it, and the group of its gradients."""
         self._sent: dict[ProcessGroup, deque[_Sent]] = {group: deque() for group in (up, down, *turn)}
         self._in_flight: list[deque[tuple[Tensor | None, Tensor | None, int]]] = [deque() for _ in self.parts]
         self._goes_back = False
         self._num_works = 0
         self._under_way = False
-        """Messages of a batch may be: it has sent or received some, and has not come to its end."""
+        """Whether messages of a batch may be in transfer: some were sent or received, and the batch has not ended."""
         if around is not None:
             self._connect(around)
 
     @property
     def part(self) -> Part:
-        """Which is at work."""
+        """The active part."""
         return self.parts[self.chunk]
 
     @property
@@ -256,10 +256,10 @@ class Stage:
 
 
 class PassThrough(nn.Module):
-    """Stands where another stage has a module, and gives what it is given.
+    """Replaces a module of another stage; returns its input unchanged.
 
     Args:
-        replaced: the module; what a decoder may ask it about itself is kept.
+        replaced: The module, whose plain attributes are kept because a decoder may read them.
     """
 
     def __init__(self, replaced: nn.Module) -> None:

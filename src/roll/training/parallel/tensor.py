@@ -1,16 +1,16 @@
-"""Dividing a model's weights over the `tp` ranks, in place.
+"""Tensor parallelism: division of a model's weights over the `tp` ranks, in place.
 
-Which projections are divided by outputs and which by inputs, the model's own plan says (`base_model_tp_plan` of its
-configuration). Parameters become DTensors, under their old names; modules compute with this rank's part of them, on
-plain tensors, so that what the trainer replaces in a model keeps working. Between attention and MLP, activations are
-divided by tokens: norms and residuals are computed once, not by every rank.
+The model's own plan (`base_model_tp_plan` of its configuration) decides which projections are divided by outputs and
+which by inputs. Parameters become DTensors under their old names. Modules compute with this rank's part of them, as
+plain tensors, so that the trainer's other replacements in a model keep working. Between attention and MLP, activations
+are divided by tokens: norms and residuals are computed once, not by every rank.
 
     module                    weight        input                      output
     q, k, v, gate, up         Shard(0)      all tokens                 this rank's heads or columns
     o, down                   Shard(1)      heads or columns           summed, this rank's tokens
     embeddings                Shard(0)      all tokens                 summed, this rank's tokens
     adapters                  A of an input projection and B of an output projection are whole, the others divided
-    anything else             whole         this rank's tokens, or (what mixes tokens) all of them
+    anything else             whole         this rank's tokens, or (modules that mix tokens) all of them
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["divide", "own", "replicate"]
 _OUTPUTS = ("colwise", "colwise_gather_output")
 _INPUTS = ("rowwise", "rowwise_split_input")
 _POINTWISE = ("mlp", "feed_forward", "block_sparse_moe")
-"""Parts of a layer that compute each token by itself."""
+"""Parts of a layer that process each token on its own."""
 
 
 def own(parameter: Tensor) -> Tensor:

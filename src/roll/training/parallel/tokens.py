@@ -1,4 +1,4 @@
-"""The tokens of a row that belong to this rank, and one result of what all ranks have found."""
+"""Division of a row's tokens over ranks, and the collectives that combine their results."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["WHOLE", "TokenShare"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenShare:
-    """A rank's place among those that go through one row together."""
+    """A rank's place among the ranks that compute one row together."""
 
     tp: ProcessGroup | None = None
     cp: ProcessGroup | None = None
 
     @property
     def multiple(self) -> int:
-        """A row's length is a multiple of this."""
+        """A row's length must be a multiple of this."""
         return self._num_slices * (self.tp.size() if self.tp else 1)
 
     @property
@@ -107,4 +107,4 @@ class TokenShare:
 
 
 WHOLE = TokenShare()
-"""Of a rank that computes its rows alone."""
+"""The share of a rank that computes its rows alone."""

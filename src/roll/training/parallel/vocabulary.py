@@ -1,7 +1,7 @@
-"""A vocabulary that is divided over ranks: the softmax over words of which each rank has a part.
+"""Softmax over a vocabulary that is divided over ranks.
 
-Each rank knows the largest logit m_i of its words and sums over them, relative to that. With m = max m_i and
-d_i = m_i - m these become parts of the sums over all words, and are added up:
+Each rank has the largest logit m_i of its shard and sums over the shard relative to it. With m = max m_i and d_i = m_i
+- m these become parts of the sums over the whole vocabulary, and are summed over ranks:
 
     sum exp(z - m)                  exp(d_i) t_i
     sum (z - m) exp(z - m)          exp(d_i) (e_i + d_i t_i)
@@ -21,7 +21,7 @@ __all__ = ["Words"]
 
 
 class Words(NamedTuple):
-    """Which words of the vocabulary this rank has: as many as each of the others, one rank after the other."""
+    """This rank's vocabulary shard: ranks have equally many entries, in the order of ranks."""
 
     group: ProcessGroup
 
