@@ -6,7 +6,7 @@
     summary = roll.train(config)
     summary = roll.train(config, {"name": "own"}, data=[{"prompt": "3 + 4 =", "answer": "7"}, …], reward=my_function)
 
-Importing `roll` imports nothing else; each name is fetched on its first use.
+Importing `roll` imports nothing else; each name is imported on first use.
 """
 
 from __future__ import annotations

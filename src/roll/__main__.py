@@ -1,4 +1,4 @@
-"""`python -m roll`: what the console script `roll` does."""
+"""`python -m roll`: same as the console script `roll`."""
 
 from __future__ import annotations
 

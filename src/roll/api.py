@@ -1,6 +1,6 @@
-"""What the commands do, for scripts and notebooks: `roll.train(config)`.
+"""Python API of the commands, for scripts and notebooks: `roll.train(config)`.
 
-Each function also works where an event loop runs already, as in a notebook.
+Each function also works inside a running event loop, as in a notebook.
 """
 
 from __future__ import annotations
@@ -35,26 +35,25 @@ def train(
     """Run a configuration from its first step to its last.
 
     Args:
-        config: a loaded configuration, a YAML file, or a dictionary of the same form.
-        overrides: as for `load_config`.
-        data: rows to train on, in place of the configuration's sources: dictionaries with `prompt` and, where the
-            reward needs it, `answer`; other keys become the prompt's metadata. A list, a data frame, a
-            `datasets.Dataset`, or anything that can be iterated. Where one of the sources is `{source: python, …}`,
-            they are its rows.
-        held_out: rows for evaluation alone; by default a tenth of `data` is held out.
-        reward: how answers are scored, in place of every source's own: a function `(text, answer, metadata) -> float`
-            (a closure, a lambda and a coroutine function too), a reward's type such as `"math"`, its settings, or a
+        config: A loaded configuration, a YAML file, or a dictionary of the same structure.
+        overrides: See `load_config`.
+        data: Rows to train on, instead of the configuration's sources: dictionaries with `prompt` and, if the reward
+            needs it, `answer`; other keys become the prompt's metadata. A list, a data frame, a `datasets.Dataset`, or
+            any other iterable. If one of the sources is `{source: python, …}`, they are the rows of that source.
+        held_out: Rows only for evaluation; by default a tenth of `data` is held out.
+        reward: Reward of all answers, instead of each source's own: a function `(text, answer, metadata) -> float`
+            (also a closure, a lambda or a coroutine function), a reward's type such as `"math"`, its settings, or a
             list of these.
-        on_step: called after every step, with its number and metrics.
-        on_evaluation: called after every evaluation, with the step's number and metrics.
-        on_save: called after every checkpoint, with the step's number and its directory.
+        on_step: Called after every step, with the step's number and metrics.
+        on_evaluation: Called after every evaluation, with the step's number and metrics.
+        on_save: Called after every checkpoint, with the step's number and the checkpoint's directory.
 
     Returns:
-        The figures that `summary.json` holds.
+        The content of `summary.json`.
 
     Raises:
-        UserError: something in the configuration, the data, or this machine must be changed first.
-        CallbackError: a callback failed; names it and the step.
+        UserError: The configuration, the data, or this machine must be changed first.
+        CallbackError: A callback failed; the message names the callback and the step.
     """
     callbacks = Callbacks(on_step=on_step, on_evaluation=on_evaluation, on_save=on_save)
     loaded = load_given(config, overrides, data, held_out, reward)
@@ -77,22 +76,24 @@ def resume(
 ) -> Summary:
     """Continue an interrupted run from its newest checkpoint.
 
-    Meanwhile the process works in the directory in which the run began, from which the relative paths of its
-    configuration start, those of `overrides` included. A run that has ended is left as it is.
+    During the run, the process works in the directory in which the run began, against which relative paths of its
+    configuration and of `overrides` are resolved. A finished run is left unchanged.
 
     Args:
-        run: the run directory.
-        overrides: changes to its configuration, such as `training.num_steps=80`; later continuations keep them.
-        data: the rows that the run began with, where they were given as objects: no file keeps them. They are
+        run: The run directory.
+        overrides: Changes to its configuration, such as `training.num_steps=80`; later continuations keep them.
+        data: The rows that the run began with, if they were passed as objects: they are not saved in a file. They are
             compared with the checkpoint.
-        held_out: as `data`.
-        reward: the functions that the run began with, where they were given as objects.
-        on_step: as for `train`, and so are the others.
+        held_out: See `data`.
+        reward: The functions that the run began with, if they were passed as objects.
+        on_step: See `train`.
+        on_evaluation: See `train`.
+        on_save: See `train`.
 
     Raises:
-        RunDirectoryError: there is no run in that directory.
-        ConfigError: an override is wrong, or would make another run of it; or objects are missing.
-        CheckpointError: the rows are not those that the run began with.
+        RunDirectoryError: The directory has no run.
+        ConfigError: An override is wrong, or cannot be changed within a run; or objects are missing.
+        CheckpointError: The rows are not those that the run began with.
     """
     from roll.tracking.run_directory import RunDirectory
 
@@ -102,7 +103,7 @@ def resume(
     home = directory.working_directory()
     path = directory.path if home == Path.cwd() else directory.path.resolve()
     with contextlib.chdir(home):
-        # a wrong override is refused before anything heavy is imported
+        # a wrong override is refused before the slow imports
         config = with_given(load_run_config(path, changes), data, held_out, reward)
         prepare_environment()
         from roll.pipelines import commands
@@ -123,14 +124,16 @@ def replay(
     """Run a recorded run again, without engines or without a trainer, in a new run directory.
 
     Args:
-        run: its directory; it was trained with `tracking.record_rollouts`.
-        overrides: changes to its configuration, such as `algorithm.type=gspo`.
-        only: `train` trains on the recorded batches; `rollout` answers the recorded prompts.
-        checkpoint: where to begin, in place of the model that the run began with.
-        data: as for `resume`, and so are `held_out` and `reward`.
+        run: Run directory of a run that was trained with `tracking.record_rollouts`.
+        overrides: Changes to its configuration, such as `algorithm.type=gspo`.
+        only: `train` trains on the recorded batches; `rollout` generates answers to the recorded prompts.
+        checkpoint: Checkpoint to start from, instead of the run's initial model.
+        data: See `resume`.
+        held_out: See `resume`.
+        reward: See `resume`.
 
     Raises:
-        UserError: this cannot be replayed; says why.
+        UserError: The run cannot be replayed; the message has the reason.
     """
     from roll.pipelines.recording.configuration import load_replay_config
 
@@ -151,14 +154,18 @@ def evaluate(
     """Measure a model on the held-out prompts, without training.
 
     Args:
-        config: as for `train`, and so are `overrides`, `data`, `held_out` and `reward`.
-        model: a model, a run, or a checkpoint, in place of the configuration's model.
+        config: See `train`.
+        overrides: See `train`.
+        model: A model, a run, or a checkpoint, instead of the configuration's model.
+        data: See `train`.
+        held_out: See `train`.
+        reward: See `train`.
 
     Returns:
-        `eval/…` figures by name.
+        The `eval/…` metrics by name.
 
     Raises:
-        UserError: something in the configuration, the data, or this machine must be changed first.
+        UserError: The configuration, the data, or this machine must be changed first.
     """
     loaded = load_given(config, overrides, data, held_out, reward)
     prepare_environment()
@@ -175,16 +182,20 @@ def check(
     held_out: Rows | None = None,
     reward: Reward | None = None,
 ) -> Report:
-    """Find out all that can be known of a run before it starts; takes seconds and loads no weights.
+    """Check a run before it starts; takes seconds and does not load weights.
 
     Args:
-        config: as for `train`, and so are `overrides`, `data`, `held_out` and `reward`.
+        config: See `train`.
+        overrides: See `train`.
+        data: See `train`.
+        held_out: See `train`.
+        reward: See `train`.
 
     Returns:
-        The report: `print` shows it, and `problems` holds what keeps the run from starting, if anything does.
+        The report: `print` shows it, and `problems` lists the problems that keep the run from starting.
 
     Raises:
-        ConfigError: this is not a configuration.
+        ConfigError: The configuration is invalid.
     """
     loaded = load_given(config, overrides, data, held_out, reward)
     prepare_environment()
@@ -196,22 +207,22 @@ def check(
 def export(
     source: str | Path, target: str | Path, *, adapter: bool = False, to_hub: str | None = None, public: bool = False
 ) -> str:
-    """Write a trained model as a Hugging Face directory, with a model card that holds the run's figures.
+    """Export a trained model as a Hugging Face directory, with a model card that has the run's metrics.
 
     Args:
-        source: a run directory, or a checkpoint of one.
-        target: a directory, which must not exist yet.
-        adapter: write what was trained with `model.lora` as a PEFT adapter, in place of the merged model.
-        to_hub: a repository of the Hugging Face hub, `owner/name`, that the directory is then uploaded to; it is made
-            if it does not exist. By default nothing leaves this machine.
-        public: whether a repository that is made can be seen by everybody.
+        source: A run directory, or a checkpoint of one.
+        target: The directory to create; it must not exist yet.
+        adapter: Whether to export the LoRA adapter (`model.lora`) as a PEFT adapter instead of the merged model.
+        to_hub: A repository of the Hugging Face hub, `owner/name`, to upload the directory to; it is created if it does
+            not exist. By default nothing is uploaded.
+        public: Whether a repository that is created is public.
 
     Returns:
-        The directory; with `to_hub`, the address of what was uploaded.
+        The directory; with `to_hub`, the URL of the upload.
 
     Raises:
-        RunDirectoryError: `source` holds no checkpoint (or no adapter), or `target` exists.
-        HubError: the upload failed; says why. The directory is complete.
+        RunDirectoryError: `source` has no checkpoint (or no adapter), or `target` exists.
+        HubError: The upload failed; the message has the reason. The directory is complete.
     """
     prepare_environment()
     from roll.pipelines import exporting

@@ -1,4 +1,4 @@
-"""What a script wants to hear of a run while it goes on: `on_step`, `on_evaluation`, `on_save`."""
+"""Callbacks of a script during a run: `on_step`, `on_evaluation`, `on_save`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from roll.errors import CallbackError, ConfigError
 __all__ = ["Callbacks", "OnMetrics", "OnSave"]
 
 OnMetrics: TypeAlias = Callable[[int, dict[str, float]], object]
-"""Called with a step's number and its metrics, as `metrics.jsonl` holds them."""
+"""Called with a step's number and its metrics, as in `metrics.jsonl`."""
 OnSave: TypeAlias = Callable[[int, Path], object]
-"""Called with a step's number and the directory of its checkpoint, which is complete."""
+"""Called with a step's number and the directory of its complete checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Callbacks:
-    """Functions that the controller calls between two steps and waits for; what they return is not looked at.
+    """Functions that the controller calls between two steps and waits for; their return values are ignored.
 
     Raises:
-        ConfigError: one cannot be called, or is a coroutine function, which nobody would wait for.
+        ConfigError: A callback is not callable, or is a coroutine function, which would never be awaited.
     """
 
     on_step: OnMetrics | None = None
@@ -39,15 +39,15 @@ class Callbacks:
                 raise ConfigError(f"{name} is a coroutine function: give a plain one, which is called between steps.")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done and recorded."""
+        """Call `on_step` after a step is done and recorded."""
         self._call("on_step", step, dict(metrics))
 
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
-        """An evaluation is done and recorded."""
+        """Call `on_evaluation` after an evaluation is done and recorded."""
         self._call("on_evaluation", step, dict(metrics))
 
     def saved(self, step: int, path: Path) -> None:
-        """A checkpoint is complete."""
+        """Call `on_save` after a checkpoint is complete."""
         self._call("on_save", step, path)
 
     def _call(self, name: str, step: int, what: Any) -> None:

@@ -1,32 +1,32 @@
-"""One tree of errors, and how messages show a value and a place.
+"""The hierarchy of errors, and functions that format values and errors for messages.
 
-Every error that a run can meet derives from `RollError`. Each class also inherits the built-in exception it refines,
-so code outside ROLL may catch either. A message says what failed, the value seen, and what to change.
+Every error that ROLL raises on purpose derives from `RollError`. Each class also inherits the built-in exception that
+it refines, so code outside ROLL may catch either. A message says what failed, the value seen, and what to change.
 
     RollError
-    ├── UserError (ValueError)          the user can fix it: the command prints the message alone and exits with 2
+    ├── UserError (ValueError)          the user can fix it: the command prints only the message and exits with 2
     │   ├── ConfigError                 a configuration file, an override, or a combination of values
     │   ├── HubError                    the Hugging Face hub refuses, or cannot be reached
     │   ├── DataError                   a prompt source: missing, malformed (with its line), empty
     │   ├── ModelError                  a model that cannot be found, loaded, or used here
-    │   ├── PlacementError              a device mapping that this cluster cannot serve
+    │   ├── PlacementError              a device mapping that this cluster cannot satisfy
     │   └── RunDirectoryError           a run directory that exists, is missing, or cannot be written
-    ├── UnsupportedError (NotImplementedError)   the chosen engine or back-end has no such ability
-    ├── InfraError (RuntimeError)       work that *we* failed; re-issued within its budget, never a reward of 0
+    ├── UnsupportedError (NotImplementedError)   the chosen engine or back-end does not support the operation
+    ├── InfraError (RuntimeError)       an infrastructure failure; retried up to a limit, never a reward of 0
     │   ├── EngineDiedError             an inference engine is gone
-    │   ├── ReplayError                 an environment does not repeat an earlier episode: given up at once
-    │   ├── RewardInfraError            a verifier crashed or ran out of its time (not: judged the answer wrong)
-    │   │   └── UnscorableError         this answer can never be scored: it is given up at once
-    │   │       └── MalformedPromptError    no answer to this prompt can
+    │   ├── ReplayError                 an environment does not repeat an earlier episode: not retried
+    │   ├── RewardInfraError            a verifier crashed or timed out (not: judged the answer wrong)
+    │   │   └── UnscorableError         this answer can never be scored: not retried
+    │   │       └── MalformedPromptError    no answer to this prompt can be scored
     │   └── WorkerDiedError             a trainer rank or a pool worker is gone
-    ├── NoEngineError (RuntimeError)    every inference engine is gone, and none can be started again
+    ├── NoEngineError (RuntimeError)    every inference engine is gone, and no engine can be started again
     ├── WeightSyncError (RuntimeError)  weights did not arrive as sent, or were not applied; names the tensor
     ├── CheckpointError (RuntimeError)  a checkpoint is incomplete or does not belong to this run
     │   └── CheckpointVersionError (UserError)  another version of ROLL wrote it, and this one cannot read it
-    ├── HalfUpdatedError (RuntimeError) an optimiser step failed while it moved the weights
-    ├── EngineError (RuntimeError)      an inference engine of the user's own failed; names it
-    ├── LossError (RuntimeError)        a loss of the user's own failed; names it
-    ├── CallbackError (RuntimeError)    a function that the user gave to be called during a run failed; names it
+    ├── HalfUpdatedError (RuntimeError) an optimizer step failed while it updated the weights
+    ├── EngineError (RuntimeError)      a user-defined inference engine failed; names it
+    ├── LossError (RuntimeError)        a user-defined loss failed; names it
+    ├── CallbackError (RuntimeError)    a callback of the user failed; names it
     ├── TrainingDivergedError (ArithmeticError)  non-finite loss or gradients, repeatedly
     └── AlarmError                      an alarm that the user set stopped the run; everything is saved
 """
@@ -74,7 +74,7 @@ class RollError(Exception):
 
 
 class UserError(RollError, ValueError):
-    """Something the user can mend; shown without a traceback, exit code 2."""
+    """An error that the user can fix; shown without a traceback, exit code 2."""
 
 
 class ConfigError(UserError):
@@ -102,11 +102,11 @@ class RunDirectoryError(UserError):
 
 
 class UnsupportedError(RollError, NotImplementedError):
-    """The chosen engine or back-end does not have this ability."""
+    """The chosen engine or back-end does not support the operation."""
 
 
 class InfraError(RollError, RuntimeError):
-    """Work that the infrastructure failed, as opposed to the model."""
+    """A failure of the infrastructure, as opposed to a failure of the model."""
 
 
 class EngineDiedError(InfraError):
@@ -122,19 +122,19 @@ class EngineDiedError(InfraError):
 
 
 class ReplayError(InfraError):
-    """An environment does not repeat an earlier episode, so that nothing can begin in its midst."""
+    """An environment does not repeat an earlier episode, so no rollout can begin within the episode."""
 
 
 class RewardInfraError(InfraError):
-    """A verifier could not judge: it crashed or exceeded its time."""
+    """A verifier could not judge: it crashed or timed out."""
 
 
 class UnscorableError(RewardInfraError):
-    """This answer can never be scored, however often it is tried: the rollout is given up at once."""
+    """This answer can never be scored: the rollout fails without a retry."""
 
 
 class MalformedPromptError(UnscorableError):
-    """No answer to this prompt can ever be scored: all its rollouts are given up, and no more are generated."""
+    """No answer to this prompt can ever be scored: all rollouts of the prompt fail, and no more are generated."""
 
     def __init__(self, uid: str, problem: str) -> None:
         super().__init__(uid, problem)
@@ -166,19 +166,19 @@ class CheckpointVersionError(CheckpointError, UserError):
 
 
 class HalfUpdatedError(RollError, RuntimeError):
-    """An optimiser step failed while it moved the weights: they are neither the old nor the new ones."""
+    """An optimizer step failed while it updated the weights, which are now neither the old nor the new ones."""
 
 
 class EngineError(RollError, RuntimeError):
-    """An inference engine of the user's own failed."""
+    """A user-defined inference engine failed."""
 
 
 class LossError(RollError, RuntimeError):
-    """A loss of the user's own failed."""
+    """A user-defined loss failed."""
 
 
 class CallbackError(RollError, RuntimeError):
-    """A function that the user gave to be called during a run failed."""
+    """A callback of the user failed."""
 
 
 class TrainingDivergedError(RollError, ArithmeticError):
@@ -186,11 +186,11 @@ class TrainingDivergedError(RollError, ArithmeticError):
 
 
 class AlarmError(RollError):
-    """An alarm stopped the run at a step's boundary; everything up to there is saved. Exit code 3."""
+    """An alarm stopped the run after a step; everything up to that step is saved. Exit code 3."""
 
 
 def raised_at(error: BaseException) -> str:
-    """File and line where it was raised, or of the text that is no Python; empty for one that was not."""
+    """Return file and line at which an error was raised, or those of a syntax error; empty if it was not raised."""
     if isinstance(error, SyntaxError) and error.filename and error.lineno:
         return f"{error.filename}:{error.lineno}"
     trace = error.__traceback__
@@ -209,18 +209,20 @@ def leaves(error: BaseException) -> Iterator[BaseException]:
 
 
 def short(value: object) -> str:
-    """A value as a message shows it: its beginning."""
+    """Return the beginning of a value's `repr`, for messages."""
     try:
         text = repr(value)
-    except Exception:  # it nests too deeply, holds too long a number, or is of a class of the user's own
+    except Exception:  # too deeply nested, too long a number, or a user-defined class
         return f"an object of type {type(value).__name__}"
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def in_one_line(error: BaseException) -> str:
-    """An error's type and the beginning of its message as a message of ours shows them; it may be the user's own."""
+    """Return an error's type and the beginning of its message in one line; also safe for errors of user-defined
+    classes.
+    """
     try:
         text = " ".join(str(error).split())
-    except Exception:  # of a class of the user's own
+    except Exception:  # a user-defined class
         text = "its message cannot be made"
     return f"{type(error).__name__}: {text if len(text) <= 500 else f'{text[:497]}...'}"

@@ -1,11 +1,11 @@
-"""Implementations that users bring to a registry, without a change of this package.
+"""Implementations that users add to a registry, without a change of this package.
 
     hf                         a name of the registry itself
-    fast                       a name that an installed package gives as an entry point of the registry's group
-    engines/mine.py:MyEngine   a file of the user's, or `package.module:MyEngine`
+    fast                       a name that an installed package registers as an entry point of the registry's group
+    engines/mine.py:MyEngine   a file of the user, or `package.module:MyEngine`
 
-A process of another machine finds the same: a name's import path is looked up where the run begins
-(`ExtensibleRegistry.path`), and files are looked for as `roll.user_code` says.
+A process on another machine finds the same implementation: a name's import path is resolved where the run begins
+(`ExtensibleRegistry.path`), and `roll.user_code` documents where files are searched.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 class ExtensibleRegistry(Registry[T]):
-    """A registry to which installed packages and users' files add.
+    """A registry that installed packages and user files can extend.
 
     Args:
-        kind: what it has, for messages: `inference engine`.
-        entries: names to import paths.
-        group: of entry points that add to it, such as `roll.engines`. A name of the registry itself is never replaced.
+        kind: Kind of the implementations, for messages: `inference engine`.
+        entries: Import paths by name.
+        group: Group of entry points that extend it, such as `roll.engines`. Built-in names are never replaced.
     """
 
     def __init__(self, kind: str, entries: dict[str, str], group: str) -> None:
@@ -46,14 +46,14 @@ class ExtensibleRegistry(Registry[T]):
 
     @property
     def built_in(self) -> tuple[str, ...]:
-        """Names of the registry itself, in their order; no entry point is looked for."""
+        """Built-in names, in order, without those of entry points."""
         return tuple(self._entries)
 
     def path(self, name: str) -> str:
         """Return the import path of the implementation called `name`, which another process can import.
 
         Raises:
-            ConfigError: there is no such name; or several packages give it.
+            ConfigError: The name is unknown, or several packages register it.
         """
         if name in self._entries:
             return self._entries[name]
@@ -74,10 +74,10 @@ class ExtensibleRegistry(Registry[T]):
         )
 
     def checked(self, name: str) -> str:
-        """Return a name as it is, for the validation of a configuration.
+        """Check a name during the validation of a configuration, and return it unchanged.
 
         Raises:
-            ValueError: there is no such name.
+            ValueError: The name is unknown.
         """
         try:
             self.path(name)
@@ -89,7 +89,7 @@ class ExtensibleRegistry(Registry[T]):
         """Import and return the implementation called `name`.
 
         Raises:
-            ConfigError: there is no such name, or it cannot be imported.
+            ConfigError: The name is unknown, or the implementation cannot be imported.
         """
         path = self.path(name)
         if name in self._entries:
@@ -99,7 +99,7 @@ class ExtensibleRegistry(Registry[T]):
 
 @functools.cache
 def _installed(group: str) -> Mapping[str, tuple[str, ...]]:
-    """Import paths by name that installed packages give in a group of entry points."""
+    """Return the import paths that installed packages register in a group of entry points, by name."""
     found: dict[str, dict[str, None]] = {}
     for point in metadata.entry_points(group=group):
         found.setdefault(point.name, {})[f"{point.module}:{point.attr}"] = None

@@ -1,18 +1,18 @@
 """Keep OpenMP's threads from spinning while other programs use this machine's cores.
 
-A parallel region ends at a barrier, where threads spin for a while before they sleep. On a quiet machine that is right:
+A parallel region ends at a barrier, where threads spin for a while before they sleep. On an idle machine that is fast:
 a model's step is thousands of short regions, and waking threads for each makes a decoding step up to twice as slow. On
-a machine whose cores are shared it is wrong: a thread spins on the core that the one it waits for should have. With
-one busy program on two cores, decoding took 3.4 times as long as alone, and 1.7 times with threads that sleep at once.
+a machine with shared cores it is slow: a thread spins on a core that the thread it waits for needs. With one busy
+program on two cores, decoding took 3.4 times as long as alone, and 1.7 times with threads that sleep at once.
 
-GNU's OpenMP reads its settings once, but it has a rule of its own: as long as a process has more OpenMP threads than
-cores, none spins (`do_spin` in libgomp's wait.h). `SpinControl` uses this rule. The kernel's pressure stall information
-says for which share of time some thread waited for a core; while that is high, it keeps a team of idle threads, one
-more than there are cores. The number of threads that compute stays the same, and so does every result. With another
-OpenMP runtime, or a kernel without pressure stall information, nothing happens.
+GNU's OpenMP reads its settings once, but it has a special rule: while a process has more OpenMP threads than cores, no
+thread spins (`do_spin` in libgomp's wait.h). `SpinControl` uses this rule. The kernel's pressure stall information
+reports the share of time in which some thread waited for a core; while it is high, `SpinControl` keeps a team of idle
+threads, one more than there are cores. The number of computing threads stays the same, and so does every result. With
+another OpenMP runtime, or a kernel without pressure stall information, nothing happens.
 
-libgomp ends the process where it cannot start a thread. So a team is made only where this process may have twice as
-many further threads, which is tried with Python's.
+libgomp terminates the process if it cannot start a thread. So a team is created only if this process can start twice
+as many additional threads, which is tested with Python threads.
 """
 
 from __future__ import annotations
@@ -37,29 +37,30 @@ __all__ = [
 
 PERIOD_S = 0.25
 CONTENDED = 0.3
-"""Share of time for which some thread waits for a core, above which cores are shared: 0.4 to 1 beside one program."""
+"""Share of time with a waiting thread above which cores count as shared; 0.4 to 1 was measured with one other program.
+"""
 QUIET = 0.15
-"""Share below which they are not: up to 0.08 alone."""
+"""Share below which cores count as not shared; up to 0.08 was measured without other programs."""
 
 
 def loaded_libgomp(maps: Path = Path("/proc/self/maps")) -> str | None:
-    """Return the path of PyTorch's OpenMP runtime, or `None` if that is not GNU's or not loaded."""
+    """Return the path of PyTorch's OpenMP runtime, or `None` if that is not libgomp or not loaded."""
     try:
         lines = maps.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     except OSError:
         return None
     found = {line.split(maxsplit=5)[-1] for line in lines if "/libgomp" in line}
-    # other packages bring copies of their own, whose threads are not PyTorch's
+    # other packages ship their own copies, whose threads are not PyTorch's
     own = sorted(path for path in found if "torch" in Path(path).parent.parts)
     return own[0] if own else next(iter(found), None) if len(found) == 1 else None
 
 
 class IdleTeam:
-    """A team of OpenMP threads that does nothing, in a thread of its own.
+    """A team of idle OpenMP threads, owned by a dedicated thread.
 
     Args:
-        library: path of libgomp.
-        num_threads: of the team.
+        library: Path of libgomp.
+        num_threads: Number of threads in the team.
     """
 
     def __init__(self, library: str, num_threads: int) -> None:
@@ -72,7 +73,7 @@ class IdleTeam:
         self._there.wait()
 
     def close(self) -> None:
-        """Let the team's threads end; they may do so after the call."""
+        """End the team's threads, which may happen shortly after the call returns."""
         self._end.set()
         self._thread.join()
 
@@ -85,13 +86,13 @@ class IdleTeam:
 
 
 def may_start(num_threads: int) -> bool:
-    """Return whether this process may have so many further threads, by starting them for a moment."""
+    """Return whether this process can start so many additional threads, by starting them briefly."""
     end, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(num_threads):
             threads.append(threading.Thread(target=end.wait, name="trial", daemon=True))
             threads[-1].start()
-    except RuntimeError:  # of a container, a user or the machine, there may be no more
+    except RuntimeError:  # a limit of the container, the user or the machine
         threads.pop()
         return False
     finally:
@@ -105,7 +106,7 @@ class SpinControl:
     """Decides whether this process's OpenMP threads may spin.
 
     Args:
-        make_team: makes what keeps them from spinning, as long as it is not closed; `None` where that is impossible.
+        make_team: Creates an idle team, which prevents spinning until it is closed; returns `None` if impossible.
     """
 
     def __init__(self, make_team: Callable[[], IdleTeam | None]) -> None:
@@ -122,8 +123,8 @@ class SpinControl:
         """Compare the time that threads waited since the last call with the thresholds.
 
         Args:
-            now_s: the monotonic time.
-            stalled_s: total time for which some thread had to wait for a core.
+            now_s: Monotonic time.
+            stalled_s: Total time in which some thread had to wait for a core.
         """
         before, self._last = self._last, (now_s, stalled_s)
         if before is None or now_s <= before[0]:
@@ -135,7 +136,7 @@ class SpinControl:
             self._let_spin()
 
     def forget(self) -> None:
-        """Let threads spin, and begin anew: the counts cannot be read."""
+        """Let threads spin and reset the state, because the counts cannot be read."""
         self._last = None
         self._let_spin()
 
@@ -148,8 +149,8 @@ class SpinControl:
 def pressure_file(root: Path = Path("/")) -> Path | None:
     """Return the file in which the kernel counts how long threads waited for this process's cores, or `None`.
 
-    That of the process's own control group comes first. The machine's counts threads of others too, so it is used only
-    by a process that may use all cores.
+    The file of the process's own cgroup comes first. The machine-wide file also counts threads of other processes, so
+    it is used only by a process that may use all cores.
     """
     with suppress(OSError):
         for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
@@ -164,7 +165,7 @@ def pressure_file(root: Path = Path("/")) -> Path | None:
 
 
 def _stalled_s(path: Path) -> float | None:
-    """Return seconds of `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, the first line of a file."""
+    """Return the seconds in `some avg10=0.00 avg60=0.00 avg300=0.00 total=MICROSECONDS`, the first line of a file."""
     try:
         return int(path.read_text(encoding="ascii").splitlines()[0].rpartition("total=")[2]) / 1e6
     except (OSError, ValueError, IndexError):
@@ -175,7 +176,7 @@ _started = threading.Lock()
 
 
 def start_spin_control() -> None:
-    """Watch this process from now on, in a thread; does nothing when it is watched already."""
+    """Watch this process from now on, in a thread; do nothing if it is watched already."""
     if _started.acquire(blocking=False):
         threading.Thread(target=_watch, name="spin-control", daemon=True).start()
 
@@ -187,10 +188,9 @@ def _watch() -> None:
 
 
 def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool]) -> None:
-    """Let a control observe this process, until `pause` returns true, or a team that is wanted cannot be had.
+    """Let a control observe this process until `pause` returns true, or until a team cannot be created.
 
-    A file that cannot be read any more (all files are open that may be, or the control group is another one) is looked
-    for again.
+    If the file cannot be read any more (too many open files, or a changed cgroup), it is searched again.
     """
     while not pause(PERIOD_S):
         stalled_s = None if path is None else _stalled_s(path)
@@ -205,16 +205,16 @@ def watch(control: SpinControl, path: Path | None, pause: Callable[[float], bool
 
 
 def _team() -> IdleTeam | None:
-    """Make a team; `None` where PyTorch computes with another runtime.
+    """Create a team; return `None` if PyTorch uses another runtime.
 
     Raises:
-        OSError: the library's file is another one by now.
-        RuntimeError: there may be no more threads.
+        OSError: The library's file has changed.
+        RuntimeError: No more threads can be started.
     """
     library = loaded_libgomp()
     num_threads = len(os.sched_getaffinity(0)) + 1
     if library is None:
         return None
-    if not may_start(2 * num_threads):  # those of the trial may end a moment later, and others start threads too
+    if not may_start(2 * num_threads):  # threads of the trial may end later, and other code starts threads too
         raise RuntimeError("no more threads may be started")
     return IdleTeam(library, num_threads)

@@ -1,19 +1,18 @@
-"""The process environment: variables that libraries read once, when they are imported, and variables for a moment.
+"""The process environment: variables that libraries read once, when they are imported, and temporary variables.
 
 Call `prepare_environment` before anything imports torch, transformers, datasets, or vLLM. A variable that the
-user has set is left alone. The `VLLM_*` variables are the engine's own: `roll.inference` sets them.
+user has set is not changed. `roll.inference` sets the `VLLM_*` variables.
 
-    OMP_WAIT_POLICY=passive                threads that spin while they wait take the cores from the engine, the
-                                           trainer, or whatever else runs here: a step then takes up to ten times
-                                           as long.
-    GOMP_SPINCOUNT=10000                   with it, they spin for some 100 microseconds before they sleep: a step is
+    OMP_WAIT_POLICY=passive                threads that spin while they wait take cores from the engine, the trainer,
+                                           or other processes: a step then takes up to ten times as long
+    GOMP_SPINCOUNT=10000                   with it, threads spin for about 100 microseconds before they sleep: a step is
                                            thousands of short parallel regions, and waking threads for each costs 7 %
                                            of training and of decoding, and a fifth on some virtual machines
-    TOKENIZERS_PARALLELISM=false           the tokenizer's threads do not survive a fork, and it warns of that
-    HF_HUB_DISABLE_PROGRESS_BARS=1         bars would tear the live display
+    TOKENIZERS_PARALLELISM=false           the tokenizer's threads do not survive a fork, and it warns about that
+    HF_HUB_DISABLE_PROGRESS_BARS=1         bars would break the live display
     HF_DATASETS_DISABLE_PROGRESS_BARS=1
-    RAY_USAGE_STATS_ENABLED=0              a run reports to nobody
-    TRANSFORMERS_NO_ADVISORY_WARNINGS=1    advice for other programs than this one
+    RAY_USAGE_STATS_ENABLED=0              a run does not send usage reports
+    TRANSFORMERS_NO_ADVISORY_WARNINGS=1    the advice does not apply to this program
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ __all__ = ["SPIN_COUNT", "prepare_environment", "socket_directory", "temporary_e
 logger = logging.getLogger(__name__)
 
 SPIN_COUNT = "10000"
-"""Turns of the OpenMP runtime's waiting loop before a thread sleeps: some 100 microseconds."""
+"""Iterations of the OpenMP runtime's waiting loop before a thread sleeps: about 100 microseconds."""
 LONGEST_SOCKET_PATH = 103
-"""Bytes; Linux takes 107, other systems 103."""
+"""Bytes; Linux allows 107, other systems 103."""
 _VARIABLES = {
     "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -47,9 +46,9 @@ _VARIABLES = {
 
 
 def prepare_environment() -> None:
-    """Set what is not set yet; inherited by every process that is started later.
+    """Set the variables that are not set yet; processes that are started later inherit them.
 
-    `NO_PROXY` gets this machine's addresses, for other libraries' clients and for programs that are started.
+    `NO_PROXY` gets this machine's addresses, for the clients of other libraries and for child processes.
     """
     os.environ.update(reaching_this_machine())
     if "OMP_WAIT_POLICY" not in os.environ and "torch" in sys.modules:
@@ -61,13 +60,13 @@ def prepare_environment() -> None:
 
 
 def socket_directory(room: int) -> str:
-    """Return a directory for sockets: the one for temporary files, or `/tmp` where its path is too long for that.
+    """Return a directory for sockets: the one for temporary files, or `/tmp` if the path of the former is too long.
 
     Args:
-        room: bytes of the longest path below it.
+        room: Length in bytes of the longest path below the directory.
 
     Raises:
-        ConfigError: neither can be used.
+        ConfigError: Neither directory can be used.
     """
     directory = tempfile.gettempdir()
     if len(os.fsencode(directory)) + 1 + room <= LONGEST_SOCKET_PATH:
@@ -82,7 +81,7 @@ def socket_directory(room: int) -> str:
 
 @contextmanager
 def temporary_environment(variables: Mapping[str, str]) -> Generator[None]:
-    """Set variables for what is started inside the block; the values from before come back after it."""
+    """Run the body with environment variables set, for child processes; restore the old values after it."""
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

@@ -1,4 +1,4 @@
-"""Which HTTP requests go through a proxy: the rule of `roll_sandbox.proxies`, for every client here too."""
+"""Which HTTP requests go through a proxy: the rule of `roll_sandbox.proxies`, for all clients of this package."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ __all__ = ["client_session", "is_this_machine", "proxy_for", "reaching_this_mach
 
 
 def proxy_for(url: str) -> str | None:
-    """Return the proxy through which an address is to be reached; `None` where it is to be reached directly.
+    """Return the proxy for a URL; `None` for a direct connection.
 
     Raises:
-        ConfigError: the environment names a proxy of a kind that cannot be used.
+        ConfigError: The environment names a proxy of an unsupported kind.
     """
     with sandbox_errors():
         return proxies.proxy_for(url)
 
 
 def client_session(url: str, **options: Any) -> aiohttp.ClientSession:
-    """Return a session for one address, which reaches it as `proxy_for` says.
+    """Return a session for one URL, with the proxy that `proxy_for` returns.
 
     Args:
-        url: what all its requests go to.
-        options: of `aiohttp.ClientSession`.
+        url: URL of all requests of the session.
+        options: Options of `aiohttp.ClientSession`.
 
     Raises:
-        ConfigError: see `proxy_for`.
+        ConfigError: See `proxy_for`.
     """
     with sandbox_errors():
         return proxies.client_session(url, **options)
 
 
 def through(url: str) -> str:
-    """Return ` (through the proxy …)` for a message about an address that does not answer; empty without a proxy."""
+    """Return ` (through the proxy …)` for a message about a URL that does not respond; empty without a proxy."""
     with sandbox_errors():
         return proxies.through(url)

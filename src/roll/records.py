@@ -1,4 +1,4 @@
-"""From mappings, such as rows of tables and JSON objects, to records with named fields."""
+"""Conversion of mappings, such as table rows and JSON objects, to records with named fields."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 def read_record(kind: type[T], found: Mapping[str, Any]) -> T:
-    """Return a record of the fields that a mapping has.
+    """Return a record with the fields of a mapping.
 
-    Keys that are no fields are ignored, and `None` counts as absent: the field's default stands in.
+    Keys that are not fields are ignored, and `None` counts as absent: the field's default is used.
 
     Args:
-        kind: a `NamedTuple` or dataclass, whose fields have the names of the keys.
-        found: what is read.
+        kind: A `NamedTuple` or dataclass whose field names are the keys.
+        found: The mapping to read.
 
     Raises:
-        TypeError: a field without a default is absent.
+        TypeError: A field without a default is absent.
     """
     names = getattr(kind, "_fields", None) or [each.name for each in fields(kind)]  # type: ignore[arg-type]
     return kind(**{name: found[name] for name in names if found.get(name) is not None})

@@ -1,4 +1,4 @@
-"""Implementations by name; modules are imported only when chosen."""
+"""Registries of implementations by name; a module is imported only when its implementation is used."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def nearest(name: str, known: Iterator[str] | list[str] | tuple[str, ...]) -> st
 
 
 def close_names(name: str, known: Iterable[str], *, limit: int = 1, cutoff: float = 0.65) -> list[str]:
-    """Return the known names that `name` may have been meant for, the likeliest first.
+    """Return the known names that `name` may be a misspelling of, the closest first.
 
     Args:
-        name: what was written.
-        known: names that exist.
-        limit: names returned at most.
-        cutoff: ratio of `difflib`, 0 to 1, below which a name is not considered.
+        name: The name as written.
+        known: Names that exist.
+        limit: Largest number of names to return.
+        cutoff: Ratio of `difflib`, 0 to 1, below which a name is not considered.
     """
     alike = difflib.get_close_matches(name, list(dict.fromkeys(known)), n=8, cutoff=cutoff)
     return sorted(alike, key=lambda other: count_edits(name, other))[:limit]
@@ -38,8 +38,8 @@ def close_names(name: str, known: Iterable[str], *, limit: int = 1, cutoff: floa
 def count_edits(text: str, other: str) -> int:
     """Return how many insertions, deletions, substitutions and swaps of neighbors turn one text into the other.
 
-    The optimal string alignment distance: `gpro` is one edit from `grpo` and two from `gspo`, which the common
-    letters that `difflib` counts do not tell apart.
+    This is the optimal string alignment distance: `gpro` is one edit from `grpo` and two from `gspo`, which `difflib`
+    does not distinguish, since it counts common letters.
     """
     before: list[int] = []
     row = list(range(len(other) + 1))
@@ -54,7 +54,9 @@ def count_edits(text: str, other: str) -> int:
 
 
 def looked_from(path: str | Path) -> str:
-    """Where a relative path was looked for, as ` (looked for from '/here')`; empty for an absolute one."""
+    """Return ` (looked for from '/here')` with the directory against which a relative path was resolved; empty if
+    absolute.
+    """
     return "" if Path(path).expanduser().is_absolute() else f" (looked for from '{os.getcwd()}')"
 
 
@@ -62,7 +64,7 @@ def import_object(path: str) -> object:
     """Import `package.module:attribute`.
 
     Raises:
-        ConfigError: the path is malformed, the module cannot be imported, or it lacks the attribute.
+        ConfigError: The path is malformed, the module cannot be imported, or it does not have the attribute.
     """
     module_name, separator, attribute = path.partition(":")
     if not (separator and module_name and attribute):
@@ -79,7 +81,7 @@ def import_object(path: str) -> object:
 
 
 class Registry(Generic[T]):
-    """Names to implementations of one seam, given as import paths.
+    """Implementations of one interface by name, given as import paths.
 
     >>> codecs: Registry[type] = Registry("codec", {"json": "json:JSONDecoder"})
     >>> codecs.get("json").__name__
@@ -97,19 +99,19 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def register(self, name: str, path: str) -> None:
-        """Add an implementation by its import path, `package.module:name`; a process that uses it imports it there.
+        """Add an implementation by its import path, `package.module:name`; each process that uses it imports it.
 
         Raises:
-            ConfigError: the name is taken by another.
+            ConfigError: The name is registered with another path.
         """
         if self._entries.setdefault(name, path) != path:
             raise ConfigError(f"{self.kind} '{name}' is '{self._entries[name]}': register '{path}' by another name.")
 
     def path(self, name: str) -> str:
-        """The import path of the implementation called `name`, which another process can import.
+        """Return the import path of the implementation called `name`, which another process can import.
 
         Raises:
-            ConfigError: there is no such name.
+            ConfigError: The name is unknown.
         """
         try:
             return self._entries[name]
@@ -121,6 +123,6 @@ class Registry(Generic[T]):
         """Import and return the implementation called `name`.
 
         Raises:
-            ConfigError: there is no such name.
+            ConfigError: The name is unknown.
         """
         return import_object(self.path(name))  # type: ignore[return-value]

@@ -1,7 +1,7 @@
-"""Running a coroutine to its end from plain code, also where a loop runs already (a notebook); and what has no end yet.
+"""Running a coroutine from synchronous code, also inside a running loop (a notebook); and threads left behind.
 
-A thread cannot be ended from outside. What it computes for a coroutine that is cancelled is left to it, and a process
-that does nothing else need not wait for that at its end: see `left_behind`.
+A thread cannot be stopped from outside. When a coroutine that waits for a thread is canceled, the thread is left to
+finish, and a process need not wait for it when it exits: see `left_behind`.
 """
 
 from __future__ import annotations
@@ -29,32 +29,32 @@ __all__ = [
 ]
 
 SIGNALS_AFTER_S = 0.2
-"""A signal that comes just before the main thread begins to wait for a lock, or to another thread, does not end that
-wait, and Python handles it only after it: so no wait is longer."""
+"""Longest single wait. Python handles a signal only after the main thread's current wait for a lock or another thread,
+if the signal arrives just before that wait begins or in another thread."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 _left: set[Future[Any]] = set()
-"""What threads compute for coroutines that were cancelled."""
+"""Futures of threads whose callers were canceled."""
 atexit.register(lambda: wait(_left))  # a thread that computes while Python ends may crash it
 
 _requests: dict[int, Callable[[], object]] = {}
-"""By thread: what asks the work in it to stop."""
+"""By thread id: the function that requests the thread's work to stop."""
 
 
 def is_cancelled() -> bool:
-    """Return whether somebody cancels the running task, where a `CancelledError` may come from what it waits for."""
+    """Return whether the running task itself is being canceled, as opposed to an object that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine; where a loop is running already, in a thread of its own, while the caller waits.
+    """Run a coroutine to its end; inside a running loop, in a separate thread while the caller waits.
 
-    SIGINT while the caller waits (Ctrl-C in a shell, "interrupt" in a notebook) asks the work to stop, as far as it is
-    `interruptible`, and is waited for; a second one cancels it. Nothing is raised in the caller itself, which could be
-    anywhere between starting the thread and waiting for it.
+    SIGINT while the caller waits (Ctrl-C in a shell, "interrupt" in a notebook) requests work that is `interruptible`
+    to stop, and the caller keeps waiting; a second SIGINT, or the first if it is not `interruptible`, cancels the work.
+    The caller itself does not raise, since it could be anywhere between starting the thread and waiting for it.
     """
     try:
         asyncio.get_running_loop()
@@ -72,21 +72,24 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
 
 
 def result_of(work: Future[T]) -> T:
-    """What another thread brings; a signal that comes while the caller waits is handled within `SIGNALS_AFTER_S`."""
+    """Wait for a future of another thread and return its result.
+
+    A signal that arrives while the caller waits is handled within `SIGNALS_AFTER_S`.
+    """
     while not work.done():
         wait([work], SIGNALS_AFTER_S)
     return work.result()
 
 
 class _Waiting:
-    """What an interrupt of who waits does to the work that runs in another thread."""
+    """Forwards an interrupt of the waiting caller to the work in another thread."""
 
     def __init__(self) -> None:
         self._work: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], int] | None = None
         self._interrupted = False
 
     def begin(self) -> None:
-        """The work begins, in this task; an interrupt that was there before cancels it at its first wait."""
+        """Record the current task as the work; an interrupt that came earlier cancels it at its first await."""
         task = asyncio.current_task()
         assert task is not None
         self._work = asyncio.get_running_loop(), task, threading.get_ident()
@@ -95,7 +98,7 @@ class _Waiting:
 
     @contextlib.contextmanager
     def takes_interrupts(self) -> Iterator[None]:
-        if threading.current_thread() is not threading.main_thread():  # no signal is handled in any other
+        if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
             yield
             return
         previous = signal.signal(signal.SIGINT, self._interrupt)
@@ -109,13 +112,15 @@ class _Waiting:
         if self._work is None:
             return
         loop, task, thread = self._work
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(_requests.pop(thread, None) or task.cancel)
 
 
 @contextlib.contextmanager
 def interruptible(ask: Callable[[], object]) -> Iterator[None]:
-    """While inside, an interrupt of who waits in `run_to_end` calls `ask` on this thread's loop."""
+    """Run the body with `ask` as the interrupt handler: an interrupt of the caller of `run_to_end` calls it on this
+    thread's loop.
+    """
     thread = threading.get_ident()
     _requests[thread] = ask
     try:
@@ -125,7 +130,10 @@ def interruptible(ask: Callable[[], object]) -> Iterator[None]:
 
 
 async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Like `asyncio.to_thread`, for what may be left behind: it changes nothing that outlives this process."""
+    """Run a function in a thread, like `asyncio.to_thread`; a canceled caller leaves the thread behind.
+
+    The function must not change anything that outlives this process.
+    """
     thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=getattr(function, "__name__", ""))
     work = thread.submit(contextvars.copy_context().run, partial(function, *args, **kwargs))
     thread.shutdown(wait=False)
@@ -133,7 +141,7 @@ async def in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs)
 
 
 async def or_leave(work: Future[T]) -> T:
-    """Wait for what a thread computes; when cancelled, leave it to the thread, and do not wait for its end."""
+    """Wait for a thread's result; on cancellation, leave the thread running without waiting for it."""
     try:
         return await asyncio.wrap_future(work)
     finally:
@@ -143,5 +151,5 @@ async def or_leave(work: Future[T]) -> T:
 
 
 def left_behind(patience_s: float) -> bool:
-    """Whether a thread still computes what nobody waits for, after so many seconds at most."""
+    """Return whether a thread left behind by a canceled caller is still running after `patience_s` seconds."""
     return bool(wait(_left, patience_s).not_done)

@@ -1,6 +1,6 @@
-"""The one place where errors of `roll_sandbox`, which knows nothing of ROLL, become errors of ROLL's tree.
+"""Translation of errors of `roll_sandbox`, which does not depend on ROLL, to errors of ROLL's hierarchy.
 
-    of roll_sandbox          raised in ROLL: a class of both trees, with the same name
+    of roll_sandbox          raised in ROLL: a class of both hierarchies, with the same name
     ConfigError         ──►  also `roll.errors.ConfigError`
     UserError           ──►  also `roll.errors.UserError`
     SandboxError        ──►  also `roll.errors.InfraError`
@@ -31,7 +31,7 @@ _BASES: tuple[tuple[type[Exception], type[RollError]], ...] = (
 
 @contextmanager
 def sandbox_errors() -> Iterator[None]:
-    """Raise errors that sandboxes raise inside the block as errors of ROLL's tree."""
+    """Run the body with errors of sandboxes raised as errors of ROLL's hierarchy."""
     try:
         yield
     except (theirs.RollSandboxError, BaseExceptionGroup) as error:
@@ -42,7 +42,7 @@ def sandbox_errors() -> Iterator[None]:
 
 
 def translated(error: BaseException) -> BaseException:
-    """Return an error, or a group of errors, with those of sandboxes translated; itself where there are none."""
+    """Return an error, or a group of errors, with sandbox errors translated; the same object if it has none."""
     if isinstance(error, BaseExceptionGroup):
         inner = [translated(each) for each in error.exceptions]
         if all(new is old for new, old in zip(inner, error.exceptions, strict=True)):
@@ -63,11 +63,11 @@ def _made(kind: type[theirs.RollSandboxError], *arguments: Any) -> RollError:
 
 @functools.cache
 def _class_for(kind: type[theirs.RollSandboxError]) -> type[RollError]:
-    """Return the class of both trees for one of `roll_sandbox`; its errors can be pickled."""
+    """Return the class of both hierarchies for a class of `roll_sandbox`; its errors can be pickled."""
     base = next(ours for their, ours in _BASES if issubclass(kind, their))
 
     def reduce(self: theirs.RollSandboxError) -> tuple[Any, ...]:
-        plain: Any = OSError if isinstance(self, OSError) else Exception  # the first one adds the name of the file
+        plain: Any = OSError if isinstance(self, OSError) else Exception  # OSError adds the file's name
         return _made, (kind, *plain.__reduce__(self)[1])
 
     content = {"__doc__": kind.__doc__, "__module__": kind.__module__, "__reduce__": reduce}

@@ -1,4 +1,4 @@
-"""The manager that a configuration asks for: sandboxes of this machine, or of a service."""
+"""The sandbox manager of a configuration: sandboxes on this machine, or of a service."""
 
 from __future__ import annotations
 
@@ -17,13 +17,16 @@ __all__ = ["configured_manager"]
 def configured_manager(
     config: SandboxConfig, *, spec: SandboxSpec, warm: int | None = None, max_sandboxes: int = 512
 ) -> SandboxManager:
-    """A manager, not started yet.
+    """Build the sandbox manager of a configuration, without starting it.
 
     Args:
-        spec, warm, max_sandboxes: as for `SandboxManager`.
+        config: Configuration of sandboxes: on this machine, or of a service.
+        spec: See `SandboxManager`.
+        warm: See `SandboxManager`.
+        max_sandboxes: See `SandboxManager`.
 
     Raises:
-        ConfigError: the token's variable is not set, or there is no file of certificates.
+        ConfigError: The environment variable of the token is not set, or the certificate file does not exist.
     """
     if config.url is None:
         return SandboxManager(config.runtime, spec=spec, warm=warm, max_sandboxes=max_sandboxes)

@@ -1,10 +1,9 @@
-"""Functions of the user's own: how they are imported, and what their source is.
+"""User-defined functions: their import and their source files.
 
-    rewards.py:score ──► the file itself ──► what it imports: the library's modules first, then files next to it
+    rewards.py:score ──► the file itself ──► its imports: the library's modules first, then files next to it
 
-The directory of a file, and the current one, stand at the end of `sys.path`: a user's `tokenizers.py` or `random.py`
-must not take the place of a module that a library imports. Where a file imports such a name, a warning says which
-module it gets.
+The directory of a file, and the current one, are at the end of `sys.path`: a user's `tokenizers.py` or `random.py`
+must not shadow a module that a library imports. If a file imports such a name, a warning reports which module it gets.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 BEGUN_IN = "ROLL_BEGUN_IN"
-"""Environment variable of a process that another one started elsewhere (Ray's workers): that one's directory."""
+"""Environment variable of a process started in another directory (Ray workers): the directory of the parent process."""
 _loaded: set[Path] = set()
 """Files of the user's own that were imported."""
 
@@ -49,29 +48,31 @@ _loaded: set[Path] = set()
 def load_function(path: str, kind: str) -> Callable[..., Any]:
     """Import a user's function: `package.module:name`, or `path/to/file.py:name`.
 
-    Files and modules are looked for from the current directory on, then from the one in which the run began. A file may
-    import others of its directory.
+    Files and modules are searched from the current directory, then from the directory in which the run began. A file
+    may import other files of its directory.
 
     Args:
-        path: where it is.
-        kind: what it is, for messages: `reward function`.
+        path: Import path of the function.
+        kind: Kind of function, for messages: `reward function`.
 
     Raises:
-        ConfigError: it cannot be imported, or is no function.
+        ConfigError: The function cannot be imported, or is not a function.
     """
     return _load(path, kind, os.getcwd())
 
 
 def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None:
-    """Check that a user's function can be called with so many arguments, by position.
+    """Check that a user's function accepts the arguments by position.
+
+    A function without a signature, such as one written in C, passes.
 
     Args:
-        function: the function, or a class that is built so.
-        what: what it is, for messages: `loss 'mine.py:loss'`.
-        arguments: their names, for messages.
+        function: The function, or a class whose constructor is called.
+        what: Description of the function, for messages: `loss 'mine.py:loss'`.
+        arguments: Names of the arguments, for messages.
 
     Raises:
-        ConfigError: it cannot; nothing is said of one that has no signature, as functions written in C.
+        ConfigError: The function does not accept the arguments.
     """
     try:
         signature = inspect.signature(function)
@@ -104,7 +105,7 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
         raise error from error.__cause__
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the user's module may fail with anything while it is imported
+    except BaseException as error:  # the user's module may raise any error on import
         _say_what_is_imported(path, directory)
         raise ConfigError(f"{kind} '{path}' cannot be imported ({raised_at(error)}): {in_one_line(error)}") from error
     finally:
@@ -117,8 +118,8 @@ def _load(path: str, kind: str, directory: str) -> Callable[..., Any]:
 
 
 def _return_to(directory: str, path: str) -> None:
-    """Change back to the directory that relative paths of the configuration mean, where the user's module left it."""
-    with contextlib.suppress(OSError):  # the one that was left for is gone
+    """Change back to the directory of the configuration's relative paths, if the user's module changed it."""
+    with contextlib.suppress(OSError):  # the new directory no longer exists
         if os.getcwd() == directory:
             return
     os.chdir(directory)
@@ -147,7 +148,7 @@ def _from_file(file: Path, name: str, kind: str) -> object:
 
 
 def _say_what_is_imported(path: str, directory: str) -> None:
-    """Warn where a name that the user's code imports is another module than the file next to it."""
+    """Warn if a name that the user's code imports is a different module than the file next to it."""
     for file in source_files(path, directory):
         for name in sorted({name.partition(".")[0] for name in _imported(file)}):
             here = _module_file(file.parent, name) or _module_file(Path(directory), name)
@@ -166,20 +167,20 @@ def _say_what_is_imported(path: str, directory: str) -> None:
 
 
 def source_files(path: str, directory: str | None = None) -> list[Path]:
-    """Return the files of a user's function: its own, and those of its directory that it imports, directly or not.
+    """Return the source files of a user's function: its own file, and local files that it imports, directly or not.
 
     Args:
-        path: as for `load_function`.
-        directory: where modules are looked for; the current one by default.
+        path: See `load_function`.
+        directory: Directory in which modules are searched; by default the current one.
 
     Returns:
-        Absolute paths, in a fixed order; none where the function is of an installed package.
+        Absolute paths, in a fixed order; empty for a function of an installed package.
     """
     top = Path(directory or os.getcwd()).resolve()
     place = path.rpartition(":")[0]
     if place.endswith(".py"):
         first = Path(place).expanduser()
-        waiting = [Path(os.path.realpath(top / first))]  # also of links in a circle
+        waiting = [Path(os.path.realpath(top / first))]  # also handles circular links
     else:
         waiting = list(_local_modules(place, top, top))
     found: dict[Path, None] = {}
@@ -196,10 +197,10 @@ def source_files(path: str, directory: str | None = None) -> list[Path]:
 
 
 def names_own_code(value: object) -> bool:
-    """Return whether any text in nested values may name a function of the user's, or an implementation of a package.
+    """Return whether any string in nested values may name a user-defined function or a package's implementation.
 
     Args:
-        value: texts, also in mappings, lists and tuples; whatever else is in them names nothing.
+        value: A string, or nested mappings, lists and tuples; values of other types are ignored.
     """
     if isinstance(value, Mapping):
         return any(map(names_own_code, value.values()))
@@ -213,19 +214,19 @@ _NAMES_CODE = re.compile(r"(?:[\w.]+|[^:]+\.py):\w+")
 
 @functools.cache
 def _installed() -> frozenset[str]:
-    """Names that installed packages add to registries (`roll.extensions`)."""
+    """Return the names that installed packages add to registries (`roll.extensions`)."""
     points = (point for installed in metadata.distributions() for point in installed.entry_points)
     return frozenset(point.name for point in points if point.group.startswith("roll."))
 
 
 def code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
-    """Return a digest for each function of the user's: of its source and of the local files that it imports.
+    """Return a digest of each user function's source and of the local files that it imports.
 
     Args:
-        paths: as for `load_function`.
+        paths: See `load_function`.
 
     Returns:
-        By path, hexadecimal digits; functions of installed packages have none.
+        Hexadecimal digests by path; functions of installed packages are left out.
     """
     found: dict[str, str] = {}
     for path in paths:
@@ -240,7 +241,7 @@ def code_fingerprint(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _local_modules(name: str, directory: Path, top: Path) -> Iterator[Path]:
-    """The files that are run to import a dotted name, where it is found in one of these directories."""
+    """Yield the files that run when a dotted name is imported, if it is found in one of the directories."""
     levels = len(name) - len(name.lstrip("."))
     if levels:  # a relative import
         for _ in range(levels - 1):
@@ -264,11 +265,11 @@ def _module_file(directory: Path, name: str) -> Path | None:
 
 
 def _imported(file: Path) -> list[str]:
-    """The dotted names that a file imports, wherever in it; relative ones begin with dots."""
+    """Return the dotted names that a file imports anywhere; relative names begin with dots."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return []  # whoever imports it says what is wrong
+        return []  # the import itself raises the error
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

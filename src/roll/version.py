@@ -5,7 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 __all__ = ["DISTRIBUTION", "__version__", "install_extra"]
 
 DISTRIBUTION = "roll-rl"
-"""Name of the distribution; the package that is imported and the command are called `roll`."""
+"""Name of the distribution; the import package and the command are called `roll`."""
 
 try:
     __version__ = version(DISTRIBUTION)
@@ -14,5 +14,5 @@ except PackageNotFoundError:  # run from a source tree that was never installed
 
 
 def install_extra(name: str) -> str:
-    """The command that adds what an extra of this distribution needs."""
+    """Return the command that installs an extra of this distribution."""
     return f"pip install '{DISTRIBUTION}[{name}]'"

@@ -1,4 +1,4 @@
-"""The protocols: what one package asks of another, and nothing more."""
+"""The protocols: the interfaces between packages."""
 
 from roll.protocols.data import Draw, Items, PromptSource, Reward
 from roll.protocols.engines import InferenceEngine, PauseMode, SupportsReadback

@@ -1,4 +1,4 @@
-"""What the controller asks of rewards and of data."""
+"""Interfaces of rewards and data that the controller uses."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 @runtime_checkable
 class Reward(Protocol):
-    """Scores a rollout. A wrong answer gets a low value; an exception means that *we* failed."""
+    """Scores a rollout. A wrong answer gets a low value; an exception means an infrastructure failure."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult: ...
 
 
 class Draw(Protocol):
-    """One use of something in the data, as the ledger knows it."""
+    """One use of a prompt or example, as the ledger records it."""
 
     @property
     def draw_id(self) -> int: ...
 
     @property
     def uid(self) -> str:
-        """Of what was drawn, the same whenever it is drawn again."""
+        """UID of the prompt or example, the same for every draw of it."""
         ...
 
 
 @runtime_checkable
 class Items(Protocol[Item_co]):
-    """A finite, ordered, indexable set of prompts or examples; order and content depend on its settings alone."""
+    """A finite, ordered, indexable set of prompts or examples; order and content depend only on its settings."""
 
     def __len__(self) -> int: ...
 

@@ -1,4 +1,4 @@
-"""What the controller asks of inference engines."""
+"""Interface of inference engines that the controller uses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PauseMode: TypeAlias = Literal["keep", "abort", "drain"]
 
 @runtime_checkable
 class InferenceEngine(Protocol):
-    """Tokens in, tokens out; never tokenises. One asyncio loop drives it."""
+    """Generates tokens from tokens, without a tokenizer. One asyncio loop drives it."""
 
     engine_id: str
 
@@ -35,70 +35,74 @@ class InferenceEngine(Protocol):
         """Run one request to its end; an aborted one returns its partial tokens, `finish_reason="abort"`.
 
         Raises:
-            EngineDiedError: the engine is gone; the request may be issued again elsewhere.
+            EngineDiedError: The engine is gone; the request may be issued again on another engine.
         """
         ...
 
     async def logprobs(self, sequences: Sequence[IntArray], media: SequenceMedia = ()) -> list[FloatArray]:
-        """Per sequence [L]: log-prob of each token given those before it, temperature 1; entry 0 is 0.
+        """Return the log-prob of each token given the tokens before it, at temperature 1, shape [L] per sequence.
+
+        Entry 0 is 0.
 
         Args:
-            sequences: [L] tokens of each.
-            media: where media stand in each; empty where none has any.
+            sequences: Tokens of each sequence, [L].
+            media: Media spans of each sequence; empty if no sequence has media.
         """
         ...
 
     async def abort(self, request_ids: Collection[str]) -> None:
-        """End these requests now; unknown ids are ignored."""
+        """Abort requests at once; unknown ids are ignored."""
         ...
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop decoding: `keep` freezes running requests, `abort` ends them, `drain` lets them finish."""
+        """Pause decoding: `keep` freezes running requests, `abort` ends them, `drain` lets them finish."""
         ...
 
     async def resume(self) -> None:
-        """Decode again; kept requests continue where they were."""
+        """Resume decoding; frozen requests continue where they stopped."""
         ...
 
     async def update_weights(self, update: WeightUpdate) -> WeightReceipt:
-        """Fetch and apply new weights, and confirm what arrived; later tokens carry the new policy version.
+        """Fetch and apply new weights, and return checksums of the received weights.
+
+        Tokens generated afterwards have the new policy version.
 
         Raises:
-            WeightSyncError: a tensor is missing, unknown, or of another shape; names it.
+            WeightSyncError: A tensor is missing, unknown, or of another shape; the message names it.
         """
         ...
 
     async def sleep(self) -> None:
-        """Give the device's memory back, that of the weights too.
+        """Free the device memory, including that of the weights.
 
         Raises:
-            UnsupportedError: the engine cannot do it here.
+            UnsupportedError: The engine does not support sleep here.
         """
         ...
 
     async def wake(self) -> None:
-        """Take the memory again; weights must be synced before the next request."""
+        """Allocate the device memory again; weights must be synced before the next request."""
         ...
 
     def load(self) -> EngineLoad:
-        """How busy it is right now."""
+        """Return the current load of the engine."""
         ...
 
     async def close(self) -> None:
-        """End it and every process it started; may be called twice."""
+        """Shut down the engine and every process it started; may be called twice."""
         ...
 
 
 @runtime_checkable
 class SupportsReadback(Protocol):
-    """An engine that can say which bytes it computes with. Optional: `isinstance(engine, SupportsReadback)`."""
+    """An engine that can read its weights back. Optional: `isinstance(engine, SupportsReadback)`."""
 
     async def applied_checksums(self) -> Mapping[str, int] | None:
-        """Read the weights back from where the engine computes with them.
+        """Read the weights back from the tensors with which the engine computes.
 
         Returns:
-            By tensor name, `roll.weights.tensor_checksum` of the tensor as it is held, in the manifest's dtype; names
-            that cannot be read back (repacked, quantised, fused) are left out. `None`: nothing can be, or it would
-            take longer than about 0.2 s per GB, since it is asked after every sync.
+            By tensor name, `roll.weights.tensor_checksum` of the stored tensor in the manifest's dtype; tensors that
+            cannot be read back (repacked, quantized, fused) are left out. `None` if no tensor can be read back, or if
+            that would take longer than about 0.2 s per GB, since it is called after every sync.
         """
         ...

@@ -1,4 +1,4 @@
-"""What the controller asks of trainers, and trainers of losses."""
+"""Interfaces of trainers that the controller uses, and of losses that trainers use."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ if TYPE_CHECKING:
 __all__ = ["LossFn", "Scorer", "StateKind", "TrainBackend", "TrainerGroup", "WeightSource"]
 
 StateKind: TypeAlias = Literal["parameters", "optimizer"]
-"""Of a trainer: the network, and what updates alone need beside it."""
+"""State of a trainer: the network's parameters, or the state that only updates need."""
 
 
 class LossFn(Protocol):
-    """A loss; picklable, since it travels to the trainer's ranks."""
+    """A loss; it must be picklable, since it is sent to the trainer's ranks."""
 
     @property
     def needs(self) -> Needs:
-        """What the trainer must bring beside the network's predictions."""
+        """Inputs that the trainer must provide in addition to the network's predictions."""
         ...
 
     def __call__(self, inputs: LossInputs) -> LossOutputs:
-        """A micro-batch's share of the loss of the global batch."""
+        """Compute a micro-batch's share of the loss of the global batch."""
         ...
 
 
 @runtime_checkable
 class WeightSource(Protocol):
-    """Re-iterable stream of weights in the HF checkpoint's names; one tensor in memory at a time.
+    """Re-iterable stream of weights with the names of the HF checkpoint; one tensor is in memory at a time.
 
-    With several ranks, iterating is collective: every rank iterates, rank 0 gets the full tensors, the others `None`s.
+    With several ranks, iteration is collective: every rank iterates, rank 0 gets the full tensors, the others `None`.
     """
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]: ...
 
     def names(self) -> Sequence[str]:
-        """All names, in the order of iteration. Tied weights appear once."""
+        """Return all names, in the order of iteration. Tied weights appear once."""
         ...
 
 
@@ -63,110 +63,111 @@ class WeightSource(Protocol):
 class TrainBackend(Protocol):
     """One rank of a trainer. With several ranks, every method is collective and every rank gets the whole batch.
 
-    A policy says log-probs and is trained; a critic says values and is trained; a reference says log-probs alone.
+    A policy computes log-probs and is trained; a critic computes values and is trained; a reference computes log-probs.
     """
 
     def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
-        """All micro-batches and one optimizer step: `forward_backward`, then `optim_step`."""
+        """Run all micro-batches and one optimizer step: `forward_backward`, then `optim_step`."""
         ...
 
     def forward_backward(
         self, batch: TrainingBatch, loss: LossFn, counts: BatchCounts | None = None, *, last: bool = False
     ) -> ForwardBackwardResult:
-        """Add the gradient of a batch's loss to those since the last update.
+        """Accumulate the gradient of a batch's loss.
 
-        Batches of the same `counts` add up to the gradient of one batch of all their samples. After an error, all
-        gradients since the last update are lost.
+        The gradients of batches with the same `counts` add up to the gradient of one batch of all their samples. After
+        an error, all gradients since the last update are lost.
 
         Args:
-            batch: all samples of each of its sequences and units.
-            loss: of them.
-            counts: that the loss divides by; those of the batch by default.
-            last: whether no other batch is added before the update.
+            batch: A batch with all samples of each of its sequences and units.
+            loss: The loss of the batch.
+            counts: Counts that the loss divides by; by default those of the batch.
+            last: Whether this is the last batch before the update.
         """
         ...
 
     def optim_step(self, params: OptimParams | None = None, scale: float = 1.0) -> OptimResult:
-        """Update the weights by the gradients since the last update, and forget them.
+        """Update the weights with the accumulated gradients, and reset the gradients.
 
         Args:
-            params: settings of this update; those that are `None` are as configured.
-            scale: multiplies the gradient before it is clipped.
+            params: Settings of this update; a setting that is `None` is as configured.
+            scale: Factor on the gradient before it is clipped.
         """
         ...
 
     def discard_gradients(self) -> None:
-        """Forget the gradients since the last update."""
+        """Discard the gradients since the last update."""
         ...
 
     def use_adapter(self, name: str) -> None:
-        """Compute, train, save and export with this LoRA adapter from now on; a new one begins as the first one did.
+        """Compute, train, save and export with this LoRA adapter from now on; a new one is initialized like the first.
 
-        Each has its own weights, gradients, optimizer state and schedule. A trainer begins with `default`.
+        Each adapter has its own weights, gradients, optimizer state and schedule. A trainer begins with `default`.
 
         Raises:
-            UnsupportedError: the trainer has no adapters, or the back-end holds one alone.
+            UnsupportedError: The trainer has no adapters, or the back-end supports only one.
         """
         ...
 
     def forward(
         self, batch: TrainingBatch, outputs: Outputs, options: ForwardOptions | None = None
     ) -> Mapping[Output, list[Any]]:
-        """Return what the current weights say of a batch, without a gradient: for each output a list by sample.
+        """Compute outputs of the current weights for a batch, without a gradient: for each output, a list by sample.
 
         Args:
-            batch: its tokens, where answers begin (`prefix_length`), and which tokens the loss counts.
-            outputs: what is asked for. Log-probs are those under the batch's temperature, with 0 as the first entry;
-                values and the likeliest tokens are 0 where the loss does not count.
-            options: how it is computed.
+            batch: A batch with tokens, the start of answers (`prefix_length`), and loss masks.
+            outputs: Outputs to compute. Log-probs are under the batch's temperature, with 0 as the first entry; values
+                and top-k log-probs are 0 outside the loss mask.
+            options: Options of the forward pass.
 
         Raises:
-            UnsupportedError: the role's network does not give an output.
-            ValueError: there is no snapshot of the version that is asked for.
+            UnsupportedError: The role's network does not compute an output.
+            ValueError: The snapshot of the requested version does not exist.
         """
         ...
 
     def keep_snapshot(self, version: int, versions: Collection[int]) -> None:
-        """Copy the trained weights to main memory as `version`; let go of all that are not in `versions`."""
+        """Copy the trained weights to host memory as `version`, and drop all snapshots that are not in `versions`."""
 
     def measure(self, batch: TrainingBatch, loss: LossFn) -> ForwardBackwardResult:
-        """What a loss and its metrics are under the current weights; changes nothing."""
+        """Compute a loss and its metrics under the current weights, without changing any state."""
         ...
 
     def weights(self) -> WeightSource:
-        """What the engines must hold: LoRA merged, engine's dtype, HF names."""
+        """Return the weights that the engines must hold: LoRA merged, in the engine's dtype, with HF names."""
         ...
 
     def save(self, path: Path, *, background: bool = False) -> None:
-        """Write everything needed to go on (weights, optimiser, schedule, this rank's RNG) below `path`.
+        """Save everything needed to resume (weights, optimizer, schedule, this rank's RNG) below `path`.
 
-        In the background: as it is now, while training goes on; what was begun before is finished first.
+        With `background`, the current state is written while training continues; an earlier background save is finished
+        first.
         """
         ...
 
     def written(self, *, wait: bool) -> bool:
-        """Whether the last save is on the disk; one in the background that failed raises here, once."""
+        """Return whether the last save is on disk; the error of a failed background save is raised here, once."""
         ...
 
     def load(self, path: Path) -> None:
-        """Read what `save` wrote, also under another number of ranks."""
+        """Load the state that `save` wrote, also with a different number of ranks."""
         ...
 
     def export(self, path: Path) -> None:
-        """Write an HF safetensors model directory that `transformers` loads."""
+        """Export an HF safetensors model directory that `transformers` loads."""
         ...
 
     def offload(self, states: Collection[StateKind]) -> None:
-        """Hand the device's memory to other roles, between steps: move states to main memory."""
+        """Offload states to host memory between steps, so that other roles can use the device memory."""
         ...
 
     def onload(self, states: Collection[StateKind]) -> None:
-        """Take it back: move states to the device, where whatever computes with them must find them."""
+        """Onload states to the device, where they must be for any computation."""
         ...
 
 
 class Scorer(Protocol):
-    """Whatever says something of a batch: a trainer, a reference, a policy without its adapters."""
+    """A model that computes outputs of a batch: a trainer, a reference, or a policy without its adapters."""
 
     async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
         """See `TrainBackend.forward`."""
@@ -174,8 +175,9 @@ class Scorer(Protocol):
 
 
 class TrainerGroup(ABC):
-    """All ranks of a trainer, seen from the controller: each method of a `TrainBackend`, which says what it does, as a
-    coroutine. `cluster/` has an in-process one and a Ray one.
+    """All ranks of a trainer, seen from the controller; the methods are those of `TrainBackend`, as coroutines.
+
+    `cluster/` has an in-process implementation and a Ray one.
     """
 
     @property
@@ -184,7 +186,7 @@ class TrainerGroup(ABC):
 
     @abstractmethod
     async def _call(self, name: str, *arguments: Any, **options: Any) -> Any:
-        """A method of the back-end's, on all ranks; what rank 0 answers."""
+        """Call a method of the back-end on all ranks and return the result of rank 0."""
 
     async def train_step(self, batch: TrainingBatch, loss: LossFn) -> StepResult:
         return await self._call("train_step", batch, loss)
@@ -218,10 +220,10 @@ class TrainerGroup(ABC):
     async def send_weights(
         self, policy_version: int, transport: str, deliver: Callable[[WeightUpdate], Awaitable[None]]
     ) -> Mapping[str, int]:
-        """Offer the weights through `deliver`, send while it runs, let go of them when it returns.
+        """Announce the weights through `deliver`, send them while it runs, and release them when it returns.
 
         Returns:
-            By tensor name, the 64-bit checksum of the bytes that were sent.
+            64-bit checksums of the sent bytes, by tensor name.
         """
 
     async def save(self, path: Path, *, background: bool = False) -> None:

@@ -1,4 +1,4 @@
-"""What the controller asks of processes that run functions and keep objects."""
+"""Interfaces of worker processes that run functions and hold objects."""
 
 from __future__ import annotations
 
@@ -10,61 +10,61 @@ __all__ = ["KeptObject", "WorkerPool"]
 
 @runtime_checkable
 class KeptObject(Protocol):
-    """An object in a process of its own, which one caller asks one thing after the other."""
+    """An object in a dedicated process; one caller calls its methods one at a time."""
 
     async def call(self, method: str, *args: Any) -> Any:
-        """Call a method of it, or a coroutine method; where this is cancelled, its process is ended.
+        """Call a method or a coroutine method of the object; cancellation terminates its process.
 
         Raises:
-            WorkerDiedError: its process died, or was ended.
-            Exception: whatever the method raised.
+            WorkerDiedError: The process died, or was terminated.
+            Exception: The method raised.
         """
         ...
 
     async def close(self) -> None:
-        """End its process, with all that it started, at once; may be called twice."""
+        """Terminate the process and all its children at once; may be called twice."""
         ...
 
 
 @runtime_checkable
 class WorkerPool(Protocol):
-    """Processes that run plain functions away from the controller; `cluster/` has the Ray one."""
+    """Processes that run plain functions outside the controller's process; `cluster/` has a Ray implementation."""
 
     async def submit(self, function: Callable[..., Any], *args: Any, time_limit_s: float) -> Any:
         """Run `function(*args)` in a worker.
 
         Raises:
-            TimeoutError: it took longer than `time_limit_s`; the worker was ended and replaced.
-            WorkerDiedError: the worker died.
+            TimeoutError: The function took longer than `time_limit_s`; the worker was terminated and replaced.
+            WorkerDiedError: The worker died.
         """
         ...
 
     async def keep(
         self, factory: Callable[..., Any], *args: Any, prepare: tuple[Callable[..., Any], tuple[Any, ...]]
     ) -> KeptObject:
-        """Make `factory(*args)` in a process of its own, and keep it there until it is closed.
+        """Create `factory(*args)` in a dedicated process, and keep it there until it is closed.
 
         Args:
-            factory: a module-level function of an importable module.
-            args: its arguments.
-            prepare: a function and its arguments, called once in the process that all of its kind are forked from:
-                what it imports and loads, they share.
+            factory: A module-level function of an importable module.
+            args: Arguments of `factory`.
+            prepare: A function and its arguments, called once in the template process from which all processes with
+                the same `prepare` are forked; they share the modules and data that it loads.
 
         Raises:
-            WorkerDiedError: the process died.
-            Exception: whatever `factory` or `prepare` raised.
+            WorkerDiedError: The process died.
+            Exception: `factory` or `prepare` raised.
         """
         ...
 
     def beside(self, num_workers: int) -> WorkerPool:
-        """Another pool in the same places, for work that must not wait for this one's; without a limit of memory.
+        """Return another pool on the same nodes, for work that must not wait for this pool's; it has no memory limit.
 
-        Its processes start when they are first needed. Whoever asked for it closes it.
+        Its processes start on first use. The caller must close it.
         """
         ...
 
     def health(self) -> dict[str, int]:
-        """Counts: `workers`, `busy`, `restarts`, `timeouts`."""
+        """Return the counts `workers`, `busy`, `restarts` and `timeouts`."""
         ...
 
     async def close(self) -> None: ...

@@ -1,11 +1,11 @@
-"""The nouns of ROLL: every record that crosses a room or a process.
+"""The data types of ROLL: every record that is passed between packages or processes.
 
 Records are frozen and keyword-only. Arrays are NumPy, one entry per token, aligned with `token_ids`; shapes use
 
     P  prompt tokens          T  generated tokens of one rollout        L = P + T  tokens of a training sample
 
-A prompt is *drawn* (`PromptDraw`, with an id that the data ledger follows), attempted `group_size` times (`Rollout`s of
-one `Group`), and each scored rollout becomes a `TrainingSample`. Control never rides in data.
+A prompt is *drawn* (`PromptDraw`, with an id that the data ledger tracks), attempted `group_size` times (`Rollout`s of
+one `Group`), and each scored rollout becomes a `TrainingSample`. Records do not contain control flags.
 """
 
 from roll.types.arrays import *  # noqa: F403

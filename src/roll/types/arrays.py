@@ -1,4 +1,4 @@
-"""Arrays as records hold them: NumPy, one entry per token."""
+"""Array types of records: NumPy, one entry per token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What engines are offered and say beside answers: weights, receipts, how busy they are."""
+"""Records of engines apart from generation: weight updates, receipts, load."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ class TensorSpec:
     name: str
     shape: tuple[int, ...]
     dtype: str
-    """`bfloat16`, `float32`, … as torch spells it."""
+    """Name of the torch dtype, such as `bfloat16`."""
 
     @property
     def num_elements(self) -> int:
-        """Product of the shape."""
+        """Number of elements, the product of the shape."""
         return int(np.prod(self.shape, dtype=np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WeightUpdate:
-    """An offer of weights to an engine: what will come, and how to fetch it."""
+    """The announcement of a weight sync to an engine: the tensors, and how to fetch them."""
 
     policy_version: int
     manifest: tuple[TensorSpec, ...]
     transport: str
     """Name of the transport that the engine opens with `handle`."""
     handle: Any
-    """Transport's own plain data (a shared-memory name, a process group's address, …)."""
+    """Plain data of the transport (a shared-memory name, a process group's address, …)."""
     adapter: str | None = None
-    """Whose weights they are, and whose version; `None`: the policy's own."""
+    """Adapter to which weights and version belong; `None` for the policy itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,41 +47,41 @@ class WeightReceipt:
     engine_id: str
     policy_version: int
     checksums: Mapping[str, int]
-    """By tensor name, 64 bits, of the bytes that the engine received and applied; the controller compares them with
-    the sender's."""
+    """64-bit checksums of the bytes that the engine received and applied, by tensor name; the controller compares them
+    with the sender's."""
     duration_s: float = 0.0
     adapter: str | None = None
-    """That of the update."""
+    """Adapter of the update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineLoad:
-    """How busy an engine is."""
+    """Load of an engine."""
 
     num_running: int
     num_waiting: int
     kv_used: float
     """Share of the KV cache in use, 0 … 1."""
     capacity: int
-    """Requests it can run at once."""
+    """Number of requests that the engine can run at once."""
     num_steps: int | None = None
-    """Decoding steps that it has made since it started: what shows that it works. `None`: it does not count them, so
-    that nobody can tell whether it hangs."""
+    """Decoding steps since the engine started, which show its progress; `None` if the engine does not count them, in
+    which case hangs cannot be detected."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineStretch:
-    """Some steps of an engine, one right after the other."""
+    """Several consecutive steps of an engine."""
 
     began_s: float
-    """Seconds since 1970."""
+    """Unix time in seconds."""
     duration_s: float
     num_steps: int
     num_decoding: int
-    """Requests that got a further token in each step."""
+    """Requests that got another token in each step."""
     num_started: int
-    """Requests that got their first one."""
+    """Requests that got their first token."""
     num_prefilled: int
-    """Prompt tokens that were computed; those found in a cache of prefixes do not count."""
+    """Prompt tokens that were prefilled, without hits of the prefix cache."""
     context_tokens: float
-    """Keys and values of all running requests, in tokens, mean over the steps."""
+    """KV cache entries of all running requests, in tokens, mean over the steps."""

@@ -1,4 +1,4 @@
-"""What is learnt from without generating anything: conversations, plain texts, and answers that are compared."""
+"""Examples for offline training: conversations, plain texts, and compared answers."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ class Conversation:
 
     messages: tuple[Message, ...] = ()
     num_given: int = 0
-    """Of the messages, the first so many only say what is asked; of the others, the assistant's are to be learnt."""
+    """Number of leading messages that are the prompt; assistant messages among the others are trained."""
     untrained: frozenset[int] = frozenset()
-    """Places of further messages of the assistant's that are context only."""
+    """Indices of other assistant messages that are context only."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """As `Prompt.tools`."""
+    """See `Prompt.tools`."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """As `Prompt.template_kwargs`."""
+    """See `Prompt.template_kwargs`."""
     text: str | None = None
-    """In place of messages: of a plain text, every token is to be learnt."""
+    """A plain text instead of messages; every token is trained."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One row of a data set, as its source states it."""
+    """One row of a data set, as its source provides it."""
 
     uid: str
     """Stable across runs and machines: `<source>/<key>`."""
     domain: str
     """Metrics are kept per domain."""
     conversations: tuple[Conversation, ...]
-    """One; or the two of a pair, the preferred one first, which ask for the same."""
+    """One conversation; or the two of a pair, the preferred one first, with the same prompt."""
     preferred: bool | None = None
-    """Of a single answer, whether it is wanted; `None` where nothing says so."""
+    """Whether a single answer is desirable; `None` if it is not labeled."""
     target: float | None = None
-    """By how much the preferred answer of a pair is better (its margin), or a single answer's score."""
+    """Margin of a pair, or score of a single answer."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Further columns; plain data only."""
+    """Other columns; plain data only."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExampleDraw:
-    """An example taken from the data for one use. The ledger records what became of it."""
+    """An example drawn from the data for one use. The ledger records its fate."""
 
     draw_id: int
     """0, 1, 2, … in draw order over the whole run."""
     example: Example
     position: int
-    """Where its domain's stream stood: what is needed to draw it again."""
+    """Position of its domain's stream, which is needed to draw it again."""
 
     @property
     def uid(self) -> str:
-        """Of the example."""
+        """UID of the example."""
         return self.example.uid

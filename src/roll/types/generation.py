@@ -1,4 +1,4 @@
-"""Calls of the model: what an engine is asked, how it samples, and what it answers."""
+"""Calls of the model: requests, sampling parameters, and generations."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from roll.types.media import MediaSpan
 __all__ = ["FinishReason", "Generation", "GenerationRequest", "SamplingParams"]
 
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "context"]
-"""`context` is of rollouts alone: the context was full before the episode was over."""
+"""`context` occurs only in rollouts: the context was full before the episode was over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How an engine samples. `logprobs` it returns are under this distribution."""
+    """Sampling parameters; the `logprobs` that an engine returns are under this distribution."""
 
     max_new_tokens: int
     temperature: float = 1.0
@@ -29,48 +29,51 @@ class SamplingParams:
     """0 means all tokens."""
     stop_token_ids: tuple[int, ...] = ()
     choices: tuple[int, ...] = ()
-    """Only these tokens may be sampled, and `Generation.choice_logprobs` weighs them; empty: every token may."""
+    """The only tokens that may be sampled, with log-probs in `Generation.choice_logprobs`; empty: all tokens may."""
     seed: int | None = None
-    """Of this request alone, so a re-issued request does not depend on its neighbours' randomness."""
+    """Seed of this request, so that a retried request does not depend on the randomness of other requests."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """One call of the policy, or of the adapter of it that is named: tokens in, tokens out."""
+    """One call of the policy, or of one of its adapters: tokens in, tokens out."""
 
     request_id: str
     token_ids: IntArray
-    """[P]"""
+    """Prompt tokens, shape [P]."""
     sampling: SamplingParams
     priority: int = 0
-    """Lower runs first where an engine must choose."""
+    """Requests with a lower value run first."""
     adapter: str | None = None
+    """Name of the adapter; `None` for the policy itself."""
     media: tuple[MediaSpan, ...] = ()
-    """Where media stand in `token_ids`."""
+    """Media spans in `token_ids`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """What an engine made of a request; partial when `finish_reason` is `abort`.
+    """An engine's answer to a request; partial if `finish_reason` is `abort`.
 
     Raises:
-        InfraError: a log-prob is not finite. A loss that is computed from it would not be finite either.
+        InfraError: A log-prob is not finite. A loss computed from it would not be finite either.
     """
 
     request_id: str
     token_ids: IntArray
-    """[T] includes the stop token that ended it."""
+    """Generated tokens, including the stop token, shape [T]."""
     logprobs: FloatArray
-    """[T] of the sampled tokens, under the sampling distribution; finite."""
+    """[T] log-probs of the sampled tokens under the sampling distribution; finite."""
     policy_versions: IntArray
-    """[T] the policy version that made each token, of the request's adapter where it named one."""
+    """[T] policy version that sampled each token; with an adapter, the adapter's version."""
     finish_reason: FinishReason
     engine_id: str = ""
     choice_logprobs: FloatArray | None = None
-    """[T, choices] of every token in `SamplingParams.choices`, among these alone; `None` where there are none."""
+    """[T, choices] log-probs of the tokens in `SamplingParams.choices`, normalized over them; `None` without choices.
+    """
     experts: IntArray | None = None
-    """[P + T, layers, k] int8 or int16 which experts a mixture's routers chose for each token of prompt and answer when
-    it first went through the engine; -1: unknown, as always for the last, which never did. `None`: not recorded."""
+    """[P + T, layers, k] int8 or int16: experts that MoE routers chose for each token of prompt and answer in the
+    engine's first forward pass of the token; -1: unknown, as always for the last token, which has no forward pass.
+    `None`: not recorded."""
 
     def __post_init__(self) -> None:
         wrong = np.flatnonzero(~np.isfinite(self.logprobs))

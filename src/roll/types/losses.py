@@ -1,8 +1,8 @@
-"""What a loss sees, and what it returns.
+"""Inputs and outputs of a loss.
 
-A loss runs once per micro-batch on the *loss tokens* of its sequences, concatenated: shape [N]. It divides by
-counts of the global batch, which are given, so its gradient does not depend on how the batch was cut into
-micro-batches, packed, ordered, or spread over ranks.
+A loss runs once per micro-batch on the *loss tokens* of its sequences, concatenated: shape [N]. It divides by counts of
+the global batch, which are inputs, so its gradient does not depend on how the batch was split into micro-batches,
+packed, ordered, or spread over ranks.
 """
 
 from __future__ import annotations
@@ -21,31 +21,31 @@ __all__ = ["LossInputs", "LossOutputs", "SequenceAttention"]
 
 
 class SequenceAttention(NamedTuple):
-    """Of one sample, with all of its tokens: also those that the loss does not count."""
+    """Attention statistics of one sample, for all of its tokens, including those outside the loss mask."""
 
     statistics: AttentionStatistics
-    """[L]"""
+    """Shape [L]."""
     mask: BoolArray
-    """[L] the tokens that the loss counts."""
+    """[L] tokens that the loss counts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossInputs:
     """Tokens of one micro-batch that the loss counts; all [N] tensors are aligned.
 
-    Every loss has sequences and counts; the other columns are there where the network predicts them, or all samples of
-    the batch bring them.
+    Sequences and counts are always present; the other columns are present if the network predicts them, or if all
+    samples of the batch have them.
     """
 
     sequence_ids: Tensor
-    """[N] int64 in 0 … S-1: which sequence of this micro-batch a token belongs to, ascending."""
+    """[N] int64 in 0 … S-1: sequence of this micro-batch that a token belongs to, ascending."""
     sequence_lengths: Tensor
-    """[S] float32: loss tokens of each sequence. One that is several samples, since its history was rewritten, may have
-    some of them in other micro-batches, but not where the loss `Needs.whole_sequences`."""
+    """[S] float32: number of loss tokens of each sequence. A sequence of several samples, whose history was rewritten,
+    may have some of them in other micro-batches, unless the loss `Needs.whole_sequences`."""
     num_tokens: float
     """Loss tokens of the global batch."""
     num_expert_tokens: float = 0.0
-    """Those of them that an expert wrote."""
+    """Loss tokens of the global batch that an expert wrote."""
     num_sequences: float
     """Sequences of the global batch that have a loss token."""
     num_units: float
@@ -53,65 +53,66 @@ class LossInputs:
     num_preferred: float = 0.0
     """Preferred sequences of the global batch that have a loss token."""
     num_preferred_tokens: float = 0.0
-    """Their loss tokens."""
+    """Loss tokens of preferred sequences of the global batch."""
     max_lengths: Tensor
     """[S] float32: the longest possible answer to each sequence's prompt, for constant-length aggregation."""
     unit_ids: Tensor | None = None
-    """[S] int64 in 0 … U-1: which unit of samples a sequence belongs to; whole ones, where the loss needs them."""
+    """[S] int64 in 0 … U-1: unit of samples that a sequence belongs to; units are whole if the loss needs them."""
     logprobs: Tensor | None = None
-    """[N] float32, of the current policy; carries the gradient. `None` for a critic."""
+    """[N] float32 log-probs of the current policy; carries the gradient. `None` for a critic."""
     old_logprobs: Tensor | None = None
-    """[N] float32, of the policy before the update; no gradient. `None` for a critic."""
+    """[N] float32 log-probs of the policy before the update; no gradient. `None` for a critic."""
     rollout_logprobs: Tensor | None = None
-    """[N] float32, of the inference engine."""
+    """[N] float32 log-probs of the inference engine."""
     behavior_logprobs: Tensor | None = None
-    """[N] float32, of the policy version that sampled each token, as the trainer computes it; no gradient. Equal to
-    `old_logprobs` where that is the policy before the update, or is not known. `None` for a critic."""
+    """[N] float32 log-probs of the policy version that sampled each token, computed by the trainer; no gradient. Equal
+    to `old_logprobs` if that version is the policy before the update, or is unknown. `None` for a critic."""
     advantages: Tensor | None = None
-    """[N] float32."""
+    """[N] float32 advantages."""
     chunk_ids: Tensor | None = None
-    """[N] int64 in 0 … C-1: which chunk (turn) a token belongs to, ascending; `None`: a sequence is one chunk."""
+    """[N] int64 in 0 … C-1: chunk (turn) that a token belongs to, ascending; `None`: a sequence is one chunk."""
     ref_logprobs: Tensor | None = None
-    """[N] float32, of the reference model, where one is used."""
+    """[N] float32 log-probs of the reference model, if one is used."""
     expert: Tensor | None = None
-    """[N] bool: the token is not the policy's but an expert's, to be imitated; `None`: none is."""
+    """[N] bool: whether the token was written by an expert, to be imitated; `None`: no token was."""
     entropy: Tensor | None = None
-    """[N] float32, of the current policy over the vocabulary, with gradient; where the loss asks for it."""
+    """[N] float32 entropy of the current policy over the vocabulary, with gradient; if the loss needs it."""
     entropy_mask: Tensor | None = None
-    """[N] bool: the token gets an entropy bonus; `None`: every one."""
+    """[N] bool: whether the token gets an entropy bonus; `None`: all tokens do."""
     full_kl: Tensor | None = None
-    """[N] float32, KL(policy || reference) over the vocabulary, with gradient; where the loss asks for it."""
+    """[N] float32 KL(policy || reference) over the vocabulary, with gradient; if the loss needs it."""
     attention: tuple[SequenceAttention, ...] | None = None
-    """Of every sample, in the order of tokens, what the policy's attention says of it; where the loss asks for it."""
+    """Attention statistics of every sample, in the order of tokens; if the loss needs them."""
     values: Tensor | None = None
-    """[N] float32, of the critic, with gradient; in a critic's loss."""
+    """[N] float32 values of the critic, with gradient; in a critic's loss."""
     old_values: Tensor | None = None
-    """[N] float32, of the critic before the update."""
+    """[N] float32 values of the critic before the update."""
     returns: Tensor | None = None
-    """[N] float32, what the critic should say."""
+    """[N] float32 returns, the critic's targets."""
     preferred: Tensor | None = None
-    """[S] bool: a sequence is the better one of its pair; alone, it is wanted."""
+    """[S] bool: whether a sequence is the better one of its pair; for a single answer, whether it is desirable."""
     targets: Tensor | None = None
-    """[S] float32: the margin of its pair, or the score that a reward model should give."""
+    """[S] float32: margin of the sequence's pair, or target score of a reward model."""
     teacher_logprobs: Tensor | None = None
-    """[N] float32, of the model that is imitated."""
+    """[N] float32 log-probs of the teacher."""
     divergence: Tensor | None = None
-    """[N] float32, of the policy from a teacher over the vocabulary, with gradient; where the loss asks for it."""
+    """[N] float32 divergence of the policy from a teacher over the vocabulary, with gradient; if the loss needs it."""
     teacher_top_logprobs: Tensor | None = None
-    """[N, k] float32, of the likeliest tokens of the model that is imitated."""
+    """[N, k] float32 top-k log-probs of the teacher."""
     top_logprobs: Tensor | None = None
-    """[N, k] float32, of the same tokens, of the current policy, with gradient; where the loss asks for it."""
+    """[N, k] float32 log-probs of the current policy for the teacher's top-k tokens, with gradient; if the loss needs
+    them."""
 
     @property
     def num_own_tokens(self) -> float:
-        """Return the loss tokens of the global batch that the policy itself sampled."""
+        """Loss tokens of the global batch that the policy itself sampled."""
         return self.num_tokens - self.num_expert_tokens
 
     def need(self, name: str) -> Tensor:
-        """The column of this name, for a loss that cannot do without it.
+        """Return the column of this name, which the loss requires.
 
         Raises:
-            ValueError: the batch does not have it, or the network does not predict it.
+            ValueError: The batch does not have the column, or the network does not predict it.
         """
         column = getattr(self, name)
         if column is None:
@@ -128,4 +129,4 @@ class LossOutputs:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
     """Scalars without gradient that add up over micro-batches and ranks."""
     maxima: Mapping[str, Tensor] = field(default_factory=dict)
-    """Scalars without gradient of which the largest counts. They are reported below `max/`."""
+    """Scalars without gradient that are reduced by their maximum and reported below `max/`."""

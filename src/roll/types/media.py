@@ -1,8 +1,8 @@
-"""Where media stand in token sequences, and what tells such sequences apart: tokens together with digests.
+"""Media spans in token sequences, and keys that identify such sequences: tokens together with digests.
 
 tokens   [ Look :  <pad> <pad> <pad>  What ? ]
 media               └─ digest 00ff… ─┘
-key      [ Look :   -7…   -6…   -5…   What ? ]        another picture has other numbers; a text's key is its tokens
+key      [ Look :   -7…   -6…   -5…   What ? ]        another image has other numbers; a text's key is its tokens
 """
 
 from __future__ import annotations
@@ -23,43 +23,43 @@ __all__ = ["MediaSpan", "SequenceMedia", "check_spans", "sequence_key", "sliced_
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaSpan:
-    """The placeholder tokens of a picture, a sound or a film in a sequence of tokens."""
+    """The placeholder tokens of an image, an audio clip or a video in a sequence of tokens."""
 
     kind: MediaKind
     digest: str
-    """Of its content, as in `MediaPart`."""
+    """Digest of the content, as in `MediaPart`."""
     start: int
     end: int
-    """Its tokens are `token_ids[start:end]` of the sequence."""
+    """The span's tokens are `token_ids[start:end]` of the sequence."""
     grid: tuple[int, int, int] | None = None
-    """As in `MediaPart`."""
+    """See `MediaPart`."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the span as JSON has it."""
+        """Return the span as a JSON object."""
         grid = None if self.grid is None else list(self.grid)
         return {"kind": self.kind, "digest": self.digest, "start": self.start, "end": self.end, "grid": grid}
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> MediaSpan:
-        """Return the span that `to_dict` wrote."""
+        """Build the span from the object that `to_dict` returned."""
         values: dict[str, Any] = {**fields, "grid": None if fields["grid"] is None else tuple(fields["grid"])}
         return cls(**values)
 
 
 SequenceMedia: TypeAlias = Sequence[Sequence[MediaSpan]]
-"""Where media stand in each of several sequences; empty where none has any."""
+"""Media spans of each of several sequences; empty if no sequence has media."""
 
 
 def check_spans(media: Sequence[MediaSpan], num_tokens: int, what: str) -> None:
-    """Check that spans lie in their sequence, in order and apart.
+    """Check that spans lie in their sequence, in order and without overlap.
 
     Args:
-        media: the spans.
-        num_tokens: of the sequence.
-        what: what has the sequence, for messages.
+        media: The spans.
+        num_tokens: Length of the sequence.
+        what: Owner of the sequence, for messages.
 
     Raises:
-        DataError: they do not.
+        DataError: A span lies outside the sequence, or spans are out of order or overlap.
     """
     end = 0
     for span in media:
@@ -72,14 +72,14 @@ def check_spans(media: Sequence[MediaSpan], num_tokens: int, what: str) -> None:
 
 
 def sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan] = ()) -> NDArray[Any]:
-    """Return [L] integers that are equal as far as tokens and the contents of media are.
+    """Return integers [L] that are equal exactly where tokens and the contents of media are equal.
 
-    Without media these are the tokens themselves. In place of a medium's placeholders stand negative numbers, which
-    are no tokens: 62 bits of its kind, digest, grid and length, counted on from token to token.
+    Without media these are the tokens themselves. Placeholders of media become negative numbers, which are not tokens:
+    62 bits of a hash of kind, digest, grid and length, incremented from token to token.
 
     Args:
-        token_ids: [L]
-        media: where media stand in them.
+        token_ids: Tokens, shape [L].
+        media: Media spans in the tokens.
     """
     if not media:
         return token_ids
@@ -93,16 +93,16 @@ def sequence_key(token_ids: NDArray[np.integer[Any]], media: Sequence[MediaSpan]
 
 
 def sliced_media(media: Iterable[MediaSpan], start: int, stop: int, at: int = 0) -> tuple[MediaSpan, ...]:
-    """Return the spans in a part of a sequence, counted from where the part stands.
+    """Return the spans in a slice of a sequence, with positions relative to the slice.
 
     Args:
-        media: of the whole sequence.
-        start: first token of the part.
-        stop: the one after its last.
-        at: where the part's first token stands.
+        media: Spans of the whole sequence.
+        start: First token of the slice.
+        stop: End of the slice, exclusive.
+        at: Position of the slice's first token in the result.
 
     Raises:
-        DataError: a border of the part goes through a span: media are whole or not there.
+        DataError: A border of the slice cuts a span: a medium must be whole or absent.
     """
     found: list[MediaSpan] = []
     for span in media:

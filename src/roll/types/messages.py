@@ -1,9 +1,9 @@
-"""Chat messages: what somebody says, as text or as a series of parts, of which some are pictures, sound or films.
+"""Chat messages: a text, or a sequence of parts that may be images, audio or video.
 
     Message ── to_dict ──► chat templates, JSON          only there is a message a dictionary
-            ◄─ from_dict ── an environment's information
+            ◄─ from_dict ── an environment's info
 
-A part of media has the digest of its content, never the content: whatever compares messages compares digests.
+A media part has the digest of its content, never the content: comparing messages compares digests.
 """
 
 from __future__ import annotations
@@ -56,26 +56,25 @@ class TextPart:
             raise ValueError(f"the text of a text part must be a str, got {short(self.text)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part as chat templates take it."""
+        """Return the part as a dictionary for chat templates."""
         return {"type": "text", "text": self.text}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaPart:
-    """A picture, a sound or a film, by its digest; each kind has a class of its own.
+    """An image, an audio clip or a video, identified by its digest; each kind has its own class.
 
     Raises:
-        ValueError: the digest is not hexadecimal, so that it could not tell one content from another; or source or grid
-            is of another type.
+        ValueError: The digest is not hexadecimal, or digest, source or grid has another type.
     """
 
     kind: ClassVar[MediaKind]
     digest: str
-    """Of the content, in lower-case hexadecimal: equal digests are equal contents."""
+    """Digest of the content, in lower-case hexadecimal: equal digests mean equal contents."""
     source: str = field(default="", compare=False)
-    """Where the content was read, for error messages; two parts of one content are equal wherever it was read."""
+    """Where the content was read, for error messages; it does not count in comparisons."""
     grid: tuple[int, int, int] | None = None
-    """Frames, rows and columns of the patches that the model's processor cuts it into; `None`: not known yet."""
+    """Frames, rows and columns of patches into which the model's processor splits it; `None`: not known yet."""
 
     def __post_init__(self) -> None:
         digest, grid = self.digest, self.grid
@@ -94,7 +93,7 @@ class MediaPart:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the part as chat templates take it, with its digest beside its type."""
+        """Return the part as a dictionary for chat templates, with its digest."""
         grid = None if self.grid is None else list(self.grid)
         fields = {"type": self.kind, "digest": self.digest, "source": self.source or None, "grid": grid}
         return {name: value for name, value in fields.items() if value is not None}
@@ -107,28 +106,28 @@ _LONGEST_DIGEST = 128
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagePart(MediaPart):
-    """A picture."""
+    """An image."""
 
     kind: ClassVar[MediaKind] = "image"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AudioPart(MediaPart):
-    """A sound."""
+    """An audio clip."""
 
     kind: ClassVar[MediaKind] = "audio"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VideoPart(MediaPart):
-    """A film."""
+    """A video."""
 
     kind: ClassVar[MediaKind] = "video"
 
 
 Part: TypeAlias = TextPart | ImagePart | AudioPart | VideoPart
 Content: TypeAlias = str | tuple[Part, ...]
-"""What a message, an observation or a tool's result says: a text; or parts, where some of it is not text."""
+"""Content of a message, an observation or a tool result: a text, or parts if some of it is not text."""
 _PARTS: Mapping[str, type[ImagePart | AudioPart | VideoPart]] = {
     "image": ImagePart,
     "audio": AudioPart,
@@ -137,12 +136,12 @@ _PARTS: Mapping[str, type[ImagePart | AudioPart | VideoPart]] = {
 
 
 def content_of(value: Any) -> Content:
-    """Return a content from what JSON has for one: a text, or a list of parts as `to_dict` writes them.
+    """Build a content from JSON: a text, or a list of parts as `to_dict` returns them.
 
-    Parts that are only texts become one text, so that a content without media is always a `str`.
+    Parts that are all texts become one text, so that a content without media is always a `str`.
 
     Raises:
-        ValueError: it is neither.
+        ValueError: The value is neither a text nor a list of parts.
     """
     if isinstance(value, str):
         return value
@@ -174,10 +173,10 @@ def _media_part(kind: str, digest: str, *, source: Any = "", grid: Any = None, *
 
 
 def text_of(content: Content) -> str:
-    """Return what a content says, for code that knows texts alone.
+    """Return the text of a content, for code that supports only text.
 
     Raises:
-        UnsupportedError: a part of it is not text, and would be lost.
+        UnsupportedError: A part is not text, and would be lost.
     """
     if isinstance(content, str):
         return content
@@ -198,14 +197,14 @@ def texts_of(content: Content) -> Iterator[str]:
 
 
 def with_texts(content: Content, change: Callable[[str], str]) -> Content:
-    """Return a content with each of its texts changed, and its media as they are."""
+    """Return a content with `change` applied to each of its texts, and its media unchanged."""
     if isinstance(content, str):
         return change(content)
     return tuple(TextPart(text=change(part.text)) if isinstance(part, TextPart) else part for part in content)
 
 
 def joined_content(contents: Sequence[Content], between: str = "\n\n") -> Content:
-    """Return contents one after the other as one, with a text between each two."""
+    """Join contents into one, with a text between each two."""
     texts = [content for content in contents if isinstance(content, str)]
     if len(texts) == len(contents):
         return between.join(texts)
@@ -223,7 +222,7 @@ def media_in(content: Content) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
 
 
 def described(content: Content) -> str:
-    """Return a content as people read it, with a note in the place of media.
+    """Return a human-readable text of a content, with a note for each medium.
 
     >>> described((TextPart(text="Look: "), ImagePart(digest="00ff" * 16)))
     'Look: [image 00ff00ff00ff]'
@@ -234,9 +233,9 @@ def described(content: Content) -> str:
 
 
 def content_key(content: Content) -> str:
-    """Return a text that is equal for equal contents alone: the content itself where that is text.
+    """Return a text that identifies a content; for a content that is text, the text itself.
 
-    Media stand in it by kind and digest between NUL characters, which texts of data sets do not have.
+    Media are represented by kind and digest between NUL characters, which do not occur in texts of data sets.
     """
     if isinstance(content, str):
         return content
@@ -253,32 +252,31 @@ class Message:
     role: Speaker
     content: Content
     reasoning: str | None = None
-    """Of an assistant's message: what it thought before. Templates have several names for it, which the renderer knows.
-    """
+    """Reasoning before an assistant's message. Templates have several names for it, which the renderer handles."""
     tool_calls: tuple[Mapping[str, Any], ...] = ()
-    """Of an assistant's message, each `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}`."""
+    """Tool calls of an assistant: `{"id": …, "type": "function", "function": {"name": …, "arguments": {…}}}` each."""
     tool_call_id: str | None = None
-    """Of a tool's message: the call that it answers."""
+    """Id of the call that a tool's message answers."""
     name: str | None = None
-    """Of a tool's message: the tool; of another one: who of several speaks."""
+    """Name of the tool in a tool's message; in other messages, name of the speaker."""
 
     @property
     def text(self) -> str:
-        """What it says, for code that knows texts alone; see `text_of`."""
+        """Text of the content, for code that supports only text; see `text_of`."""
         return self.content if isinstance(self.content, str) else text_of(self.content)
 
     @property
     def media(self) -> tuple[ImagePart | AudioPart | VideoPart, ...]:
-        """The parts of its content that are not text, in order."""
+        """Parts of the content that are not text, in order."""
         return media_in(self.content)
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is a role and a content alone."""
+        """Whether the message has only a role and a content."""
         return not (self.tool_calls or self.reasoning is not None or self.tool_call_id or self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the message as chat templates and JSON have it: fields that it lacks are left out."""
+        """Return the message as a dictionary for chat templates and JSON, without absent fields."""
         content = self.content if isinstance(self.content, str) else [part.to_dict() for part in self.content]
         fields = {
             "role": self.role,
@@ -292,10 +290,10 @@ class Message:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Message:
-        """Return the message that `to_dict` wrote; further fields are left unread.
+        """Build the message from the dictionary that `to_dict` returned; other keys are ignored.
 
         Raises:
-            ValueError: its content is neither text nor parts.
+            ValueError: The content is neither text nor parts.
         """
         return _message(**fields)
 

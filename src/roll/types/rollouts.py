@@ -166,7 +166,7 @@ class RolloutId:
         return f"{self.purpose}-{self.draw_id}.{self.index}"
 
     def request_id(self, turn: int = 0) -> str:
-        """What engines call its request for a turn, counted from 0."""
+        """Return the id of the rollout's engine request for a turn, counted from 0."""
         return f"{self}.t{turn}" if turn else str(self)
 
 

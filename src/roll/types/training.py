@@ -257,7 +257,7 @@ class TrainingBatch:
         return list(places.values())
 
     def by_sample(self, of_sequences: Sequence[T]) -> list[T]:
-        """What is known of every sequence, once for each of its samples, in the order of samples."""
+        """Repeat a value per sequence for each of the sequence's samples, in the order of samples."""
         known = {i: one for own, one in zip(self.sequences, of_sequences, strict=True) for i in own}
         return [known[i] for i in range(len(self.samples))]
 
