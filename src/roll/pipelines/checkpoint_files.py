@@ -49,10 +49,10 @@ class SavedRun(Generic[S]):
         return self.path / "trainer"
 
     def critic_path(self, index: int) -> Path:
-        """What a critic's `TrainerGroup.load` reads.
+        """Return the path that a critic's `TrainerGroup.load` reads.
 
         Raises:
-            CheckpointError: the run that wrote it had no such critic.
+            CheckpointError: The checkpoint has no such critic.
         """
         path = self.path / critic_directory(index)
         if not path.is_dir():
@@ -90,7 +90,7 @@ def _advised(path: Path) -> Iterator[None]:
 
 
 def critic_directory(index: int) -> str:
-    """Below a checkpoint, where a critic's state lies."""
+    """Return the name of a critic's directory inside a checkpoint."""
     return f"critic-{index}"
 
 
@@ -103,7 +103,7 @@ def checkpoints(directory: Path) -> dict[int, Path]:
 
 
 def find_checkpoint(directory: Path) -> Path | None:
-    """The newest complete checkpoint, or `None` where there is none."""
+    """Return the newest complete checkpoint, or `None` if there is no checkpoint."""
     return next(reversed(checkpoints(directory).values()), None)
 
 

@@ -87,8 +87,8 @@ class Checkpointer:
         self._saved_at = self.clock()
 
     def due(self, state: RunState) -> bool:
-        """Whether the configuration asks for a checkpoint of this step: by its number, by the time since the last one,
-        or because it is the best.
+        """Return whether a checkpoint of this step is due: by step number, by time since the last one, or as the best
+        one.
         """
         every, longest = self.config.every_num_steps, self.config.every_s
         best = self.config.keep_best and state.best_step == state.step > 0
@@ -178,12 +178,13 @@ class Checkpointer:
 
     @contextlib.asynccontextmanager
     async def _saying_what_to_do(self, final: Path, temporary: Path) -> AsyncIterator[None]:
-        """A checkpoint that could not be written, whichever library tried, as one message; its remains are removed once
-        no trainer writes any more.
+        """Run the body with any error of writing a checkpoint raised as one message that says what to do.
+
+        The unfinished checkpoint is removed once no trainer writes to it any more.
 
         Raises:
-            RunDirectoryError: the disk is full, or cannot be written to.
-            CheckpointError: anything else.
+            RunDirectoryError: The disk is full or not writable.
+            CheckpointError: The checkpoint cannot be written for another reason.
         """
         try:
             yield
@@ -196,7 +197,7 @@ class Checkpointer:
 
 
 def _failed(final: Path, temporary: Path, error: Exception) -> CheckpointError | RunDirectoryError:
-    """What to say of a checkpoint that could not be written, whose remains are removed."""
+    """Build the error of a checkpoint that could not be written, and remove the unfinished checkpoint."""
     place = temporary if temporary.is_dir() else final.parents[1]
     free = shutil.disk_usage(place).free
     shutil.rmtree(temporary, ignore_errors=True)  # a full disk needs the room
@@ -211,7 +212,7 @@ def _failed(final: Path, temporary: Path, error: Exception) -> CheckpointError |
 
 
 def _os_reason(error: BaseException | None) -> str | None:
-    """What the system said, however deep in the chain of causes."""
+    """Return the message of the first `OSError` in the chain of causes; `None` if there is none."""
     while error is not None:
         if isinstance(error, OSError) and error.strerror:
             return error.strerror

@@ -88,7 +88,7 @@ def resume(
 
 
 def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
-    """What a configuration changes of a run's own, as overrides; where it runs may differ from session to session."""
+    """Return the changes of a configuration against that of the run, as overrides; the section `cluster` may differ."""
     origin, now = read_origin(run.path), resolved(config)
     before = read(run.config_path).tree if origin is None else origin.config
     changed = (key for key, _, _ in differences(before, now, ""))

@@ -22,15 +22,15 @@ __all__ = ["first_observations"]
 async def first_observations(
     entries: Sequence[DataConfig], sandbox: SandboxConfig, pipeline: str = ""
 ) -> dict[str, Started]:
-    """By domain, what environments say at the beginning of their first episode, and their information.
+    """Return the first observation and info of every environment's first episode, by domain.
 
     Args:
-        entries: of these, those that are environments.
-        sandbox: how sandboxes isolate.
-        pipeline: that plays in them, for messages.
+        entries: Data sources, of which those that are environments are started.
+        sandbox: Configuration of sandboxes.
+        pipeline: Name of the pipeline, for messages.
 
     Raises:
-        UserError: one does not exist, refuses its options, or does not begin.
+        UserError: An environment does not exist, refuses its options, or does not start.
     """
     found: dict[str, Started] = {}
     own = [entry for entry in entries if isinstance(entry, EnvironmentData)]

@@ -95,7 +95,7 @@ async def start_roles(
 
 
 def _say_nothing(*_: object, **__: object) -> None:
-    """For work that is no run."""
+    """Ignore all messages; used for work outside a run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +113,7 @@ class Generation:
     retries: Retries = field(default_factory=Retries)
 
     def metrics(self) -> dict[str, float]:
-        """What became of requests since this was last asked: attempts made again; environments' and the judge's."""
+        """Return metrics since the last call: retries, environments, and the judge."""
         figures = self.retries.metrics() | self.scheduler.hosts.metrics()
         return figures | (self.judge.metrics() if self.judge else {})
 
@@ -200,7 +200,7 @@ def _proxy(
 
 
 def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
-    """How episodes are played, in contexts of this many tokens."""
+    """Return the settings of episodes for contexts of `max_context` tokens."""
     episodes = config.rollout.episodes
     return EpisodePlan(
         max_context=max_context,
@@ -211,7 +211,7 @@ def episode_plan(config: GeneratingConfig, max_context: int) -> EpisodePlan:
 
 
 async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -> RolloutLoop | None:
-    """The configuration's way to make a rollout, where it has one; `stack` closes what it needs."""
+    """Return the configured rollout loop, or `None` for ROLL's own; `stack` closes the resources of an agent."""
     agent = config.rollout.agent
     if agent is None:
         return own_loop(config.rollout.loop)

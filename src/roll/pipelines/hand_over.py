@@ -90,7 +90,7 @@ class SharedDevices:
 
     @asynccontextmanager
     async def syncing(self) -> AsyncIterator[None]:
-        """Inside, a weight sync finds the policy's weights on their device; engines answer afterwards."""
+        """Run the body, a weight sync, with the policy's weights on their device; engines answer afterwards."""
         if self._policy not in self._trainers:
             yield
             return

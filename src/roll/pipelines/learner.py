@@ -53,7 +53,10 @@ class Learner:
 
 
 async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, loss: LossFn) -> StepResult:
-    """One optimiser step; where the first of a step fails before it moved a weight, the last boundary still stands."""
+    """Run one optimizer step, and track whether the step's boundary can still be saved if it fails.
+
+    If the first optimizer step of a step fails before it changes a weight, the last boundary is still valid.
+    """
     is_first, run.mid_update = not run.mid_update, True
     try:
         result = await trainer.train_step(batch, loss)
@@ -69,7 +72,9 @@ async def update(run: Run[Any], trainer: TrainerGroup, batch: TrainingBatch, los
 async def train_policy(
     run: Run[Any], policy: TrainerGroup, batch: TrainingBatch, loss: LossFn, updates: UpdateConfig
 ) -> list[StepResult]:
-    """A step's updates, one for each mini-batch of each epoch; the same for the same step of the same run."""
+    """Run the optimizer steps of a step, one per mini-batch and epoch; the split is deterministic in run seed and
+    step.
+    """
     results = []
     for epoch in range(updates.num_epochs):
         for part in minibatches(batch, updates.num_minibatches, (run.seed, run.state.step, 0, epoch)):

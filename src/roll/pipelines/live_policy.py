@@ -71,7 +71,7 @@ class LivePolicy:
 
     @asynccontextmanager
     async def learning(self) -> AsyncIterator[None]:
-        """Inside, trainers compute and change weights."""
+        """Run the body with the shared devices given to trainers, which may compute and change weights."""
         await self.hand_to_trainers()
         async with self.weights.changing():
             yield

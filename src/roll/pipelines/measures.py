@@ -44,19 +44,20 @@ def _accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
 
 
 def score(rollouts: Sequence[Rollout]) -> float:
-    """Mean over all rollouts of 1 for a solved task and 0 for one that is not, or of the reward where it does not say.
+    """Return the mean over rollouts of 1 for a solved task and 0 for a failed one, or of the reward if that is
+    undecided.
 
-    So it is the accuracy where every reward decides, and the mean reward where none does. Every answer counts alike,
-    hence every source by its number of answers.
+    It is the accuracy if every reward decides correctness, and the mean reward if none does. Every answer counts
+    equally, hence every source by its number of answers.
     """
     found = [r.reward for r in rollouts if r.reward is not None]
     return _mean([r.value if r.correct is None else float(r.correct) for r in found])
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards by domain and component, lengths, how answers ended, and what we failed.
+    """Compute rewards by domain and component, lengths, finish reasons, and infrastructure failures.
 
-    Where no answer got a reward, there is no mean: 0 would be a result.
+    If no answer got a reward, the mean is absent, since 0 would look like a result.
     """
     scored = [r for g in groups for r in g.scored]
     lengths = [len(r.token_ids) for r in scored]
@@ -85,7 +86,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """The mean of every part of the reward, by name."""
+    """Return the mean of every component of the reward, by name."""
     values: dict[str, list[float]] = defaultdict(list)
     for rollout in rollouts:
         for name, value in rollout.reward.components.items() if rollout.reward else ():
@@ -94,9 +95,9 @@ def _components(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict[str, float]:
-    """Of each environment: how many episodes succeeded, how long they were, and how many the model did not finish.
+    """Compute success, length and unfinished share of each environment's episodes.
 
-    Those that began in the midst of an earlier one are left out.
+    Episodes that began at an anchor are left out.
     """
     metrics: dict[str, float] = {}
     for domain, everyone in sorted(by_domain.items()):
@@ -112,13 +113,13 @@ def _episode_metrics(by_domain: Mapping[str, Sequence[Rollout]]) -> dict[str, fl
 
 
 def fate_metrics(fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
-    """How many groups were trained, and how many were not."""
+    """Return the number of groups that were trained, filtered and failed."""
     found = [fate for fate, _ in fates.values()]
     return {f"data/groups_{fate}": float(found.count(fate)) for fate in (Fate.TRAINED, Fate.FILTERED, Fate.FAILED)}
 
 
 def batch_metrics(batch: Batch) -> dict[str, float]:
-    """How the batch came about: refills, ages, what was given up, and what was chosen beside what was launched."""
+    """Return how the batch was assembled: refills, staleness, expired groups, and the bias of chosen rollouts."""
     choice = batch.census.metrics() if batch.census is not None else {}
     return choice | {
         "data/refills": float(batch.num_refills),
@@ -130,14 +131,14 @@ def batch_metrics(batch: Batch) -> dict[str, float]:
 
 
 def run_metrics(state: RunState, ledger: DataLedger, counts: Mapping[str, int]) -> dict[str, float]:
-    """Of the whole run so far; with the counts of `LLMProxy.counts`."""
+    """Return the metrics of the whole run so far, including `LLMProxy.counts`."""
     metrics = {f"ledger/{fate}": float(count) for fate, count in ledger.counts().items()}
     metrics |= {f"alarm/{name}": float(count) for name, count in state.alarms.items()}
     return metrics | {"policy_version": float(state.policy_version)} | engine_metrics(counts)
 
 
 def engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """What became of engines, and of the requests they had, in the whole run so far."""
+    """Return the counts of engine replacements and reissued requests in the whole run so far."""
     return {f"engines/{name}": float(count) for name, count in counts.items()}
 
 

@@ -55,12 +55,12 @@ _RECENT = 5
 
 
 def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
-    """Markdown with the header that the Hugging Face hub reads.
+    """Return the model card: Markdown with the header that the Hugging Face hub reads.
 
     Args:
-        checkpoint: what is exported, inside its run directory; elsewhere the card has no figures.
-        title: the model's name.
-        adapter: whether the adapter alone is exported.
+        checkpoint: The exported checkpoint, inside its run directory; elsewhere the card has no metrics.
+        title: Name of the model.
+        adapter: Whether only the adapter is exported.
     """
     step = read_checkpoint(checkpoint, RunState).state.step
     config = _config(checkpoint, step)
@@ -83,7 +83,7 @@ def model_card(checkpoint: Path, title: str, *, adapter: bool = False) -> str:
 
 
 def _config(checkpoint: Path, step: int) -> dict[str, Any]:
-    """What the checkpoint's step was trained with."""
+    """Return the configuration with which the checkpoint's step was trained."""
     run = checkpoint.resolve().parent.parent
     try:
         return config_at(read(run / CONFIG).tree, read_history(run), step)
@@ -108,7 +108,7 @@ def _learnt_by(config: Mapping[str, Any]) -> str:
 
 
 def _shown(name: str) -> str:
-    """A model's name without the directories of the machine it was trained on."""
+    """Return a model's name without directories of the machine that trained it."""
     return f"`{_bare(name)}`" if name else ""
 
 
@@ -117,12 +117,14 @@ def _bare(name: str) -> str:
 
 
 def _cell(value: object) -> str:
-    """A value of the user's choice, such as a source's name, as it can stand in a cell of a table, or as code."""
+    """Escape a user-defined value, such as a source's name, for a table cell or code."""
     return " ".join(str(value).split()).replace("|", "\\|").replace("`", "'")
 
 
 def _use(name: str, *, scores: bool = False) -> Iterator[str]:
-    """How an adapter is put on its base model; a reward model's brings the head that scores."""
+    """Yield the lines that show how to load an adapter on its base model; a reward model's adapter includes the score
+    head.
+    """
     base, kind = f'"{_bare(name)}"', "AutoModelForSequenceClassification" if scores else "AutoModelForCausalLM"
     yield from ("```python", "from peft import PeftModel", f"from transformers import {kind}")
     if name in CATALOGUE:
@@ -151,7 +153,7 @@ def _settings(config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _figures(rows: Sequence[Mapping[str, Any]], step: int) -> Iterator[str]:
-    """Up to the exported step."""
+    """Yield the lines with metrics up to the exported step."""
     seen = [row for row in rows if row["step"] <= step]
     rewards = [row["reward/mean"] for row in seen if row["kind"] == "train" and row.get("reward/mean") is not None]
     evaluations = [row for row in seen if row["kind"] == "evaluation"]

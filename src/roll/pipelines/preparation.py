@@ -97,14 +97,14 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
 
 
 def engine_begun(config: RunConfig) -> AbstractContextManager[None]:
-    """While the block runs, what the run's first engine needs whatever it serves is begun already."""
+    """Return a context in which the model-independent start of the first engine runs in the background."""
     if not isinstance(config, GeneratingConfig) or not config.starts_engines or config.cluster.type != "local":
         return nullcontext()
     return engine_ahead(config.inference.engine, config.training.num_threads)
 
 
 def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple[SamplingPlan, SamplingPlan]:
-    """How training and evaluation sample."""
+    """Return the sampling plans of training and evaluation."""
     rollout, evaluation = config.rollout, config.evaluation
     sampling = SamplingParams(
         max_new_tokens=rollout.max_new_tokens,
@@ -126,7 +126,7 @@ def sampling_plans(config: GeneratingConfig, stop_ids: tuple[int, ...]) -> tuple
 def engine_specs(
     config: GeneratingConfig, prepared: Prepared, run: RunDirectory | None, *, sleeps: bool = False
 ) -> list[EngineSpec]:
-    """One spec per engine of the device mapping; `sleeps` where they hand memory over to trainers."""
+    """Return one spec per engine of the device mapping; `sleeps` if the engines hand memory over to trainers."""
     return [
         EngineSpec(
             engine_id=f"engine-{index}",
@@ -150,6 +150,8 @@ def engine_specs(
 
 
 def probe_sequences(data: Data) -> list[IntArray]:
-    """Token sequences that trainer and engines score after a sync: a few prompts, the same for the whole run."""
+    """Return the token sequences that trainer and engines score after a sync: a few prompts, the same for the whole
+    run.
+    """
     draws = data.evaluation(NUM_PROBES) or held_out_draws(data.train.peek(NUM_PROBES), data.renderer)
     return [draw.token_ids for draw in draws]

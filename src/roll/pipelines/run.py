@@ -107,7 +107,7 @@ class Run(Generic[S]):
         policy: TrainerGroup,
         critics: Sequence[TrainerGroup] = (),
     ) -> Run[S]:
-        """A session's, from where it begins: see `beginning`."""
+        """Build the run of a session, from its initial state: see `beginning`."""
         tracker, checkpoint = session.tracker, config.checkpoint
         return cls(
             seed=config.seed,
@@ -151,11 +151,11 @@ class Run(Generic[S]):
         return await self.save()
 
     async def save_before_the_end(self, error: Exception, close: Callable[[], Awaitable[None]]) -> None:
-        """The run is about to end because of `error`: save the last boundary, if it is still there to be saved.
+        """Save the last boundary, if possible, before the run ends because of an error.
 
         Args:
-            error: what ends the run.
-            close: ends what still draws.
+            error: The error that ends the run.
+            close: Ends the tasks that still draw.
         """
         try:
             async with asyncio.timeout(LONGEST_LAST_SAVE_S):
@@ -205,16 +205,16 @@ async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) ->
 
 
 async def _nothing_to_close() -> None:
-    """Of a run whose steps have nothing beside them."""
+    """Do nothing; used for a run without background tasks."""
 
 
 @asynccontextmanager
 async def whole_run(run: Run[Any], close: Callable[[], Awaitable[None]] = _nothing_to_close) -> AsyncIterator[None]:
-    """Around all that a session does: however it ends, what can be saved is.
+    """Run the body, a whole session, and save what can be saved however it ends.
 
     Args:
-        run: to be saved.
-        close: ends whatever runs beside the steps; may be called twice.
+        run: The run to save.
+        close: Ends the background tasks; may be called twice.
     """
     try:
         yield

@@ -58,7 +58,7 @@ class RunState:
             self.best_step = step
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data, with the number of its format and the version that writes it."""
+        """Return the state as plain data, with the format's number and the version of ROLL."""
         return {"format": FORMAT, "roll": __version__, **asdict(self)}
 
     @classmethod

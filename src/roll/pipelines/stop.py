@@ -75,10 +75,11 @@ class StopRequest:
 
     @contextlib.contextmanager
     def cancelling(self) -> Iterator[None]:
-        """Inside, a stop cancels the task that this is; unlike in `unless`, what it sets in its context stays.
+        """Run the body so that a stop request cancels its task; unlike with `unless`, context variables that it sets
+        stay set.
 
         Raises:
-            Interrupted: a stop was asked for; the block has ended.
+            Interrupted: A stop was requested; the body has ended.
         """
         task = asyncio.current_task()
         assert task is not None

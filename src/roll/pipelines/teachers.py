@@ -14,15 +14,15 @@ __all__ = ["teacher_paths"]
 
 
 def teacher_paths(teachers: Sequence[TeacherConfig], model: ModelConfig, model_path: Path) -> list[Path]:
-    """The models of all teachers.
+    """Return the model paths of all teachers.
 
     Args:
-        teachers: of the run.
-        model: the student.
-        model_path: where it is.
+        teachers: Teachers of the run.
+        model: Configuration of the student.
+        model_path: Path of the student's model.
 
     Raises:
-        ModelError: one cannot be found, or does not write the student's tokens.
+        ModelError: A teacher cannot be found, or has another tokenizer than the student.
     """
     tokenizer = load_tokenizer(model_path, trust_remote_code=model.trust_remote_code)
     vocabulary, found = tokenizer.get_vocab(), []

@@ -50,7 +50,9 @@ def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
 
 
 def _functions(section: BaseModel) -> Iterator[str]:
-    """Every function that a configuration names, and environments by their file; sources are known by their rows."""
+    """Yield every function that a configuration names, and environments by their file; sources are compared by their
+    rows.
+    """
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if isinstance(value, str):
@@ -68,7 +70,7 @@ def _functions(section: BaseModel) -> Iterator[str]:
 
 
 def _of_object(function: Callable[..., Any]) -> str:
-    """The digest of the source of a function that was given as an object; empty where it has none."""
+    """Return the digest of the source of a function passed as an object; empty if it has no source."""
     try:
         source = inspect.getsource(inspect.unwrap(function))
     except (OSError, TypeError, ValueError):

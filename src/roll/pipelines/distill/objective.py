@@ -71,9 +71,9 @@ def objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[int]) 
 
 
 def distillation_loss(config: DistillationConfig) -> LossFn:
-    """The divergence, and beside it, or alone, a policy gradient with the advantages of `with_advantages`.
+    """Return the loss: the divergence, a policy gradient with the advantages of `with_advantages`, or the sum of both.
 
-    Ratios are to the engine's probabilities, which are also those that a teacher's are compared with.
+    Ratios are against the engine's log-probs, with which the teacher's log-probs are also compared.
     """
     gradient = PolicyLoss(ratio_against="rollout", aggregation=config.aggregation, correction=Correction(upper=None))
     if config.place == "reward":
@@ -85,12 +85,12 @@ def distillation_loss(config: DistillationConfig) -> LossFn:
 
 
 def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: DistillationConfig) -> TrainingBatch:
-    """What every token is worth: to its teacher, where its log-probs are there, and by its rollout's reward.
+    """Return the batch with advantages from teachers, if their log-probs are present, and from rewards.
 
     Args:
-        batch: of the rollouts, in their order.
-        rollouts: with their rewards.
-        config: what either counts.
+        batch: The batch of the rollouts, in the same order.
+        rollouts: Rollouts with rewards.
+        config: Weights of teachers and rewards.
     """
     rewards = np.array([r.reward.value if r.reward else 0.0 for r in rollouts], dtype=np.float64)
     earned = config.reward_weight * standardised(rewards, [r.draw_id for r in rollouts])
@@ -110,8 +110,10 @@ def with_advantages(batch: TrainingBatch, rollouts: Sequence[Rollout], config: D
 
 
 def sampled_divergence(batch: TrainingBatch) -> dict[str, float]:
-    """KL(student || teacher) per token before the update, as the sampled tokens show it; empty without log-probs of a
-    teacher. It is the metric that the exact divergence has.
+    """Estimate KL(student || teacher) per token before the update from the sampled tokens; empty without teacher
+    log-probs.
+
+    The metric has the name of the exact divergence.
     """
     found = [
         (s.rollout_logprobs - s.teacher_logprobs)[s.loss_mask]

@@ -24,7 +24,7 @@ __all__ = ["EngineTeacher", "teacher_engines", "teacher_logprobs"]
 def teacher_engines(
     config: DistillConfig, prepared: Prepared, paths: Sequence[Path], run: RunDirectory
 ) -> list[EngineSpec]:
-    """An engine for each teacher, like those of the student."""
+    """Return one engine spec per teacher, with the settings of the student's engines."""
     like = engine_specs(config, prepared, run)[0]
     return [
         replace(like, engine_id=f"teacher-{i}", model_path=str(path), log_path=run.log_path("teacher", i))
@@ -59,13 +59,13 @@ class EngineTeacher:
 async def teacher_logprobs(
     teachers: Sequence[Scorer], teacher_of: Mapping[str, int], batch: TrainingBatch, rollouts: Sequence[Rollout]
 ) -> list[FloatArray]:
-    """What every sample's own teacher says of its tokens [L].
+    """Compute the log-probs of every sample's tokens under its teacher, [L] each.
 
     Args:
-        teachers: all.
-        teacher_of: by domain, which one.
-        batch: its samples.
-        rollouts: that of each sample.
+        teachers: All teachers.
+        teacher_of: Index of the teacher by domain.
+        batch: The batch of samples.
+        rollouts: The rollout of each sample.
     """
     places = [[i for i, r in enumerate(rollouts) if teacher_of[r.prompt.domain] == t] for t in range(len(teachers))]
     parts = [replace(batch, samples=tuple(batch.samples[i] for i in own)) for own in places]

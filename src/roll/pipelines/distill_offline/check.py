@@ -58,7 +58,7 @@ def _size_of(paths: Sequence[str]) -> float:
 
 
 def _largest(config: DistillOfflineConfig) -> int:
-    """Bytes of the teacher that has most weights; only one of them is there at a time."""
+    """Return the bytes of the largest teacher; only one teacher is loaded at a time."""
     paths = (teacher.model for teacher in config.teacher)
     return max(describe_model(path).num_parameters for path in paths) * element_bytes(config.model.dtype)
 

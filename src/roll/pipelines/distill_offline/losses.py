@@ -15,7 +15,7 @@ LIKELIHOOD = LikelihoodLoss()
 
 
 def offline_loss(config: OfflineDistillationConfig) -> LossFn:
-    """weight D(teacher, student) + (1 - weight) NLL, which is arXiv 1503.02531 for `forward`."""
+    """Return weight D(teacher, student) + (1 - weight) NLL, which is arXiv 1503.02531 for `forward`."""
     divergence: LossFn = (
         TopDistillationLoss(aggregation=config.aggregation)
         if config.place == "kept"

@@ -51,13 +51,13 @@ async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator
 
 
 def _all_samples(config: DistillOfflineConfig, prepared: Prepared, session: Session) -> Sequence[TrainingSample]:
-    """Everything that the teachers will be asked of: what remains to be drawn, and what is held out."""
+    """Return all samples that the teachers will score: the remaining draws and the held-out examples."""
     drawn = [sample for samples in remaining_steps(prepared, session) for sample in samples]
     return [*drawn, *held_out_batch(config, prepared.examples).samples]
 
 
 async def _measure(config: DistillOfflineConfig) -> dict[str, float]:
-    """How far the configuration's model is from its teachers on held-out examples."""
+    """Measure the divergence of the configuration's model from its teachers on held-out examples."""
     paths = await in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     async with open_measuring(config, "supervised") as measuring:

@@ -39,7 +39,7 @@ class Taught:
     """By teacher; empty where the student's trainer holds them."""
 
     async def completed(self, batch: TrainingBatch) -> TrainingBatch:
-        """The batch with what the loss needs of the teachers."""
+        """Return the batch with the teacher columns that the loss needs."""
         return replace(batch, samples=tuple(map(self._of, batch.samples)))
 
     def _of(self, sample: TrainingSample) -> TrainingSample:
@@ -95,10 +95,10 @@ async def ask_teachers(
 
 
 def _counted(sample: TrainingSample, top: TopLogprobs, num_tokens: int, model: str) -> Rows:
-    """The rows of the tokens that the loss counts, as small as they can be.
+    """Return the top-k rows of the tokens that the loss counts, in the smallest sufficient dtype.
 
     Raises:
-        ModelError: one of the likeliest tokens is none of the student's.
+        ModelError: A top-k token is not in the student's vocabulary.
     """
     ids = top.token_ids[sample.loss_mask]
     if ids.size and ids.max() >= num_tokens:

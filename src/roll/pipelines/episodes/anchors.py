@@ -36,7 +36,7 @@ MOST_UNREPEATED = 3
 
 
 def anchors_of(config: AnchorsConfig, num_turns: int) -> list[int]:
-    """The anchors of an episode of so many turns, in the order in which they are to be passed.
+    """Return the anchors of an episode of `num_turns` turns, in the order in which they should be passed.
 
     >>> anchors_of(AnchorsConfig(type="rollback"), 4)
     [3, 2, 1, 0]
@@ -51,7 +51,7 @@ def anchors_of(config: AnchorsConfig, num_turns: int) -> list[int]:
 
 
 def open_anchors(config: AnchorsConfig, kept: KeptEpisode) -> list[int]:
-    """Those at which a group may begin now; none where all are passed."""
+    """Return the anchors at which a group may begin now; empty if all are passed."""
     left = [k for k in anchors_of(config, len(kept.trajectory.turns)) if k not in kept.passed]
     return left[:1] if config.type == "rollback" else left
 
@@ -65,15 +65,15 @@ def choose(
     seed: int,
     number: int,
 ) -> tuple[KeptEpisode, Anchor] | None:
-    """At which anchor a draw begins; `None`: at a prompt of its own.
+    """Choose the anchor at which a draw begins; return `None` if the draw begins at a new prompt.
 
     Args:
-        config: how anchors are chosen, if any are.
-        kept: successful episodes.
-        unrepeated: by environment, how many it did not repeat.
-        domain: the draw's environment.
-        seed: of the run.
-        number: of the draw.
+        config: Configuration of anchors; `None` without anchors.
+        kept: Successful episodes.
+        unrepeated: Number of episodes that each environment did not repeat.
+        domain: Environment of the draw.
+        seed: Seed of the run.
+        number: Number of the draw.
     """
     if config is None or unrepeated.get(domain, 0) >= MOST_UNREPEATED:
         return None
@@ -86,19 +86,19 @@ def choose(
 
 
 def _point(seed: int, number: int, what: str) -> float:
-    """Between 0 and 1, and never 1."""
+    """Return a pseudorandom number in [0, 1)."""
     digest = hashlib.blake2b(f"{seed}/anchors/{what}/{number}".encode(), digest_size=6).digest()
     return int.from_bytes(digest, "big") / 2**48
 
 
 def succeeded(rollout: Rollout) -> bool:
-    """Whether its reward says that the task was solved or, where it does not say, is positive."""
+    """Return whether the rollout solved its task or, if the reward does not decide that, has a positive reward."""
     reward = rollout.reward
     return reward is not None and (reward.value > 0 if reward.correct is None else reward.correct)
 
 
 def unrepeated(groups: Iterable[Group]) -> dict[str, str]:
-    """By uid, the episodes that their environments did not repeat, and why."""
+    """Return the reasons why environments did not repeat episodes, by uid of the episode."""
     prefix = f"{ReplayError.__name__}: "
     return {
         group.draw.anchor.trajectory.uid: rollout.cause.removeprefix(prefix)
@@ -112,17 +112,17 @@ def unrepeated(groups: Iterable[Group]) -> dict[str, str]:
 def updated(
     config: AnchorsConfig, kept: Sequence[KeptEpisode], groups: Sequence[Group], in_flight: Collection[str]
 ) -> tuple[KeptEpisode, ...]:
-    """What is kept after a step.
+    """Return the kept episodes after a step.
 
-    Successes from anchors are noted, and what was not repeated is given up; rare successes from a prompt are added, the
-    one of fewest turns of a group, where that prompt has none yet. An episode whose anchors are all passed leaves, and
-    so does the oldest where an environment has more than `num_kept`.
+    Results of rollouts that began at anchors are counted, and episodes that were not repeated are dropped. Rare
+    successes of prompts without a kept episode are added, the one with the fewest turns of each group. An episode whose
+    anchors are all passed is dropped, and so is the oldest one if an environment has more than `num_kept`.
 
     Args:
-        config: what is kept.
-        kept: before the step, the oldest first.
-        groups: of the step.
-        in_flight: uids of episodes in whose midst something begins even now, which therefore stay.
+        config: Configuration of anchors.
+        kept: Kept episodes before the step, the oldest first.
+        groups: Groups of the step.
+        in_flight: UIDs of episodes at whose anchors draws in flight begin; these episodes are not dropped.
     """
     lost = unrepeated(groups).keys()
     results: dict[str, dict[int, list[bool]]] = defaultdict(lambda: defaultdict(list))
@@ -159,7 +159,7 @@ def _noted(config: AnchorsConfig, kept: KeptEpisode, results: Mapping[int, Seque
 
 
 def _rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
-    """The best success of a group that seldom had one; `None` where there is none that could be replayed."""
+    """Return the shortest success of a group in which success is rare; `None` if no success can be replayed."""
     won = [rollout for rollout in group.scored if succeeded(rollout)]
     if group.draw.anchor is not None or len(won) > config.rare_below * len(group.scored):
         return None
@@ -187,7 +187,7 @@ def note_anchors(
 
 
 def figures(kept: Sequence[KeptEpisode], groups: Sequence[Group]) -> dict[str, float]:
-    """Of a step: groups that began at anchors, and how they fared by how much of the episode was replayed."""
+    """Compute the anchor metrics of a step: the groups that began at anchors, and their success by replayed share."""
     began = [(group, group.draw.anchor) for group in groups if group.draw.anchor is not None]
     metrics = {
         "anchors/kept": float(len(kept)),

@@ -20,7 +20,7 @@ __all__ = ["domain_of", "note_successes", "shares"]
 
 
 def shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float]:
-    """By environment, how large a share of the next draws is due to it; they add up to 1."""
+    """Return each environment's share of the next draws; the shares sum to 1."""
     least = config.curriculum.least_share if config.curriculum else 1.0
     weights = {}
     for entry in config.environments:
@@ -31,7 +31,7 @@ def shares(config: AgenticConfig, rates: Mapping[str, float]) -> dict[str, float
 
 
 def domain_of(config: AgenticConfig, state: AgenticState, number: int) -> str:
-    """The environment of a draw: depends on the run's seed, the draw's number and the success rates alone."""
+    """Return the environment of a draw; it depends only on the run's seed, the draw's number and the success rates."""
     found = shares(config, state.success_rates)
     digest = hashlib.blake2b(f"{config.seed}/curriculum/{number}".encode(), digest_size=8).digest()
     point = int.from_bytes(digest, "big") / 2**64

@@ -40,7 +40,7 @@ async def play_demonstrations(
 async def _played(
     opened: OnlineRun[AgenticConfig, LivePolicy], stream: PromptStream, shown: Demonstration
 ) -> KeptEpisode:
-    """Played twice, to see that the environment repeats it."""
+    """Play a demonstration twice, to check that the environment repeats it, and return the episode."""
     draw = stream.again(-1, shown.domain, stream.position_of(shown.domain, shown.seed))
     draw = replace(draw, prompt=replace(draw.prompt, expert=shown.actions))
     name = f"'{shown.domain}' with seed {shown.seed}"

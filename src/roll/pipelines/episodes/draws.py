@@ -25,11 +25,11 @@ class EpisodeDraws:
     stream: PromptStream
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
-        """The next draws, of one environment where it is given."""
+        """Return the next draws, of one environment if `domain` is given."""
         return [self._next(domain) for _ in range(count)]
 
     def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """A draw that an earlier process left in flight, at the anchor that it had."""
+        """Return a draw that an earlier process left in flight, with the same anchor."""
         draw = self.stream.again(draw_id, domain, position)
         uid, num_turns = self.state.begun.get(str(draw_id), ("", 0))
         found = next((one.trajectory for one in self.state.kept if one.trajectory.uid == uid), None)

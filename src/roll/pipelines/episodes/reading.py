@@ -27,10 +27,10 @@ class Demonstration:
 
 
 def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:
-    """What the configuration's file says; nothing where there is none.
+    """Read the demonstrations from the configured file; empty if none is configured.
 
     Raises:
-        DataError: it cannot be read, or a line is no demonstration of one of the environments.
+        DataError: The file cannot be read, or a line is not a demonstration in one of the environments.
     """
     if config.anchors is None or config.anchors.demonstrations is None:
         return []

@@ -33,7 +33,7 @@ class KeptEpisode:
     """Anchors from which the policy knows how to go on."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return the episode as plain data."""
         trajectory = self.trajectory
         return {
             "domain": self.domain,

@@ -113,8 +113,10 @@ class JudgeRole:
                 self._proxy.replace(engine)
 
     def metrics(self) -> dict[str, float]:
-        """Of the step: verdicts asked for and kept, requests, tokens, failures, seconds per request; of the run:
-        engines replaced, requests issued again.
+        """Return the judge's metrics.
+
+        Of the step: verdicts requested and cached, requests, tokens, failures, seconds per request. Of the run:
+        replaced engines and reissued requests.
         """
         figures, self._figures = self._figures, _Figures()
         usage = self.model.usage
@@ -181,7 +183,7 @@ async def start_judge(
 async def open_scoring(
     config: RunConfig, cluster: Cluster, pool: WorkerPool
 ) -> AsyncIterator[Mapping[str, WeightedReward]]:
-    """The rewards of a configuration by domain, and the judge where they ask one; for work that is no run."""
+    """Open the rewards of a configuration by domain, with the judge if they need it; used for work outside a run."""
     async with AsyncExitStack() as stack:
         judge = None
         if not isinstance(config, GeneratingConfig):
@@ -194,6 +196,9 @@ async def open_scoring(
 
 
 def _identity(path: Path, dtype: str) -> str:
-    """Of the weights, by name, size and age of their files: reading them all would take longer than loading."""
+    """Return a key of the weights from name, size and modification time of their files.
+
+    Hashing the contents would take longer than loading them.
+    """
     files = sorted(file for file in path.iterdir() if file.is_file())
     return content_key(dtype, [[file.name, file.stat().st_size, file.stat().st_mtime_ns] for file in files])

@@ -21,20 +21,20 @@ REQUESTS_AT_LEAST = 4
 
 
 def judge_kind(config: GeneratingConfig) -> str:
-    """Which engines the judge runs on.
+    """Return the kind of the judge's engines.
 
     Raises:
-        ConfigError: an engine is asked for that is not installed.
+        ConfigError: The configured engine is not installed.
     """
     assert config.judge is not None
     return resolve_engine_kind(config.judge.engine, "judge.engine")
 
 
 def judge_context(config: GeneratingConfig, path: Path | str) -> int:
-    """Longest request plus reply, in tokens.
+    """Return the judge's context length, the longest request plus reply, in tokens.
 
     Raises:
-        ConfigError: `judge.max_context` is more than the model was made for; or no question fits.
+        ConfigError: `judge.max_context` exceeds the model's context length, or leaves no room for a question.
     """
     assert config.judge is not None
     asked, most = config.judge.max_context, context_length(Path(path))
@@ -51,7 +51,7 @@ def judge_context(config: GeneratingConfig, path: Path | str) -> int:
 
 
 def judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) -> list[EngineSpec]:
-    """One spec per engine of the judge."""
+    """Return one spec per engine of the judge."""
     judge = config.judge
     assert judge is not None
     kind = judge_kind(config)

@@ -48,7 +48,7 @@ def check_alarms(
 
 
 def _training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Alarms of the update, with what they say."""
+    """Yield name and message of the alarms about the update."""
     entropy = metrics.get("training/policy/entropy", metrics.get("training/policy/entropy_estimate"))
     if config.entropy_below is not None and entropy is not None and entropy < config.entropy_below:
         yield "entropy_below", f"entropy collapsed: {entropy:.3g} nats per token, below {config.entropy_below:g}"
@@ -94,7 +94,7 @@ _SHARES = {
 
 
 def _answers(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tuple[str, str]]:
-    """Alarms of what the policy writes: the marks of a reward that is being hacked among them."""
+    """Yield name and message of the alarms about the policy's answers, including those of reward hacking."""
     for name, (metric, words) in _SHARES.items():
         limit, share = getattr(config, name), metrics.get(metric, 0.0)
         if limit is not None and share > limit:

@@ -18,14 +18,14 @@ over an eighth of the batch, some 4 % of an update's work."""
 
 
 def with_own_routing(batch: TrainingBatch) -> TrainingBatch:
-    """The batch for models that choose experts themselves."""
+    """Return the batch without recorded experts, so that a model's routers choose experts themselves."""
     if all(s.experts is None for s in batch.samples):
         return batch
     return replace(batch, samples=tuple(replace(s, experts=None) for s in batch.samples))
 
 
 async def own_routing(policy: Scorer, batch: TrainingBatch) -> tuple[list[FloatArray], list[IntArray]]:
-    """Log-probs and experts of the batch's first samples as the policy has them without replay."""
+    """Compute log-probs and expert choices of the batch's first samples under the policy without router replay."""
     first = tuple(s for s in batch.samples if s.experts is not None)[: -(-len(batch.samples) // MEASURED_SHARE)]
     if not first:
         return [], []
@@ -38,18 +38,18 @@ def engine_routing(
     own: tuple[Sequence[FloatArray], Sequence[IntArray]],
     replayed: Sequence[FloatArray | None],
 ) -> dict[str, float]:
-    """The figures of a step, below `agreement/`.
+    """Compute the router-replay metrics of a step, below `agreement/`.
 
-    `replayed_share` of the tokens that went through the network had experts of the engine; of these choices,
-    `experts_alike` are the trainer's own as well. `own_routing/…` is how far the trainer's log-probs are from the
-    engine's with its own choice, `engine_routing/…` with the engine's, over the same tokens: mean and largest absolute
-    difference, and the divergence of the engine's distribution from the trainer's: the mean of exp(d) - 1 - d for
-    d = trainer - engine, which has no bias (k3 of http://joschu.net/blog/kl-approx.html).
+    `replayed_share` is the share of tokens in the forward pass that had experts of the engine; `experts_alike` is the
+    share of these choices that the trainer's routers also make. `own_routing/…` compares the trainer's log-probs under
+    its own routing with the engine's, `engine_routing/…` those under the engine's routing, over the same tokens: mean
+    and largest absolute difference, and the divergence of the engine's distribution from the trainer's, the mean of
+    exp(d) - 1 - d for d = trainer - engine, which is unbiased (k3 of http://joschu.net/blog/kl-approx.html).
 
     Args:
-        batch: of the step.
-        own: of its first samples with experts, as `own_routing` gives them.
-        replayed: log-probs of all samples in the pass that replayed; empty where there was no such pass.
+        batch: The batch of the step.
+        own: Log-probs and experts of its first samples with recorded experts, as `own_routing` returns them.
+        replayed: Log-probs of all samples in the pass with router replay; empty without such a pass.
     """
     known, inputs = 0, 0
     for sample in batch.samples:
@@ -85,6 +85,9 @@ def _distance(name: str, samples: Sequence[TrainingSample], said: Sequence[Float
 
 
 def _alike(engine: IntArray, trainer: IntArray) -> IntArray:
-    """Of choices [L, layers, k] that both know, 1 for each that the other has in the same place, else 0."""
+    """Return 1 for each choice [L, layers, k] that is also in the other's choices of that token and layer, else 0.
+
+    Tokens for which either choice is unknown are left out.
+    """
     both = (engine[..., 0] >= 0) & (trainer[..., 0] >= 0)
     return (engine[both][..., None] == trainer[both][..., None, :]).any(-1).ravel()

@@ -47,7 +47,7 @@ class Failures:
     """By cause, the first prompt that met it."""
 
     def metrics(self) -> dict[str, float]:
-        """Counts, and shares of the answers that were asked about."""
+        """Return counts, and shares of the answers that were, or should have been, judged."""
         return {
             "rollout/infra_errors": float(self.failed),
             "rollout/infra_error_share": self.failed / self.asked if self.asked else 0.0,
@@ -85,7 +85,7 @@ class Retries:
         self._reported = False
 
     def on_transition(self, event: Transition) -> None:
-        """For a life cycle; returns at once."""
+        """Count a retry; a listener of the life cycle that returns at once."""
         again = event.after is RolloutState.QUEUED and event.before is not None and bool(event.detail)
         self._num += again
         if not self._reported and (again or event.after is RolloutState.INFRA_ERROR):
@@ -93,18 +93,18 @@ class Retries:
             logger.warning("an answer %s: %s", "is tried again" if again else "got no reward", event.detail)
 
     def metrics(self) -> dict[str, float]:
-        """Attempts that were made again since this was last asked."""
+        """Return the number of retries since the last call."""
         num, self._num, self._reported = self._num, 0, False
         return {"rollout/retries": float(num)}
 
 
 def _cause(rollout: Rollout) -> str:
-    """Without the prompt and the process, so that equal causes are counted as one."""
+    """Return a rollout's cause without prompt and process, so that equal causes are counted together."""
     return _PROCESS.sub("", rollout.cause.removesuffix(f" (prompt '{rollout.prompt.uid}')"))
 
 
 def describe(failures: Failures) -> str:
-    """In a sentence, what failed and why; empty where nothing did."""
+    """Describe in a sentence how many answers failed and why; empty if none did."""
     parts = []
     if failures.failed:
         cause, count = failures.causes.most_common(1)[0]
@@ -121,13 +121,13 @@ def describe(failures: Failures) -> str:
 def check_failures(
     config: AlarmsConfig, window: Sequence[Sequence[int]], latest: Failures, *, first: bool
 ) -> list[Alarm]:
-    """Alarms over the last steps together.
+    """Return the alarms of failures over the last steps together.
 
     Args:
-        config: thresholds.
-        window: `Failures.counts` of the last steps, `config.patience` at most, the latest included.
-        latest: of the step that has just ended.
-        first: whether that is the first step of a session, which stops at once where all of it failed.
+        config: Thresholds.
+        window: `Failures.counts` of the last steps, at most `config.patience`, including the latest.
+        latest: Failures of the step that has just ended.
+        first: Whether it is the first step of a session, which stops at once if all answers failed.
     """
     full = len(window) >= config.patience
     asked = sum(counts[0] for counts in window)

@@ -35,7 +35,7 @@ def check_own_functions(algorithm: AlgorithmConfig) -> None:
 
 
 def attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
-    """What the policy's loss must know of its attention, if anything."""
+    """Return the range of attention statistics that the policy loss needs; `None` if it needs none."""
     credit = algorithm.credit
     if credit.type == "none":
         return None
@@ -43,11 +43,11 @@ def attention_range(algorithm: AlgorithmConfig) -> AttentionRange | None:
 
 
 def policy_loss(algorithm: AlgorithmConfig, kl_coefficient: float | None = None) -> LossFn:
-    """The policy's loss.
+    """Build the policy loss of an algorithm.
 
     Args:
-        algorithm: its settings.
-        kl_coefficient: in place of the configured one, where it adapts.
+        algorithm: The algorithm's settings.
+        kl_coefficient: Coefficient that replaces the configured one, if it adapts.
     """
     loss, observed, form = _policy_loss(algorithm, kl_coefficient), attention_range(algorithm), algorithm.credit.type
     if algorithm.shares_critic:
@@ -83,15 +83,15 @@ def _gate(section: GateConfig) -> Gate:
 
 
 def value_loss(algorithm: AlgorithmConfig) -> ValueLoss:
-    """The critics' loss."""
+    """Build the critics' loss of an algorithm."""
     return ValueLoss(clip=algorithm.critic.value_clip)
 
 
 def preference_loss(section: PreferenceLossSection) -> PreferenceLoss:
-    """The loss of a method that compares two answers.
+    """Build the loss of a preference method on pairs of answers.
 
     Raises:
-        ConfigError: a setting cannot be.
+        ConfigError: A setting is invalid.
     """
     method = section.method
     try:

@@ -16,7 +16,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
-    """Of every rollout, by the id of its first sample, over the tokens that the loss counts."""
+    """Return the mean advantage of every rollout over its loss tokens, by id of its first sample."""
     found: dict[str, float] = {}
     for places in batch.sequences:
         samples = [batch.samples[i] for i in places]
@@ -27,10 +27,11 @@ def mean_advantages(batch: TrainingBatch) -> dict[str, float]:
 
 
 def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, float]:
-    """How far engine and trainer are apart, over all trained tokens.
+    """Compute how far log-probs of engine and trainer differ over all trained tokens.
 
-    The trainer's log-probs are those before the update, or of the only one. Besides mean and largest absolute
-    difference: quantiles of the factor old/rollout, and the effective sample size that it leaves, as a share of tokens.
+    The trainer's log-probs are those before the update, or of the only update. Besides mean and largest absolute
+    difference: quantiles of the factor old/rollout, and the effective sample size under these factors, as a share of
+    tokens.
     """
     given = [s.old_logprobs for s in batch.samples]
     trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
@@ -55,7 +56,7 @@ def agreement(batch: TrainingBatch, results: Sequence[StepResult]) -> dict[str, 
 
 
 def training_metrics(results: Sequence[StepResult], prefix: str = "training") -> dict[str, float]:
-    """What the optimiser steps report: means over several, maxima below `max/`, sums of counts and times."""
+    """Return the metrics of optimizer steps: means over several, maxima below `max/`, sums of counts and times."""
     if not results:
         return {}
     metrics = {
@@ -82,7 +83,7 @@ def training_metrics(results: Sequence[StepResult], prefix: str = "training") ->
 def learning_metrics(
     batch: TrainingBatch, results: Sequence[StepResult], critic_results: Sequence[StepResult]
 ) -> dict[str, float]:
-    """What the updates of policy and critics reported, and how far engines and trainer agree."""
+    """Return the metrics of the updates of policy and critics, and the agreement of engines and trainer."""
     metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement(batch, results)
     place = "critic" if critic_results else "training"  # a shared head learns in the policy's updates
     if f"{place}/value/return" in metrics:

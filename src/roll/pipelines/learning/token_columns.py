@@ -16,16 +16,16 @@ __all__ = ["token_columns"]
 def token_columns(
     batch: TrainingBatch, results: Sequence[StepResult], updates: UpdateConfig, seed: tuple[int, int]
 ) -> dict[str, dict[str, FloatArray]]:
-    """Columns of `roll.tracking.rollout_table` by rollout id; each array aligns with the rollout's tokens.
+    """Return columns of `roll.tracking.rollout_table` by rollout id; each array aligns with the rollout's tokens.
 
-    `trainer_logprobs` are those before the first update; `update_logprobs` those that the last update began with, where
-    there are several; NaN where the loss does not count the token. A back-end that returns none leaves them out.
+    `trainer_logprobs` are from before the first update, `update_logprobs` from before the last of several updates; NaN
+    outside the loss mask. They are absent if the back-end does not return log-probs.
 
     Args:
-        batch: as `weigh` completed it.
-        results: of its updates, in order.
-        updates: how it was cut for them.
-        seed: of the run, and the step, as the cuts were drawn from.
+        batch: The batch that `weigh` completed.
+        results: Results of its updates, in order.
+        updates: How the batch was split for the updates.
+        seed: Seed of the run and the step, from which the splits were drawn.
     """
     latest = _latest(batch, results, updates, seed)
     single = len(results) == 1
@@ -58,7 +58,7 @@ def token_columns(
 def _latest(
     batch: TrainingBatch, results: Sequence[StepResult], updates: UpdateConfig, seed: tuple[int, int]
 ) -> dict[str, FloatArray]:
-    """[L] of each sample, by its id: what the last update that it was in began with."""
+    """Return the log-probs [L] of each sample by id, from before the last update that included the sample."""
     found: dict[str, FloatArray] = {}
     remaining = iter(results)
     for epoch in range(updates.num_epochs):

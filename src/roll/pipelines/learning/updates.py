@@ -94,7 +94,10 @@ async def learn(
 
 
 def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
-    """Whether the policy before the update must be computed: otherwise it is the current one at the only update."""
+    """Return whether log-probs of the policy before the update need a separate forward pass.
+
+    With a single update they equal those of the update's own forward pass.
+    """
     in_reward = algorithm.uses_reference and algorithm.kl.place == "reward"
     return algorithm.updates_per_step > 1 or in_reward
 
@@ -102,7 +105,7 @@ def needs_old_logprobs(algorithm: AlgorithmConfig) -> bool:
 async def _logprobs(
     run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, batch: TrainingBatch
 ) -> dict[str, Sequence[Any]]:
-    """`old_logprobs` and `ref_logprobs` where something uses them, and what else the same pass is asked for."""
+    """Compute `old_logprobs` and `ref_logprobs` if they are used, and the other outputs of the same forward pass."""
     columns: dict[str, Sequence[Any]] = {}
     if needs_old_logprobs(algorithm):
         observed = attention_range(algorithm)
@@ -126,7 +129,7 @@ async def _train_critics(
     learned: Learned,
     values: Sequence[Sequence[FloatArray]],
 ) -> None:
-    """Each critic learns from its share; a value clip is around what that critic itself said, not their mean."""
+    """Train each critic on its share of the batch; a value clip is around the critic's own old values, not the mean."""
     if not learner.critics:
         return
     step = run.state.step

@@ -15,7 +15,7 @@ __all__ = ["batch_figures", "decided", "settle"]
 
 
 def decided(batch: Batch) -> dict[int, tuple[Fate, str]]:
-    """By draw id, the fates of a batch's groups that were stopped before their end, and of draws that were given up."""
+    """Return by draw id the fates of groups that were stopped early and of abandoned draws."""
     left_out = {draw_id: (Fate.FILTERED, why) for draw_id, why in batch.left_out.items()}
     return left_out | {draw_id: (Fate.EXPIRED, why) for draw_id, why in batch.expired.items()}
 
@@ -27,7 +27,7 @@ def settle(ledger: DataLedger, fates: Mapping[int, tuple[Fate, str]], step: int)
 
 
 async def batch_figures(state: LearningState, batch: Batch, fates: Mapping[int, tuple[Fate, str]]) -> dict[str, float]:
-    """Of a step's rollouts, of how their batch came about, and of what became of its draws; marks of hacking, too."""
+    """Compute the metrics of a step's rollouts, of its batch and of the fates of its draws, and of reward hacking."""
     metrics = measures.rollout_metrics(batch.groups) | measures.fate_metrics(fates) | measures.batch_metrics(batch)
     found = await asyncio.to_thread(hacking_metrics, batch.groups, list(state.first_lengths))  # seconds, if many
     return metrics | found

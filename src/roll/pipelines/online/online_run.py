@@ -49,7 +49,7 @@ class Recorder(Protocol):
         ...
 
     async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
-        """A step is done, its boundary marked, its metrics not yet written."""
+        """Record a step after its boundary is marked and before its metrics are written."""
         ...
 
 
@@ -61,7 +61,7 @@ class RunEngines(Engines, Protocol):
         ...
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
-        """A wait for rollouts; while the model writes it is a phase called `name`."""
+        """Return the context of a wait for rollouts; while the model generates it is a phase called `name`."""
         ...
 
     def counts(self) -> Mapping[str, int]:
@@ -69,11 +69,11 @@ class RunEngines(Engines, Protocol):
         ...
 
     def metrics(self) -> dict[str, float]:
-        """Of a step's generation."""
+        """Return the metrics of a step's generation."""
         ...
 
     def verifiers(self) -> dict[str, Any] | None:
-        """By domain, what rewards know that later judgements depend on; `None` where nothing judges."""
+        """Return by domain the state of rewards that later judgments depend on; `None` if nothing is judged."""
         ...
 
     def trace(self) -> None:

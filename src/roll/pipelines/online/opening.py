@@ -122,7 +122,7 @@ async def _begin(
     placed: Sequence[Placed],
     state_type: type[LearningState],
 ) -> LearningState:
-    """Where the session begins, once all is checked that can be known before a role starts."""
+    """Return the state in which the session begins, after all checks that are possible before a role starts."""
     check_engines(config)
     data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
     state = beginning(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
@@ -140,7 +140,9 @@ async def _start(
     placed: Sequence[Placed],
     stack: AsyncExitStack,
 ) -> tuple[Roles, list[Any], SharedDevices | None]:
-    """All roles; what was placed, in order; and the devices that some of it hands over to engines and back."""
+    """Start all roles; return them, the placed trainers and engines in order, and the devices that they share with
+    engines.
+    """
     session.tracker.keep_tokenizer(prepared.tokenizer)
     hand_over = hands_over(config, accelerated=num_accelerators() > 0)
     beside = config.trainers_beside("actor_infer") if hand_over else []
@@ -184,15 +186,15 @@ def weight_sync(
     engines: EngineGroup,
     devices: SharedDevices | None,
 ) -> WeightSync:
-    """How the policy's weights reach its engines.
+    """Build the weight sync from the policy to its engines.
 
     Args:
-        cluster: in which both are.
-        config: of the run.
-        data: whose prompts probe them.
-        policy: the trainer.
-        engines: its engines.
-        devices: that they share, where they hand them over.
+        cluster: Cluster of both.
+        config: Configuration of the run.
+        data: Data whose prompts are used as probes.
+        policy: The policy's trainer.
+        engines: The policy's engines.
+        devices: Devices that trainer and engines share, if they hand memory over.
     """
     return WeightSync(
         policy,
@@ -205,7 +207,7 @@ def weight_sync(
 
 
 def _held_out(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
-    """What every evaluation answers."""
+    """Return the prompt draws of every evaluation."""
     found = data.evaluation(config.evaluation.num_prompts)
     if not found:
         best = ", and keep_best has nothing to go by" if config.checkpoint.keep_best else ""
@@ -216,14 +218,14 @@ def _held_out(config: GeneratingConfig, data: Data) -> list[PromptDraw]:
 def facts(
     config: GeneratingConfig, _: RunState, method: str, *, engines: str | None = None, ranks: str | None = None
 ) -> RunFacts:
-    """What is said of a run before its first step.
+    """Return the facts that are shown about a run before its first step.
 
     Args:
-        config: of the run.
-        _: where it stands; its steps do not depend on that.
-        method: what it learns by.
-        engines: in place of how many there are.
-        ranks: in place of how many trainer ranks there are.
+        config: Configuration of the run.
+        _: State of the run, on which the number of steps does not depend.
+        method: Name of the method.
+        engines: Text that replaces the number of engines.
+        ranks: Text that replaces the number of trainer ranks.
     """
     kind = "" if config.inference.engine == "auto" else f"{config.inference.engine} "
     engines = engines or _count(config.num_engines, f"{kind}engine")
@@ -241,12 +243,12 @@ def _count(number: int, noun: str) -> str:
 
 
 def policy_spec(config: OnlineConfig, model_path: Path, **more: Any) -> TrainerSpec:
-    """The policy, seen from its only rank.
+    """Return the trainer spec of the policy, for a single rank.
 
     Args:
-        config: of the run.
-        model_path: its files.
-        more: that its trainer holds.
+        config: Configuration of the run.
+        model_path: Path of the model's files.
+        more: Other fields of the spec.
     """
     return TrainerSpec(
         model_path=str(model_path),

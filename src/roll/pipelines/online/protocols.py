@@ -68,7 +68,7 @@ class Engines(Protocol):
         ...
 
     def learning(self) -> AbstractAsyncContextManager[None]:
-        """Inside, trainers compute and change weights."""
+        """Return a context in which trainers may compute and change weights."""
         ...
 
     async def push(self) -> Mapping[str, float]:
@@ -105,7 +105,7 @@ class StepRun(Protocol):
         ...
 
     async def finish_step(self, collected: Collected[Any], update: Update, note: Callable[[], None]) -> list[str]:
-        """Cross the boundary; returns alarms that stop the run."""
+        """Cross the step's boundary and return the alarms that stop the run."""
         ...
 
     async def evaluate(self) -> None:

@@ -19,11 +19,11 @@ class Draws(Protocol):
     """See `PromptStream`, which has more."""
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
-        """The next draws; of one domain, where it is given."""
+        """Return the next draws, of one domain if it is given."""
         ...
 
     def again(self, draw_id: int, domain: str, position: int) -> PromptDraw:
-        """What was drawn before."""
+        """Return an earlier draw again."""
         ...
 
 
@@ -38,18 +38,18 @@ def build_controller(
     draws: Draws | None = None,
     **asked: Any,
 ) -> AsyncController:
-    """The controller of a run, with what an earlier process left in flight.
+    """Build the controller of a run, with the draws that an earlier process left in flight.
 
     Args:
-        config: of the run.
-        state: at a boundary.
-        data: the prompts.
-        ledger: is told of every draw.
-        generation: what answers and scores.
-        plan: how groups are sampled.
-        companions: how further answers to their prompts are.
-        draws: where they come from, in place of `data.train`.
-        asked: of finished groups, as in `BatchSpec`.
+        config: Configuration of the run.
+        state: State at a step's boundary.
+        data: Prompts of the run.
+        ledger: Ledger that records every draw.
+        generation: Engines and rewards.
+        plan: How groups are sampled.
+        companions: How companion groups of the same prompts are sampled.
+        draws: Source of draws; by default `data.train`.
+        asked: Filters of finished groups, as in `BatchSpec`.
     """
 
     stream = draws or data.train

@@ -29,12 +29,12 @@ LIKE_ANSWERS = LikelihoodLoss()
 
 
 def loss_like(section: PreferenceSection) -> LossFn:
-    """What a trainer packs samples for as for the method, and that needs nothing of a reference."""
+    """Return a loss that needs no reference and makes a trainer pack samples as the method's loss does."""
     return LIKE_PAIRS if section.method.compares_pairs else LIKE_ANSWERS
 
 
 def kind_of(section: PreferenceSection) -> ExampleKind:
-    """What a method's examples are."""
+    """Return the kind of a method's examples."""
     return "pair" if section.method.compares_pairs else "labelled"
 
 
@@ -50,7 +50,7 @@ class Objective:
     """Of a sample."""
 
     async def completed(self, batch: TrainingBatch) -> TrainingBatch:
-        """The batch with what the reference says of it, where the method compares with that."""
+        """Return the batch with the reference's log-probs, if the method uses them."""
         if not self.section.method.uses_reference:
             return batch
         said = await self._reference(batch)
@@ -60,14 +60,14 @@ class Objective:
         )
 
     async def loss(self, samples: Sequence[TrainingSample]) -> LossFn:
-        """Of these samples as a batch, under the policy's current weights."""
+        """Build the loss of a batch of samples, under the policy's current weights."""
         if self.section.method.compares_pairs:
             return preference_loss(self.section)
         others = with_other_answers(samples, self.max_tokens)
         return KTOLoss(reference_point=await self._reference_point(others), **self.section.settings)
 
     async def _reference_point(self, others: tuple[TrainingSample, ...]) -> float:
-        """z0 of KTO; 0 where there is no other answer."""
+        """Compute z0 of KTO; 0 if there is no mismatched answer."""
         if not others:
             return 0.0
         batch = TrainingBatch(samples=others)
@@ -81,25 +81,26 @@ class Objective:
 
 
 def _spread(sample: TrainingSample, logprobs: FloatArray) -> FloatArray:
-    """[L] log-probs of the tokens that count; 0 elsewhere."""
+    """Scatter the log-probs of loss tokens into an array [L], with zeros elsewhere."""
     result = np.zeros(len(sample), np.float32)
     result[sample.loss_mask] = logprobs
     return result
 
 
 def _sums(samples: Sequence[TrainingSample], logprobs: Sequence[FloatArray]) -> list[float]:
-    """Log-probs of whole answers."""
+    """Return the log-probs of whole answers."""
     return [float(p[s.loss_mask].sum(dtype=np.float64)) for s, p in zip(samples, logprobs, strict=True)]
 
 
 def with_other_answers(samples: Sequence[TrainingSample], max_tokens: int | None) -> tuple[TrainingSample, ...]:
-    """Every prompt with the answer to the one before it, the first with the last's; none where there is only one.
+    """Pair every prompt with the answer to the previous prompt, the first with the last; empty for a single sample.
 
-    So KTO's authors, and TRL, estimate how far the policy has left the reference: arXiv 2402.01306 section 4.1.
+    KTO's authors, and TRL, estimate the divergence of the policy from the reference in this way: arXiv 2402.01306
+    section 4.1.
 
     Args:
-        samples: a batch of single answers.
-        max_tokens: of a sample; of a longer one the answer's end is left out.
+        samples: A batch of single answers.
+        max_tokens: Token limit of a sample; the end of a longer answer is cut off.
     """
     if len(samples) < 2:
         return ()

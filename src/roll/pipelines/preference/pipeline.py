@@ -49,7 +49,7 @@ async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Cal
 
 
 async def _measure(config: PreferenceConfig) -> dict[str, float]:
-    """Held-out preferences by the configuration's model, beside its reference."""
+    """Measure the configuration's model on held-out preferences, with its reference."""
     section = config.preference.model_copy(update={"reference": "kept"})
     config, kept = config.model_copy(update={"preference": section}), Kept()
     async with open_measuring(config, kind_of(section)) as measuring:

@@ -28,10 +28,10 @@ MOST_ASKED = 2_000_000
 
 
 def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
-    """The reference as a role.
+    """Return the trainer spec of the reference.
 
     Raises:
-        ModelError: it cannot be found, or reads other tokens than the policy.
+        ModelError: The reference model cannot be found, or has another tokenizer than the policy.
     """
     name = config.preference.reference_model
     path = prepared.model_path if name is None else resolve_model(name)
@@ -45,9 +45,10 @@ def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:
 
 
 def asking(config: PreferenceConfig) -> Ask:
-    """What it is asked: log-probs as the policy's are computed in an update, packed and rounded alike.
+    """Return the function that computes the reference's log-probs, packed and rounded as those of the policy in an
+    update.
 
-    So a policy that still is the reference has log-ratios of exactly 0, also in bfloat16.
+    A policy that equals the reference therefore has log-ratios of exactly 0, also in bfloat16.
     """
     loss = loss_like(config.preference)
 
@@ -59,10 +60,10 @@ def asking(config: PreferenceConfig) -> Ask:
 
 
 def all_batches(config: PreferenceConfig, prepared: Prepared, session: Session) -> list[Samples]:
-    """Everything that the reference will be asked of: what remains to be drawn, and what is held out.
+    """Return all batches that the reference will score: the remaining draws and the held-out examples.
 
     Raises:
-        ConfigError: it is too much: a method for single answers pairs prompts and answers anew in every epoch.
+        ConfigError: There are too many: a method for single answers pairs prompts and answers anew in every epoch.
     """
     asked = prepared.training.num_steps * prepared.training.examples_per_step
     if asked > MOST_ASKED and not config.preference.method.compares_pairs:
@@ -77,7 +78,7 @@ def all_batches(config: PreferenceConfig, prepared: Prepared, session: Session) 
 
 
 def held_out_batches(config: PreferenceConfig, prepared: Prepared) -> list[Samples]:
-    """Of all evaluations."""
+    """Return the batches of all evaluations."""
     return _with_others(config, prepared, held_out_batch(config, prepared.examples).samples)
 
 

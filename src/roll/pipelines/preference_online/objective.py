@@ -46,7 +46,7 @@ def objective(online: OnlineRun[PreferenceOnlineConfig, Any]) -> AnswersObjectiv
 
 
 def pair_batch(choice: Choice, temperature: float) -> TrainingBatch:
-    """Both answers of each pair, which are a unit; a rollout of several pairs is in each of them."""
+    """Build the batch of pairs; each pair is a unit, and a rollout in several pairs is repeated."""
     samples = [
         replace(
             sample, unit=number, sequence=sample.sequence and f"{number}/{sample.sequence}", preferred=rollout is better

@@ -45,10 +45,10 @@ class RecordedBatches:
     _current: RecordedStep | None = field(init=False, default=None)
 
     async def next_batch(self) -> Batch:
-        """The batch of the step after the state's.
+        """Return the batch of the step after the state's step.
 
         Raises:
-            DataError: it is not recorded, or damaged, or the data have other prompts now.
+            DataError: The step is not recorded, the recording is damaged, or the data's prompts have changed.
         """
         recorded = await asyncio.to_thread(self.recording.read, self.state.step + 1)
         for drawn in recorded.draws:
@@ -76,27 +76,27 @@ class RecordedBatches:
         self.data.train.restore(dict(self._current.stream))
 
     def in_flight(self) -> list[PromptDraw]:
-        """As it was recorded at the last boundary."""
+        """Return the draws in flight as recorded at the last boundary."""
         pending = () if self._current is None else self._current.pending
         return [bare_draw(draw_id, domain=domain, position=position) for draw_id, domain, position in pending]
 
     def counts(self) -> dict[str, int]:
-        """As they were recorded at the last boundary."""
+        """Return the counts of engines and requests as recorded at the last boundary."""
         assert self._current is not None, "a step has a batch"
         return {"hung": 0, **self._current.counters}  # which older recordings do not tell from other replacements
 
 
 def bare_draw(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:
-    """A draw as the ledger and checkpoints know it: without its prompt's text."""
+    """Return a draw without its prompt's text, as ledger and checkpoints store it."""
     prompt = Prompt(uid=uid, domain=domain, messages=())
     return PromptDraw(draw_id=draw_id, prompt=prompt, token_ids=np.zeros(0, np.int32), position=position)
 
 
 def with_prompts(data: Data, groups: Iterable[Group]) -> list[Group]:
-    """Recorded groups with their whole prompts, drawn again from the data.
+    """Return recorded groups with their whole prompts, drawn again from the data.
 
     Raises:
-        DataError: a prompt is another one, or has other tokens now.
+        DataError: A prompt, or its tokens, have changed.
     """
     found = []
     for group in groups:

@@ -26,11 +26,11 @@ _MATTERS = ("algorithm", "training", "model", "rollout", "data", "seed")
 
 
 def open_recording(config: RLVRConfig) -> Recording:
-    """The recording that a replay runs again.
+    """Open the recording that is replayed.
 
     Raises:
-        DataError: there is none, or it is damaged.
-        ConfigError: the configuration changes what was recorded.
+        DataError: The recording does not exist, or is damaged.
+        ConfigError: The configuration changes a recorded setting.
     """
     assert config.replay is not None, "this is a replay"
     recording = Recording.open(Path(config.replay.run))
@@ -131,11 +131,11 @@ def check_training(config: RLVRConfig, recording: Recording, recorded: Session) 
 
 
 def start_of(config: RLVRConfig) -> SavedRun[LearningState] | None:
-    """Where a replay that trains begins: a checkpoint of the recorded run, or nothing done.
+    """Return the checkpoint from which a training replay starts; `None` to start from the beginning.
 
     Raises:
-        CheckpointError: it cannot be read.
-        ConfigError: it is not a checkpoint.
+        CheckpointError: The checkpoint cannot be read.
+        ConfigError: The path is not a checkpoint.
     """
     assert config.replay is not None, "this is a replay"
     given = config.replay.checkpoint

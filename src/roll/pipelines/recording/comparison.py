@@ -32,7 +32,7 @@ class _Work:
         return self.recorded_wait_s / self.wait_s if self.wait_s else 0.0
 
     def cells(self) -> tuple[str, str, str]:
-        """The waits and the tokens, for a table."""
+        """Return the waits and the tokens as table cells."""
         return f"{self.recorded_wait_s:.3g}", f"{self.wait_s:.3g}", f"{self.num_tokens:,.0f}"
 
 
@@ -52,7 +52,7 @@ class Comparison:
     steps: list[_Generated] = field(default_factory=list)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step was generated again; `metrics` are those of its line in `metrics.jsonl`."""
+        """Add a step that was generated again; `metrics` are those of its line in `metrics.jsonl`."""
         wait = sum(metrics.get(f"time/{name}_s", 0.0) for name in WAITS)
         self.steps.append(
             _Generated(
@@ -66,7 +66,7 @@ class Comparison:
         )
 
     def totals(self) -> dict[str, float]:
-        """Sums over all steps, and how many times faster the wait for batches was."""
+        """Return sums over all steps, and the speed-up of the wait for batches."""
         sums = self._sums()
         return {**asdict(sums), "speed_up": sums.speed_up}
 
@@ -79,7 +79,7 @@ class Comparison:
         atomic.write_json(path, {"steps": steps, "total": self.totals()})
 
     def table(self) -> Table:
-        """For the terminal."""
+        """Build the table for the terminal."""
         from rich import box
         from rich.table import Table
 

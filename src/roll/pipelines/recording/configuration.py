@@ -33,14 +33,14 @@ def load_replay_config(
     only: Literal["train", "rollout"] = "train",
     checkpoint: str | None = None,
 ) -> RunConfig:
-    """The configuration with which a run began to record, with a name of its own, and changes.
+    """Load the configuration of a replay: that of the first recorded session, with another name and the overrides.
 
-    Where the changes choose another algorithm, what the recorded run's preset had set is left behind; what its user had
-    set stays.
+    If the overrides choose another algorithm, settings of the recorded run's preset are dropped and the user's own are
+    kept.
 
     Raises:
-        RunDirectoryError: there is no run.
-        ConfigError: an override is wrong, or the run's pipeline has no replay.
+        RunDirectoryError: The run does not exist.
+        ConfigError: An override is wrong, or the run's pipeline does not support replay.
     """
     path = Path(run) if Path(run).name not in ("", "..") else Path(run).resolve()
     if not (path / CONFIG).is_file():
@@ -63,10 +63,10 @@ def load_replay_config(
 
 
 def _own_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
-    """What differs from the preset: the keys that a user wrote, as far as they changed anything."""
+    """Return the settings that differ from the preset: the keys that the user changed."""
     try:
         usual = AlgorithmConfig(type=algorithm.get("type", "grpo")).model_dump(mode="json")
-    except ValidationError:  # of a preset that there is not
+    except ValidationError:  # the preset does not exist
         return dict(algorithm)
     kept = {"type": algorithm.get("type", "grpo")}
     for key, value in algorithm.items():
@@ -108,6 +108,6 @@ def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
 
 
 def changed_keys(recorded: Mapping[str, Any], config: RunConfig, sections: Sequence[str]) -> list[str]:
-    """Dotted keys below these sections whose values are not the recorded ones."""
+    """Return the dotted keys below the sections whose values differ from the recorded ones."""
     now = config.model_dump(mode="json")
     return [key for s in sections for key, _, _ in differences(value_at(recorded, s), value_at(now, s), s)]

@@ -78,7 +78,7 @@ class RecordingWriter:
         self.next_session = max((each.number for each in records if isinstance(each, Session)), default=0) + 1
 
     def begin(self, session: Session) -> None:
-        """A session of the run begins."""
+        """Append a session of the run to the index."""
         self._append({"kind": "session", "format": FORMAT, **asdict(session)})
 
     def write(self, step: RecordedStep) -> None:
@@ -115,10 +115,11 @@ class Recording:
 
     @classmethod
     def open(cls, run: Path) -> Recording:
-        """The recording of the run in `run`.
+        """Open the recording of a run directory.
 
         Raises:
-            DataError: there is none, it has no step, its index is damaged, or steps between others are missing.
+            DataError: The recording does not exist or has no step, its index is damaged, or intermediate steps are
+                missing.
         """
         directory = run / "recording"
         index = directory / INDEX
@@ -162,15 +163,16 @@ class Recording:
         return max((s for s in self.sessions if s.step < self.first), key=lambda s: s.number)
 
     def used_sessions(self) -> list[Session]:
-        """Sessions that recorded a step, in order."""
+        """Return the sessions that recorded a step, in order."""
         after = [*(session.step for session in self.sessions[1:]), self.last]
         return [session for session, end in zip(self.sessions, after, strict=True) if end > session.step]
 
     def read(self, step: int) -> RecordedStep:
-        """A step, whole.
+        """Read a step.
 
         Raises:
-            DataError: it is not recorded, or a file of it is missing, cut off, or damaged; says where.
+            DataError: The step is not recorded, or one of its files is missing, cut off, or damaged; the message says
+                where.
         """
         if step not in self.files:
             raise DataError(
@@ -246,7 +248,7 @@ def _encoded(line: Mapping[str, Any]) -> bytes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Files:
-    """A step, as a line of the index has it."""
+    """The index entry of a step."""
 
     step: int
     files: Mapping[str, tuple[int, list[str]]]
@@ -254,17 +256,17 @@ class _Files:
 
 
 class _Line(NamedTuple):
-    """A whole line of an index."""
+    """A complete line of an index."""
 
     text: bytes
     record: Session | _Files
 
 
 def _lines(path: Path) -> Iterator[_Line]:
-    """Whole lines of an index; a torn one at the end was never recorded.
+    """Yield the complete lines of an index; a torn line at the end was never recorded.
 
     Raises:
-        DataError: a line before the end is malformed, or of another format.
+        DataError: A line before the end is malformed, or has another format.
     """
     try:
         lines = path.read_bytes().splitlines(keepends=True)
@@ -290,7 +292,7 @@ def _lines(path: Path) -> Iterator[_Line]:
 
 
 def _block_bytes(size: int) -> int:
-    """Bytes that share a checksum: a power of two, so that a file has at most `_MOST_BLOCKS`."""
+    """Return the block size of checksums: a power of two such that a file has at most `_MOST_BLOCKS` blocks."""
     block = _SMALLEST_BLOCK
     while block * _MOST_BLOCKS < size:
         block *= 2
@@ -298,7 +300,7 @@ def _block_bytes(size: int) -> int:
 
 
 def _digests(content: bytes) -> list[str]:
-    """xxh3 (64 bits, hexadecimal) of each block."""
+    """Compute the xxh3 checksum (64 bits, hexadecimal) of each block."""
     block, view = _block_bytes(len(content)), memoryview(content)
     return [xxhash.xxh3_64_hexdigest(view[start : start + block]) for start in range(0, len(content), block)]
 
@@ -307,7 +309,7 @@ def _digests(content: bytes) -> list[str]:
 
 
 def _parquet(table: pa.Table) -> bytes:
-    """zstd, with a checksum in every page."""
+    """Encode a table as Parquet with zstd and a checksum in every page."""
     import pyarrow.parquet as pq
 
     names = set(table.column_names)

@@ -104,7 +104,7 @@ async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[
 
 
 def _weights(source: str) -> Path:
-    """A model's directory: inside a run or a checkpoint, or by a name that `resolve_model` knows."""
+    """Return a model's directory: inside a run or a checkpoint, or of a name that `resolve_model` accepts."""
     path = Path(source)
     found = find_model_directory(path)
     if found is None and (path / "checkpoints").is_dir():

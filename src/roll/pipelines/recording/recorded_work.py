@@ -88,6 +88,6 @@ class RecordedWork:
 
 
 def _training(times: Mapping[str, float]) -> float:
-    """What a step did besides waiting, syncing, evaluating and writing, as far as it was measured."""
+    """Return the measured time of a step without waits, weight sync, evaluation and recording."""
     names = ("advantages", "old_logprobs", "reference", "values", "snapshots", "train_critic", "train")
     return sum(times.get(name, 0.0) for name in names)

@@ -65,21 +65,21 @@ class Recorder:
             proxy.on_request = self.on_request
 
     def on_transition(self, event: Transition) -> None:
-        """For `LifeCycle`."""
+        """Record a transition; a listener of `LifeCycle`."""
         before = "" if event.before is None else str(event.before)
         self._moves.append(Move(event.time - self.origin, event.rollout_id, before, str(event.after), event.detail))
 
     def on_request(self, request: Request) -> None:
-        """For `RecordingProxy`; times are the loop's."""
+        """Record a request; called by `RecordingProxy` with times of the event loop."""
         started = request.started_s - self.origin if request.started_s >= 0 else -1.0
         queued, ended = request.queued_s - self.origin, request.ended_s - self.origin
         self._requests.append(request._replace(queued_s=queued, started_s=started, ended_s=ended))
 
     async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
-        """A step is done, its boundary marked, its metrics not yet written.
+        """Record a step after its boundary is marked and before its metrics are written.
 
         Raises:
-            RunDirectoryError: it cannot be written.
+            RunDirectoryError: The recording cannot be written.
         """
         with self.tracker.spans.phase("recording"):
             step = self._step(state, batch, demonstrations)
@@ -179,7 +179,7 @@ def open_recorder(
 
 
 def session_of(config: RLVRConfig, prepared: Prepared, state: LearningState) -> Session:
-    """What a session's steps have in common; its number is the first."""
+    """Return the data that a session's steps have in common, with number 1."""
     return Session(
         number=1,
         step=state.step,

@@ -105,7 +105,7 @@ _LISTS = ("expired_lengths", "staleness")
 
 
 def schemas() -> dict[str, pa.Schema]:
-    """Columns of each table. Lists of a rollout's row align with its `token_ids`."""
+    """Return the schema of each table. Lists in a rollout's row align with its `token_ids`."""
     import pyarrow as pa
 
     name, tokens = pa.dictionary(pa.int32(), pa.string()), pa.list_(pa.int32())
@@ -170,7 +170,7 @@ def schemas() -> dict[str, pa.Schema]:
 
 
 def facts_of(step: RecordedStep) -> dict[str, Any]:
-    """What no table holds of a step, as JSON takes it."""
+    """Return the JSON data of a step that is not in a table."""
     return {
         "format": FORMAT,
         **{name: getattr(step, name) for name in _PLAIN},
@@ -182,7 +182,7 @@ def facts_of(step: RecordedStep) -> dict[str, Any]:
 
 
 def tables_of(step: RecordedStep) -> dict[str, pa.Table]:
-    """Everything that `facts_of` leaves out, by name of the table."""
+    """Return the tables of a step by name, with everything that `facts_of` leaves out."""
     import pyarrow as pa
 
     groups = [(TRAIN, group) for group in step.groups]
@@ -246,11 +246,11 @@ def _rollout_row(purpose: str, rollout: Rollout, draw: PromptDraw | None) -> _Ro
 
 
 def step_of(facts: Facts, tables: dict[str, pa.Table]) -> RecordedStep:
-    """The inverse of `facts_of` and `tables_of`.
+    """Build a step from its facts and tables, the inverse of `facts_of` and `tables_of`.
 
     Raises:
-        ValueError: a table has other columns than it is written with, or arrays that do not align; other errors of
-            what cannot be computed where it was not written by `tables_of` at all.
+        ValueError: A table has unexpected columns, or arrays that do not align. Data that `tables_of` did not write may
+            raise other errors.
     """
     for name, schema in schemas().items():
         _check_columns(tables[name], name, schema)
@@ -309,7 +309,10 @@ def _is_list_of_records(expected: pa.DataType, found: pa.DataType) -> bool:
 
 
 def _move(time_s: float, rollout: str, before: str, after: str, detail: str) -> Move:
-    """The one place where the text of a rollout's id is read: a file has nothing else of it."""
+    """Build a move from its columns.
+
+    It is the only function that parses the text of a rollout id, since a file stores only the text.
+    """
     purpose, _, place = rollout.rpartition("-")
     draw_id, _, index = place.partition(".")
     rollout_id = RolloutId(purpose=purpose, draw_id=int(draw_id), index=int(index))
@@ -364,7 +367,7 @@ def _experts(dtype: str, shape: Sequence[int], values: bytes) -> IntArray:
 
 
 def _rows(table: pa.Table) -> Iterator[Sequence[Any]]:
-    """Rows as plain data; lists of numbers as NumPy arrays."""
+    """Return the rows of a table as plain data, with lists of numbers as NumPy arrays."""
     return zip(*(_values(table.column(name).combine_chunks()) for name in table.column_names), strict=True)
 
 

@@ -63,14 +63,14 @@ def further_memory(
     critic_sizes: ModelSizes | None = None,
     on_accelerator: bool = False,
 ) -> Further:
-    """Of the critics and the reference.
+    """Estimate the memory of critics and reference.
 
     Args:
-        config: the run.
-        sizes: of the model.
-        batch: from `batch_arithmetic`.
-        critic_sizes: of `algorithm.critic.model`, where it is not the policy's.
-        on_accelerator: whether the figures are for a device's memory.
+        config: The run's configuration.
+        sizes: Sizes of the policy's model.
+        batch: The result of `batch_arithmetic`.
+        critic_sizes: Sizes of `algorithm.critic.model`, if it is not the policy's model.
+        on_accelerator: Whether to estimate device memory.
     """
     roles, critics = [], config.algorithm.num_critic_models
     if "critic" in config.roles:

@@ -37,11 +37,11 @@ logger = logging.getLogger(__name__)
 
 
 async def demonstrations(config: ReinforcingConfig, live: LivePolicy, draws: Sequence[PromptDraw]) -> list[Rollout]:
-    """A scored expert rollout for every draw whose prompt has a demonstration; none where imitation weighs nothing.
+    """Return a scored expert rollout for every draw whose prompt has a demonstration; empty if imitation has weight 0.
 
-    Of a draw that begins at an anchor it is what was replayed (IPA, arXiv 2512.24873 eq. 10: the expert's chunks up to
-    the fork). One that infrastructure failed to score, after `rollout.max_attempts`, is left out: the policy's own
-    rollouts do not depend on it.
+    For a draw that begins at an anchor, it consists of the replayed turns (IPA, arXiv 2512.24873 eq. 10: the expert's
+    chunks up to the fork). A demonstration that cannot be scored after `rollout.max_attempts` is left out: the policy's
+    own rollouts do not depend on it.
     """
     if config.algorithm.imitation.weight == 0:
         return []
@@ -54,10 +54,10 @@ async def demonstrations(config: ReinforcingConfig, live: LivePolicy, draws: Seq
 
 
 def replayed(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
-    """The turns before an anchor as an expert's rollout.
+    """Return the turns before an anchor as an expert rollout.
 
-    Those after it keep their rewards and lose their tokens, so that a turn is worth what it was worth to the whole
-    episode: G_k = gamma^(K-1-k) R of IPA's eq. 7, for one.
+    Turns after the anchor keep their rewards and lose their tokens, so that a turn's return is that of the whole
+    episode: for example G_k = gamma^(K-1-k) R of IPA's eq. 7.
     """
     record, num = anchor.trajectory, anchor.num_turns
     end = record.turns[num - 1].end
@@ -82,10 +82,10 @@ def replayed(draw: PromptDraw, anchor: Anchor, index: int) -> Rollout:
 
 
 async def demonstration(config: ReinforcingConfig, live: LivePolicy, draw: PromptDraw) -> Rollout | None:
-    """The expert's answers, played and scored; `None` where no attempt could score them.
+    """Play and score the expert's answers; return `None` if no attempt could score them.
 
     Raises:
-        InfraError: they could not be played.
+        InfraError: The answers could not be played.
     """
     plan, renderer, reward = live.plan, live.generation.renderer, live.generation.rewards[draw.prompt.domain]
     script = _Script(renderer=renderer, answers=iter(draw.prompt.expert))
@@ -114,7 +114,7 @@ class _Script:
     answers: Iterator[str]
 
     async def generate(self, request: GenerationRequest) -> Generation:
-        """The next answer; an empty one that was cut off where the expert has none left, which ends an episode."""
+        """Return the next answer; after the last one, an empty answer that is cut off, which ends an episode."""
         text = next(self.answers, None)
         tokens = np.zeros(0, np.int32) if text is None else self.renderer.answer(text)
         return Generation(

@@ -30,7 +30,9 @@ def build_controller(
     *,
     draws: sampling.Draws | None = None,
 ) -> AsyncController:
-    """The controller of a run, with what an earlier process left in flight; see `online.sampling.build_controller`."""
+    """Build the controller of a run with an algorithm's filters and companions; see
+    `online.sampling.build_controller`.
+    """
     algorithm, longest = config.algorithm, config.rollout.max_new_tokens
     refills = partial(group_reason, algorithm=algorithm, max_new_tokens=longest) if algorithm.filters.refill else None
     return sampling.build_controller(
@@ -49,7 +51,7 @@ def build_controller(
 
 
 def _companions(config: ReinforcingConfig, plan: SamplingPlan) -> tuple[SamplingPlan, ...]:
-    """How greedy answers are sampled, where the baseline is one."""
+    """Return the sampling plan of greedy answers, if the baseline is greedy."""
     if config.algorithm.advantage.mean != "greedy":
         return ()
     greedy = replace(plan.sampling, temperature=0.0, top_p=1.0, top_k=0)

@@ -34,7 +34,7 @@ __all__ = [
 
 
 def learner_of(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Learner:
-    """What was started from `trainer_specs`, in its order."""
+    """Build the learner from the started trainers, in the order of `trainer_specs`."""
     policy, *others = started
     num_critics = config.algorithm.num_critic_models
     return Learner(
@@ -48,10 +48,10 @@ def learner_of(config: ReinforcingConfig, started: Sequence[TrainerGroup]) -> Le
 
 
 def critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
-    """The critics' backbone.
+    """Return the path of the critics' backbone.
 
     Raises:
-        ModelError: it cannot be found, or it reads other tokens than the policy writes.
+        ModelError: The model cannot be found, or has another tokenizer than the policy.
     """
     name = config.algorithm.critic.model
     if name is None or not config.algorithm.uses_critic:
@@ -67,10 +67,10 @@ def critic_path(config: ReinforcingConfig, model_path: Path) -> Path:
 
 
 def trainer_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
-    """All of a run: the policy, its critics, and the reference where it is a role of its own.
+    """Return the specs of a run's trainers: the policy, its critics, and the reference if it is a separate role.
 
     Raises:
-        ModelError: the critics' model cannot be used.
+        ModelError: The critics' model cannot be used.
     """
     return [
         policy_spec(config, model_path),
@@ -80,12 +80,12 @@ def trainer_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSp
 
 
 def device_role(spec: TrainerSpec) -> str:
-    """What the device mapping calls the role of a trainer."""
+    """Return the name of a trainer's role in the device mapping."""
     return "actor_train" if spec.role == "policy" else spec.role
 
 
 def policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
-    """The policy, seen from its only rank; a cluster adapts it, and every other, to several."""
+    """Return the trainer spec of the policy, for a single rank; a cluster adapts every spec to several ranks."""
     algorithm = config.algorithm
     return TrainerSpec(
         model_path=str(model_path),
@@ -104,7 +104,7 @@ def policy_spec(config: ReinforcingConfig, model_path: Path) -> TrainerSpec:
 
 
 def critic_specs(config: ReinforcingConfig, backbone: Path) -> list[TrainerSpec]:
-    """One for each critic; none where the algorithm uses none."""
+    """Return one spec per critic; empty if the algorithm uses none."""
     algorithm, critic = config.algorithm, config.algorithm.critic
     if not algorithm.num_critic_models:
         return []
@@ -127,14 +127,16 @@ def critic_specs(config: ReinforcingConfig, backbone: Path) -> list[TrainerSpec]
 
 
 def reference_specs(config: ReinforcingConfig, model_path: Path) -> list[TrainerSpec]:
-    """The reference, where it is a role of its own."""
+    """Return the spec of the reference, if it is a separate role."""
     if not config.starts_reference:
         return []
     return [TrainerSpec.frozen(model_path, config.model, config.training, config.seed)]
 
 
 def reference_of(config: ReinforcingConfig, policy: TrainerGroup, own: list[TrainerGroup]) -> Scorer | None:
-    """What says `ref_logprobs`: a model of its own where one was started, else the policy without its adapters."""
+    """Return the model for `ref_logprobs`: the separate reference if one was started, else the policy without
+    adapters.
+    """
     if not config.algorithm.uses_reference or config.trainer_holds_reference:
         return None
     return own[0] if own else WithoutAdapters(policy)

@@ -12,5 +12,5 @@ BRADLEY_TERRY, REGRESSION = BradleyTerryLoss(), RegressionLoss()
 
 
 def loss_of(section: RewardModelSection) -> LossFn:
-    """As the configuration says."""
+    """Build the configured loss of a reward model."""
     return REGRESSION if section.loss == "regression" else BradleyTerryLoss(centring=section.centring)

@@ -24,7 +24,7 @@ __all__ = ["PIPELINE"]
 
 
 def _scorer_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
-    """What is trained: the model with a score in the place of its vocabulary."""
+    """Return the spec of the trained model, which has a score head instead of the vocabulary head."""
     return replace(policy_spec(config, prepared), role="reward_model")
 
 

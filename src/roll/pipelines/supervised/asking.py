@@ -32,7 +32,7 @@ Ask = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
 
 
 def weights_name(spec: TrainerSpec) -> str:
-    """By which weights, and how they are computed with, what a model says is kept."""
+    """Return the name under which a model's outputs are stored: its weights, dtype and FP8 recipe."""
     recipe = "" if spec.training.fp8 == "none" else f"-{spec.training.fp8}"
     return f"{model_fingerprint(Path(spec.model_path))}-{spec.model.dtype}{recipe}"
 
@@ -85,12 +85,12 @@ async def ask_once(
 
 
 def remaining_steps(prepared: Prepared, session: Session, *, again: bool = False) -> list[tuple[TrainingSample, ...]]:
-    """The samples of every step that the run still has.
+    """Return the samples of every remaining step of the run.
 
     Args:
-        prepared: of the run; its stream stands afterwards where the run goes on.
-        session: where that is.
-        again: also examples that an earlier of these steps has.
+        prepared: Prepared data of the run; afterwards its stream is at the position where the run resumes.
+        session: The session with that position.
+        again: Whether to include examples that an earlier one of the steps has.
     """
     stream = prepared.examples.train
     state = beginning(session.saved, stream)
@@ -111,4 +111,4 @@ def remaining_steps(prepared: Prepared, session: Session, *, again: bool = False
 
 
 def _say_nothing(text: str) -> None:
-    """For work that is no run."""
+    """Ignore messages; used for work outside a run."""

@@ -129,7 +129,7 @@ def _look_at_examples(
 
 
 def _first_steps(prepared: Prepared) -> list[TrainingBatch]:
-    """The batches that the run begins with; the stream is not used any more."""
+    """Return the batches of the run's first steps; the stream is not used afterwards."""
     stream, count = prepared.examples.train, prepared.training.examples_per_step
     steps = (map(prepared.examples.samples, stream.draw(count)) for _ in range(NUM_STEPS_LOOKED_AT))
     batches = [tuple(s for found in step if not isinstance(found, str) for s in found) for step in steps]
@@ -137,7 +137,7 @@ def _first_steps(prepared: Prepared) -> list[TrainingBatch]:
 
 
 def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
-    """That go through a rank's network in a step."""
+    """Return the number of tokens that go through a rank's network in a step."""
     training = config.training
     ranks = pack(
         batch.samples,
@@ -151,7 +151,7 @@ def _tokens(config: SupervisedConfig, batch: TrainingBatch) -> int:
 def _estimate_memory(
     report: Report, config: SupervisedConfig, micro: int, micro_batches: int, other: Other, role: Role
 ) -> None:
-    """So many micro-batches of up to `micro` tokens in a step."""
+    """Estimate memory for steps of `micro_batches` micro-batches of up to `micro` tokens."""
     sizes, ranks, element = report.model, config.roles["actor_train"].count, element_bytes(config.model.dtype)
     assert sizes is not None
     parallel = config.training.parallel
@@ -181,7 +181,7 @@ def _estimate_memory(
 
 
 def _answering(report: Report, config: SupervisedConfig) -> list[RoleMemory]:
-    """The engines of `evaluation.answers`."""
+    """Estimate the memory of the engines of `evaluation.answers`."""
     answering, sizes = config.answering(), report.model
     if answering is None or sizes is None:
         return []
@@ -245,7 +245,7 @@ def _estimate_time(
 
 
 def _beginning(batch: TrainingBatch, num_tokens: int) -> TrainingBatch:
-    """The first units of a batch that have so many tokens, at least one."""
+    """Return the first units of a batch that together have at least `num_tokens` tokens, or all."""
     samples: list[TrainingSample] = []
     for sample in batch.samples:
         if sum(map(len, samples)) >= num_tokens and sample.unit != samples[-1].unit:

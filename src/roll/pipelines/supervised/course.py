@@ -47,13 +47,13 @@ class Drawn:
 
 
 def next_draws(examples: Examples, training: SupervisedTraining) -> list[ExampleDraw]:
-    """What the next step learns from; fewer where the last epoch ends."""
+    """Return the draws of the next step; fewer at the end of the last epoch."""
     stream, most, count = examples.train, training.most_draws(examples.train.num_items), training.examples_per_step
     return stream.draw(count if most is None else min(count, most - stream.num_drawn))
 
 
 def rendered(draws: Sequence[ExampleDraw], examples: Examples) -> Drawn:
-    """The samples of what was drawn, and what cannot become one."""
+    """Render draws to samples, and collect the draws that cannot be rendered."""
     samples: list[TrainingSample] = []
     left_out: dict[int, str] = {}
     for draw in draws:
@@ -91,14 +91,14 @@ class Course:
     _held_out: TrainingBatch | None = None
 
     async def draw(self) -> Drawn:
-        """The examples of the next step; fewer where the last epoch ends."""
+        """Draw the examples of the next step; fewer at the end of the last epoch."""
         return await self.run.stop.unless(asyncio.to_thread(self._draw))
 
     def _draw(self) -> Drawn:
         return rendered(next_draws(self.examples, self.training), self.examples)
 
     async def learn(self, drawn: Drawn, loss: LossFn | LossOf) -> StepResult | None:
-        """One optimiser step; `None` where nothing can be learnt from what was drawn."""
+        """Run one optimizer step; return `None` if no drawn example can be trained on."""
         self.run.ledger.open(drawn.draws, self.run.state.step + 1)
         if not drawn.samples:
             return None
@@ -108,7 +108,7 @@ class Course:
                 return await update(self.run, self.policy, batch, await _of(loss, batch.samples))
 
     def cross_boundary(self, drawn: Drawn, result: StepResult | None) -> list[str]:
-        """The step is done: every draw gets its fate, and the run may be saved; returns alarms that stop the run."""
+        """Finish the step: settle every draw's fate, log metrics, and return the alarms that stop the run."""
         run, state = self.run, self.run.state
         run.mid_update = True
         state.step += 1
@@ -160,12 +160,12 @@ class Course:
             answers.check(groups)
 
     async def _measure(self, loss: LossFn | LossOf) -> dict[str, float]:
-        """The loss and its metrics on the held-out examples, under `eval/…`."""
+        """Compute the loss and its metrics on the held-out examples, under `eval/…`."""
         batch = await self.held_out()
         return held_out_metrics(await self.policy.measure(batch, await _of(loss, batch.samples)), batch)
 
     async def held_out(self) -> TrainingBatch:
-        """What every evaluation measures."""
+        """Return the batch of held-out examples of every evaluation."""
         if self._held_out is None:
             self._held_out = await self.completed(await asyncio.to_thread(held_out_batch, self.config, self.examples))
         return self._held_out

@@ -34,7 +34,7 @@ Rows: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.void]]"
 
 
 def rows_of(**columns: np.ndarray[Any, Any]) -> Rows:
-    """Columns [N] or [N, k] as rows."""
+    """Combine columns [N] or [N, k] into rows."""
     size = len(next(iter(columns.values())))
     rows = np.empty(size, dtype=[(name, column.dtype, column.shape[1:]) for name, column in columns.items()])
     for name, column in columns.items():
@@ -57,7 +57,7 @@ class Kept:
                 self._read(index)
 
     def missing(self, samples: Iterable[TrainingSample]) -> list[TrainingSample]:
-        """Those of which nothing is kept, each once: the first, of equal ones."""
+        """Return the samples without stored outputs; of equal samples only the first."""
         new: dict[bytes, TrainingSample] = {}
         for sample in samples:
             if (key := _key(sample)) not in self._found:
@@ -86,7 +86,7 @@ class Kept:
         self._read(index)
 
     def of(self, sample: TrainingSample) -> Rows:
-        """What was said of it."""
+        """Return the stored outputs of a sample."""
         return self._found[_key(sample)]
 
     def _read(self, index: Path) -> None:

@@ -33,7 +33,7 @@ class Measuring:
     stack: AsyncExitStack
 
     async def start(self, role: Role, *, teachers: tuple[str, ...] = ()) -> TrainerGroup:
-        """The configuration's model as it is, with the teachers that a loss compares it with."""
+        """Start the configuration's model, frozen, with the teachers with which a loss compares it."""
         config, prepared = self.config, self.prepared
         spec = TrainerSpec.frozen(prepared.model_path, config.model, prepared.training, config.seed)
         trainer = await self.cluster.start_trainer(replace(spec, role=role, teachers=teachers), "actor_train")
@@ -45,10 +45,10 @@ class Measuring:
 async def open_measuring(
     config: SupervisedConfig, kind: ExampleKind, *, score_at_end: bool = False
 ) -> AsyncIterator[Measuring]:
-    """Everything but the model.
+    """Run the body with cluster and held-out batch prepared; the body starts the model.
 
     Raises:
-        DataError: no source holds examples out.
+        DataError: No source has held-out examples.
     """
     prepared = await asyncio.to_thread(prepare, config, kind, score_at_end=score_at_end)
     if not prepared.examples.held_out:
@@ -75,7 +75,7 @@ def held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> d
 
 
 def beside_answers(learnt: Mapping[str, float], answered: Mapping[str, float]) -> dict[str, float]:
-    """What was measured on examples and on answers: of two of a name, the examples' is under `eval/examples/…`."""
+    """Merge metrics on examples and on answers; on a name conflict, that of the examples is under `eval/examples/…`."""
     taken = {k for k in learnt if k in answered or (k.startswith("eval/accuracy") and "eval/accuracy" in answered)}
     moved = {f"eval/examples/{k.removeprefix('eval/')}" if k in taken else k: v for k, v in learnt.items()}
     return moved | dict(answered)
@@ -84,10 +84,10 @@ def beside_answers(learnt: Mapping[str, float], answered: Mapping[str, float]) -
 async def measure_model(
     config: SupervisedConfig, *, kind: ExampleKind, loss: LossFn, role: Role = "reference", score_at_end: bool = False
 ) -> dict[str, float]:
-    """The loss of the configuration's model, and the loss's metrics, under `eval/…`.
+    """Compute the loss of the configuration's model on held-out examples, and the loss's metrics, under `eval/…`.
 
     Raises:
-        DataError: no source holds examples out.
+        DataError: No source has held-out examples.
     """
     async with open_measuring(config, kind, score_at_end=score_at_end) as measuring:
         trainer = await measuring.start(role)
@@ -96,6 +96,8 @@ async def measure_model(
 
 
 async def measure_answers(config: SupervisedConfig) -> dict[str, float]:
-    """What engines with the configuration's model answer to `evaluation.answers`; nothing without that."""
+    """Measure answers of engines with the configuration's model, as configured by `evaluation.answers`; empty without
+    that.
+    """
     answering = config.answering()
     return {} if answering is None else await measure(answering)

@@ -79,7 +79,7 @@ async def open_course(
 
 
 def facts(config: SupervisedConfig, at: RunState, kind: ExampleKind, method: str) -> RunFacts:
-    """What is said of a run that stands there."""
+    """Return the facts that are shown about a run in a given state."""
     ranks, cores = config.roles["actor_train"].count, os.cpu_count() or 1
     where = f"{config.cluster.type}: {ranks} trainer rank{'s' * (ranks != 1)}, {cores} core{'s' * (cores != 1)}"
     return RunFacts(method=method, where=where, num_steps=planned_steps(config, kind, at))

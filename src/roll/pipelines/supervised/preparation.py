@@ -60,7 +60,7 @@ def prepare(
 
 
 def policy_spec(config: SupervisedConfig, prepared: Prepared) -> TrainerSpec:
-    """What is trained, seen from its only rank."""
+    """Return the spec of the trained model, for a single rank."""
     answers = config.evaluation.answers
     return TrainerSpec(
         model_path=str(prepared.model_path),
@@ -77,7 +77,7 @@ def _from(training: SupervisedTraining, num_examples: int, at: RunState) -> Supe
 
 
 def planned_steps(config: SupervisedConfig, kind: ExampleKind, at: RunState) -> int:
-    """How many steps a run has that stands there, without reading more of the data than that takes."""
+    """Return the number of steps of a run in a given state, reading no more data than needed."""
     training = config.training
     if training.num_steps and training.num_epochs is None:
         return training.num_steps
@@ -85,10 +85,10 @@ def planned_steps(config: SupervisedConfig, kind: ExampleKind, at: RunState) -> 
 
 
 def held_out_batch(config: SupervisedConfig, examples: Examples) -> TrainingBatch:
-    """What every evaluation measures: always the same held-out examples, without those that cannot be rendered.
+    """Return the batch of every evaluation: always the same held-out examples, without those that cannot be rendered.
 
     Raises:
-        DataError: none of them can be.
+        DataError: No held-out example can be rendered.
     """
     drawn = list(map(examples.samples, examples.evaluation(config.evaluation.num_examples)))
     if drawn and all(isinstance(found, str) for found in drawn):

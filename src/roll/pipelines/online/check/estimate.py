@@ -136,17 +136,17 @@ def memory_by_role(
     judge: JudgeEngines | None = None,
     further: Further = NOTHING_FURTHER,
 ) -> list[RoleMemory]:
-    """Memory of each role.
+    """Estimate the memory of each role.
 
     Args:
-        config: the run.
-        sizes: of the model.
-        batch: from `batch_arithmetic`.
-        engine_kind: see `ENGINES`.
-        max_context: longest prompt plus answer, in tokens.
-        on_accelerator: whether the figures are for a device's memory; host libraries are then left out.
-        judge: the run's own, where there is one and its sizes are known.
-        further: of the pipeline.
+        config: The run's configuration.
+        sizes: Sizes of the model.
+        batch: The result of `batch_arithmetic`.
+        engine_kind: Kind of engine; see `ENGINES`.
+        max_context: Longest prompt plus answer, in tokens.
+        on_accelerator: Whether to estimate device memory; host libraries are then left out.
+        judge: The run's own judge, if it has one of known size.
+        further: Memory of the pipeline's other roles.
     """
     element, ranks, number = element_bytes(config.model.dtype), config.num_ranks, config.num_engines
     policy = trainer_memory(config, sizes, batch, ranks, on_accelerator=on_accelerator)
@@ -193,7 +193,7 @@ def frozen_memory(
     *,
     on_accelerator: bool,
 ) -> RoleMemory:
-    """Memory of trainers that only say log-probs, on the devices of a role."""
+    """Estimate the memory of frozen models that only compute log-probs, on the devices of a role."""
     element, ranks = element_bytes(config.model.dtype), config.roles[role].count
     parallel = config.training.parallel
     parts = {"weights": frozen_bytes(sizes, parallel, ranks, element)}
@@ -205,7 +205,7 @@ def frozen_memory(
 def trainer_memory(
     config: GeneratingConfig, sizes: ModelSizes, batch: BatchArithmetic, ranks: int, *, on_accelerator: bool
 ) -> dict[str, int]:
-    """What a rank of a trainer needs, up to the final hidden states."""
+    """Estimate the memory of a trainer's rank, up to the final hidden states."""
     return training_bytes(
         config.model,
         config.training,
@@ -218,7 +218,7 @@ def trainer_memory(
 
 
 def _micro_batch(config: GeneratingConfig, batch: BatchArithmetic, ranks: int) -> int:
-    """Tokens that go through the network at once."""
+    """Return the number of tokens in a micro-batch."""
     training = config.training
     return min(
         math.ceil(batch.trained_tokens * training.parallel.share_ranks / ranks), training.max_tokens_per_micro_batch
@@ -239,7 +239,7 @@ def _judge(config: GeneratingConfig, section: JudgeConfig, judge: JudgeEngines, 
 
 
 def rollout_bytes(config: GeneratingConfig, batch: BatchArithmetic, longest_prompt: int) -> int:
-    """What recorded rollouts take on the disk."""
+    """Estimate the disk space of recorded rollouts."""
     rollouts = config.training.num_steps * batch.rollouts_per_step + batch.num_evaluations * batch.evaluation_samples
     tokens = config.max_answer_tokens + longest_prompt
     return rollouts * tokens * STATS_BYTES_PER_ROLLOUT_TOKEN if config.tracking.rollouts else 0

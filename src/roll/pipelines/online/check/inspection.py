@@ -163,7 +163,7 @@ def _look_at_prompts(report: Report, config: GeneratingConfig) -> None:
 
 
 def _count_prompts(report: Report, config: GeneratingConfig) -> None:
-    """Without a tokenizer: read the sources, render nothing."""
+    """Count prompts without a tokenizer: read the sources and render nothing."""
     from roll.data.build import load_source
 
     for entry in config.data:
