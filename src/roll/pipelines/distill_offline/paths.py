@@ -13,10 +13,10 @@ __all__ = ["teachers_of"]
 
 
 def teachers_of(config: DistillOfflineConfig, model_path: Path) -> list[Path]:
-    """The models of all teachers.
+    """Return the model paths of all teachers.
 
     Raises:
-        UserError: one cannot teach this student, or has fewer tokens than are to be kept.
+        UserError: A teacher does not fit the student, or its vocabulary is smaller than the k of top-k log-probs.
     """
     settings = config.distillation
     paths = teacher_paths(config.teacher, config.model, model_path)
