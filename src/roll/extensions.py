@@ -11,15 +11,19 @@ A process on another machine finds the same implementation: a name's import path
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import TypeVar, cast
 
-from roll.errors import ConfigError
+from roll.errors import ConfigError, in_one_line
 from roll.registry import Registry, import_object, nearest
 from roll.user_code import load_function
 
-__all__ = ["ExtensibleRegistry"]
+__all__ = ["ExtensibleRegistry", "names_own_code"]
+
+logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -101,6 +105,51 @@ class ExtensibleRegistry(Registry[T]):
 def _installed(group: str) -> Mapping[str, tuple[str, ...]]:
     """Return the import paths that installed packages register in a group of entry points, by name."""
     found: dict[str, dict[str, None]] = {}
-    for point in metadata.entry_points(group=group):
-        found.setdefault(point.name, {})[f"{point.module}:{point.attr}"] = None
+    for point in _entry_points():
+        if point.group == group:
+            found.setdefault(point.name, {})[_import_path(point)] = None
     return {name: tuple(paths) for name, paths in found.items()}
+
+
+def _import_path(point: metadata.EntryPoint) -> str:
+    """Return the import path of an entry point; what is none is refused where it is imported."""
+    found = point.pattern.match(point.value)
+    return f"{found['module']}:{found['attr']}" if found and found["attr"] else point.value
+
+
+@functools.cache
+def _entry_points() -> Sequence[metadata.EntryPoint]:
+    """Return the entry points of ROLL's groups; a package whose own cannot be read is left out with a warning."""
+    try:
+        points = metadata.entry_points()
+        return [point for group in points.groups if group.startswith("roll.") for point in points.select(group=group)]
+    except Exception:  # of anybody's package, which ROLL may have nothing to do with
+        found: list[metadata.EntryPoint] = []
+        for package in metadata.distributions():
+            try:
+                found += [point for point in package.entry_points if point.group.startswith("roll.")]
+            except Exception as error:
+                place = package.locate_file("")
+                logger.warning("entry points of a package in '%s' cannot be read: %s", place, in_one_line(error))
+        return found
+
+
+def names_own_code(value: object) -> bool:
+    """Return whether any string in nested values may name a user-defined function or a package's implementation.
+
+    Args:
+        value: A string, or nested mappings, lists and tuples; values of other types are ignored.
+    """
+    if isinstance(value, Mapping):
+        return any(map(names_own_code, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(names_own_code, value))
+    return isinstance(value, str) and (_NAMES_CODE.fullmatch(value) is not None or value in _names())
+
+
+_NAMES_CODE = re.compile(r"(?:[\w.]+|[^:]+\.py):\w+")
+
+
+@functools.cache
+def _names() -> frozenset[str]:
+    return frozenset(point.name for point in _entry_points())

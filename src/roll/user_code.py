@@ -16,10 +16,8 @@ import importlib.util
 import inspect
 import logging
 import os
-import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from importlib import metadata
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,7 +31,6 @@ __all__ = [
     "code_fingerprint",
     "load_function",
     "loaded_modules",
-    "names_own_code",
     "source_files",
 ]
 
@@ -194,29 +191,6 @@ def source_files(path: str, directory: str | None = None) -> list[Path]:
                 continue
             waiting += _local_modules(name, file.parent, top)
     return list(found)
-
-
-def names_own_code(value: object) -> bool:
-    """Return whether any string in nested values may name a user-defined function or a package's implementation.
-
-    Args:
-        value: A string, or nested mappings, lists and tuples; values of other types are ignored.
-    """
-    if isinstance(value, Mapping):
-        return any(map(names_own_code, value.values()))
-    if isinstance(value, list | tuple):
-        return any(map(names_own_code, value))
-    return isinstance(value, str) and (_NAMES_CODE.fullmatch(value) is not None or value in _installed())
-
-
-_NAMES_CODE = re.compile(r"(?:[\w.]+|[^:]+\.py):\w+")
-
-
-@functools.cache
-def _installed() -> frozenset[str]:
-    """Return the names that installed packages add to registries (`roll.extensions`)."""
-    points = (point for installed in metadata.distributions() for point in installed.entry_points)
-    return frozenset(point.name for point in points if point.group.startswith("roll."))
 
 
 def code_fingerprint(paths: Iterable[str]) -> dict[str, str]:

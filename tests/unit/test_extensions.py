@@ -9,7 +9,7 @@ import pytest
 
 from roll import extensions
 from roll.errors import ConfigError
-from roll.extensions import ExtensibleRegistry
+from roll.extensions import ExtensibleRegistry, names_own_code
 
 GROUP = "roll.tests"
 
@@ -26,10 +26,15 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Calla
         (information / "entry_points.txt").write_text(f"[{GROUP}]\n{points}\n")
         (site / f"{name}_package.py").write_text("def implementation():\n    return __name__\n")
         monkeypatch.syspath_prepend(site)
-        extensions._installed.cache_clear()
+        forget()
 
     yield install
-    extensions._installed.cache_clear()
+    forget()
+
+
+def forget() -> None:
+    for known in (extensions._installed, extensions._entry_points, extensions._names):
+        known.cache_clear()
 
 
 def registry() -> ExtensibleRegistry[Callable[[], object]]:
@@ -77,3 +82,22 @@ def test_extensions_that_are_unknown_are_named_with_the_nearest() -> None:
     assert str(caught.value) == (
         "unknown codec 'jsn'. Did you mean 'json'? Known: json, path/to/file.py:Name, package.module:Name."
     )
+
+
+@pytest.mark.parametrize("points", ["quick", "quick = ???", "quick = fast_package"])
+def test_extensions_whose_entry_point_is_malformed_end_nothing_else(
+    installed: Callable[[str, str], None], points: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    installed("swift", "other = swift_package:implementation")
+    installed("fast", points)
+    assert registry().get("other")() == "swift_package" and names_own_code(["other"])
+    with pytest.raises(ConfigError, match=r"^import path '.*' is malformed|^unknown codec 'quick'\."):
+        registry().get("quick")
+    assert ("entry points of a package in" in caplog.text) == (points == "quick")
+
+
+def test_extensions_are_seen_wherever_a_configuration_names_it() -> None:
+    """It may need PyTorch, which `roll check` otherwise does not load."""
+    assert names_own_code({"inference": {"engine": "engines/mine.py:Engine"}})
+    assert names_own_code({"data": [{"options": {"tools": ("python", "package.tools:Search")}}]})
+    assert not names_own_code({"model": "smollm2", "data": [{"prompt_template": "{prompt} Answer: a number."}, 3]})

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from roll.errors import ConfigError
-from roll.user_code import BEGUN_IN, check_call, code_fingerprint, load_function, names_own_code, source_files
+from roll.user_code import BEGUN_IN, check_call, code_fingerprint, load_function, source_files
 
 
 @pytest.fixture(autouse=True)
@@ -137,13 +137,6 @@ def test_user_code_that_takes_other_arguments_is_refused() -> None:
     assert str(caught.value) == (
         "loss 'mine.py:loss' is called with (inputs), which () does not take: too many positional arguments."
     )
-
-
-def test_user_code_is_seen_wherever_a_configuration_names_it() -> None:
-    """It may need PyTorch, which `roll check` otherwise does not load."""
-    assert names_own_code({"inference": {"engine": "engines/mine.py:Engine"}})
-    assert names_own_code({"data": [{"options": {"tools": ("python", "package.tools:Search")}}]})
-    assert not names_own_code({"model": "smollm2", "data": [{"prompt_template": "{prompt} Answer: a number."}, 3]})
 
 
 def test_code_fingerprint_follows_local_imports_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

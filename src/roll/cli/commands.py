@@ -146,9 +146,9 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
     """
     from roll.config.load import load_config
     from roll.errors import UserError
+    from roll.extensions import names_own_code
     from roll.pipelines.registry import CHECKS
     from roll.process_environment import prepare_environment
-    from roll.user_code import names_own_code
 
     config = load_config(file, overrides)
     prepare_environment()
