@@ -1,4 +1,4 @@
-"""Agent programs: an endpoint that vendors' clients talk to, with the policy behind it, and what they did as rollouts.
+"""Agent programs: an endpoint for vendors' clients, with the policy behind it; their requests become rollouts.
 
     agent program ──HTTP──► AgentServer ──► Session ──► LLMProxy ──► engines
                                                └──► Rollout, once the program has ended

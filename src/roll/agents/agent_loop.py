@@ -1,11 +1,11 @@
-"""A rollout by an agent program: it gets an address and a key, works as it always does, and what it asked is trained.
+"""Rollouts of an agent program: it gets an address and a key, runs unchanged, and its requests are trained on.
 
     prompt ─► session opened ─► agent runs ··· requests ··· ─► agent ends ─► session closed ─► rollout of its calls
 
 Invariants:
-    - whatever becomes of the agent, its session is closed and its program ended before the rollout is handed on;
-    - a program that crashes or hangs is a failure of ours, which is tried again, unless its session's budget was used
-      up, its last answer was cut off, or the configuration says otherwise: never a reward of 0 for it.
+    - however the agent ends, its session is closed and its program ended before the rollout is returned;
+    - a program that crashes or hangs is an infrastructure failure, which is retried, unless its session's budget was
+      used up, its last answer was cut off, or the configuration says otherwise: its reward is never set to 0.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ __all__ = ["AgentLoop", "open_agents"]
 logger = logging.getLogger(__name__)
 
 LAST_WORDS_S = 5.0
-"""For an agent's own clean-up once it is ended; then it is left behind."""
+"""Time for an agent's own clean-up after it was canceled; then the agent is abandoned."""
 
 
 class AgentLoop:
     """A `RolloutLoop`.
 
     Args:
-        server: that the agent talks to.
-        program: the agent.
-        config: its limits, and what its failures mean.
-        max_context: of the engines, in tokens.
+        server: The server for the agent's requests.
+        program: The agent program.
+        config: The agent's limits, and the handling of its failures.
+        max_context: Longest context of the engines, in tokens.
     """
 
     def __init__(self, server: AgentServer, program: Program, config: AgentConfig, *, max_context: int) -> None:
@@ -61,7 +61,7 @@ class AgentLoop:
         """See `RolloutLoop`.
 
         Raises:
-            InfraError: we failed it, or the agent did.
+            InfraError: The infrastructure or the agent failed.
         """
         config = self._config
         session = Session(
@@ -86,7 +86,7 @@ class AgentLoop:
         )
         answer, problem = await self._run(session, task)
         if session.failed.done():
-            await session.failed  # raises
+            await session.failed  # raises the failure
         calls = self._trained(session.calls)
         cut_off = bool(calls) and session.calls[-1].finish_reason == "length"  # some frameworks raise at that
         scored = bool(session.exhausted) or cut_off or config.when_it_fails == "score"
@@ -127,10 +127,10 @@ class AgentLoop:
         return chain
 
     async def _run(self, session: Session, task: AgentTask) -> tuple[str | None, Exception | None]:
-        """Return what the agent answered, and what went wrong with it."""
+        """Run the agent; return its answer, and its error, if any."""
         self._server.sessions.add(session)
         work = asyncio.ensure_future(self._program(task, self._server.base_url, session.key))
-        work.add_done_callback(lambda work: work.cancelled() or work.exception())  # counts as looked at
+        work.add_done_callback(lambda work: work.cancelled() or work.exception())  # marks it as retrieved
         try:
             await asyncio.wait({work, session.failed}, timeout=task.time_s, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
@@ -145,7 +145,7 @@ class AgentLoop:
 
 
 async def _ended(work: asyncio.Future[str | None]) -> None:
-    """End an agent that still runs."""
+    """Cancel an agent that is still running."""
     if work.done():
         return
     work.cancel()
@@ -166,7 +166,7 @@ async def open_agents(config: AgentConfig, sandbox: SandboxConfig, *, max_contex
     Raises:
         UserError: The agent cannot be run on this machine.
     """
-    from roll.agents.server import AgentServer  # with the server's library, only where there is an agent
+    from roll.agents.server import AgentServer  # imports the HTTP library, only if there is an agent
 
     async with AsyncExitStack() as stack:
         socket = None

@@ -1,9 +1,9 @@
-"""Share what the endpoint's dialects have in common: a conversation goes in, answers come out, whole or part by part.
+"""Code that the endpoint's dialects share: from a conversation to answers, as a whole or as a stream of parts.
 
     body ─ dialect ─► Conversation ─ `converse` ─► answers ─┬─ dialect ─► object
                                                             └─ `streamed`: parts of them ─ dialect ─► events
 
-A dialect says how a vendor writes a request and an answer, and nothing else.
+A dialect only defines a vendor's format of requests and answers.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from roll.types import Message
 __all__ = ["Part", "Piece", "Reply", "assistant", "blocks", "converse", "streamed", "usage"]
 
 MOST_PIECES = 16
-"""Into which the text of a streamed answer is cut."""
+"""Most pieces of a streamed answer's text."""
 SHORTEST_PIECE = 16
-"""Characters."""
+"""Fewest characters of a piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,30 +33,31 @@ class Piece:
 
     data: bytes
     answer: Answer | None = None
-    """The answer that it belongs to."""
+    """The answer that the piece belongs to."""
     num_characters: int | None = None
-    """Characters of the answer's text that have been sent when this has; `None`: nothing less than all can be told."""
+    """Characters of the answer's text that are sent once this piece is; `None` if only the whole answer's end is
+    known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Hold what a route answers: one object, or a stream."""
+    """The answer of a route: one object, or a stream."""
 
     body: Mapping[str, Any] | None = None
     stream: Iterator[Piece] | None = None
     answers: Sequence[Answer] = ()
-    """All of them."""
+    """All answers of the reply."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Hold one event of an answer that is told. An answer is a row of blocks, and one of text has several parts."""
+    """One event of a streamed answer. An answer is a sequence of blocks, and a text block has several parts."""
 
     kind: Literal["begin", "reasoning", "text begins", "text", "text ends", "call", "end"]
     block: int = 0
-    """Its place: first the reasoning, then the text, then calls of tools, as far as there are any."""
+    """The block's index: first the reasoning, then the text, then tool calls, as far as the answer has them."""
     text: str = ""
-    """The text of a reasoning, or a piece of the answer's text."""
+    """The text of the reasoning, or a piece of the answer's text."""
     call: ToolCall | None = None
     sent: int | None = None
     """See `Piece.num_characters`."""
@@ -65,7 +66,7 @@ class Part:
 async def converse(
     session: Session, conversation: Conversation, *, n: int = 1, max_tokens: int | None = None, stop: Sequence[str] = ()
 ) -> list[Answer]:
-    """Return answers to a conversation, which are remembered for when the conversation continues.
+    """Return answers to a conversation, and remember them for when the conversation continues.
 
     Raises:
         Refusal: The request is rejected.

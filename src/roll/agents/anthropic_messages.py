@@ -1,4 +1,4 @@
-"""`POST /v1/messages`, as Anthropic's interface has it."""
+"""`POST /v1/messages` of Anthropic's interface."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _BILLING = "x-anthropic-billing-header:"
 
 
 class ToolUse(wire.Body):
-    """A call of a tool."""
+    """A tool call."""
 
     type: Literal["tool_use"]
     id: str = ""
@@ -36,7 +36,7 @@ class ToolUse(wire.Body):
 
 
 class ToolResult(wire.Body):
-    """Hold what a tool said."""
+    """The result of a tool call."""
 
     type: Literal["tool_result"]
     tool_use_id: str = ""
@@ -58,7 +58,7 @@ Block = Annotated[
 
 
 class Said(wire.Body):
-    """One message of the conversation; what the system says may stand anywhere in it."""
+    """One message of the conversation; system messages may be anywhere in it."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[Block]
@@ -76,9 +76,7 @@ class AgentsTool(wire.Body):
 
 
 def _tool_kind(value: Any) -> str:
-    """Return the kind of a tool: tools without a schema are the vendor's own, and only the vendor's models can call
-    them.
-    """
+    """Return the kind of a tool: one without a schema is the vendor's own, which only the vendor's models can call."""
     has_schema = isinstance(value, dict) and isinstance(value.get("input_schema"), dict)
     return "Custom" if has_schema or type_of(value) in ("", "custom") else "Foreign"
 
@@ -89,7 +87,7 @@ AnthropicTool = Annotated[
 
 
 class ToolChoice(wire.Body):
-    """Say whether tools are called."""
+    """Whether and which tools are called."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -141,7 +139,7 @@ async def answer_messages(session: Session, raw: bytes) -> Reply:
 
 
 async def count_tokens(session: Session, raw: bytes) -> Reply:
-    """Count the tokens that the model would be given; nothing is asked of it."""
+    """Count the tokens of the model's input, without generating."""
     conversation = _conversation(wire.checked(CountRequest, raw), session.notes)
     return Reply({"input_tokens": session.contexts.count(conversation)})
 
@@ -189,7 +187,7 @@ def _foreign_name(tool: Foreign) -> str:
 
 
 def _without_billing(system: Content) -> Content:
-    """Return what the system says, without Claude Code's line for its vendor's books, which may change each time."""
+    """Return the system text without Claude Code's billing line, which may change with each request."""
     if system is None or isinstance(system, str):
         return system
     return [part for part in system if not (isinstance(part, TextPart) and part.text.startswith(_BILLING))]
@@ -228,7 +226,7 @@ def _stop_reason(answer: Answer) -> str:
 
 
 def _events(body: dict[str, Any], reasoned: bool, part: Part) -> list[bytes]:
-    """Return the events of an answer whose whole object is `body`; its reasoning is no block of that."""
+    """Return the events of an answer with the object `body`; the reasoning is not a block of that object."""
     index = part.block - reasoned
     match part.kind:
         case "begin":

@@ -1,4 +1,4 @@
-"""Say why an agent failed: what the endpoint refused it, and then what it said itself."""
+"""Explain why an agent failed: the endpoint's refusals first, then the agent's own output."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Sequence
 __all__ = ["complaint", "with_refusals"]
 
 LONGEST = 1200
-"""Characters of a program's output in a message."""
+"""Most characters of a program's output in a message."""
 LONGEST_END = 300
-"""Characters of an error that are shown, from its end: the last line of a traceback says what happened."""
+"""Number of characters that are shown from the end of an error: the last line of a traceback has the cause."""
 LONGEST_REFUSAL = 400
 MOST_REFUSALS = 3
 
 
 def complaint(how: int | str, stdout: bytes, stderr: bytes) -> str:
-    """Return how a program failed and what it said.
+    """Return how a program failed, with its output.
 
     Args:
-        how: its exit code, or what ended it.
-        stdout: what it printed, for programs that complain there.
-        stderr: its errors.
+        how: The exit code, or the reason the program was ended.
+        stdout: Standard output, for programs that print errors there.
+        stderr: Standard error.
     """
     said = stderr.decode(errors="replace").strip() or stdout.decode(errors="replace").strip()
     head = f"exit code {how}" if isinstance(how, int) else how
@@ -28,7 +28,7 @@ def complaint(how: int | str, stdout: bytes, stderr: bytes) -> str:
 
 
 def shortened(text: str) -> str:
-    """Return a long text without its middle: where it begins, and its last lines."""
+    """Return a long text without its middle: its start, and its last lines."""
     if len(text) <= LONGEST:
         return text
     begin, end = text[: LONGEST - LONGEST_END], text[-LONGEST_END:]
@@ -38,7 +38,7 @@ def shortened(text: str) -> str:
 
 
 def with_refusals(problem: str, refused: Sequence[str]) -> str:
-    """Return what went wrong, after what the endpoint refused: that is the reason more often than not."""
+    """Return the problem behind the endpoint's refusals, which are usually the cause."""
     if not refused:
         return problem
     listed = "; ".join(_one_line(each) for each in refused[:MOST_REFUSALS])

@@ -1,12 +1,12 @@
-"""Find what the engine sees of a request: the model's own tokens, wherever it repeats an answer that it was given.
+"""Compute the engine's context of a request: the model's own tokens, wherever the request repeats an earlier answer.
 
-    messages ── the longest beginning that ends with an answer given before? ──► its context + its tokens + what follows
-         └────── none ──────────────────────────────────────────────────────► a fresh rendering
+    messages ── the longest prefix that ends with an earlier answer? ──► its context + its tokens + the text after it
+         └────── none ────────────────────────────────────────────────► a fresh rendering
 
-An answer is known again by all messages before it, the tools, its text (spaces around it aside) and its calls of tools.
-One that ended with a stop text may be the beginning of a message, to which the agent has added something.
-So an agent that sends its history back unchanged has a context that extends the engine's tokens exactly. One that
-changes it gets what the template makes of the changed history.
+An answer is matched by all messages before it, the tools, its text (without spaces around it) and its tool calls.
+An answer that a stop text ended may be the start of a message, to which the agent has added text.
+So the context of an agent that returns its history unchanged extends the engine's tokens exactly. If the agent
+changes its history, the template renders the changed history.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from roll.types import IntArray, Message, content_key, joined_content, with_text
 __all__ = ["Contexts", "Conversation"]
 
 _MARK = "\ue000answer\ue001"
-"""Stands for an answer where only what comes after it is wanted; of private characters, which no text has."""
+"""A placeholder for an answer if only the text after it is needed; of private-use characters, which no text has."""
 BYTES_PER_TOKEN = 16
-"""Bytes for each token of the engine's context; what has more is refused before anything is tokenized: that takes a
-second for each few MB, in which no other agent is answered."""
+"""Bytes per token of the engine's context; a longer request is rejected before it is tokenized: tokenizing takes a
+second per few MB, in which no other agent is answered."""
 BYTES_PER_ESTIMATED_TOKEN = 4
-"""Bytes for each token of what is too long to be tokenized, where only its size is asked for."""
+"""Bytes per token, to estimate the size of a request that is too long to be tokenized."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """An answer that was given, with what it followed."""
+    """An earlier answer, with its context."""
 
     context: IntArray
     token_ids: IntArray
@@ -49,16 +49,17 @@ class _Known:
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """Hold what a request says, in no vendor's form."""
+    """The content of a request, independent of the vendor's format."""
 
     messages: Sequence[Message]
-    """Those with calls of tools have `tool_calls`, those of tools `tool_call_id`, as chat templates take them."""
+    """Messages as chat templates take them: with `tool_calls`, or with `tool_call_id` for a tool's result."""
     tools: Sequence[Mapping[str, Any]] = ()
     """`{"type": "function", "function": {"name", "description", "parameters"}}`"""
     deferred_tools: Sequence[Mapping[str, Any]] = ()
-    """Those that can be called as well, but of which the model is told by a message alone."""
+    """Tools that can be called too, but that the model sees only in a message."""
     demands: Sequence[tuple[str, str]] = ()
-    """Fields that say what the answer is to be like, with what the model is told of them. A history has none of it."""
+    """Fields that constrain the answer's format, with their instructions for the model. They are not part of a
+    history."""
 
     @cached_property
     def _hashed(self) -> tuple[dict[int, tuple[bytes, bytes]], xxhash.xxh3_128]:
@@ -73,7 +74,9 @@ class Conversation:
 
     @property
     def answers(self) -> dict[int, tuple[bytes, bytes]]:
-        """The places of earlier answers, each with digests of the tools and all messages before it, and up to it."""
+        """Indices of earlier answers, with two digests: of the tools and all messages before the answer, and including
+        it.
+        """
         return self._hashed[0]
 
     @property
@@ -89,13 +92,13 @@ class Conversation:
 
 
 class Contexts:
-    """Hold the contexts of one session.
+    """The contexts of one session.
 
     Args:
-        renderer: of the policy's tokenizer.
-        ends: tokens that end an answer.
-        tool_format: in which the model calls tools.
-        max_context: of the engine, in tokens.
+        renderer: Renderer of the policy's tokenizer.
+        ends: Tokens that end an answer.
+        tool_format: The model's format of tool calls.
+        max_context: Longest context of the engine, in tokens.
     """
 
     def __init__(
@@ -108,9 +111,9 @@ class Contexts:
         self._max_bytes = BYTES_PER_TOKEN * max_context
         self._answers: dict[bytes, _Known] = {}
         self._stopped: dict[bytes, dict[str, _Known]] = {}
-        """Answers that a stop text ended, with it, by the digest of what is before them."""
+        """Answers that a stop text ended, including that text, by the digest of the messages before them."""
         self._calls: dict[str, Mapping[str, Any]] = {}
-        """Calls of tools in the answers, as they were given, by their ids."""
+        """Tool calls of the answers in their original form, by ID."""
         self._texts: dict[str, IntArray] = {}
 
     def of_conversation(self, conversation: Conversation) -> IntArray:
@@ -144,10 +147,10 @@ class Contexts:
             raise Refusal(400, "invalid_request", str(error), field="messages") from error
 
     def count(self, conversation: Conversation) -> int:
-        """Return how many tokens the model would be given; for what is far too long, an estimate.
+        """Return the number of tokens of the model's input; an estimate if the conversation is far too long.
 
         Raises:
-            Refusal: the template refuses it.
+            Refusal: The template rejects the conversation.
         """
         num_bytes = _num_bytes(conversation)
         if num_bytes > self._max_bytes:
@@ -186,7 +189,7 @@ class Contexts:
             self._calls[call["id"]] = call
 
     def _known(self, message: Message, before: bytes, digest: bytes) -> tuple[_Known | None, str]:
-        """Return the answer that a message is or begins with, and what the agent added to it."""
+        """Return the answer that a message equals or starts with, and the text that the agent added to it."""
         known = self._answers.get(digest)
         if known is not None or message.tool_calls or before not in self._stopped:
             return known, ""
@@ -222,7 +225,7 @@ class Contexts:
     def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
         """Record a continued text; `text` is all of it, as the agent received it."""
         if self._is_end(token_ids[-1:]):
-            token_ids = token_ids[:-1]  # no text says it
+            token_ids = token_ids[:-1]  # it is not part of the text
         if text:
             self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
 
@@ -302,7 +305,7 @@ def _with_demands(conversation: Conversation) -> Sequence[Message]:
 
 
 def _spelt(message: Message) -> bytes:
-    """Return what a message is known again by; what comes after it in a history cannot be taken for a part of it."""
+    """Return the bytes that identify a message; lengths keep a part of one message from passing for another."""
     role, content = message.role, content_key(message.content)
     said = content.strip() if role == "assistant" else content
     calls = ""

@@ -1,7 +1,7 @@
-"""Conversations as agents write them, brought into a form that the model's chat template takes.
+"""Convert agents' conversations to a form that the model's chat template accepts.
 
-Agents let the system speak in the midst of a conversation, and users several times in a row. Templates differ: some
-write all of it, some refuse it, and some leave out what the system says later, without an error.
+Agents send system messages in the middle of a conversation, and several user messages in a row. Templates differ: some
+render all of them, some reject them, and some drop later system messages without an error.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ __all__ = ["fitted_text"]
 
 
 def fitted_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequence[Any]) -> str:
-    """Return a conversation as the template writes it, up to where the next answer begins.
+    """Return a conversation as the template renders it, up to the start of the next answer.
 
-    What the system says later becomes a user's message where the template does not write it in its place. Where the
-    template still refuses the conversation, messages of one role that follow each other become one, and then what the
-    system says first becomes the beginning of the user's message.
+    A later system message becomes a user message if the template does not render it in place. If the
+    template still rejects the conversation, consecutive messages of one role are joined, and then the
+    first system message becomes the start of the user message.
 
     Raises:
-        DataError: the template refuses it in every form.
+        DataError: The template rejects every form.
     """
     if any(message.role == "system" for message in messages[1:]) and not renderer.takes_late_system:
         messages = [*messages[:1], *(_as_user(message) for message in messages[1:])]

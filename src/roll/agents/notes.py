@@ -1,4 +1,4 @@
-"""Note once in the run's log what agents send that the endpoint cannot serve, and so leaves out."""
+"""Log once per run what agents send that the endpoint does not support, and so ignores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["Notes"]
 logger = logging.getLogger(__name__)
 
 MOST_NOTES = 64
-"""A hostile agent could invent kinds without end."""
+"""Most kinds of notes: a hostile agent could invent any number of kinds."""
 
 
 class Notes:
@@ -24,8 +24,8 @@ class Notes:
         """Log a warning, unless the run already has one of this kind.
 
         Args:
-            kind: identifies what was left out, such as `tool web_search`.
-            text: what was left out, and what to do about it.
+            kind: Identifies the ignored feature, such as `tool web_search`.
+            text: The ignored feature, and a remedy.
         """
         if kind in self._kinds or len(self._kinds) >= MOST_NOTES:
             return

@@ -1,7 +1,7 @@
-"""Tools that a request offers: functions, tools that take one text, groups of either, and those that only a vendor has.
+"""Tools of a request: functions, tools that take one text, groups of either, and a vendor's own tools.
 
-The model is offered functions alone. A tool that takes one text (`custom` of OpenAI) is a function of one parameter;
-the functions of a group (`namespace`) are offered by their own names. `Offer` says how a call of it is written back.
+The model only sees functions. A tool that takes one text (`custom` of OpenAI) is a function with one parameter;
+the functions of a group (`namespace`) have their own names. `Offer` defines how a call is converted back.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ INPUT = "input"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Offer:
-    """One tool, as the model is told of it."""
+    """One tool in the form that the model sees."""
 
     name: str
-    """The name by which the model calls it."""
+    """The name by which the model calls the tool."""
     description: str | None = None
     parameters: Mapping[str, Any] | None = None
     own_name: str = ""
-    """The agent's name for it, where that is another one."""
+    """The agent's name for the tool, if it differs."""
     namespace: str = ""
     takes_text: bool = False
     deferred: bool = False
-    """The model is told of it only where the conversation refers to it."""
+    """Whether the model sees the tool only if the conversation refers to it."""
 
     @property
     def function(self) -> dict[str, Any]:
-        """The tool as chat templates take it."""
+        """The tool in the form of chat templates."""
         return wire.function_tool(self.name, self.description, self.parameters)
 
     @property
     def agents_name(self) -> str:
-        """The name by which the agent knows the tool, within its namespace."""
+        """The agent's name for the tool, within its namespace."""
         return self.own_name or self.name
 
 
@@ -52,9 +52,9 @@ def text_tool(name: str, description: str | None, form: Mapping[str, Any] | None
     """Return the offer of a tool that takes one text.
 
     Args:
-        name: of the tool.
-        description: of the tool.
-        form: of the text: `{"type": "grammar", "syntax", "definition"}`, which nothing enforces.
+        name: The tool's name.
+        description: The tool's description.
+        form: The text's format: `{"type": "grammar", "syntax", "definition"}`, which is not enforced.
     """
     words = [description or ""]
     grammar = form.get("grammar") if form is not None and isinstance(form.get("grammar"), Mapping) else form
@@ -67,13 +67,13 @@ def text_tool(name: str, description: str | None, form: Mapping[str, Any] | None
 
 
 def as_text(arguments: Mapping[str, Any]) -> str:
-    """Return the text with which the model called a tool that takes one."""
+    """Return the text argument of a model's call to a tool that takes one text."""
     value = arguments.get(INPUT)
     return value if isinstance(value, str) else json.dumps(dict(arguments), ensure_ascii=False)
 
 
 def _named_apart(offers: Sequence[Offer]) -> list[Offer]:
-    """Return offers whose names differ: of the same names in several groups, each has its group's in front."""
+    """Return offers with distinct names: if several groups have a name, each gets its group's name in front."""
     times = Counter(offer.name for offer in offers)
     return [
         replace(offer, name=f"{offer.namespace}__{offer.name}", own_name=offer.name)
@@ -87,12 +87,12 @@ def served(offers: Sequence[Offer], left_out: Sequence[str], notes: Notes) -> li
     """Return the offers, after a note for each tool that only its vendor can run.
 
     Args:
-        offers: that can be served.
-        left_out: the names or types of the others.
-        notes: receives them.
+        offers: The supported tools.
+        left_out: Names or types of the other tools.
+        notes: Receives the notes.
 
     Raises:
-        Refusal: none can be served.
+        Refusal: No tool is supported.
     """
     names = [name[:64] for name in left_out]
     advice = "switch it off in the agent's settings, or give the agent a function that does the same"

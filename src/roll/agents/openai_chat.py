@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`, as OpenAI's interface has it."""
+"""`POST /v1/chat/completions` of OpenAI's interface."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["ChatRequest", "chat", "choices"]
 
 
 class CustomTool(wire.Body):
-    """Hold what a tool that takes one text is called and takes."""
+    """The definition of a tool that takes one text."""
 
     name: wire.Name
     description: str | None = None
@@ -223,7 +223,7 @@ def _message(message: ChatMessage, notes: Notes) -> Message:
         raise Refusal(
             400, "missing_required_parameter", "a message of role tool names its tool_call_id.", field="messages"
         )
-    if message.name and message.role != "tool":  # whose name is in the call that it answers
+    if message.name and message.role != "tool":  # its name is in the call that it answers
         wire.note_field("name", notes)
     calls: list[Mapping[str, Any]] = []
     for call in (message.tool_calls or ()) if message.role == "assistant" else ():
@@ -292,7 +292,7 @@ def _finish_reason(answer: Answer) -> str:
 
 
 def _logprobs(session: Session, answer: Answer) -> dict[str, Any]:
-    """Return the log-probs of every token that the model wrote; engines say nothing of tokens that it did not write."""
+    """Return the log-probs of every token that the model wrote; engines return none for other tokens."""
     call = answer.call
     texts = [session.renderer.spelt(token) for token in call.token_ids[:, None]]
     content = [

@@ -27,7 +27,7 @@ _CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""The field of a call that holds what it carries, and the events that stream it."""
+"""By kind of call, the field with its content, and the events that stream it."""
 
 
 class ResponsesRequest(wire.Asking):
@@ -57,7 +57,7 @@ async def respond(session: Session, raw: bytes) -> Reply:
 
 
 async def count_input(session: Session, raw: bytes) -> Reply:
-    """Count the tokens that the model would be given; nothing is asked of it."""
+    """Count the tokens of the model's input, without generating."""
     request = wire.checked(ResponsesRequest, raw, session.notes)
     num_tokens = session.contexts.count(_conversation(request, *_read(session, request), session.notes))
     return Reply({"object": "response.input_tokens", "input_tokens": num_tokens})
@@ -166,7 +166,7 @@ def _stream(body: dict[str, Any], answer: Answer) -> Iterator[Piece]:
 
 
 def _events(body: dict[str, Any], part: Part) -> list[tuple[str, dict[str, Any]]]:
-    """Return the events of an answer whose whole object is `body`; each part belongs to one of its items."""
+    """Return the events of an answer with the object `body`; each part belongs to one of its items."""
     if part.kind == "begin":
         begun = {"response": {**body, "status": "in_progress", "output": [], "usage": None}}
         return [("response.created", begun), ("response.in_progress", begun)]

@@ -1,4 +1,4 @@
-"""The endpoint's own description, in OpenAPI 3.1: from the same models that check requests."""
+"""The endpoint's own OpenAPI 3.1 description, from the models that validate requests."""
 
 from __future__ import annotations
 

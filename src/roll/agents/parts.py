@@ -1,4 +1,4 @@
-"""Parts of messages in the form of any vendor, as text: a model that reads text alone is told of pictures in words."""
+"""Convert message parts of any vendor to text: a text-only model gets a sentence for each image."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.agents.wire import Body
 __all__ = ["Content", "Foreign", "Part", "TextPart", "text_of", "type_of"]
 
 _SILENT = ("thinking", "redacted_thinking", "reasoning")
-"""Kinds of parts that hold what an answer thought: the context has it already, in the model's own tokens."""
+"""Kinds of parts with an answer's reasoning: the context already has it, in the model's own tokens."""
 _MEDIA = {
     "image": "image",
     "image_url": "image",
@@ -33,13 +33,13 @@ _MEDIA = {
 
 
 def type_of(value: Any, default: str = "") -> str:
-    """Return the `type` of a tagged object: `default` where it has none, empty where that is not a text."""
+    """Return the `type` of a tagged object: `default` if it has none, empty if it is not a text."""
     found = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return default if found is None else found if isinstance(found, str) else ""
 
 
 class Foreign(Body):
-    """An object of a type that is not known here; its fields are kept and not checked."""
+    """An object of an unknown type; its fields are kept and not checked."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -76,9 +76,9 @@ def text_of(
     """Return the text of a message or of a tool's result, one line for every part.
 
     Args:
-        content: in whichever form the vendor has it.
-        notes: receives what cannot be shown.
-        tools: the definitions of tools by their names, for parts that refer to a tool.
+        content: The content, in any vendor's form.
+        notes: Receives notes on parts that cannot be shown.
+        tools: Definitions of tools by their names, for parts that refer to a tool.
     """
     if content is None or isinstance(content, str):
         return content or ""

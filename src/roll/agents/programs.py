@@ -1,4 +1,4 @@
-"""How an agent program runs: a coroutine in this process, a process of its own, or a program in a sandbox."""
+"""Run an agent program: a coroutine in this process, a process of its own, or a program in a sandbox."""
 
 from __future__ import annotations
 
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["AgentFailed", "AgentTask", "Program", "check_agent", "open_program"]
 
 MOST_OUTPUT = 2**20
-"""Bytes of a program's output that are read; more of it is passed over."""
+"""Most bytes of a program's output that are kept; the rest is discarded."""
 LAST_OUTPUT_S = 1.0
-"""To read the rest of a program's output once it has ended."""
+"""Timeout for the rest of a program's output once it has ended."""
 _SOCKET = "/run/roll/endpoint"
-"""In a sandbox. A mount of the directory would be a copy of its names, and nobody listens at a copy of a socket."""
+"""Path in a sandbox. The socket itself is mounted: mounting its directory would copy it, and a copied socket has no
+server."""
 _PLACE = "http://127.0.0.1:{}"
 
 
@@ -43,47 +44,47 @@ class AgentFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentTask:
-    """Hold what an agent is to do."""
+    """An agent's task."""
 
     text: str
     """The user's last message."""
     messages: tuple[Message, ...]
-    """All of the prompt."""
+    """All messages of the prompt."""
     metadata: Mapping[str, Any]
-    """The metadata of the prompt; never its answer."""
+    """The prompt's metadata, without its answer."""
     rollout: str
-    """Names the attempt, such as `train-3.1`."""
+    """Names the rollout, such as `train-3.1`."""
     seed: int | None
-    """The seed of the attempt, the same whenever it is made again."""
+    """The rollout's seed, the same in every retry."""
     time_s: float
-    """Seconds that the agent has."""
+    """The agent's time limit in seconds."""
 
 
 class Program(Protocol):
     """Runs an agent once."""
 
     async def __call__(self, task: AgentTask, base_url: str, api_key: str) -> str | None:
-        """Run the agent, and return its answer where it gives one.
+        """Run the agent, and return its answer, if any.
 
         Raises:
-            AgentFailed: it ended with an error.
-            InfraError: it could not be run.
+            AgentFailed: The agent ended with an error.
+            InfraError: The agent could not be run.
         """
         ...
 
 
 @asynccontextmanager
 async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path | None) -> AsyncIterator[Program]:
-    """Open the configured program; whatever it needs ends with the block.
+    """Run the body with the configured program; its resources are released at the end.
 
     Args:
-        config: which one.
-        sandbox: of the run, for a program in a sandbox.
-        socket: where the endpoint listens for sandboxes.
+        config: The agent's settings.
+        sandbox: The run's sandbox settings, for a program in a sandbox.
+        socket: The endpoint's Unix socket for sandboxes.
 
     Raises:
-        ConfigError: the function cannot be imported, or a file is missing.
-        SandboxUnavailableError: this machine has no sandboxes.
+        ConfigError: The function cannot be imported, or a file is missing.
+        SandboxUnavailableError: This machine cannot run sandboxes.
     """
     if config.function is not None:
         yield _coroutine(config.function, config.answer_pattern)
@@ -97,10 +98,11 @@ async def open_program(config: AgentConfig, sandbox: SandboxConfig, socket: Path
 
 
 def check_agent(config: AgentConfig | None) -> None:
-    """Look at an agent before anything is started for it.
+    """Check an agent's settings before anything is started.
 
     Raises:
-        ConfigError: its function cannot be imported or is no coroutine; its program or its directory is missing.
+        ConfigError: The agent's function cannot be imported or is not a coroutine; its program or its directory is
+            missing.
     """
     if config is None:
         return
@@ -137,7 +139,7 @@ def _content(name: str, path: str) -> bytes:
 
 
 def _variables(task: AgentTask, address: str, api_key: str) -> dict[str, str]:
-    """Return the environment variables of programs. Anthropic's clients add `/v1` themselves."""
+    """Return the environment variables of programs. Anthropic's clients append `/v1` to the address themselves."""
     return {
         "OPENAI_BASE_URL": f"{address}/v1",
         "OPENAI_API_BASE": f"{address}/v1",
@@ -170,7 +172,7 @@ class _Process:
         return answer_in(answer, config.answer_pattern)
 
     async def _run(self, task: bytes, variables: Mapping[str, str], directory: Path | None) -> tuple[int, bytes, bytes]:
-        """Run the command; return its exit code, and the beginnings of standard output and error."""
+        """Run the command; return its exit code, and the start of standard output and error."""
         said, complained = _Output(), _Output()
         with tempfile.TemporaryFile() as given:
             given.write(task)
@@ -192,16 +194,16 @@ class _Process:
                 try:
                     code = await process.wait()
                 finally:
-                    with suppress(ProcessLookupError):  # also what it started and left behind
+                    with suppress(ProcessLookupError):  # also processes that it started and left behind
                         os.killpg(process.pid, signal.SIGKILL)
                     await process.wait()
         return code, said.kept, complained.kept
 
 
 class _Output(asyncio.Protocol):
-    """Keeps the beginning of what a program writes.
+    """Keeps the start of a program's output.
 
-    The pipe is our own: `process.wait()` would wait until pipes of asyncio are closed by all that hold them.
+    The pipe is not asyncio's: `process.wait()` would wait until every process that holds asyncio's pipes closes them.
     """
 
     def __init__(self) -> None:
@@ -210,7 +212,7 @@ class _Output(asyncio.Protocol):
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
-        """Open the pipe and yield the end to write to; after the block, `kept` has what was written."""
+        """Run the body with the pipe's write end; afterwards, `kept` has the output."""
         ours, theirs = os.pipe()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: self, os.fdopen(ours, "rb"))
         try:
@@ -218,16 +220,16 @@ class _Output(asyncio.Protocol):
         finally:
             os.close(theirs)
             try:
-                await asyncio.wait({self._ended}, timeout=LAST_OUTPUT_S)  # somebody may have taken the other end along
+                await asyncio.wait({self._ended}, timeout=LAST_OUTPUT_S)  # another process may still hold the write end
             finally:
                 transport.close()
 
     def data_received(self, data: bytes) -> None:
-        """Keep the data, as far as there is room."""
+        """Keep the data, up to the limit."""
         self.kept += data[: MOST_OUTPUT - len(self.kept)]
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note that nobody writes any more."""
+        """Record that all write ends are closed."""
         if not self._ended.done():
             self._ended.set_result(None)
 
@@ -243,7 +245,7 @@ async def _manager(
             "agent.sandbox: an agent in a sandbox reaches the endpoint by a socket of this machine, which sandboxes of "
             f"the service at {config.url} cannot: remove sandbox.url, or agent.sandbox."
         )
-    unsafe = config.runtime == "subprocess"  # without a file system of its own
+    unsafe = config.runtime == "subprocess"  # this runtime has no file system of its own
     spec = SandboxSpec(
         limits=Limits(
             wall_s=time_s,
@@ -264,7 +266,7 @@ async def _manager(
 
 
 class _Sandboxed:
-    """A program in a sandbox, which has its files and a way to the endpoint."""
+    """A program in a sandbox, with its files and a connection to the endpoint."""
 
     def __init__(
         self, config: AgentConfig, files: Mapping[str, bytes], manager: SandboxManager, spec: SandboxSpec, socket: str

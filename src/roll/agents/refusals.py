@@ -1,4 +1,4 @@
-"""Refuse requests: what an agent may be told instead of an answer, before a vendor's form is given to it."""
+"""Refusals of requests, independent of a vendor's format."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ __all__ = ["Refusal"]
 
 
 class Refusal(Exception):
-    """A request that is not answered.
+    """A rejected request.
 
     Args:
-        status: of HTTP.
-        code: in a word, for programs: `context_length_exceeded`.
-        message: what is wrong, the value, and what to do.
-        field: of the request that is wrong, such as `messages[2].content`; empty where none is.
-        retry_after_s: after which the request may be made again; `None`: never.
+        status: HTTP status.
+        code: A word for programs: `context_length_exceeded`.
+        message: What is wrong, the value, and the remedy.
+        field: The wrong field of the request, such as `messages[2].content`; empty if no field is wrong.
+        retry_after_s: Seconds after which the request may be retried; `None`: never.
     """
 
     def __init__(

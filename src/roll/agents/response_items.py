@@ -1,4 +1,4 @@
-"""The items of a conversation as OpenAI's Responses interface has them, and the tools that they or a request offer."""
+"""Items of a conversation in OpenAI's Responses interface, and the tools in items and requests."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class MessageItem(wire.Body):
 
 
 class CallItem(wire.Body):
-    """A call of a tool."""
+    """A tool call."""
 
     type: Literal["function_call", "custom_tool_call"]
     call_id: str = ""
@@ -86,7 +86,7 @@ class CallItem(wire.Body):
 
 
 class OutputItem(wire.Body):
-    """Hold what a tool said."""
+    """The result of a tool call."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str = ""
@@ -126,7 +126,7 @@ Item = Annotated[
 
 
 def messages_of(given: str | Sequence[Any], notes: Notes) -> list[Message]:
-    """Return items as messages; the calls of one answer are one message, as they were when it was given."""
+    """Return items as messages; the calls of one answer become one message again."""
     if isinstance(given, str):
         return [wire.chat_message("user", given)]
     said: list[Message] = []
@@ -146,7 +146,7 @@ def messages_of(given: str | Sequence[Any], notes: Notes) -> list[Message]:
             if item.type == "item_reference":
                 message = "input has an item_reference, but items are not kept here: have the agent send them again."
                 raise Refusal(400, "unsupported_parameter", message, field="input")
-            if item.type != "reasoning":  # which the context has already, in the model's own tokens
+            if item.type != "reasoning":  # the context already has it, in the model's own tokens
                 kind = item.type[:64]
                 notes.add(f"item {kind}", f"agents send items of the type '{kind}': they are left out.")
     return said
@@ -156,7 +156,7 @@ def offers_of(tools: Sequence[Any], given: str | Sequence[Any], notes: Notes) ->
     """Return the tools that a request offers, in its own field and in its items.
 
     Raises:
-        Refusal: none of them can be served.
+        Refusal: No tool is supported.
     """
     offers: list[Offer] = []
     left_out: list[str] = []

@@ -1,12 +1,12 @@
-"""The HTTP server before the sessions of a run: keys, limits, vendors' forms of errors, streams.
+"""The HTTP server in front of a run's sessions: keys, limits, vendors' error formats, streams.
 
-    request ─► key ─► session ─► route: body checked, answered ─► object, or server-sent events
-       └── no key, another session's, one that is over: 401      └── the agent left: what it was not sent is not kept
+    request ─► key ─► session ─► route: body validated, answered ─► object, or server-sent events
+       └── no key, another session's, one that is over: 401      └── disconnected: the part not sent is not recorded
 
 Invariants:
-    - nothing is answered without the key of an open session, not even whether there is such a page;
-    - what an agent can write never makes an error of ours: it is told which field is wrong;
-    - an agent that leaves ends its requests at the engines.
+    - no request is answered without the key of an open session, not even whether a page exists;
+    - no input of an agent causes an internal error: the answer names the wrong field;
+    - if an agent disconnects, its requests at the engines are aborted.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from roll.agents.session import Answer, Session, Sessions
 __all__ = ["MODEL", "AgentServer"]
 
 MODEL = "policy"
-"""The name of the model; requests may call it anything."""
+"""The model's name; requests may use any name."""
 MOST_BYTES = 8 * 2**20
-"""Bytes of the longest body."""
+"""Most bytes of a body."""
 
 Route: TypeAlias = Callable[[Session, bytes], Awaitable[Reply]]
 POSTS: dict[str, Route] = {
@@ -53,9 +53,9 @@ class AgentServer:
     """Answers the agents of a run; `async with AgentServer() as server: server.sessions.add(…)`.
 
     Args:
-        host: where it listens; by default only programs of this machine reach it.
-        port: 0 takes a free one.
-        socket: a Unix socket on which it listens as well, for sandboxes.
+        host: The address to listen on; by default only programs on this machine can connect.
+        port: The port; 0 takes a free one.
+        socket: A Unix socket to listen on as well, for sandboxes.
     """
 
     def __init__(self, host: str = "127.0.0.1", port: int = 0, *, socket: Path | None = None) -> None:
@@ -73,12 +73,12 @@ class AgentServer:
 
     @property
     def base_url(self) -> str:
-        """For OpenAI's clients, with `/v1`; Anthropic's take it too."""
+        """The address for OpenAI's clients, with `/v1`; Anthropic's clients accept it too."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http://{host}:{self._port}/v1"
 
     async def start(self) -> None:
-        """Listen."""
+        """Start listening."""
         loop = asyncio.get_running_loop()
 
         def request_of(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
@@ -93,10 +93,10 @@ class AgentServer:
         self._port = self._runner.addresses[0][1]
         if self._socket is not None:
             await web.UnixSite(self._runner, str(self._socket)).start()
-            self._socket.chmod(0o666)  # sandboxes have users of their own; keys protect what is behind it
+            self._socket.chmod(0o666)  # sandboxes have other UIDs; keys protect the sessions
 
     async def close(self) -> None:
-        """Listen no more; may be called twice."""
+        """Stop listening; may be called twice."""
         runner, self._runner = self._runner, None
         if runner is not None:
             await runner.cleanup()
@@ -120,7 +120,7 @@ class AgentServer:
 
     async def _page(self, request: web.BaseRequest) -> web.StreamResponse:
         session = self.sessions.find(_key(request))
-        # Anthropic's clients add /v1 to the address, which has it for OpenAI's
+        # Anthropic's clients append /v1 to the address, which already has it
         path = request.path.removeprefix("/v1") if request.path.startswith("/v1/v1/") else request.path
         route, page = POSTS.get(path), _readable(path, session)
         if route is None and page is None:
@@ -140,7 +140,7 @@ class AgentServer:
 
 
 def _readable(path: str, session: Session) -> dict[str, Any] | None:
-    """Return what is there to be read; models have the fields of either vendor."""
+    """Return the object at a path of a `GET` request; models have the fields of both vendors."""
     if path == "/openapi.json":
         return description()
     before, models, name = f"{path}/".partition("/v1/models/")
@@ -157,13 +157,13 @@ def _readable(path: str, session: Session) -> dict[str, Any] | None:
 
 
 def _key(request: web.BaseRequest) -> str:
-    """Return the key, which OpenAI's clients send in one header, and Anthropic's in another."""
+    """Return the key: OpenAI's and Anthropic's clients send it in different headers."""
     bearer = request.headers.get("Authorization", "")
     return bearer[7:].strip() if bearer[:7].lower() == "bearer " else request.headers.get("x-api-key", "")
 
 
 async def _streamed(request: web.BaseRequest, session: Session, reply: Reply) -> web.StreamResponse:
-    """Send a stream; what an agent that leaves was not sent of its answers is taken out of the record."""
+    """Send a stream; if the agent disconnects, remove the unsent part of its answers from the record."""
     response = web.StreamResponse(
         headers={"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
     )

@@ -1,11 +1,11 @@
-"""A session: what one agent program asks of the model during one rollout's attempt, and the record of it.
+"""A session: the requests of one agent program to the model during one rollout, and their record.
 
     request ─► context (contexts) ─► within the budget? ─► generate ─► cut at a stop text ─► recorded call ─► answer
 
 Invariants:
-    - what an agent received is in the record, token by token, and nothing else is;
-    - after its end a session answers nothing; what still runs then is aborted;
-    - a request that the infrastructure fails makes the whole session fail: nothing of it is ever scored.
+    - the record holds exactly the tokens that the agent received;
+    - after its end a session answers no request; running requests are aborted;
+    - a request that the infrastructure fails makes the whole session fail: none of it is ever scored.
 """
 
 from __future__ import annotations
@@ -35,36 +35,36 @@ if TYPE_CHECKING:
 __all__ = ["Answer", "Session", "Sessions"]
 
 NUM_ENDED = 10_000
-"""Sessions that are remembered after their end, so that their agents hear what is wrong."""
+"""Number of ended sessions that are remembered, so that their agents get a clear error."""
 MOST_REFUSED = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """Hold what the agent gets of one generation."""
+    """One generation as the agent receives it."""
 
     call: Call
     text: str
-    """Without the stop text, reasoning and calls of tools."""
+    """The text without the stop text, reasoning and tool calls."""
     reasoning: str
     tool_calls: tuple[ToolCall, ...]
     stopped_by: str | None
-    """The stop text that ended it."""
+    """The stop text that ended the answer."""
 
 
 class Session:
-    """See the module.
+    """The requests of one agent program, and their record.
 
     Args:
-        session_id: in its key, and in requests' ids where engines show them.
-        first: its sampling holds for every call, whatever the agent asks for, but for shorter answers.
-        generate: asks the engines.
-        renderer: of the policy's tokenizer.
-        limits: its budget.
-        max_context: of the engines, in tokens.
-        tool_format: in which the model calls tools; `None`: the one that its chat template teaches.
-        tells_demands: a request that demands a form of its answer is answered, and the model told of it.
-        notes: of the run, on what agents send that is not served.
+        session_id: Part of the key, and of request IDs in the engines.
+        first: The first request; its sampling settings hold for every call, except that a call may be shorter.
+        generate: Sends a request to the engines.
+        renderer: Renderer of the policy's tokenizer.
+        limits: The session's budget.
+        max_context: Longest context of the engines, in tokens.
+        tool_format: The model's format of tool calls; `None`: the format in its chat template.
+        tells_demands: Whether demands on an answer's format are passed to the model as text, instead of rejected.
+        notes: The run's notes on unsupported features.
     """
 
     def __init__(
@@ -85,19 +85,19 @@ class Session:
         self.tells_demands = tells_demands
         self.notes = notes or Notes()
         self.refused: list[str] = []
-        """Refusals that the agent was given, in the order in which it asked; the same refusal once."""
+        """Distinct refusals that the agent received, in order."""
         self.tool_format = tool_format or format_of(renderer.template)
         self.contexts = Contexts(
             renderer, ends=first.sampling.stop_token_ids, tool_format=self.tool_format, max_context=max_context
         )
         self.calls: list[Call] = []
-        """In the order in which they ended."""
+        """Calls, in the order in which they ended."""
         self.exhausted = ""
-        """The part of the budget that is used up, of which the agent was told; empty while none is."""
+        """The exhausted part of the budget, of which the agent was informed; empty if none is."""
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Holds the infrastructure's failure once there is one."""
+        """Holds the infrastructure's failure, if any."""
         self.answers: dict[str, Sequence[Message]] = {}
-        """Conversations that an agent may go on with by the id of their last answer."""
+        """Conversations that an agent may continue, by the ID of their last answer."""
         self.renderer = renderer
         self._first, self._generate, self._limits, self._max_context = first, generate, limits, max_context
         self._num_asked = 0
@@ -159,7 +159,7 @@ class Session:
         except asyncio.CancelledError:
             if self._closed:
                 raise self._over() from None
-            raise  # the agent is gone
+            raise  # the agent has disconnected
         except Exception as error:
             self.fail(error)
             raise Refusal(
@@ -211,13 +211,13 @@ class Session:
             beside, calls = read_calls(behind or "", self.tool_format, tools)
         if not raw:
             thought, answer = self._apart(text, context)
-            # An answer that never ends its reasoning is given as it is: the agent sees what became of it.
+            # An answer that never ends its reasoning is returned whole, so that the agent sees it.
             thought, text = ("", text) if answer is None and not calls else (thought, answer or "")
         text = beside if calls else text
         return Answer(call=call, text=text, reasoning=thought, tool_calls=calls, stopped_by=stopped_by)
 
     def _apart(self, text: str, context: IntArray) -> tuple[str, str | None]:
-        """Return the reasoning in an answer, and what follows it; `None` where the reasoning never ends."""
+        """Return the reasoning in an answer, and the text after it; `None` if the reasoning never ends."""
         form = self.renderer.reasoning
         begun = begun_thought(self.renderer.spelt(context[-CONTEXT_SEEN:]), form)
         thought, answer = split_reasoning(text, form, begun=bool(begun))
@@ -236,7 +236,7 @@ class Session:
         return low
 
     def refuse(self, path: str, refusal: Refusal) -> None:
-        """Keep a refusal, for the message of an agent that fails."""
+        """Record a refusal, for the error message of an agent that fails."""
         said = f"{path}: {refusal.status} {refusal.message}"
         if said not in self.refused and len(self.refused) < MOST_REFUSED:
             self.refused.append(said)
@@ -263,12 +263,12 @@ class Session:
 
     @property
     def max_context(self) -> int:
-        """Return the longest context of the engines, in tokens."""
+        """Longest context of the engines, in tokens."""
         return self._max_context
 
     @property
     def deadline(self) -> float:
-        """In the event loop's time."""
+        """The session's deadline, on the event loop's clock."""
         return self._deadline
 
     def _check(self, n: int) -> None:
@@ -301,7 +301,7 @@ class Session:
         """Record a failure of the infrastructure, which fails the session."""
         if not self.failed.done():
             self.failed.set_exception(error)
-            self.failed.exception()  # counts as looked at: nobody may be waiting
+            self.failed.exception()  # marks the exception as retrieved, as there may be no waiter
 
     def close(self) -> None:
         """End the session and abort its running requests."""
@@ -311,23 +311,23 @@ class Session:
 
 
 class Sessions:
-    """All sessions that are open, by their keys."""
+    """All open sessions, by their keys."""
 
     def __init__(self) -> None:
         self._open: dict[str, Session] = {}
         self._ended: deque[str] = deque(maxlen=NUM_ENDED)
 
     def add(self, session: Session) -> None:
-        """Answer its requests from now on."""
+        """Answer the session's requests from now on."""
         self._open[session.session_id] = session
 
     @property
     def num_open(self) -> int:
-        """How many there are."""
+        """Number of open sessions."""
         return len(self._open)
 
     def end(self, session: Session) -> None:
-        """Answer them no more."""
+        """End the session; its requests are no longer answered."""
         session.close()
         if self._open.pop(session.session_id, None) is not None:
             self._ended.append(session.session_id)

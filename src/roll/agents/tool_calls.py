@@ -1,6 +1,6 @@
-"""Calls of tools in what a model wrote, in the model's own format, and tools in what it is given.
+"""Parse tool calls in a model's text, in the model's own format, and write tools into the model's input.
 
-What a model wrote is hostile: `roll.envs.tools.calls` reads it, in linear time. What is no well-formed call stays text.
+A model's text is untrusted: `roll.envs.tools.calls` parses it, in linear time. A malformed call stays text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["ToolCall", "ToolFormat", "format_of", "plainly", "read_calls"]
 
 ToolFormat: TypeAlias = Literal["hermes", "llama3", "mistral", "harmony", "glm", "gemma4", "plain", "none"]
 _FORMS = {"plain": "hermes", "llama3": "llama"}
-"""The names that `roll.envs.tools` has for those that have another name there."""
+"""Formats that have another name in `roll.envs.tools`."""
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 _MISTRAL = "[TOOL_CALLS]"
 _PYTHON_TAG = "<|python_tag|>"
@@ -41,13 +41,13 @@ class ToolCall:
 
     @property
     def arguments_json(self) -> str:
-        """As the interfaces of vendors carry them."""
+        """The arguments as JSON text, as in the vendors' interfaces."""
         return json.dumps(self.arguments, ensure_ascii=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Offered:
-    """A tool that the agent has: nothing here calls it."""
+    """A tool of the agent, which is only described here, never called."""
 
     name: str
     description: str
@@ -59,7 +59,7 @@ class _Offered:
 
 
 def format_of(template: str) -> ToolFormat:
-    """Return the format that a chat template teaches; `plain` where it takes no tools."""
+    """Return the tool format of a chat template; `plain` if it takes no tools."""
     if "tools" not in template:
         return "plain"
     if _MISTRAL in template:
@@ -78,12 +78,12 @@ def format_of(template: str) -> ToolFormat:
 def read_calls(
     text: str, tool_format: ToolFormat, tools: Sequence[Mapping[str, Any]] = ()
 ) -> tuple[str, tuple[ToolCall, ...]]:
-    """Return what is said beside calls, and the calls; where one of them is malformed, all of it stays text.
+    """Return the text outside of calls, and the calls; if one of them is malformed, all of it stays text.
 
     Args:
-        text: special tokens included, without the one that ended it.
-        tool_format: see `format_of`.
-        tools: that were offered, as chat templates take them.
+        text: The model's text, with special tokens, without the end token.
+        tool_format: See `format_of`.
+        tools: The offered tools, in the form of chat templates.
     """
     if tool_format == "none":
         return text, ()
@@ -96,7 +96,7 @@ def read_calls(
 
 def _offered(tool: Mapping[str, Any]) -> _Offered:
     offered = _Offered(**tool["function"])
-    sound = isinstance(offered.parameters.get("properties", {}), dict)  # an agent may send anything for it
+    sound = isinstance(offered.parameters.get("properties", {}), dict)  # an agent may send any value for it
     return offered if sound else replace(offered, parameters={})
 
 
@@ -115,7 +115,7 @@ def _beside(text: str, tool_format: ToolFormat) -> str:
 
 
 def _is_json(arguments: Mapping[str, Any]) -> bool:
-    """Return whether JSON can be written: it has no number beyond all floats, and UTF-8 no half of a character."""
+    """Return whether the arguments can be written as JSON: all numbers are finite, and all texts valid Unicode."""
     try:
         json.dumps(arguments, allow_nan=False, ensure_ascii=False).encode()
     except ValueError:

@@ -1,16 +1,17 @@
-"""From the calls of a session to one rollout: a prefix tree of what the engine saw, cut into chains.
+"""Build one rollout from a session's calls: a prefix tree of the engine's contexts, cut into chains.
 
     call A: [context ][tokens]
-    call B: [context ][tokens][environment][tokens]     B's context begins with all of A: B goes on where A ended
-    call C: [context ][tokens][other      ][tokens]     so does C's, and A is taken: a fork, with a context of its own
-    call D: [other context   ][tokens]                  begins with no call: a sub-agent, or a compacted history
+    call B: [context ][tokens][environment][tokens]     B's context starts with all of A: B continues A
+    call C: [context ][tokens][other      ][tokens]     so does C's, but B continues A: a fork, with a context of its
+        own
+    call D: [other context   ][tokens]                  starts with no call: a sub-agent, or a compacted history
 
-A chain is a run of calls each of which goes on where the one before ended; what came between is the environment's. Each
+A chain is a sequence of calls, each of which continues the one before; tokens in between are the environment's. Each
 chain is trained once, after exactly the tokens that the engine saw before it (`Branch.context`).
 
 Invariants:
     - every token that the model wrote is in exactly one chain, with its log-prob and policy version;
-    - nothing is compared but tokens: how a context came about does not matter here;
+    - only tokens are compared: the origin of a context does not matter here;
     - the time is linear in the tokens of all contexts.
 """
 
@@ -33,32 +34,32 @@ class Call:
     """One answer of the model."""
 
     context: IntArray
-    """[C] what the engine was given."""
+    """Token IDs of the engine's input, shape [C]."""
     token_ids: IntArray
-    """[T] what it wrote, as far as the agent received it."""
+    """Generated token IDs that the agent received, shape [T]."""
     logprobs: FloatArray
-    """[T]"""
+    """Log-probs of the generated tokens, shape [T]."""
     policy_versions: IntArray
-    """[T]"""
+    """Policy versions of the generated tokens, shape [T]."""
     finish_reason: FinishReason
     engine_id: str = ""
     experts: IntArray | None = None
-    """[C + T, layers, k] as `Generation.experts`."""
+    """Expert IDs as in `Generation.experts`, shape [C + T, layers, k]."""
 
     @property
     def whole(self) -> IntArray:
-        """[C + T]"""
+        """All token IDs, shape [C + T]."""
         return np.concatenate([self.context, self.token_ids]).astype(np.int32, copy=False)
 
 
 def chains(calls: Sequence[Call]) -> list[list[int]]:
-    """Group calls, by their places, into chains, which are in the order in which they ended.
+    """Group calls, by their indices, into chains, in the order in which the chains ended.
 
-    A call goes on where the longest earlier one ended that its context begins with. Of several calls that go on where
-    one ended, the first one continues the chain; each other begins its own.
+    A call continues the longest earlier call with which its context starts. If several calls continue the same one,
+    the first of them extends the chain; each other one starts a new chain.
 
     Args:
-        calls: in the order in which they ended.
+        calls: The calls, in the order in which they ended.
     """
     ends: dict[tuple[int, bytes], list[int]] = {}
     lengths: list[int] = []
@@ -77,18 +78,18 @@ def chains(calls: Sequence[Call]) -> list[list[int]]:
     found: dict[int, list[int]] = {}
     for place in range(len(calls)):
         chain = found.pop(follows[place]) if place in follows else []
-        found[place] = [*chain, place]  # by their last call: a chain that goes on moves behind those that do not
+        found[place] = [*chain, place]  # ordered by last call: a chain that continues moves to the end
     return list(found.values())
 
 
 def main_chain(calls: Sequence[Call]) -> list[int]:
-    """Return the places of the calls in the longest chain, in the order in which they ended.
+    """Return the indices of the calls in the longest chain, in the order in which they ended.
 
-    Titles, summaries and other requests beside an agent's own conversation are chains of few calls. The longest chain
-    has the most calls; of several such, the most tokens, contexts included; of several such, it ended last.
+    Titles, summaries and other requests besides an agent's own conversation are short chains. The longest chain
+    has the most calls; ties are broken by the most tokens, contexts included, then by the latest end.
 
     Args:
-        calls: in the order in which they ended, at least one.
+        calls: The calls, in the order in which they ended, at least one.
     """
     return max(chains(calls), key=lambda chain: (len(chain), len(calls[chain[-1]].whole), chain[-1]))
 
@@ -96,7 +97,7 @@ def main_chain(calls: Sequence[Call]) -> list[int]:
 def _longest(
     context: IntArray, lengths: Sequence[int], ends: dict[tuple[int, bytes], list[int]], taken: set[int]
 ) -> int | None:
-    """Return the longest call with which a context begins, unless another one went on there."""
+    """Return the longest call that a context starts with, unless another call already continues it."""
     digest, done, best = xxhash.xxh3_128(), 0, None
     tokens = np.ascontiguousarray(context, np.int32)
     for length in lengths:
@@ -112,11 +113,11 @@ def as_rollout(draw: PromptDraw, index: int, calls: Sequence[Call], *, text: str
     """Return one rollout of all calls, without its reward.
 
     Args:
-        draw: its prompt.
-        index: within its group.
-        calls: in the order in which they ended, at least one.
-        text: what verifiers read.
-        cut_off: the agent did not end by itself.
+        draw: The rollout's prompt.
+        index: The rollout's index within its group.
+        calls: The calls, in the order in which they ended, at least one.
+        text: The text for verifiers.
+        cut_off: Whether the agent did not end by itself.
     """
     tokens: list[IntArray] = []
     logprobs: list[FloatArray] = []

@@ -1,4 +1,4 @@
-"""Write what all dialects write alike: checked bodies, messages and tools as chat templates take them, and events."""
+"""Code that all dialects share: validation of bodies, messages and tools in the form of chat templates, and events."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Name = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31 - 1)]
 Stops = Annotated[list[Name], Field(max_length=16)]
 Choice = Literal["auto", "none", "required"] | dict[str, Any]
-"""How a request chooses among tools."""
+"""A request's choice among tools."""
 
 
 MOST_OBJECTS = 65_536
-"""In one body: to read so many takes a third of a second, in which no other agent is answered."""
+"""Most objects in one body: parsing this many takes a third of a second, in which no other agent is answered."""
 _WITHOUT_EFFECT = """
 metadata user store service_tier include prompt_cache_key prompt_cache_retention safety_identifier client_metadata
 cache_control diagnostics id status phase caller eager_input_streaming include_obfuscation annotations citations
@@ -29,20 +29,21 @@ signature logprobs is_error encrypted_content provider_specific_fields
 thinking thinking_blocks reasoning reasoning_content reasoning_details reasoning_effort effort verbosity
 """
 WITHOUT_EFFECT = frozenset(_WITHOUT_EFFECT.split())
-"""Fields that change nothing in what the policy is given, or ask for more or less reasoning: its own affair."""
+"""Fields that do not change the policy's input, or that set the amount of reasoning, which the policy itself decides.
+Fields that do not change the policy's input, or that set the amount of reasoning, which the policy itself decides."""
 
 
 class _Reading:
-    """One body as it is read."""
+    """The state of parsing one body."""
 
     def __init__(self, notes: Notes | None) -> None:
         self._notes, self._num_objects = notes, 0
 
     def see(self, fields: Mapping[str, Any], known: Mapping[str, Any]) -> None:
-        """Count an object, and note which of its fields are not known.
+        """Count an object, and add notes on its unknown fields.
 
         Raises:
-            Refusal: there are too many.
+            Refusal: The body has too many objects.
         """
         self._num_objects += 1
         if self._num_objects > MOST_OBJECTS:
@@ -55,17 +56,17 @@ class _Reading:
 
 
 def note_field(name: str, notes: Notes) -> None:
-    """Note that a field is left out."""
+    """Add a note that a field is ignored."""
     notes.add(f"field {name[:64]}", f"agents send the field '{name[:64]}', which is not served here: it has no effect.")
 
 
 def _asks(name: str, value: Any) -> bool:
-    """Return whether a field asks for anything: most are off where they are false or empty."""
+    """Return whether a field has an effect: most are off if they are false or empty."""
     return value is False if name == "parallel_tool_calls" else value not in (None, False, "", [], {})
 
 
 class Body(BaseModel):
-    """Hold what a vendor's interface sends. A null is no field; a field that is not known is left out with a note."""
+    """A body of a vendor's interface. A null field counts as missing; an unknown field is ignored with a note."""
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False, protected_namespaces=())
 
@@ -83,7 +84,7 @@ class Body(BaseModel):
 
 
 class Asking(Body):
-    """Hold what every request has. The run's own sampling holds, whatever temperature is asked for."""
+    """The fields of every request. The run's own sampling settings hold, whatever temperature is requested."""
 
     model: Name
     stream: bool | None = None
@@ -92,13 +93,13 @@ class Asking(Body):
 
 
 class StreamOptions(Body):
-    """Hold the options of a streamed answer."""
+    """The options of a streamed answer."""
 
     include_usage: bool = False
 
 
 class Choosing(Asking):
-    """Hold what OpenAI's older interfaces take: several answers to choose from."""
+    """The fields of OpenAI's older interfaces, which return several answers to choose from."""
 
     n: Count | None = None
     max_tokens: Count | None = None
@@ -107,12 +108,12 @@ class Choosing(Asking):
 
     @property
     def stops(self) -> Sequence[str]:
-        """However many were given."""
+        """The stop texts as a sequence."""
         return [self.stop] if isinstance(self.stop, str) else self.stop or ()
 
 
 class Function(Body):
-    """Hold what a tool is called and takes."""
+    """The definition of a function."""
 
     name: Name
     description: str | None = None
@@ -120,7 +121,7 @@ class Function(Body):
 
 
 class Form(Body):
-    """Hold what an answer is to be like."""
+    """The format of an answer."""
 
     format: dict[str, Any] | None = None
 
@@ -156,11 +157,11 @@ _HALF_CHARACTER = re.compile(
     rb"""(\\\\ | \\u[dD][89abAB][0-9a-fA-F]{2} \\u[dD][c-fC-F][0-9a-fA-F]{2}) | \\u[dD][89a-fA-F][0-9a-fA-F]{2}""",
     re.VERBOSE,
 )
-"""Half of a character that JSON writes as two (or, in the group, what must be left as it is)."""
+"""An unpaired surrogate in JSON (the group matches escapes that must be kept)."""
 
 
 def _repaired(raw: bytes) -> bytes:
-    """Replace halves of characters, which agents make where they cut a text that a tool printed."""
+    """Replace unpaired surrogates, which agents produce by truncating a tool's output."""
     return _HALF_CHARACTER.sub(lambda found: found[1] or rb"\ufffd", raw)
 
 
@@ -211,7 +212,7 @@ def function_tool(name: str, description: str | None, parameters: Mapping[str, A
 
 
 def chosen_kind(choice: str | Mapping[str, Any] | None) -> str:
-    """Return `auto`, `none`, `required` or another kind of choice of tools, in whichever form it was sent."""
+    """Return `auto`, `none`, `required` or another kind of tool choice, in any vendor's form."""
     if not isinstance(choice, Mapping):
         return choice or "auto"
     kind = choice.get("type")
@@ -222,7 +223,7 @@ def chosen_kind(choice: str | Mapping[str, Any] | None) -> str:
 
 
 def demanded_call(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[tuple[str, str]]:
-    """Return the instruction to call tools, where a request leaves no choice; a mapping may name one, in some depth."""
+    """Return the instruction to call tools, if the request requires a call; a mapping may name one, at some depth."""
     kind = chosen_kind(choice)
     if kind in ("auto", "none"):
         return []
@@ -241,7 +242,7 @@ def demanded_call(choice: str | Mapping[str, Any] | None, notes: Notes) -> list[
 
 
 def demanded_format(field: str, form: Form | None) -> list[tuple[str, str]]:
-    """Return the instruction to answer in JSON, perhaps of a schema (one level deeper in OpenAI's older interface)."""
+    """Return the instruction to answer in JSON, optionally of a schema (nested deeper in OpenAI's older interface)."""
     given = form.format if form is not None and form.format is not None else {}
     kind = given.get("type") or "text"
     if kind == "text":

@@ -1,4 +1,4 @@
-"""Where an agent program works, and what it leaves there: a directory of each rollout's own, and the answer."""
+"""The agent program's working directory, one per rollout, and the answer in it."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ MOST_BYTES_IN_SANDBOX = 64 * 2**20
 
 
 def check_workspace(config: AgentConfig) -> None:
-    """Look at what a command needs before anything is started for it.
+    """Check a command's program and directory before anything is started.
 
     Raises:
-        ConfigError: the program or the directory is missing.
+        ConfigError: The program or the directory is missing.
     """
     if config.command is None:
         return
@@ -100,17 +100,17 @@ async def open_directory(directory: str | None, metadata: Mapping[str, Any]) -> 
 
 
 def command_from(command: Sequence[str], directory: str | None) -> list[str]:
-    """Return the command for a program that works elsewhere: files of the run's directory by their whole paths."""
+    """Return the command for a program in another directory, with absolute paths for files of the run's directory."""
     if directory is None:
         return list(command)
     return [os.path.abspath(word) if Path(word).is_file() else word for word in command]
 
 
 def files_of(directory: str | None, metadata: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the files of a directory for a program in a sandbox, whose directory is its own anyway.
+    """Return the files of a directory, for a program in a sandbox, whose working directory is always separate.
 
     Raises:
-        ConfigError: the directory is missing or too large.
+        ConfigError: The directory is missing or too large.
     """
     if directory is None or directory == FRESH:
         return {}
@@ -129,7 +129,7 @@ def files_of(directory: str | None, metadata: Mapping[str, Any]) -> dict[str, by
 
 
 def read_answer(path: Path, most_bytes: int) -> str:
-    """Return the text of a file that an agent may have written; empty where there is none."""
+    """Return the text of a file that an agent may have written; empty if it does not exist."""
     try:
         with path.open("rb") as file:
             return file.read(most_bytes).decode(errors="replace")
@@ -138,7 +138,7 @@ def read_answer(path: Path, most_bytes: int) -> str:
 
 
 def answer_in(text: str, pattern: str | None) -> str:
-    """Return what the last match of a pattern has: its first group, or all of it; empty where nothing matches."""
+    """Return the last match of a pattern: its first group, or all of it; empty without a match."""
     if pattern is None:
         return text
     found = deque(re.finditer(pattern, text), maxlen=1)

@@ -26,7 +26,10 @@ class ArithmeticPrompts:
     """Some pairs of operands, each with every operation; a `Source`.
 
     Args:
-        pairs: numbers of pairs: `(a - min) · span + (b - min)`.
+        config: The entry of the configuration.
+        domain: The source's name.
+        pairs: Indices of pairs: `(a - min) · span + (b - min)`.
+        seed: Seed of the order.
     """
 
     def __init__(self, config: SumsTask, domain: str, pairs: NDArray[np.int64], seed: int) -> None:
@@ -57,10 +60,10 @@ class ArithmeticPrompts:
 
 
 def arithmetic_prompts(config: SumsTask, domain: str, seed: int) -> tuple[ArithmeticPrompts, ArithmeticPrompts]:
-    """Return training and held-out prompts, which share no ordered pair: `(3, 4)` is held out for all operations or
-    for none.
+    """Return training and held-out prompts, which share no ordered pair of operands.
 
-    Operands 1 … 9 make 81 pairs; with `held_out` 0.3, 57 pairs are trained on and 24 are held out.
+    `(3, 4)` is held out for all operations or for none. Operands 1 … 9 make 81 pairs; with `held_out` 0.3, 57 pairs are
+    trained on and 24 are held out.
 
     Raises:
         DataError: There are too few pairs to hold any out or to keep any, or too many to list.

@@ -1,4 +1,4 @@
-"""Which rows of a source cannot be used, and why: counted by reason, the first of each with its place."""
+"""Unusable rows of a source: counts by reason, and the place of the first rows of each."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from roll.errors import DataError
 __all__ = ["BadRows"]
 
 NUM_REASONS = 20
-"""Reasons that are shown, the most frequent ones."""
+"""Number of reasons that are shown, the most frequent ones."""
 NUM_SHOWN = 3
-"""Rows that are shown of each reason."""
+"""Number of rows that are shown per reason."""
 
 
 class BadRows:
-    """What is wrong with the rows of one source: how many for each reason, and the first of them."""
+    """The unusable rows of one source: the number per reason, and the first ones."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.first: dict[str, list[str]] = {}
         self.num_rows = 0
-        """Of the source, good and bad."""
+        """Number of rows of the source, good and bad."""
 
     def add(self, reason: str, message: str) -> None:
-        """Take in one row."""
+        """Record one row."""
         self.counts[reason] += 1
         shown = self.first.setdefault(reason, [])
         if len(shown) < NUM_SHOWN:
             shown.append(message)
 
     def refuse(self, error: DataError) -> None:
-        """Take in one row by its error."""
+        """Record one row by its error."""
         self.add(error.reason if isinstance(error, BadRow) else "unreadable", str(error))
 
     def lines(self, domain: str, use: str = "learnt from") -> Iterator[str]:
         """Yield one line for each reason and for each row that is shown.
 
         Args:
-            domain: the source's name.
-            use: what the rows cannot be.
+            domain: The source's name.
+            use: The use that the rows do not allow.
         """
         yield f"{self.counts.total():,} of {self.num_rows:,} rows of data source '{domain}' cannot be {use}:"
         for reason, count in self.counts.most_common(NUM_REASONS):

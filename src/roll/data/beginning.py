@@ -1,4 +1,4 @@
-"""The token that some tokenizers put before every text."""
+"""The token that some tokenizers put in front of every text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["TextBeginning"]
 
 
 class TextBeginning:
-    """Keeps a tokenizer from putting its first token before a text that begins with it."""
+    """Prevents a duplicate first token if a text already starts with it."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
     def once(self, text: str, ids: Sequence[int]) -> list[int]:
-        """Return a text's ids with the tokenizer's first token once.
+        """Return a text's token IDs with the tokenizer's first token only once.
 
         Args:
-            text: the text.
-            ids: its ids, with the tokenizer's own special tokens.
+            text: The text.
+            ids: Its token IDs, with the tokenizer's own special tokens.
         """
         bos, name = self._tokenizer.bos_token_id, self._tokenizer.bos_token
         doubled = self._adds_bos and list(ids[:2]) == [bos, bos] and text.lstrip().startswith(str(name))

@@ -1,4 +1,4 @@
-"""From the configuration's `data` entries to a training stream and held-out draws."""
+"""Build a training stream and held-out draws from the configuration's `data` entries."""
 
 from __future__ import annotations
 
@@ -44,22 +44,23 @@ SOURCES: Registry[Loader] = Registry(
 
 REFUSED = "refused by the chat template"
 EAGER_CHECK = 20_000
-"""With at most this many prompts, all are rendered at once, so one that is too long is refused before training."""
+"""With at most this many prompts, all are rendered at the start, so a prompt that is too long is rejected before
+training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Data:
-    """What a run draws from."""
+    """The prompts of a run."""
 
     train: PromptStream
     held_out: PromptSource
-    """All of them, domains interleaved."""
+    """All held-out prompts, domains interleaved."""
     held_out_fingerprints: Mapping[str, str]
-    """By domain; equal for equal prompts in equal order."""
+    """Fingerprints by domain; equal for equal prompts in equal order."""
     renderer: ChatRenderer
     max_prompt_tokens: int | None
     longest_prompt: int | None
-    """In tokens, over training and held-out prompts; `None` where there are too many to render them all."""
+    """Tokens of the longest training or held-out prompt; `None` if there are too many to render them all."""
 
     def evaluation(self, num_prompts: int) -> list[PromptDraw]:
         """Return the first `num_prompts` held-out prompts (all, if there are fewer), always the same ones."""
@@ -89,14 +90,14 @@ def build_data(
     """Read every source.
 
     Args:
-        configs: the configuration's entries.
-        tokenizer: of the model, with its chat template.
-        seed: of order and of what is held out.
-        max_prompt_tokens: what the context leaves for prompts.
-        pipeline: that trains on them, for messages.
+        configs: The entries of the configuration.
+        tokenizer: The model's tokenizer, with its chat template.
+        seed: Seed of the order and of the held-out split.
+        max_prompt_tokens: Longest prompt that fits the context.
+        pipeline: The pipeline's name, for messages.
 
     Raises:
-        DataError: a source cannot be read or is empty, or a prompt is too long.
+        DataError: A source cannot be read or is empty, or a prompt is too long.
     """
     renderer = ChatRenderer(tokenizer)
     loaded = [
@@ -129,7 +130,7 @@ def build_data(
 
 @dataclass(slots=True)
 class _Loaded:
-    """One entry of the configuration, read."""
+    """One entry of the configuration, with its prompts."""
 
     config: DataConfig
     training: Source[Prompt]
@@ -158,15 +159,15 @@ def load_source(
 def _rendered(
     loaded: Sequence[_Loaded], render: Callable[[Prompt], IntArray], max_prompt_tokens: int | None
 ) -> int | None:
-    """Render all prompts, unless there are too many, and leave out or refuse those that cannot be.
+    """Render all prompts, unless there are too many; skip or reject prompts that cannot be rendered.
 
-    Where a source leaves out bad rows, all of its prompts are rendered, however many there are.
+    If a source skips bad rows, all of its prompts are rendered, however many there are.
 
     Returns:
-        Tokens of the longest one; `None` where not all were rendered.
+        Tokens of the longest prompt; `None` if not all were rendered.
 
     Raises:
-        DataError: prompts cannot be rendered or are too long; names those of tables with their rows.
+        DataError: Prompts cannot be rendered or are too long; the message has the rows of those from tables.
     """
     every = sum(len(entry.training) + len(entry.held_out) for entry in loaded) <= EAGER_CHECK
     longest = 0

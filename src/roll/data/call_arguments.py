@@ -1,4 +1,4 @@
-"""Arguments of tools' calls in the two forms that chat templates read: as an object, and as its JSON text."""
+"""Arguments of tool calls in the two forms that chat templates read: as an object, and as JSON text."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.types import Message
 __all__ = ["shows_arguments_as_python", "with_json_arguments"]
 
 NUM_TRIED = 8
-"""Calls that are looked for in a rendering, so that its time does not grow with the square of their number."""
+"""Number of calls that are searched for in a rendering, so that the time is not quadratic in their number."""
 
 
 def with_json_arguments(messages: Sequence[Message]) -> list[Message]:
@@ -34,15 +34,15 @@ def _with_text(call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def shows_arguments_as_python(messages: Sequence[Message], text: str) -> bool:
-    """Return whether a rendering has a call's arguments as Python writes an object, which no model was trained on.
+    """Return whether a rendering writes a call's arguments as Python does, which no model was trained on.
 
-    Some of the calls are looked for: a template writes all of them alike.
+    Only some of the calls are searched for: a template writes all of them alike.
     """
     return any(spelled in text for spelled in islice(_as_python(messages), NUM_TRIED))
 
 
 def _as_python(messages: Sequence[Message]) -> Iterator[str]:
-    """Yield the arguments of calls as Python writes them, where that is not JSON."""
+    """Yield the arguments of calls as Python writes them, if that is not JSON."""
     for message in messages:
         for call in message.tool_calls:
             arguments = call.get("function", {}).get("arguments")

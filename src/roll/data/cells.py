@@ -1,4 +1,4 @@
-"""What is in one column of a row, read strictly: a wrong value is named with its place."""
+"""Strict reading of one column of a row: an error names the place of a wrong value."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ ROLES = ("system", "user", "assistant", "tool")
 
 
 class ArrowRow(dict[str, Any]):
-    """A row of an Arrow table, which fills in the fields of other rows' objects as null."""
+    """A row of an Arrow table, in which the fields of other rows' objects are null."""
 
 
 class BadRow(DataError):
     """A row that cannot be used.
 
     Args:
-        reason: in a few words, the same for all rows that lack the same.
-        message: what, where, and what to do.
+        reason: A few words, the same for all rows with the same problem.
+        message: The problem, its place, and the remedy.
     """
 
     def __init__(self, reason: str, message: str) -> None:
@@ -62,8 +62,7 @@ def as_list(value: Any) -> Any:
 
 
 def unicode_text(value: str, what: str, where: str) -> str:
-    """Return the text, after checking that it can be tokenized: JSON can express unpaired surrogates, which have no
-    tokens.
+    """Return the text, after checking that it is valid Unicode: unpaired surrogates, which JSON allows, have no tokens.
 
     Args:
         value: A cell, or a part of one.

@@ -1,4 +1,4 @@
-"""Chat rendering, token-exact: messages to the ids that the model was trained to see, and ids back to text."""
+"""Token-exact chat rendering: messages to the token IDs of the model's training format, and token IDs back to text."""
 
 from __future__ import annotations
 
@@ -49,15 +49,15 @@ class ChatRenderer:
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> IntArray:
-        """Return [P] ids of the conversation, up to where the assistant's answer begins.
+        """Return the token IDs of the conversation, up to the start of the assistant's answer, shape [P].
 
         Args:
-            messages: the conversation.
-            tools: JSON schemas of the functions that the model is told of.
-            template_kwargs: further variables of the template, such as `enable_thinking`.
+            messages: The conversation.
+            tools: JSON schemas of the functions that the model may call.
+            template_kwargs: Further variables of the template, such as `enable_thinking`.
 
         Raises:
-            DataError: the template refuses the conversation (some models have no system role, for instance).
+            DataError: The template rejects the conversation (some models have no system role, for instance).
         """
         return self.tokens(self.text(messages, tools, template_kwargs))
 
@@ -67,10 +67,10 @@ class ChatRenderer:
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """Return the text whose tokens `render` gives.
+        """Return the text that `render` tokenizes.
 
         Raises:
-            DataError: as for `render`.
+            DataError: See `render`.
         """
         if self.has_template:
             return self._template.render(messages, tools=tools, **(template_kwargs or {}))
@@ -108,12 +108,12 @@ class ChatRenderer:
 
     @property
     def drops_tools(self) -> bool:
-        """Whether the template leaves out what a tool says, without a word."""
+        """Whether the template drops a tool's result without an error."""
         return self._template.drops_tools
 
     @cached_property
     def takes_late_system(self) -> bool:
-        """Whether the template writes a system message that is not the first one in its place."""
+        """Whether the template renders a later system message in its place."""
         asked = Message(role="user", content="a")
         answer = PROBE[::-1]
         late = Message(role="system", content=PROBE)
@@ -133,7 +133,7 @@ class ChatRenderer:
     def piece(self, text: str, *, first: bool = False) -> IntArray:
         """Return the token IDs of a text, shape [N]; only the `first` piece gets the tokenizer's begin tokens."""
         if not text.isascii():
-            text = text.encode(errors="replace").decode()  # no tokenizer takes half of a surrogate pair
+            text = text.encode(errors="replace").decode()  # tokenizers reject unpaired surrogates
         if self._backend is not None:
             ids = self._backend.encode(text, add_special_tokens=first).ids
         else:
@@ -155,12 +155,12 @@ class ChatRenderer:
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens the tokenizer knows."""
+        """Number of tokens of the tokenizer."""
         return len(self._tokenizer)
 
     @property
     def template(self) -> str:
-        """The chat template itself; empty where there is none."""
+        """The text of the chat template; empty without one."""
         template = getattr(self._tokenizer, "chat_template", None)
         return template if isinstance(template, str) else ""
 
@@ -170,7 +170,7 @@ class ChatRenderer:
         """Check that the template shows all of a conversation; see `roll.data.shown`.
 
         Raises:
-            DataError: it leaves out a part.
+            DataError: The template leaves out a part.
         """
         check_shown(self._template, messages, tools, template_kwargs)
 
@@ -183,20 +183,20 @@ class ChatRenderer:
         tools: Sequence[Tool] = (),
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> tuple[IntArray, BoolArray]:
-        """Return [L] ids of a whole conversation, and [L] which of them the assistant would have generated.
+        """Return the token IDs of a whole conversation, and the loss mask of the assistant's tokens, shape [L] each.
 
-        These are the content of its turns and the tokens that end each, never a header or what stands between turns;
+        The mask covers the content of the assistant's turns and their end tokens, never a header or text between turns;
         see `roll.data.turns`.
 
         Args:
-            messages: the conversation.
-            num_given: the first so many messages are context only.
-            untrained: places of further messages that are context only.
-            tools: JSON schemas of the functions that the model is told of.
-            template_kwargs: further variables of the template, such as `enable_thinking`.
+            messages: The conversation.
+            num_given: Number of leading messages that are context only.
+            untrained: Indices of further messages that are context only.
+            tools: JSON schemas of the functions that the model may call.
+            template_kwargs: Further variables of the template, such as `enable_thinking`.
 
         Raises:
-            DataError: the template refuses the conversation, leaves out a part of an answer, or changes the last one.
+            DataError: The template rejects the conversation, leaves out a part of an answer, or changes the last one.
         """
         answers = [i for i, message in enumerate(messages) if message.role == "assistant"]
         places = [i for i in answers if i >= num_given and i not in untrained]
@@ -229,7 +229,7 @@ class ChatRenderer:
         end = self.end_token
         ids += [end] if ids[-1:] != [end] else []
         mask = np.ones(len(ids), np.bool_)
-        mask[:1] = False  # nothing comes before it
+        mask[:1] = False  # no token precedes it
         return np.asarray(ids, np.int32), mask
 
     @property
@@ -237,7 +237,7 @@ class ChatRenderer:
         """The token that ends a text.
 
         Raises:
-            DataError: the tokenizer has none.
+            DataError: The tokenizer has no such token.
         """
         end = self._tokenizer.eos_token_id
         if end is None:
@@ -246,7 +246,7 @@ class ChatRenderer:
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token that stands for text."""
+        """Number of characters of the longest token."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def special_in(self, text: str) -> str | None:
@@ -288,10 +288,9 @@ class ChatRenderer:
         return ids[mask]
 
     def follow_up(self, observation: str) -> IntArray:
-        """Return the token IDs between two answers: from the end of the assistant's message to the start of its next
-        one.
+        """Return the token IDs between two answers, up to the start of the second one.
 
-        They follow the last token of the message (its stop token, which the model wrote itself).
+        They follow the last token of the first message (its stop token, which the model wrote itself).
 
         Raises:
             DataError: The template rejects a second turn, or changes the turns before it.
@@ -313,21 +312,21 @@ class ChatRenderer:
         return np.asarray(full[ends[-1] + 1 :], dtype=np.int32)
 
     def decode(self, token_ids: IntArray) -> str:
-        """Return the text, without special tokens except those that mark reasoning and calls of tools."""
+        """Return the text, without special tokens except those that mark reasoning and tool calls."""
         return self._decoder.decode(token_ids)
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
-        """Return what an answer says after the model's reasoning; empty if that never ends: see `Decoder`."""
+        """Return the part of an answer after the model's reasoning; empty if that never ends: see `Decoder`."""
         return self._decoder.final_text(token_ids, context)
 
     @property
     def reasoning(self) -> ReasoningFormat | None:
-        """The format of the model's reasoning, where its template or its tokenizer shows one."""
+        """The format of the model's reasoning, if its template or its tokenizer shows one."""
         return self._decoder.reasoning
 
 
 def _joined(messages: Sequence[Message], end: str) -> str:
-    """Return the conversation without a template: texts one after the other, as `answer` and `follow_up` put them."""
+    """Return the conversation without a template: texts joined as `answer` and `follow_up` do."""
     text = ""
     for answers, block in groupby(messages, lambda message: message.role == "assistant"):
         contents = [message.text for message in block]

@@ -1,4 +1,4 @@
-"""Turn tokens back to text: as the model wrote them, for people and verifiers, or what follows the reasoning."""
+"""Decode tokens to text: as the model wrote it, for people and verifiers, or only the part after the reasoning."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["CONTEXT_SEEN", "Decoder", "backend"]
 
 CONTEXT_SEEN = 24
-"""Tokens before an answer in which a template may begin a thought."""
+"""Number of tokens before an answer in which a template may begin the reasoning."""
 _CALL_MARK = re.compile(r"tool|call|python_tag|constrain|ARGS|\|\"\|", re.IGNORECASE)
 _CALL_ENDS = ("<|call|>", "<|tool_response>")
-"""Tokens by which models end a message that calls tools."""
+"""Tokens with which models end a message that calls tools."""
 
 
 class Decoder:
     """Decodes the tokens of one model."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, special: SpecialTokens, template: str) -> None:
-        """Take what is known of the model.
+        """Build the decoder.
 
         Args:
-            tokenizer: the model's.
-            special: its special tokens.
-            template: the text of its chat template; empty where there is none.
+            tokenizer: The model's tokenizer.
+            special: The model's special tokens.
+            template: The text of its chat template; empty without one.
         """
         self._tokenizer, self._special, self._template = tokenizer, special, template
         self._backend = backend(tokenizer)
@@ -43,9 +43,9 @@ class Decoder:
         return self._decoded(token_ids, skip_special=False)
 
     def decode(self, token_ids: IntArray) -> str:
-        """Return the text, without special tokens except those that mark reasoning and calls of tools.
+        """Return the text, without special tokens except those that mark reasoning and tool calls.
 
-        What ends a message is left out in any case.
+        The token that ends a message is always left out.
         """
         if not self._marks:
             return self._decoded(token_ids, skip_special=True)
@@ -55,35 +55,36 @@ class Decoder:
         return self._decoded(ids, skip_special=False)
 
     def final_text(self, token_ids: IntArray, context: IntArray) -> str:
-        """Return what an answer says after the model's reasoning, as `decode` shows it; empty if that never ends.
+        """Return the part of an answer after the model's reasoning, as `decode` shows it; empty if the reasoning never
+        ends.
 
         Args:
-            token_ids: [T] of the answer.
-            context: [C] that it follows: some templates begin a thought in the generation prompt.
+            token_ids: The answer's token IDs, shape [T].
+            context: The token IDs before it, shape [C]: some templates begin the reasoning in the generation prompt.
         """
         begun = bool(begun_thought(self.spelt(context[-CONTEXT_SEEN:]), self.reasoning))
         return answer_of(self.decode(token_ids), self.reasoning, begun=begun) or ""
 
     @cached_property
     def reasoning(self) -> ReasoningFormat | None:
-        """The format of the model's reasoning, where its template or its tokenizer shows one."""
+        """The format of the model's reasoning, if its template or its tokenizer shows one."""
         added = getattr(self._tokenizer, "added_tokens_decoder", {}).values()
         return reasoning_format(self._template, {str(token) for token in added})
 
     @cached_property
     def _marks(self) -> dict[int, str]:
-        """Special tokens that mark reasoning and calls of tools, by id."""
+        """Special tokens that mark reasoning and tool calls, by ID."""
         shown = "".join(self.reasoning.all_marks) if self.reasoning else ""
         return {i: name for i, name in self._special.by_id.items() if name in shown or _CALL_MARK.search(name)}
 
     @cached_property
     def _unmarked(self) -> IntArray:
-        """Ids of the other special tokens."""
+        """IDs of the other special tokens."""
         return np.array(sorted(self._special.by_id.keys() - self._marks.keys()), np.int32)
 
     @cached_property
     def _ends(self) -> set[int]:
-        """Ids of those marks that end a message."""
+        """IDs of those marks that end a message."""
         ends = self.reasoning.answer_ends if self.reasoning else ()
         return {i for i, name in self._marks.items() if name in ends or name in _CALL_ENDS}
 
@@ -96,7 +97,7 @@ class Decoder:
 
 
 def backend(tokenizer: PreTrainedTokenizerBase) -> Any:
-    """Return what does the work behind a tokenizer, where that adds nothing to it but time; `None` elsewhere."""
+    """Return the backend of a tokenizer, if the tokenizer itself adds only overhead; else `None`."""
     from transformers import TokenizersBackend as Backend
 
     kind = type(tokenizer)
@@ -104,5 +105,5 @@ def backend(tokenizer: PreTrainedTokenizerBase) -> Any:
         return None
     if kind._decode is not Backend._decode:
         return None
-    tokenizer("")  # from now on it cuts and fills nothing
+    tokenizer("")  # a call without options turns off truncation and padding
     return tokenizer.backend_tokenizer

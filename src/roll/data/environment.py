@@ -1,4 +1,4 @@
-"""Episodes in an environment: it says itself what is asked, once an episode begins."""
+"""Episodes in an environment, which defines the prompt when an episode begins."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["EpisodeList", "environment_prompts"]
 
 
 class EpisodeList:
-    """Episodes `first` to `first + count - 1`; a run's seed shifts none of them."""
+    """Episodes `first` to `first + count - 1`, whatever the run's seed."""
 
     def __init__(self, config: EnvironmentData, domain: str, first: int, count: int) -> None:
         self._config, self._domain, self._first, self._count = config, domain, first, count

@@ -1,12 +1,12 @@
-"""Which experts an engine chose, from its requests to the sequences that are trained.
+"""Merge the expert IDs that engines chose in a rollout's requests into those of the trained sequences.
 
-    request 1   prompt, answer                          known: all but the answer's last token
-    request 2   prompt, answer, what came next, answer  known again: the first three; the rule is: the first counts
+    request 1   prompt, answer                          recorded: all but the answer's last token
+    request 2   prompt, answer, next turn, answer       recorded again: the first three; the first record counts
 
-A token's log-prob is of the pass that made it, so what was chosen then is what training repeats. A request that was
-aborted before its first token says nothing. Later requests read tokens again, and where nothing cached them, compute
-them again: perhaps with other weights, perhaps with another choice. They only say what is not known yet, such as of an
-answer's last token, which no pass read before.
+A token's log-prob is from the forward pass that generated it, so training must replay the experts of that pass. A
+request that was aborted before its first token has no record. Later requests read tokens again, and recompute them
+unless they are cached: perhaps with other weights, and so with other experts. Their records only fill gaps, such as an
+answer's last token, which no earlier pass read.
 """
 
 from __future__ import annotations

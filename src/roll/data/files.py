@@ -19,9 +19,9 @@ from roll.registry import looked_from, nearest
 __all__ = ["JsonlTable", "ParquetTable", "file_tables", "open_table"]
 
 _NO_ROW = (b"", b"[", b"]", b"\xef\xbb\xbf[")
-"""Lines that hold no row: blank ones, and the brackets around a JSON array that is written one object a line."""
+"""Lines without a row: blank lines, and the brackets of a JSON array that is written one object per line."""
 LONGEST_LINE = 64 * 2**20
-"""Bytes; a longer line means that the file is not JSON Lines."""
+"""Most bytes of a line; a longer line means that the file is not JSON Lines."""
 
 
 def file_tables(config: FileTable) -> tuple[Table, Table | None]:
@@ -64,9 +64,9 @@ def _missing(path: Path) -> str:
 
 
 class JsonlTable:
-    """One JSON object per line, as an array of them may be written; blank lines do not count.
+    """One JSON object per line; lines of a JSON array are accepted too. Blank lines do not count.
 
-    Keeps where each line begins, never its content.
+    Stores the start of each line, never its content.
     """
 
     def __init__(self, path: Path) -> None:
@@ -160,7 +160,7 @@ def _as_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class ParquetTable:
-    """A Parquet file; its columns are held in Arrow's compact form."""
+    """A Parquet file; its columns are kept in memory in Arrow's compact form."""
 
     def __init__(self, path: Path) -> None:
         self.name = f"'{path}'"
@@ -176,7 +176,7 @@ class ParquetTable:
             self._table = table if limit is None else table.slice(0, limit)
             for batch in self._table.to_batches(max_chunksize=1024):
                 yield from map(ArrowRow, batch.to_pylist())
-        except Exception as error:  # a date that Python has not, a time zone that nobody knows
+        except Exception as error:  # a date that Python cannot represent, or an unknown time zone
             first = (str(error).splitlines() or [type(error).__name__])[0]
             raise DataError(f"'{self._path}' is not a readable Parquet file: {first}") from error
 

@@ -1,4 +1,4 @@
-"""Tiny programming tasks: a function of one line, scored by hidden cases. Every kind comes with every constant."""
+"""Tiny programming tasks: one-line functions, scored by hidden cases. Every kind is combined with every constant."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class FunctionKind:
     parameters: str
     meaning: str
     expression: str
-    """Of a right solution."""
+    """Expression of a correct solution."""
     solve: Callable[..., Any]
-    """The same: takes the constant and the arguments."""
+    """The solution as a function of the constant and the arguments."""
     draw: Draw
-    """Arguments of a case."""
+    """Draws the arguments of a case."""
 
 
 def _number(rng: np.random.Generator) -> tuple[Any, ...]:

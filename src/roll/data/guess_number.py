@@ -1,4 +1,4 @@
-"""A small task of several turns: guess a number, hear higher or lower, guess again."""
+"""A small task of several turns: guess a number, with `higher` and `lower` as hints."""
 
 from __future__ import annotations
 

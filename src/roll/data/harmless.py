@@ -1,4 +1,4 @@
-"""Text of others, put into conversations: it must not pass for a message of anybody else, or for the model's own."""
+"""Sanitize foreign text in conversations: it must not look like another role's message, or like the model's own."""
 
 from __future__ import annotations
 

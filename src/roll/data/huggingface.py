@@ -1,4 +1,4 @@
-"""Prompts and examples from a Hugging Face dataset: a directory or a hub id, through `datasets`."""
+"""Prompts and examples from a Hugging Face dataset: a directory or a hub ID, through `datasets`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll.registry import looked_from, nearest
 __all__ = ["DatasetTable", "huggingface_tables"]
 
 MOST_LOOKED_AT = 64
-"""Files, before a row is read: some 0.1 ms."""
+"""Most files that are checked before a row is read: about 0.1 ms."""
 
 
 def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
@@ -34,8 +34,9 @@ def huggingface_tables(config: HuggingFaceTable) -> tuple[Table, Table | None]:
 class DatasetTable:
     """One split; its rows stay in the Arrow files that `datasets` maps into memory.
 
-    A file that is written to while it is mapped gives other rows, or ends the process where it has become shorter. So a
-    row is read only from files that are as they were.
+    A file that is written to while it is mapped returns other rows, or crashes the process if it has become shorter. So
+    a
+    row is read only if the files are unchanged.
     """
 
     def __init__(self, config: HuggingFaceTable, splits: Mapping[str, Any], split: str) -> None:
@@ -48,7 +49,7 @@ class DatasetTable:
         self._rows = splits[split]
         self._files = [(name, _identity(name)) for name in _mapped(self._rows)]
         self._next = 0
-        """The place of the file that is looked at first."""
+        """Index of the file that is checked next."""
 
     def scan(self, limit: int | None) -> Iterator[Row]:
         """See `Table.scan`."""
@@ -59,7 +60,7 @@ class DatasetTable:
                 yield ArrowRow(row)
         except DataError:
             raise
-        except Exception as error:  # decoders of its features (images, audio) raise what they like
+        except Exception as error:  # decoders of features (images, audio) may raise anything
             raise DataError(f"{self.name} cannot be read: {_first_line(error)}") from error
 
     def row(self, index: int) -> Row:
@@ -68,10 +69,10 @@ class DatasetTable:
         return ArrowRow(self._rows[index])
 
     def _check(self) -> None:
-        """Look at the files, or of very many at the next ones.
+        """Check that the files are unchanged; of very many files, check the next ones.
 
         Raises:
-            DataError: one has changed. (Of one that was removed or replaced, the mapping keeps what it was.)
+            DataError: A file has changed. (If a file was removed or replaced, the mapping keeps its old content.)
         """
         for _ in range(min(len(self._files), MOST_LOOKED_AT)):
             name, before = self._files[self._next]
@@ -95,14 +96,14 @@ def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
 
     loaded: Any
     were_disabled = datasets.are_progress_bars_disabled()
-    datasets.disable_progress_bars()  # they would write over the run's display
+    datasets.disable_progress_bars()  # they would overwrite the run's display
     try:
         path = Path(config.path).expanduser()
         if _saved_to_disk(path):
             loaded = datasets.load_from_disk(str(path))
         else:
             loaded = datasets.load_dataset(str(path) if path.is_dir() else config.path, name=config.name)
-    except Exception as error:  # its readers and the network raise what they like; all of it is the user's source
+    except Exception as error:  # readers and the network may raise anything about the user's source
         raise DataError(
             f"dataset '{config.path}'{looked_from(config.path)} cannot be loaded: {_first_line(error)} Give a "
             "directory (of `save_to_disk`, or with data files) or a hub id that this machine can reach."
@@ -110,7 +111,7 @@ def _load(config: HuggingFaceTable) -> Mapping[str, Any]:
     finally:
         if not were_disabled:
             datasets.enable_progress_bars()
-    # a single split that was saved alone serves as whichever is asked for
+    # a split that was saved alone is used for any requested split
     if not isinstance(loaded, Mapping):
         return {config.split: loaded}
     return {str(name): rows for name, rows in loaded.items()}
@@ -121,7 +122,7 @@ def _mapped(rows: Any) -> list[str]:
 
 
 def _identity(name: str) -> tuple[tuple[int, int], int, int] | None:
-    """Return which file it is, its size and its time; `None` where there is none."""
+    """Return the identity of a file, its size and its modification time; `None` if it does not exist."""
     try:
         status = os.stat(name)
     except OSError:

@@ -1,4 +1,4 @@
-"""Render prompts, with the beginnings of answers (prefill), to the tokens that an engine is given."""
+"""Render prompts, optionally with the start of an answer (prefill), to the engine's input tokens."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _OPENED_TAG = re.compile(r"<[^<>\s]+>\s*\Z")
 
 
 def prompt_tokens(prompt: Prompt, renderer: ChatRenderer) -> IntArray:
-    """Return [P] ids of a prompt, up to where the model's answer begins or goes on.
+    """Return the token IDs of a prompt, up to where the model's answer starts or continues, shape [P].
 
-    A text that is rendered already is not rendered again. Where the last message is the assistant's, its text follows
+    A text that is already rendered is not rendered again. If the last message is the assistant's, its text follows
     the generation prompt, and the model continues it.
 
     Args:
-        prompt: the prompt; of one with an environment, the messages are rendered as they are.
-        renderer: of the model.
+        prompt: The prompt; with an environment, its messages are rendered unchanged.
+        renderer: The model's renderer.
 
     Raises:
-        BadRow: a message contains a special token, which the model would take for the template's.
-        DataError: the template refuses the conversation, or leaves out a part of it.
+        BadRow: A message contains a special token, which the model would take for the template's.
+        DataError: The template rejects the conversation, or leaves out a part of it.
     """
     if prompt.environment is not None:
         return renderer.render(prompt.messages, prompt.tools)
@@ -41,7 +41,7 @@ def prompt_tokens(prompt: Prompt, renderer: ChatRenderer) -> IntArray:
 
 
 def _is_rendered(text: str, renderer: ChatRenderer) -> bool:
-    """Return whether a text begins with a special token, and has what the template puts between question and answer."""
+    """Return whether a text starts with a special token, and has the template's text between question and answer."""
     if not renderer.has_template:
         return True
     found = renderer.special_in(text)
@@ -66,7 +66,7 @@ def _check_special(prompt: Prompt, renderer: ChatRenderer) -> None:
 
 
 def _continued(head: str, prefill: str) -> str:
-    r"""Return a rendered prompt with the beginning of the answer; a tag such as `<think>` that both have is there once.
+    r"""Return a rendered prompt with the start of the answer; a tag such as `<think>` that both have is kept once.
 
     >>> _continued("<|im_start|>assistant\n<think>\n", "<think>Let me")
     '<|im_start|>assistant\n<think>Let me'

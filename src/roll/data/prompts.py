@@ -1,4 +1,4 @@
-"""Rows as prompts: what is asked, the reference answer, and what else the rewards may read."""
+"""Read rows as prompts: the question, the reference answer, and metadata for the rewards."""
 
 from __future__ import annotations
 
@@ -40,8 +40,10 @@ class PromptReader:
     """Reads rows as prompts; a `RowReader`.
 
     Args:
-        bad: takes in what is wrong with which rows.
-        pipeline: that reads them, for messages.
+        config: The entry of the configuration.
+        domain: The source's name.
+        bad: Receives the bad rows.
+        pipeline: The pipeline's name, for messages.
     """
 
     def __init__(self, config: TableConfig, domain: str, bad: BadRows, pipeline: str = "") -> None:
@@ -56,7 +58,7 @@ class PromptReader:
             raise error.by(self._pipeline) from None
         except DataError:
             raise
-        except Exception as error:  # rows that Python makes may be of classes that fail with anything
+        except Exception as error:  # rows from Python may be of classes that raise anything
             raise BadRow("unreadable", f"{where}: cannot be read: {type(error).__name__}: {error}") from error
 
     def refuse(self, error: DataError, where: str) -> None:
@@ -97,7 +99,7 @@ class PromptReader:
 def _messages(
     content: Any, context: RowContext, drop_nulls: bool, config: TableConfig, where: str
 ) -> tuple[tuple[Message, ...], str | None]:
-    """Return the messages of a prompt, and its text where that is all that the row has."""
+    """Return the messages of a prompt, and its text if the row has only a text."""
     key, text, messages = config.prompt_key, None, None
     if isinstance(content, str):
         check_text(content, key, where)
@@ -130,17 +132,17 @@ def _answer(row: RowView, config: TableConfig, where: str) -> str:
         return ""
     value = column(row, config.answer_key, where, "answer_key")
     value = value.item() if isinstance(value, np.generic) else value
-    if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # the last is a Decimal
+    if not isinstance(value, str | int | float) and not hasattr(value, "as_tuple"):  # a Decimal has `as_tuple`
         raise BadRow(
             "wrong type", f"{where}: column '{config.answer_key}' must be text or a number, got {short(value)}."
         )
-    if not isinstance(value, str | int) and not math.isfinite(value):  # so data frames say that there is none
+    if not isinstance(value, str | int) and not math.isfinite(value):  # data frames write missing values so
         raise BadRow(
             "empty answer", f"{where}: column '{config.answer_key}' is {value}: give an answer, or leave the row out."
         )
     try:
         text = str(value)
-    except ValueError:  # Python writes no whole number of more than 4,300 digits
+    except ValueError:  # an integer of more than 4,300 digits
         raise BadRow(
             "wrong type", f"{where}: column '{config.answer_key}' is too long a number: give it as text."
         ) from None
@@ -164,7 +166,7 @@ def _answer(row: RowView, config: TableConfig, where: str) -> str:
 
 
 def _expert(row: RowView, config: TableConfig, where: str) -> tuple[str, ...]:
-    """Return the demonstration; nothing where the row has none."""
+    """Return the demonstration; empty if the row has none."""
     if config.expert_key is None:
         return ()
     value = column(row, config.expert_key, where, "expert_key")

@@ -1,4 +1,4 @@
-"""Prompts and examples from rows that Python makes: objects that were given, or what a function or class returns."""
+"""Prompts and examples from Python rows: objects that were passed in, or the result of a function or class."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ _GIVE = "a list of dictionaries, such as [{'prompt': 'What is 3 + 4?', 'answer':
 
 
 def python_tables(config: PythonTable, domain: str, text_key: str | None) -> tuple[Table, Table | None]:
-    """Return the table of the rows, and the held-out table if the rows are others; a text becomes a row with one
-    column.
+    """Return the table of the rows, and the held-out table if it has other rows; a text becomes a row with one column.
 
     Raises:
         DataError: There are no rows, or they are malformed.
@@ -44,7 +43,7 @@ def _made(config: PythonTable, domain: str) -> tuple[Any, Any]:
         made = load_function(config.function, "data function")(**config.options)
     except UserError:
         raise
-    except Exception as error:  # the user's code may fail with anything
+    except Exception as error:  # the user's code may raise anything
         raise DataError(f"data function '{config.function}' failed: {type(error).__name__}: {error}") from error
     return made, getattr(made, "held_out", None)
 
@@ -52,7 +51,8 @@ def _made(config: PythonTable, domain: str) -> tuple[Any, Any]:
 class ObjectTable:
     """Rows in memory: dictionaries, or texts.
 
-    What can be indexed and has a length (a list, a `datasets.Dataset`) is read in place, anything else once.
+    An object with an index and a length (a list, a `datasets.Dataset`) is read in place; any other iterable is read
+    once.
     """
 
     def __init__(self, name: str, rows: Iterable[Any], text_key: str | None) -> None:
@@ -65,7 +65,7 @@ class ObjectTable:
         in_place = hasattr(rows, "__getitem__") and hasattr(rows, "__len__")
         try:
             self._rows: Any = rows if in_place and not isinstance(rows, list) else list(rows)
-        except Exception as error:  # a generator of the user's may fail with anything
+        except Exception as error:  # a user's generator may raise anything
             raise DataError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
@@ -81,7 +81,7 @@ class ObjectTable:
         """See `Table.row`."""
         try:
             row = self._rows[index]
-        except Exception as error:  # as above
+        except Exception as error:  # a user's rows may raise anything
             raise DataError(f"{self.where(index)} cannot be read: {type(error).__name__}: {error}") from error
         if isinstance(row, str) and self._text_key is not None:
             return {self._text_key: row}

@@ -1,11 +1,11 @@
-"""Tell a model's reasoning from its answer, in the format of the model.
+"""Split a model's reasoning from its answer, in the model's format.
 
     "<think>Two and two.</think>Four."                                              ──► "Four."
-    "Two and two.</think>Four."           the prompt began the thought              ──► "Four."
+    "Two and two.</think>Four."           the prompt began the reasoning            ──► "Four."
     "<think>Two and"                      it never ends                             ──► None: no answer
     "<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>Four."  ──► "Four."
 
-The format is that of the model's chat template or tokenizer. Where neither has one, or they are not known, the marks in
+The format comes from the model's chat template or tokenizer. If neither has one, or they are unknown, the marks in
 the text itself decide. All functions take arbitrary text, in time that grows with its length.
 """
 
@@ -20,27 +20,27 @@ __all__ = ["CHANNELS", "ReasoningFormat", "answer_of", "begun_thought", "reasoni
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReasoningFormat:
-    """How models of a family mark what they think."""
+    """The marks of the reasoning of a model family."""
 
     begins: tuple[str, ...]
-    """Texts that begin a thought."""
+    """Texts that begin the reasoning."""
     ends: tuple[str, ...]
     """Texts that end the reasoning: the answer follows the last of them."""
     answer_ends: tuple[str, ...] = ()
     """Texts that end the answer."""
     messages: re.Pattern[str] | None = None
-    """Finds the messages of the reasoning, where it is made of messages."""
+    """Finds the messages of the reasoning, if it consists of messages."""
     bare: tuple[str, str] = ("", "")
-    """How a text begins, and what ends its reasoning, where its special tokens are lost."""
+    """Start of a text, and end of its reasoning, if its special tokens are lost."""
 
     def split(self, text: str, *, begun: bool = False) -> tuple[str, str | None]:
-        """Return the reasoning and the answer; the answer is `None` where a thought never ends.
+        """Return the reasoning and the answer; the answer is `None` if the reasoning never ends.
 
-        A thought that begins behind the answer, and never ends, is no part of it.
+        Reasoning that begins behind the answer, and never ends, is not a part of the answer.
 
         Args:
-            text: what the model wrote.
-            begun: whether the prompt began a thought.
+            text: The model's text.
+            begun: Whether the prompt began the reasoning.
         """
         closed = max((place, place + len(end)) for end in self.ends for place in [text.rfind(end)])
         if closed[0] < 0 and self.bare[0] and text.startswith(self.bare[0]) and self.bare[1] in text:
@@ -58,7 +58,7 @@ class ReasoningFormat:
         return self._inside(thought), answer[:cut]
 
     def marks(self, text: str) -> bool:
-        """Return whether a text that this family may have written has its marks."""
+        """Return whether a text has the marks of this family."""
         bare = bool(self.bare[0]) and text.startswith(self.bare[0]) and self.bare[1] in text
         return bare or any(mark in text for mark in (*self.ends, *self.begins))
 
@@ -68,7 +68,7 @@ class ReasoningFormat:
         return (*self.begins, *self.ends, *self.answer_ends)
 
     def _inside(self, thought: str) -> str:
-        """Return a thought without the marks around it."""
+        """Return the reasoning without the marks around it."""
         if self.messages is not None:
             return "\n".join(self.messages.findall(thought)).strip()
         thought = thought.lstrip()
@@ -105,20 +105,21 @@ _KNOWN = (
     _tags("mm:think"),
     _THINK,
 )
-"""Formats whose marks nothing else has: they are recognized in any text."""
+"""Formats with unambiguous marks: they are recognized in any text."""
 _GRANITE = ReasoningFormat(begins=("Here is my thought process:",), ends=("Here is my response:",))
 _LONGEST_BEGINNING = 64
 _HEADER = re.compile(r"(?:thought|<\|message\|>)?\s*")
-"""What belongs to the beginning of a thought."""
+"""Text that belongs to the mark at the start of the reasoning."""
 _TAG = re.compile(r"</([\w:|.-]{0,20}(?:think|thought|reason)[\w:|.-]{0,20})>")
 
 
 def reasoning_format(template: str, tokens: Collection[str] = ()) -> ReasoningFormat | None:
-    """Return the reasoning format that a chat template shows, or a tokenizer has tokens for; `None` without either.
+    """Return the reasoning format that a chat template shows, or that a tokenizer has tokens for; `None` without
+    either.
 
     Args:
-        template: the chat template's text.
-        tokens: added tokens of the tokenizer.
+        template: The chat template's text.
+        tokens: Added tokens of the tokenizer.
     """
     for form in _KNOWN[:-1]:
         if any(mark in template for mark in (*form.begins, *form.ends)):
@@ -131,12 +132,12 @@ def reasoning_format(template: str, tokens: Collection[str] = ()) -> ReasoningFo
 
 
 def split_reasoning(text: str, form: ReasoningFormat | None = None, *, begun: bool = False) -> tuple[str, str | None]:
-    """Return the reasoning in a text, and the answer; the answer is `None` where a thought never ends.
+    """Return the reasoning in a text, and the answer; the answer is `None` if the reasoning never ends.
 
     Args:
-        text: what a model wrote, with the special tokens that mark its reasoning.
-        form: of the model; `None` where it has none, or is not known: the marks in the text decide.
-        begun: whether the prompt began a thought.
+        text: A model's text, with the special tokens that mark its reasoning.
+        form: The model's format; `None` if it has none, or is unknown: the marks in the text decide.
+        begun: Whether the prompt began the reasoning.
     """
     if form is None:
         form = next((known for known in _KNOWN if known.marks(text)), _THINK)
@@ -144,7 +145,7 @@ def split_reasoning(text: str, form: ReasoningFormat | None = None, *, begun: bo
 
 
 def answer_of(text: str, form: ReasoningFormat | None = None, *, begun: bool = False) -> str | None:
-    """Return what a text says after its reasoning; `None` where a thought never ends. See `split_reasoning`.
+    """Return the part of a text after its reasoning; `None` if the reasoning never ends. See `split_reasoning`.
 
     >>> answer_of("<think>Two and two.</think>Four.")
     'Four.'
@@ -153,13 +154,13 @@ def answer_of(text: str, form: ReasoningFormat | None = None, *, begun: bool = F
 
 
 def begun_thought(prompt: str, form: ReasoningFormat | None = None) -> str:
-    """Return the mark of a thought that the end of a prompt begins; empty where it begins none.
+    r"""Return the mark with which the end of a prompt begins the reasoning; empty if it does not.
 
     Args:
-        prompt: its text, or its end.
-        form: of the model; `None`: any.
+        prompt: The prompt's text, or its end.
+        form: The model's format; `None`: any.
 
-    >>> begun_thought("<|im_start|>assistant\\n<think>\\n")
+    >>> begun_thought("<|im_start|>assistant\n<think>\n")
     '<think>'
     """
     end = prompt[-_LONGEST_BEGINNING:]

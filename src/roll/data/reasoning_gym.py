@@ -15,7 +15,7 @@ from roll.types import Prompt
 __all__ = ["load_task", "reasoning_gym_prompts"]
 
 HELD_OUT_SEED_OFFSET = 1_000_003
-"""Held-out tasks are generated from another seed, and those that also occur in training are left out."""
+"""Held-out tasks are generated from another seed; those that also occur in training are removed."""
 
 
 def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
@@ -44,7 +44,7 @@ def load_task(name: str, size: int, seed: int, options: dict[str, Any]) -> Any:
             )
     try:
         return reasoning_gym.create_dataset(name, size=size, seed=seed, **options)
-    except Exception as error:  # tasks check their options with whatever they raise
+    except Exception as error:  # tasks may raise anything for invalid options
         problem = str(error) or type(error).__name__
         raise DataError(f"reasoning-gym task '{name}' refuses its options {options}: {problem}") from error
 
@@ -90,7 +90,7 @@ def _entry(task: Any, name: str, seed: int, index: int) -> dict[str, Any]:
     random.seed(f"{name}/{seed}/{index}")
     try:
         return task[index]
-    except Exception as error:  # a generator that cannot meet its options raises what it likes
+    except Exception as error:  # a generator that cannot satisfy its options may raise anything
         problem = str(error) or type(error).__name__
         raise DataError(f"reasoning-gym task '{name}' failed to make its item {index}: {problem}") from error
     finally:

@@ -1,10 +1,10 @@
-"""From a table's rows to prompts or examples, and which of them are held out.
+"""Read a table's rows as prompts or examples, and split off the held-out ones.
 
     table ── one pass: every row is checked, and its side decided ──► row numbers to train on │ row numbers held out
                                                                          │
                                       a row is read again when it is drawn ◄┘
 
-So a source costs a few bytes of memory per row, and a malformed row is refused before training.
+So a source costs a few bytes of memory per row, and a malformed row is rejected before training.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class Table(Protocol):
     """Rows on disk, numbered from 0."""
 
     name: str
-    """For messages: the file, or the dataset and its split."""
+    """Name for messages: the file, or the dataset and its split."""
 
     def scan(self, limit: int | None) -> Iterator[Row | DataError]:
         """Read all rows from the first on, at most `limit`; called before any `row`.
 
-        In the place of a row that cannot be read, while others can, comes what is wrong with it.
+        A row that cannot be read is replaced by its error, if other rows can be read.
         """
         ...
 
@@ -55,7 +55,7 @@ class Table(Protocol):
 
 
 class RowReader(Protocol[T]):
-    """What the rows of a table are read as."""
+    """Converts the rows of a table to items."""
 
     held_out: float
     limit: int | None
@@ -82,7 +82,7 @@ class RowReader(Protocol[T]):
 
 
 class RowItems(Generic[T]):
-    """What some rows of a table are read as, when asked for; a `Source`."""
+    """Items of some rows of a table, read on demand; a `Source`."""
 
     def __init__(
         self, reader: RowReader[T], table: Table, rows: NDArray[np.int64], fingerprint: str, prefix: str = ""
@@ -150,7 +150,7 @@ def _shuffled(rows: array[int], seed: int) -> NDArray[np.int64]:
 def _by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
     """Hold out a share of one table.
 
-    Which side an item is on depends on what is asked and the seed, not on its neighbours: a question that occurs twice
+    The side of an item depends on its question and the seed, not on its neighbors: a question that occurs twice
     never leaks, and adding rows moves none.
     """
     sides = (array("q"), array("q"))
@@ -166,7 +166,7 @@ def _by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T
 
 
 def _by_table(reader: RowReader[T], table: Table, held_out: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
-    """Hold out another table. What is asked in both is not trained on."""
+    """Hold out another table. A question that is in both is not trained on."""
     kept, evaluation = array("q"), array("q")
     digests = (Fingerprint(), Fingerprint())
     seen: set[int] = set()

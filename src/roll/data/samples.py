@@ -1,4 +1,4 @@
-"""From scored rollouts to what the trainer takes: flat token sequences with everything aligned to them."""
+"""Convert scored rollouts to the trainer's input: flat token sequences with everything aligned to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["build_batch", "build_samples"]
 
 
 def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[TrainingSample, ...]:
-    """Return one training sample per context of a rollout, as the engine saw it; the loss counts the policy's own
+    """Return one training sample per context of a rollout, as the engine saw it; the loss counts only the policy's
     tokens.
 
     >>> # prompt of 3 tokens, answer of 2:                     loss_mask [F F F T T]

@@ -1,7 +1,7 @@
-"""Whether a chat template shows all that it is given: nothing of a conversation is left out in silence.
+"""Check that a chat template shows all of its input, so that no part of a conversation is dropped silently.
 
-What a template does not read, it leaves out without an error. So each field of a message beside its role and content is
-compared with a rendering without it.
+A template leaves out fields that it does not read, without an error. So each field of a message besides its role and
+content is compared with a rendering without it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def check_shown(
 ) -> None:
     """Check that the template shows the system message, tools, its own arguments and every field of every message.
 
-    Earlier reasoning may still be left out as the conversation goes on, as the model was trained to see it.
+    Earlier reasoning may still be left out as the conversation continues, as in the model's training format.
 
     Raises:
-        DataError: the template leaves out one of these, or there is no template and the conversation has them.
+        DataError: The template leaves out one of these, or there is no template and the conversation has them.
     """
     fields = any(not message.is_plain and message.role != "tool" for message in messages)
     if not template.source:
@@ -70,7 +70,7 @@ def _check_messages(messages: Sequence[Message], render: _Render) -> None:
 
 
 def _fewer(message: Message) -> Iterator[tuple[Message, str]]:
-    """Yield the message without each part that a template might leave out, and what that is."""
+    """Yield the message without each part that a template might leave out, and the name of the part."""
     if message.role == "tool":
         if message.text.strip():
             yield replace(message, content=""), "what a tool says,"
@@ -90,22 +90,22 @@ def _fewer(message: Message) -> Iterator[tuple[Message, str]]:
 
 
 def _same(render: _Render, before: Sequence[Message], message: Message, fewer: Message) -> bool:
-    """Return whether two forms of a message are rendered alike: after the latest question alone, all since, and all."""
+    """Return whether two forms of a message are rendered alike: behind the latest question, all since it, and all."""
     for context in _contexts(before, message):
         try:
             if render([*context, message]) != render([*context, fewer]):
                 return False
-        except DataError:  # what the template refuses is said where the whole conversation is rendered
+        except DataError:  # rendering the whole conversation reports the template's error
             if context is before:
                 return False
     return True
 
 
 def _contexts(before: Sequence[Message], message: Message) -> list[Sequence[Message]]:
-    """Return what may stand before a message, from the shortest on; all that does is the last."""
+    """Return the possible contexts of a message, from the shortest to the full one."""
     asked = max((place for place, earlier in enumerate(before) if earlier.role == "user"), default=0)
     calling = len(before)
-    if message.role == "tool":  # what a tool says needs its call
+    if message.role == "tool":  # a tool's result needs its call
         calling = max((place for place, earlier in enumerate(before) if earlier.role == "assistant"), default=0)
     short = [*before[asked : asked + 1], *before[max(calling, asked + 1) :]]
     contexts = [short, before[asked:]] if len(short) < len(before) - asked else [before[asked:]]

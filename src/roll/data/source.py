@@ -1,4 +1,4 @@
-"""What every source is made of: items by index, and a fingerprint that tells whether they changed."""
+"""Base types of all sources: items by index, and a fingerprint that shows whether they changed."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ Item_co = TypeVar("Item_co", covariant=True)
 
 
 class Source(Items[Item_co], Protocol[Item_co]):
-    """Prompts or examples that know their content."""
+    """Prompts or examples with a fingerprint of their content."""
 
     fingerprint: str
     """Equal for equal content in equal order; a resumed run compares it."""
 
 
 class Fingerprint:
-    """Digest of a series of items, taken one after the other."""
+    """Digest of a sequence of items, added one after the other."""
 
     def __init__(self) -> None:
         self._digest = hashlib.blake2b(digest_size=8)
 
     def add(self, content: Iterable[str]) -> None:
-        """Take in the next item, by its texts."""
+        """Add the next item, by its texts."""
         self._digest.update("\x01".join(content).encode("utf-8", "surrogatepass") + b"\x02")
 
     def text(self) -> str:
@@ -52,7 +52,7 @@ class Fingerprint:
 
 
 class PromptList:
-    """A source that is held in memory."""
+    """A source in memory."""
 
     def __init__(self, prompts: Iterable[Prompt]) -> None:
         self._prompts = list(prompts)
@@ -69,7 +69,7 @@ class PromptList:
 
 
 class Interleaved(Generic[T]):
-    """One item of each part in turn, so that any beginning covers every part; read only when asked for."""
+    """One item of each part in turn, so that any prefix covers every part; read on demand."""
 
     def __init__(self, parts: Sequence[Items[T]]) -> None:
         self._parts = list(parts)
@@ -94,7 +94,7 @@ def content_of_prompt(prompt: Prompt) -> list[str]:
 
 
 def content_of_message(message: Message) -> str:
-    """Return everything that makes this message another one than others."""
+    """Return all content that distinguishes the message from others."""
     content = f"{message.role}\x00{content_key(message.content)}"
     if message.is_plain:
         return content
@@ -103,7 +103,7 @@ def content_of_message(message: Message) -> str:
 
 
 def content_of_rest(tools: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a chat template is given beside messages; nothing where that is nothing."""
+    """Yield the inputs of a chat template besides messages, if any."""
     if tools:
         yield _as_json(list(map(dict, tools)))
     if template_kwargs:
@@ -115,7 +115,7 @@ def _as_json(value: Any) -> str:
 
 
 def texts_in(message: Message) -> Iterator[str]:
-    """Yield every text of a message: its content, its reasoning, and what its calls of tools are made of."""
+    """Yield every text of a message: its content, its reasoning, and the parts of its tool calls."""
     yield from texts_of(message.content)
     yield from filter(None, (message.reasoning, message.name, message.tool_call_id))
     yield from _texts(message.tool_calls)

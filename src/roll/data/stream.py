@@ -1,10 +1,11 @@
-"""Streams of prompts or examples: several sources mixed by weight, each walked without replacement, resumable anywhere.
+"""Streams of prompts or examples: several sources mixed by weight, each sampled without replacement, resumable
+anywhere.
 
     source A ── shuffled per epoch ──┐
     source B ── shuffled per epoch ──┼── shares by weight, exact in the long run ──► draw 0, 1, 2, …
     source C ── shuffled per epoch ──┘
 
-Invariants: what draw n is depends on the settings alone, not on how draws were grouped into calls; within an epoch of a
+Invariants: draw n depends only on the settings, not on the grouping of draws into calls; within an epoch of a
 source every item comes once; the state is a few numbers, never content.
 """
 
@@ -42,15 +43,15 @@ class WeightedSource(Generic[T]):
 
 
 class WeightedStream(ABC, Generic[T, D]):
-    """Draws what to train on; what a draw is (`D`, of an item `T`), the subclass says.
+    """Draws items for training; a subclass defines the type of a draw (`D`, of an item `T`).
 
     Args:
-        sources: at least one, each with an item; names differ.
-        seed: of the shuffling.
+        sources: At least one source, each with an item; names differ.
+        seed: Seed of the shuffling.
     """
 
     size_name: ClassVar[str]
-    """What the state calls the number of a source's items."""
+    """Name of the number of a source's items in the state."""
 
     def __init__(self, sources: Sequence[WeightedSource[T]], seed: int) -> None:
         assert sources, "a stream needs a source"
@@ -66,17 +67,17 @@ class WeightedStream(ABC, Generic[T, D]):
 
     @property
     def num_items(self) -> int:
-        """Different items over all sources."""
+        """Number of different items over all sources."""
         return sum(len(source.items) for source in self._sources)
 
     @property
     def num_drawn(self) -> int:
-        """Draws so far, which is the next draw's id."""
+        """Number of draws so far, which is the next draw's ID."""
         return sum(self._num_drawn) + sum(self._num_repeated)
 
     @property
     def next_domain(self) -> str:
-        """Of the next draw, where nobody asks for another."""
+        """Domain of the next draw, unless the caller requests another."""
         return self._sources[self._most_behind()].domain
 
     def peek(self, count: int) -> list[T]:
@@ -151,9 +152,7 @@ class WeightedStream(ABC, Generic[T, D]):
         return self._drawn(draw_id, source.items[int(self._order(which, epoch)[offset])], position)
 
     def _most_behind(self) -> int:
-        """Return the index of the source whose count is furthest below its share of the next total (the first, on a
-        tie).
-        """
+        """Return the index of the source that is furthest below its share of the next total (the first, on a tie)."""
         total = sum(source.weight for source in self._sources)
         due = self.num_drawn + 1
         counts = zip(self._sources, self._num_drawn, self._num_repeated, strict=True)
@@ -187,10 +186,10 @@ class WeightedStream(ABC, Generic[T, D]):
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state()` was taken.
+        """Continue from a state that `state` returned.
 
         Raises:
-            CheckpointError: the sources, their content, their weights, or the seed are not those of the state.
+            CheckpointError: The sources, their content, their weights, or the seed differ from the state's.
         """
         here = {source.domain: self._settings(source) for source in self._sources}
         if set(here) != set(state):
@@ -208,10 +207,10 @@ class PromptStream(WeightedStream[Prompt, PromptDraw]):
     """Draws prompts for training.
 
     Args:
-        sources: as for `WeightedStream`.
-        render: a prompt to its token ids.
-        seed: of the shuffling.
-        max_prompt_tokens: longer prompts are refused when they are drawn; `None` for no limit.
+        sources: See `WeightedStream`.
+        render: Renders a prompt to its token IDs.
+        seed: Seed of the shuffling.
+        max_prompt_tokens: Longest prompt; a longer one is rejected when it is drawn; `None` for no limit.
     """
 
     size_name = "num_prompts"
@@ -248,7 +247,7 @@ def render_checked(prompt: Prompt, render: Callable[[Prompt], IntArray], max_pro
     """Render a prompt and check its length.
 
     Raises:
-        DataError: it is longer than `max_prompt_tokens`.
+        DataError: The prompt is longer than `max_prompt_tokens`.
     """
     token_ids = render(prompt)
     if max_prompt_tokens is not None and len(token_ids) > max_prompt_tokens:

@@ -1,4 +1,4 @@
-"""Prompts and examples from rows: of a file, of a Hugging Face dataset, or that Python makes."""
+"""Prompts and examples from rows of a file, of a Hugging Face dataset, or of Python objects."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ def table_prompts(
 
 
 def say_bad_rows(bad: BadRows, config: FileData | HuggingFaceData | PythonData, domain: str) -> None:
-    """Say which rows cannot be used, where there are any.
+    """Report the rows that cannot be used, if any.
 
     Raises:
-        DataError: they are not to be left out.
+        DataError: The rows must not be skipped.
     """
     if not bad.counts:
         return

@@ -19,23 +19,23 @@ if TYPE_CHECKING:
 __all__ = ["PROBE", "TODAY", "ChatTemplate", "Tool", "refusals"]
 
 Tool: TypeAlias = Mapping[str, Any]
-"""A function's JSON schema, as chat templates take it."""
+"""A function's JSON schema, in the form of chat templates."""
 TODAY = datetime(2025, 1, 1)
-"""For templates that write the date: an episode that passes midnight, and a run that is resumed, see the same one."""
+"""The date for templates that write it: fixed, so that it is the same past midnight and in a resumed run."""
 PROBE = "7321640958"
 """A text that no template contains or changes."""
 _REASONING = ("reasoning", "thinking")
-"""Names that published templates have for `reasoning_content`."""
+"""Names for `reasoning_content` in published templates."""
 _MARK = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, with what it needs besides the messages."""
+    """A tokenizer's chat template, with its further inputs."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
         self.source = str(getattr(tokenizer, "chat_template", None) or "")
-        """The template's text; empty where the tokenizer has none."""
+        """The template's text; empty if the tokenizer has none."""
         self._asks_date = "strftime_now" in self.source
         self._reasoning_fields = [name for name in _REASONING if re.search(rf"\b{name}\b", self.source)]
 
@@ -50,13 +50,13 @@ class ChatTemplate:
         """Return the conversation's text; empty for no messages.
 
         Args:
-            messages: the conversation.
-            generation_prompt: whether the beginning of the assistant's next message follows.
-            tools: JSON schemas of the functions that the model is told of.
-            switches: further variables of the template.
+            messages: The conversation.
+            generation_prompt: Whether to append the start of the assistant's next message.
+            tools: JSON schemas of the functions that the model may call.
+            switches: Further variables of the template.
 
         Raises:
-            DataError: the template refuses the conversation.
+            DataError: The template rejects the conversation.
         """
         if not messages:
             return ""
@@ -65,10 +65,10 @@ class ChatTemplate:
     def marked(
         self, messages: Sequence[Message], tools: Sequence[Tool] = (), **switches: Any
     ) -> list[tuple[int, int]] | None:
-        """Return what the template marks as generated in the conversation's text; `None` where it has no marks.
+        """Return the spans that the template marks as generated in the conversation's text; `None` if it has no marks.
 
         Raises:
-            DataError: the template refuses the conversation.
+            DataError: The template rejects the conversation.
         """
         if not _MARK.search(self.source):
             return None
@@ -109,14 +109,14 @@ class ChatTemplate:
 
     @cached_property
     def variables(self) -> frozenset[str]:
-        """Variables that the template reads beside those that it makes itself; empty where it cannot be compiled."""
+        """Variables that the template reads and does not set itself; empty if it cannot be compiled."""
         from jinja2 import TemplateError, meta
         from transformers.utils.chat_template_utils import _compile_jinja_template
 
         try:
             environment: Any = _compile_jinja_template(self.source).environment
             return frozenset(meta.find_undeclared_variables(environment.parse(self.source)))
-        except TemplateError:  # what is wrong with it is said where it is rendered
+        except TemplateError:  # rendering reports the template's error
             return frozenset()
 
     @cached_property
@@ -130,7 +130,7 @@ class ChatTemplate:
 
     @cached_property
     def drops_tools(self) -> bool:
-        """Whether the template leaves out what a tool says without an error; without a template, nothing is."""
+        """Whether the template drops a tool's result without an error; without a template, nothing is dropped."""
         said = [Message(role="user", content="a"), Message(role="assistant", content="b")]
         try:
             return bool(self.source) and PROBE not in self.render([*said, Message(role="tool", content=PROBE)])
@@ -143,7 +143,7 @@ class ChatTemplate:
 
     @cached_property
     def _takes_parts(self) -> bool:
-        """Whether the template reads content as a list of parts only, as those of some models for pictures do."""
+        """Whether the template reads content as a list of parts only, as those of some vision models do."""
         asked = [Message(role="user", content=PROBE)]
         for parts in (False, True):
             try:
@@ -176,7 +176,7 @@ class ChatTemplate:
         """Return the messages in the form that the template reads."""
         read: list[dict[str, Any]] = []
         for message in messages:
-            text = message.text  # media are refused here, where they would be lost
+            text = message.text  # raises for media, which would be lost here
             fields = message.to_dict() | {"content": [TextPart(text=text).to_dict()] if parts else text}
             if message.reasoning is not None:
                 fields |= dict.fromkeys(self._reasoning_fields, message.reasoning)
@@ -193,7 +193,7 @@ def refusals(messages: Sequence[Message]) -> Iterator[None]:
         yield
     except DataError:
         raise
-    except Exception as error:  # a template is a program, which may fail with anything
+    except Exception as error:  # a template is a program, which may raise anything
         roles = ", ".join(message.role for message in messages[:8])
         name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
         raise DataError(

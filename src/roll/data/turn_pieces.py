@@ -1,12 +1,12 @@
-"""Find the turns of a long conversation in time that grows with its length, by short pieces of it.
+"""Find the turns of a long conversation in linear time, by rendering short pieces of it.
 
     messages:  lead │ piece │ piece │ piece │ …         each piece is rendered behind the lead, as a conversation
     text:      lead │ piece │ piece │ piece │ …         the same text, shifted?   ──► its turns, shifted
 
-The prompt of every answer has all messages before it, so rendering each one takes quadratic time. Almost all templates
-render a message alike whatever stands far before it. That is not assumed, but compared: behind the same first messages,
-the pieces, which overlap by a question, must give the text of the whole conversation without a gap. Where they do not,
-or a turn in the middle or at the end is another one by its whole prompt, there are no pieces.
+The prompt of every answer has all messages before it, so rendering each prompt takes quadratic time. Almost all
+templates render a message independently of distant messages. That is not assumed, but checked: behind the same first
+messages, the pieces, which overlap by a question, must give the text of the whole conversation without a gap. If they
+do not, or if a turn in the middle or at the end differs when rendered with its whole prompt, pieces are not used.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ __all__ = ["SHORTEST", "common_length", "turns_by_pieces"]
 
 Span: TypeAlias = tuple[int, int]
 RenderText: TypeAlias = Callable[[Sequence[Message]], str]
-"""Returns the text of messages, without a generation prompt."""
+"""Renders messages to text, without a generation prompt."""
 FindTurns: TypeAlias = Callable[[Sequence[Message], Sequence[int], str], dict[int, Span]]
-"""Returns the turns of a conversation at some of its places, given its text, by rendering every prompt."""
+"""Finds the turns of a conversation at some of its indices, given its text, by rendering every prompt."""
 
 SHORTEST = 64
-"""Messages of the shortest conversation that is taken apart."""
+"""Fewest messages of a conversation that is split into pieces."""
 _PIECE = 16
 """Fewest messages of a piece."""
 
 
 def common_length(one: str, other: str) -> int:
-    """Return how many characters two texts begin with alike."""
+    """Return the length of the common prefix of two texts, in characters."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -53,15 +53,15 @@ def turns_by_pieces(
     find: FindTurns,
     without_end: Callable[[str], str],
 ) -> dict[int, Span] | None:
-    """Return the turns at these places; `None` where only rendering every prompt can tell.
+    """Return the turns at these indices; `None` if only rendering every prompt can find them.
 
     Args:
-        messages: the conversation.
-        places: of the assistant's messages to learn.
-        text: the whole conversation's.
-        render: renders messages.
-        find: finds turns by rendering every prompt.
-        without_end: removes from a text what ends a conversation, not its last message.
+        messages: The conversation.
+        places: Indices of the assistant's messages to train on.
+        text: The whole conversation's text.
+        render: Renders messages.
+        find: Finds turns by rendering every prompt.
+        without_end: Removes from a text the tokens that end a conversation, not its last message.
     """
     cuts, overlap = _cuts(messages)
     if len(messages) < SHORTEST or len(cuts) < 3 or not places:
@@ -93,15 +93,15 @@ def turns_by_pieces(
         found |= find(messages, [place for place in places if place < cuts[0]], text)
         checked = sorted({places[len(places) // 3], places[2 * len(places) // 3], places[-1]})
         whole = find(messages, checked, text)
-    except DataError:  # what is wrong is said where every prompt is rendered
+    except DataError:  # rendering every prompt reports the error
         return None
     return found if whole == {place: found[place] for place in checked if place in found} else None
 
 
 def _cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
-    """Return where pieces begin, alike behind the lead and behind what is before them, and by how much they overlap.
+    """Return the starts of pieces, which render alike behind the lead and in place, and the overlap of pieces.
 
-    Pieces begin with a question; where there is only one, with an answer behind a tool's result.
+    Pieces start with a question; if there is only one question, with an answer behind a tool's result.
     """
     roles = [message.role for message in messages]
     questions = [
@@ -121,7 +121,7 @@ def _cuts(messages: Sequence[Message]) -> tuple[list[int], int]:
 
 
 def _head_length(lead: Sequence[Message], following: Message, render: RenderText) -> int:
-    """Return how much of a text is the lead and the header of what follows it, whatever that says."""
+    """Return the length of the lead and the header of the message after it, whatever its content."""
     if following.role == "assistant":
         return len(render(lead))
     texts = [render((*lead, Message(role="user", content=said))) for said in (PROBE, f"q{PROBE}")]

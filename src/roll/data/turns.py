@@ -2,13 +2,13 @@
 
 Other libraries call it the assistant mask (`assistant_masks`, `assistant_only_loss`).
 
-    template ──► text ──► where each assistant's turn begins and ends ──► one tokenization, cut at these places
+    template ──► text ──► start and end of each assistant turn ──► one tokenization, cut at these positions
 
-A turn is what the model generates after the generation prompt: the message as the template renders it, and the special
-tokens that end it. The turn begins where the conversation before it, rendered with the generation prompt, ends. A
-template's `{% generation %}` marks do not decide this, because many of them include the header; they can only exclude
-more. Where the template renders a turn differently once the conversation goes on (some drop earlier reasoning), the
-turn is not what the model would have generated there: it is context only.
+A turn is the text that the model generates after the generation prompt: the message as the template renders it, and the
+special tokens that end it. The turn starts where the conversation before it, rendered with the generation prompt, ends.
+A template's `{% generation %}` marks do not decide this, because many of them include the header; they can only exclude
+more. If the template renders a turn differently once the conversation continues (some drop earlier reasoning), the
+model would not have generated that turn there: it is context only.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 __all__ = ["Render", "SpecialTokens", "ends_only_last", "find_turns", "thinking_modes", "tokenized"]
 
 Span = tuple[int, int]
-"""First character, and the one after the last."""
+"""Index of the first character, and the index after the last one."""
 _THINKING = ("enable_thinking", "thinking")
-"""Variables of published templates that switch reasoning on and off."""
+"""Variables of published templates that turn reasoning on and off."""
 
 
 class SpecialTokens:
-    """The model's special tokens as they are spelt in texts."""
+    """The model's special tokens as texts."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         added = getattr(tokenizer, "added_tokens_decoder", {})
         self.by_id = {int(i): str(token) for i, token in added.items() if token.special}
-        """How each is spelt, by id."""
+        """The text of each special token, by ID."""
         self.by_id |= dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens, strict=True))
         self._names = {name for name in self.by_id.values() if name}
         self._lengths = sorted({len(name) for name in self._names}, reverse=True)
@@ -52,7 +52,7 @@ class SpecialTokens:
         self._beginnings = re.compile("|".join({re.escape(name[:3]) for name in self._names}) or r"(?!)")
 
     def first(self, text: str) -> str | None:
-        """Return the first special token in the text; `None` where there is none."""
+        """Return the first special token in the text; `None` if it has none."""
         return next((text[begin:end] for begin, end in self._found(text, 0)), None)
 
     def has(self, text: str) -> bool:
@@ -60,22 +60,22 @@ class SpecialTokens:
         return text in self._names
 
     def beginning(self, text: str) -> str | None:
-        """Return the special token with which the text begins, the longest of several; `None` where there is none."""
+        """Return the longest special token with which the text starts, or `None`."""
         return next((text[:length] for length in self._lengths if text[:length] in self._names), None)
 
     def extended(self, text: str, span: Span) -> Span:
-        """Return the span with the special tokens that directly follow it in the text; an empty one as it is."""
+        """Return the span with the special tokens that directly follow it in the text; an empty span unchanged."""
         begin, end = span
         while end > begin and (name := self.beginning(text[end : end + self._lengths[0]])) is not None:
             end += len(name)
         return begin, end
 
     def spans(self, text: str, begin: int = 0) -> list[Span]:
-        """Return where each special token begins and ends, of those that begin at `begin` or later."""
+        """Return the spans of the special tokens that start at `begin` or later."""
         return list(self._found(text, begin))
 
     def _found(self, text: str, begin: int) -> Iterator[Span]:
-        """Yield where each one begins and ends; of several that begin at a place, the longest."""
+        """Yield the span of each special token; the longest, if several start at one position."""
         while (found := self._beginnings.search(text, begin)) is not None:
             start = found.start()
             names = (text[start : start + length] for length in self._lengths)
@@ -92,14 +92,15 @@ class Render(Protocol):
         """Return the text.
 
         Args:
-            messages: the conversation.
-            generation_prompt: whether the beginning of the assistant's next message follows.
-            switches: further variables of the template.
+            messages: The conversation.
+            generation_prompt: Whether to append the start of the assistant's next message.
+            switches: Further variables of the template.
         """
 
 
 def thinking_modes(template: str) -> tuple[Mapping[str, bool], ...]:
-    """Return the variables by which the template opens or closes a thought in the generation prompt, the default first.
+    """Return the variables with which the template opens or closes the reasoning in the generation prompt, default
+    first.
 
     >>> thinking_modes("{% if enable_thinking %}<think>{% endif %}")
     ({}, {'enable_thinking': True}, {'enable_thinking': False})
@@ -135,18 +136,18 @@ def find_turns(
     modes: Sequence[Mapping[str, bool]] = ({},),
     extra_ends: int = 0,
 ) -> tuple[str, list[Span]]:
-    """Return the conversation's text, and the turns to learn.
+    """Return the conversation's text, and the turns to train on.
 
     Args:
-        messages: the conversation.
-        places: of the assistant's messages to learn.
-        render: renders through the chat template.
-        special: the model's special tokens.
-        modes: variables of the template, one of which gives the generation prompt that an answer continues.
-        extra_ends: special tokens at the end of the text that do not belong to the last message.
+        messages: The conversation.
+        places: Indices of the assistant's messages to train on.
+        render: Renders through the chat template.
+        special: The model's special tokens.
+        modes: Variables of the template, one of which gives the generation prompt that an answer continues.
+        extra_ends: Number of special tokens at the end of the text that do not belong to the last message.
 
     Raises:
-        DataError: the last turn is not what the model would generate.
+        DataError: The last turn is not what the model would generate.
     """
 
     def find(chat: Sequence[Message], wanted: Sequence[int], text: str) -> dict[int, Span]:
@@ -172,21 +173,23 @@ def find_turns(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Head:
-    """What stands before an assistant's message."""
+    """The text before an assistant's message."""
 
     prompt: str
-    """What the model would be given to write it."""
+    """The model's prompt for writing the message."""
     text: str
-    """The beginning of `prompt` with which the conversation begins, too."""
+    """The common prefix of `prompt` and the conversation."""
 
     @property
     def generated(self) -> bool:
-        """Whether the model would continue it with the message."""
+        """Whether the model would continue the prompt with the message."""
         return self.prompt == self.text
 
 
 def _head(messages: Sequence[Message], so_far: str, render: Render, modes: Sequence[Mapping[str, bool]]) -> _Head:
-    """Return what stands before the message that ends `so_far`, in the first mode in which the model would write it."""
+    """Return the text before the message that ends `so_far`, in the first mode in which the model would write the
+    message.
+    """
     for mode in modes:
         try:
             prompt = render(messages, True, **mode)
@@ -206,21 +209,21 @@ def _turn(
     """Return the turn's span in the whole text; `None` if the whole text has another rendering of it.
 
     Args:
-        text: the whole conversation.
-        so_far: the conversation up to and including the message.
-        head: what stands before the message.
-        message: the assistant's.
-        special: the model's special tokens.
-        extra_ends: special tokens at the end of `so_far` that do not belong to the message.
+        text: The whole conversation.
+        so_far: The conversation up to and including the message.
+        head: The text before the message.
+        message: The assistant's message.
+        special: The model's special tokens.
+        extra_ends: Number of special tokens at the end of `so_far` that do not belong to the message.
 
     Raises:
-        DataError: the template leaves out a part of the message, or writes no special token after it.
+        DataError: The template leaves out a part of the message, or writes no special token after it.
     """
     begin = len(head.text)
     closing = special.spans(so_far, begin)
     closing = closing[: len(closing) - extra_ends]
     start, end = closing[-1] if closing else (begin, len(so_far))
-    # Some templates begin a thought in the generation prompt, where the message has it itself.
+    # Some templates begin the reasoning in the generation prompt, and the message repeats it.
     written = _squeezed("".join(head.text.split()[-1:]) + so_far[begin:end])
     for what, part in _parts(message):
         if _squeezed(part) not in written:
@@ -231,13 +234,13 @@ def _turn(
         )
     if text.startswith(so_far[:end]):
         return begin, end
-    # Some templates end a message otherwise once the conversation goes on: all before that is as it was generated.
+    # Some templates end a message differently once the conversation continues: all before that end is as generated.
     same = start > begin and text.startswith(so_far[:start]) and special.beginning(text[start:]) is not None
     return (begin, start) if same else None
 
 
 def _parts(message: Message) -> Iterator[tuple[str, str]]:
-    """Yield what a rendering of the message must contain: what it is, and its text."""
+    """Yield the parts that a rendering of the message must contain: their name, and their text."""
     yield "a part of the assistant's text", message.text
     if message.reasoning is not None:
         yield "the reasoning", message.reasoning
@@ -253,7 +256,7 @@ def _squeezed(text: str) -> str:
 
 
 def _why_it_differs(head: _Head, so_far: str, message: Message) -> str:
-    """Return why a turn that does not continue its prompt cannot be learnt."""
+    """Return why a turn that does not continue its prompt cannot be trained on."""
     other = so_far[len(head.text) :][:30]
     return _why(
         "begins an assistant's message differently once there is one (the generation prompt ends with "
@@ -263,7 +266,7 @@ def _why_it_differs(head: _Head, so_far: str, message: Message) -> str:
 
 
 def _why(what: str, message: Message) -> str:
-    """Return why a turn cannot be learnt."""
+    """Return why a turn cannot be trained on."""
     beginning = repr(message.text[:60])
     return (
         f"the model's chat template {what}, so the tokens that the model would write cannot be told: leave such "
@@ -274,15 +277,17 @@ def _why(what: str, message: Message) -> str:
 def tokenized(
     tokenizer: PreTrainedTokenizerBase, text: str, turns: Sequence[Span], marked: Sequence[Span] | None = None
 ) -> tuple[IntArray, BoolArray]:
-    """Return [L] ids of a rendered text, and [L] which of them are learnt.
+    """Return the token IDs of a rendered text, and the loss mask, shape [L] each.
 
-    A token that would reach over the border of a turn is cut there, as it is when the model generates after a prompt.
+    A token that would cross the border of a turn is cut there, as when the model generates after a prompt.
 
     Args:
-        tokenizer: the model's.
-        text: the rendered conversation.
-        turns: what the model generates.
-        marked: what the template marks as generated; only tokens that begin in it are learnt. `None`: it marks nothing.
+        tokenizer: The model's tokenizer.
+        text: The rendered conversation.
+        turns: Spans that the model generates.
+        marked: Spans that the template marks as generated; only tokens that start in them are trained on. `None`
+            without
+            marks.
     """
     borders = sorted({border for span in turns for border in span if 0 < border < len(text)})
     ids, starts = _pieces(tokenizer, text, borders)
@@ -294,7 +299,7 @@ def tokenized(
 
 
 def _in_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
-    """Return [L] which tokens begin in one of the spans."""
+    """Return whether each token starts in one of the spans, shape [L]."""
     mask = np.zeros(len(starts), np.bool_)
     for begin, end in spans:
         mask[bisect_left(starts, begin) : bisect_left(starts, end)] = True
@@ -302,7 +307,7 @@ def _in_spans(starts: Sequence[int], spans: Sequence[Span]) -> BoolArray:
 
 
 def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return ids, and where the text of each begins; no token reaches over a border."""
+    """Return token IDs, and the start of each token's text; no token crosses a border."""
     encoded = _encoded(tokenizer, text)
     starts = [start for start, _ in encoded["offset_mapping"]]
     ends = [end for _, end in encoded["offset_mapping"]]
@@ -319,7 +324,9 @@ def _pieces(tokenizer: PreTrainedTokenizerBase, text: str, borders: Sequence[int
 
 
 def _encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> Any:
-    """Tokenize with offsets; the tokenizer's own warning of long texts is off, since such rows are named elsewhere."""
+    """Tokenize with offsets; the tokenizer's warning about long texts is disabled, since such rows are reported
+    elsewhere.
+    """
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     if "offset_mapping" not in encoded:
         raise DataError(

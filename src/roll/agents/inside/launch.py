@@ -1,10 +1,10 @@
-"""Runs in the sandbox, with the standard library alone: an agent program, with a way to the endpoint and no other.
+"""Runs in the sandbox, with the standard library alone: an agent program, whose only connection is the endpoint.
 
     agent ──TCP, the sandbox's own loopback──► this ──Unix socket of the host──► endpoint
 
-Arguments: the socket, the file whose text the program leaves as its answer (empty: none), then the program with its
-arguments. The answer goes to file descriptor 3. `{}` in a variable `ROLL_PLACE_*` becomes the port, and the
-variable loses this beginning.
+Arguments: the socket, the file with the program's answer (empty: none), then the program with its
+arguments. The answer is written to file descriptor 3. `{}` in a variable `ROLL_PLACE_*` is replaced by the port, and
+the variable's name loses this prefix.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ async def carry(reader, writer):
 
 
 async def main(socket, answer_file, *command):
-    """Serve until the program ends; its exit code."""
+    """Serve until the program ends; return its exit code."""
 
     async def connected(reader, writer):
         try:
@@ -60,7 +60,7 @@ async def main(socket, answer_file, *command):
 
 
 def tell(path):
-    """Pass the answer on; where there is no such file, none."""
+    """Write the answer to file descriptor 3, if the file exists."""
     try:
         with open(path, "rb") as file, os.fdopen(3, "wb") as result:
             result.write(file.read(MOST_ANSWER))

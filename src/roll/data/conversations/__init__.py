@@ -1,4 +1,4 @@
-"""The one reader of conversations: of rows of every pipeline, in whichever of the known forms they come."""
+"""The reader of conversations, for rows of every pipeline, in any of the known formats."""
 
 from roll.data.conversations.asking import messages_of, prompt_of_text, with_prompt_template
 from roll.data.conversations.columns import RowContext, RowView, check_columns, check_media, read_context, with_system

@@ -1,4 +1,4 @@
-"""Prompts that are texts, and the user's message that is made of one."""
+"""Prompts that are texts, and the user message built from one."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ __all__ = ["TextPrompt", "messages_of", "prompt_of_text", "with_prompt_template"
 
 
 def messages_of(text: str, system_prompt: str | None, template: str) -> tuple[Message, ...]:
-    """Return the chat that asks for `text`."""
+    """Return the chat messages for the prompt `text`."""
     user = Message(role="user", content=template.replace("{prompt}", text))
     return (Message(role="system", content=system_prompt), user) if system_prompt else (user,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextPrompt:
-    """What a text that stands where a prompt is expected turns out to be."""
+    """A prompt's text that holds messages."""
 
     messages: tuple[Message, ...] | None = None
-    """Of a dialog that is written out."""
+    """The messages of a written dialog."""
     listed: Sequence[Any] | None = None
-    """The list of messages whose JSON text it is."""
+    """The list of messages, if the text is JSON."""
 
 
 def prompt_of_text(text: str) -> TextPrompt | None:
-    """Return what a prompt's text holds beside plain text: messages as JSON, or a dialog; `None` where it is plain."""
+    """Parse a prompt's text that holds messages as JSON, or a dialog; return `None` for plain text."""
     start = text.lstrip()[:1]
     if start == "[" and '"' in text:
         try:
@@ -51,16 +51,16 @@ def prompt_of_text(text: str) -> TextPrompt | None:
 def with_prompt_template(
     messages: tuple[Message, ...], template: str, where: str, *, last: bool = True
 ) -> tuple[Message, ...]:
-    """Return the messages, with `prompt_template` around what the user asks.
+    """Return the messages, with `prompt_template` around the user's question.
 
     Args:
-        messages: of a prompt, or a whole conversation.
-        template: with `{prompt}` in it.
-        where: the row's place, for messages.
-        last: it is put around the last of the user's messages; otherwise there may be one only.
+        messages: The messages of a prompt, or a whole conversation.
+        template: A text with `{prompt}` in it.
+        where: The row's place, for messages.
+        last: Whether to put it around the last user message; otherwise there must be only one.
 
     Raises:
-        BadRow: it is not clear which message is meant.
+        BadRow: There are several user messages.
     """
     if template == "{prompt}":
         return messages

@@ -1,4 +1,4 @@
-"""Calls of tools and the tools themselves, as OpenAI, Anthropic and data sets write them."""
+"""Tool calls and tools, in the formats of OpenAI, Anthropic and data sets."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _TOOL_FIELDS = ("type", "function", "name", "description", "parameters", "input_
 
 
 def decoded_json(value: str, what: str, where: str) -> Any:
-    """Return what a JSON text holds.
+    """Parse a JSON text.
 
     Raises:
-        BadRow: it is not JSON.
+        BadRow: The text is not JSON.
     """
     try:
         return json.loads(value)
@@ -31,16 +31,16 @@ def decoded_json(value: str, what: str, where: str) -> Any:
 
 
 def plain_data(value: Any, what: str, where: str, *, drop_nulls: bool = False) -> Any:
-    """Return nested data as dictionaries, lists, texts, numbers and nulls alone, as JSON has them.
+    """Return nested data as dictionaries, lists, texts, numbers and nulls only, as in JSON.
 
     Args:
-        value: the data; arrays and numbers of NumPy become lists and Python's numbers.
-        what: what it is, for messages.
-        where: the row's place, for messages.
-        drop_nulls: leave out fields that are null.
+        value: The data; NumPy arrays and numbers become lists and Python numbers.
+        what: The data's name, for messages.
+        where: The row's place, for messages.
+        drop_nulls: Whether to leave out fields that are null.
 
     Raises:
-        BadRow: something in it is of another type, or a text is not valid Unicode.
+        BadRow: A value is of another type, or a text is not valid Unicode.
     """
     value = as_list(value)
     if isinstance(value, np.generic):
@@ -64,17 +64,17 @@ def plain_data(value: Any, what: str, where: str, *, drop_nulls: bool = False) -
 
 
 def function_call(name: Any, arguments: Any, call_id: Any, where: str, *, drop_nulls: bool = False) -> dict[str, Any]:
-    """Return a call as chat templates take it; see `roll.types.Message`.
+    """Return a call in the form of chat templates; see `roll.types.Message`.
 
     Args:
-        name: of the function.
-        arguments: an object, or its JSON text; null for none.
-        call_id: by which the answer refers to it, or null.
-        where: the call's place, for messages.
-        drop_nulls: leave out arguments that are null, where the row comes from a table that fills them in.
+        name: The function's name.
+        arguments: An object, or its JSON text; null for no arguments.
+        call_id: The ID by which the tool's result refers to the call, or null.
+        where: The call's place, for messages.
+        drop_nulls: Whether to leave out arguments that are null, if the row comes from a table that adds them.
 
     Raises:
-        BadRow: a part of it is of another type.
+        BadRow: A part of the call is of another type.
     """
     if not isinstance(name, str) or not name.strip():
         raise BadRow("wrong type", f"{where}: a tool's call must name its function, got {short(name)}.")
@@ -95,16 +95,16 @@ def function_call(name: Any, arguments: Any, call_id: Any, where: str, *, drop_n
 
 
 def read_calls(value: Any, where: str, *, drop_nulls: bool = False) -> list[dict[str, Any]]:
-    """Return a message's `tool_calls` as chat templates take them.
+    """Return a message's `tool_calls` in the form of chat templates.
 
     Args:
-        value: a list of `{"id": …, "type": "function", "function": {"name": …, "arguments": …}}` or of
+        value: A list of `{"id": …, "type": "function", "function": {"name": …, "arguments": …}}` or of
             `{"name": …, "arguments": …}`, or its JSON text.
-        where: the message's place, for messages.
-        drop_nulls: see `function_call`.
+        where: The message's place, for messages.
+        drop_nulls: See `function_call`.
 
     Raises:
-        BadRow: it is none of these.
+        BadRow: The value has another form.
     """
     value = decoded_json(value, "`tool_calls`", where) if isinstance(value, str) else as_list(value)
     if not isinstance(value, list | tuple):
@@ -131,16 +131,16 @@ def _call(value: Any, where: str, drop_nulls: bool) -> dict[str, Any]:
 
 
 def read_tools(value: Any, where: str, *, drop_nulls: bool = False) -> tuple[dict[str, Any], ...]:
-    """Return the tools of a row as chat templates take them: `{"type": "function", "function": {…}}` each.
+    """Return the tools of a row in the form of chat templates: `{"type": "function", "function": {…}}` each.
 
     Args:
-        value: a list of such objects, of bare functions (`name`, `description`, `parameters`), or of Anthropic's tools
+        value: A list of such objects, of bare functions (`name`, `description`, `parameters`), or of Anthropic's tools
             (`input_schema`); or its JSON text.
-        where: the row's place, for messages.
-        drop_nulls: leave out fields that are null.
+        where: The row's place, for messages.
+        drop_nulls: Whether to leave out fields that are null.
 
     Raises:
-        BadRow: it is none of these.
+        BadRow: The value has another form.
     """
     if isinstance(value, str):
         drop_nulls = False

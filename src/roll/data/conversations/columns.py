@@ -1,4 +1,4 @@
-"""What a row says beside its messages: a system message, tools, earlier turns, arguments of the chat template."""
+"""Columns of a row besides its messages: a system message, tools, earlier turns, arguments of the chat template."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _RESERVED = frozenset(
         *("max_length", "tokenizer_kwargs", "strftime_now"),
     )
 )
-"""Arguments of `apply_chat_template` that are not a row's to choose."""
+"""Arguments of `apply_chat_template` that a row must not set."""
 
 
 class RowView(Mapping[Any, Any]):
-    """A row without the columns that the configuration leaves unread; remembers which of the others were read."""
+    """A row without the columns that the configuration ignores; records which of the others were read."""
 
     def __init__(self, row: Row, ignored: Iterable[str] = ()) -> None:
         self._row = row
@@ -53,40 +53,40 @@ class RowView(Mapping[Any, Any]):
         return sum(1 for _ in self)
 
     def says(self, name: str | None) -> bool:
-        """Return whether the row says anything in a column; that does not count as reading it."""
+        """Return whether a column has a value, without marking it as read."""
         return name is not None and name in self and not says_nothing(self._row[name])
 
     def peek(self, name: Any) -> Any:
-        """Return a column's value; that does not count as reading it."""
+        """Return a column's value, without marking it as read."""
         return self._row[name]
 
     @property
     def unread(self) -> list[Any]:
-        """Columns that say anything, and were not read."""
+        """Columns that have a value, and were not read."""
         return [name for name in self if name not in self.read and not says_nothing(self._row[name])]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowContext:
-    """What holds for all messages of a row."""
+    """The parts of a row that apply to all of its messages."""
 
     system: str | None = None
     history: tuple[Message, ...] = ()
-    """Turns before what is asked: context."""
+    """Turns before the question, which are context."""
     tools: tuple[Mapping[str, Any], ...] = ()
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further arguments of the chat template."""
 
     @property
     def says_nothing(self) -> bool:
-        """Whether the row has none of these."""
+        """Whether the row has none of these parts."""
         return not (self.system or self.history or self.tools or self.template_kwargs)
 
     def refuse_with_text(self, where: str) -> None:
-        """Refuse what a plain text has no place for.
+        """Reject parts that a plain text cannot have.
 
         Raises:
-            BadRow: the row has such a thing.
+            BadRow: The row has such a part.
         """
         if not self.says_nothing:
             raise BadRow(
@@ -97,10 +97,10 @@ class RowContext:
 
 
 def read_context(row: RowView, config: ConversationColumns, where: str) -> RowContext:
-    """Return what a row says beside its messages.
+    """Return the parts of a row besides its messages.
 
     Raises:
-        BadRow: a column is of another type.
+        BadRow: A column is of another type.
     """
     return RowContext(
         system=_system(row, config, where),
@@ -113,10 +113,10 @@ def read_context(row: RowView, config: ConversationColumns, where: str) -> RowCo
 def with_system(
     messages: tuple[Message, ...], context: RowContext, config: ConversationColumns, where: str
 ) -> tuple[Message, ...]:
-    """Return the messages after the row's system message, or the configuration's where the row has none.
+    """Return the messages behind the row's system message, or the configuration's if the row has none.
 
     Raises:
-        BadRow: the row has two.
+        BadRow: The row has two system messages.
     """
     own = messages[0].text if messages[0].role == "system" else None
     if own is not None and context.system is not None and own.strip() != context.system.strip():
@@ -132,16 +132,16 @@ def with_system(
 
 
 def check_columns(row: RowView, config: ConversationColumns, known: Collection[str], where: str) -> None:
-    """Check that every column that says anything was read, or may be left unread.
+    """Check that every column with a value was read, or may be ignored.
 
     Args:
-        row: after everything was read.
-        config: whose keys name columns; a key that is null leaves its usual column unread.
-        known: columns that are read in other rows.
-        where: the row's place, for messages.
+        row: The row, after all reading.
+        config: The configuration, whose keys name columns; a null key leaves its default column unread.
+        known: Columns that are read in other rows.
+        where: The row's place, for messages.
 
     Raises:
-        BadRow: a column was not.
+        BadRow: A column was not read.
     """
     left = [name for name in row.unread if name not in IGNORED_COLUMNS]
     if not left:
@@ -156,10 +156,10 @@ def check_columns(row: RowView, config: ConversationColumns, known: Collection[s
 
 
 def check_media(row: RowView, where: str) -> None:
-    """Check that a prompt has no pictures, sound or films, where other columns are the rewards' to read.
+    """Check that a prompt has no images, audio or video, since its other columns are only for the rewards.
 
     Raises:
-        BadRow: it has.
+        BadRow: The prompt has media.
     """
     left = [name for name in row.unread if str(name).lower() in MEDIA or holds_media(as_list(row.peek(name)))]
     if left:
@@ -186,7 +186,7 @@ def _system(row: RowView, config: ConversationColumns, where: str) -> str | None
 
 
 def _system_keys(config: ConversationColumns) -> list[str]:
-    """Return the columns that may have a system message; `system_prompt` too, where no other one is configured."""
+    """Return the columns that may have a system message; `system_prompt` too, if no other one is configured."""
     if config.system_key is None:
         return []
     is_default = config.system_key == type(config).model_fields["system_key"].default

@@ -1,4 +1,4 @@
-"""Which fields of rows, messages and content parts may be left unread; every other field is read or refused by name.
+"""Fields of rows, messages and content parts that may be ignored; every other field is read or rejected by name.
 
 The tables of `docs/examples.md` list the same names; a test compares them.
 """
@@ -43,26 +43,26 @@ _COUNTS = """
 """
 _KEPT = "metadata meta extra_info info extra"
 IGNORED_COLUMNS = frozenset(" ".join((_NAMES, _ORIGINS, _SUBJECTS, _COUNTS, _KEPT)).split())
-"""Columns that name a row, say where it comes from, or describe it: they do not change what is asked and answered."""
+"""Columns that name or describe a row, or its origin: they do not change the question or the answer."""
 _OF_MESSAGES = "message_id uuid idx turn turn_id turn_identifier timestamp created created_at date model model_name"
 IGNORED_MESSAGE_FIELDS = frozenset(f"id index source metadata cache_control {_OF_MESSAGES}".split())
-"""Fields of a message that do not change what it says."""
+"""Fields of a message that do not change its content."""
 IGNORED_PART_FIELDS = frozenset(("id", "index", "cache_control", "signature", "format"))
-"""Fields of a content part, a tool's call or a reasoning detail that do not change what it says."""
+"""Fields of a content part, a tool call or a reasoning detail that do not change its content."""
 _PICTURES = ("image", "images", "image_url", "input_image")
 _FILMS = ("video", "videos", "video_url")
 MEDIA = frozenset((*_PICTURES, *_FILMS, "audio", "audios", "input_audio", "file"))
-"""Columns, fields and types of content parts that hold pictures, sound or films, which no pipeline consumes yet."""
+"""Columns, fields and types of content parts with images, audio or video, which no pipeline supports yet."""
 
 
 class UnconsumedMedia(BadRow):
-    """A row with pictures, sound or films, which the pipeline does not consume; who reads rows for one names it.
+    """A row with images, audio or video, which the pipeline does not support; the caller adds the pipeline's name.
 
     Args:
-        reason: see `BadRow`.
-        found: what has them, and where.
-        mend: what to do.
-        pipeline: its name; empty where it is not known.
+        reason: See `BadRow`.
+        found: The part with media, and its place.
+        mend: The remedy.
+        pipeline: The pipeline's name; empty if unknown.
     """
 
     def __init__(self, reason: str, found: str, mend: str, pipeline: str = "") -> None:
@@ -76,10 +76,10 @@ class UnconsumedMedia(BadRow):
 
 
 def holds_media(value: Any) -> bool:
-    """Return whether a column's value is a picture, a sound or a film, or a list of them, whatever the column's name.
+    """Return whether a column's value is an image, audio or video, or a list of them, whatever the column's name.
 
-    Libraries keep one as its file (`bytes`, `path`), a sound as an `array` with its `sampling_rate`, and an opened
-    picture as an object of PIL.
+    Libraries store a medium as its file (`bytes`, `path`), audio as an `array` with its `sampling_rate`, and an open
+    image as a PIL object.
     """
     if isinstance(value, list | tuple) and value:
         value = value[0]
@@ -89,7 +89,7 @@ def holds_media(value: Any) -> bool:
 
 
 def says_nothing(value: Any) -> bool:
-    """Return whether a value is null, or an empty text or container, as data sets fill what a row does not have."""
+    """Return whether a value is null, or an empty text or container, with which data sets fill missing values."""
     if is_null(value):
         return True
     value = as_list(value)
@@ -97,11 +97,11 @@ def says_nothing(value: Any) -> bool:
 
 
 class Fields:
-    """The fields of a message or of a part of one that say anything, to be taken one after the other.
+    """The non-empty fields of a message or of a part of one, taken one after the other.
 
     Args:
-        value: all fields.
-        ignored: names of those that the configuration leaves unread.
+        value: All fields.
+        ignored: Names of the fields that the configuration ignores.
     """
 
     def __init__(self, value: Mapping[Any, Any], ignored: Collection[str] = ()) -> None:
@@ -113,20 +113,20 @@ class Fields:
         return self._left.keys()
 
     def take(self, name: str) -> Any:
-        """Return a field's value, `None` where it says nothing; it is read then."""
+        """Return a field's value, or `None` if it is empty, and mark it as read."""
         return as_list(self._left.pop(name, None))
 
     def check_all_read(self, ignored: Collection[str], known: Collection[str], what: str, where: str) -> None:
-        """Check that no field is left but those that may be.
+        """Check that all remaining fields may be ignored.
 
         Args:
-            ignored: names of fields that do not change what is said.
-            known: names of fields that are read, to find the one that was meant.
-            what: what has the fields, for messages.
-            where: its place, for messages.
+            ignored: Names of fields that do not change the content.
+            known: Names of fields that are read, to suggest the right name.
+            what: The owner of the fields, for messages.
+            where: The owner's place, for messages.
 
         Raises:
-            BadRow: one is left.
+            BadRow: A field was not read.
         """
         left = [name for name in self._left if name not in ignored]
         if left:
@@ -136,18 +136,18 @@ class Fields:
 def refuse_unread(
     names: list[Any], what: str, known: Collection[str], where: str, hint: str = "", *, media: bool = False
 ) -> NoReturn:
-    """Refuse fields or columns that are not read.
+    """Reject fields or columns that are not read.
 
     Args:
-        names: of them.
-        what: they are.
-        known: names of those that are read, to find the one that was meant.
-        where: their place, for messages.
-        hint: in place of a name that was meant.
-        media: they hold pictures, sound or films, whatever their names.
+        names: Names of the fields or columns.
+        what: Their kind, for messages.
+        known: Names of fields that are read, to suggest the right name.
+        where: The place of the fields, for messages.
+        hint: A remedy, instead of a suggested name.
+        media: Whether the fields hold images, audio or video, whatever their names.
 
     Raises:
-        BadRow: always.
+        BadRow: Always.
     """
     listed = ", ".join(map(short, names[:10])) + (", …" if len(names) > 10 else "")
     if len(names) > 1:

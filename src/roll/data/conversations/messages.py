@@ -1,8 +1,8 @@
-"""Lists of chat messages, as OpenAI, Anthropic, ShareGPT, axolotl, LLaMA-Factory and TRL write them.
+"""Lists of chat messages, in the formats of OpenAI, Anthropic, ShareGPT, axolotl, LLaMA-Factory and TRL.
 
-    a list or its JSON text ─► each message: role, content or parts, reasoning, tools' calls, marks ─► `ReadMessages`
+    a list or its JSON text ─► each message: role, content or parts, reasoning, tool calls, marks ─► `ReadMessages`
 
-Every field of a message that says anything is read, may be left unread (`fields`), or is refused by its name.
+Every field of a message with a value is read, may be ignored (`fields`), or is rejected by its name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from roll.types import Message, Speaker, content_key
 __all__ = ["MAX_MESSAGES", "MessageReader", "ReadMessages", "check_order", "check_text"]
 
 MAX_MESSAGES = 1000
-"""Of one conversation: templates are rendered up to each answer, which takes time with the square of their number."""
+"""Most messages of one conversation: templates are rendered up to each answer, which takes quadratic time."""
 _ROLE_NAMES = {
     "human": "user",
     "gpt": "assistant",
@@ -37,7 +37,7 @@ _ROLE_NAMES = {
     "function_response": "tool",
     "function_call": "assistant",
 }
-"""Other names of roles, and what they are read as."""
+"""Other names of roles, and the roles that they stand for."""
 _TRAINED = ("train", "training", "trainable", "loss")
 _KNOWN = (
     *("role", "content", "from", "value", "name", "tool_calls", "function_call", "tool_call_id", "weight", "masked"),
@@ -48,27 +48,27 @@ _KNOWN = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadMessages:
-    """Messages, and what a row says of single ones."""
+    """Messages, and the marks of single messages."""
 
     messages: tuple[Message, ...]
     marks: Mapping[int, bool] = field(default_factory=dict)
-    """By place, whether an answer is to be learnt, where its message says so."""
+    """Whether to train on the answer at an index, if its message says so."""
 
     def after(self, before: Sequence[Message]) -> ReadMessages:
-        """Return these messages after others."""
+        """Return these messages behind others."""
         marks = {len(before) + place: mark for place, mark in self.marks.items()}
         return ReadMessages(messages=(*before, *self.messages), marks=marks)
 
     @property
     def untrained(self) -> frozenset[int]:
-        """Places of the answers that are context only."""
+        """Indices of the answers that are context only."""
         return frozenset(place for place, mark in self.marks.items() if not mark)
 
     def as_context(self, where: str) -> tuple[Message, ...]:
-        """Return the messages of a prompt, none of which is learnt.
+        """Return the messages of a prompt, none of which is trained on.
 
         Raises:
-            BadRow: one is marked as to be learnt.
+            BadRow: A message is marked for training.
         """
         marked = next((place for place, mark in self.marks.items() if mark), None)
         if marked is not None:
@@ -85,20 +85,20 @@ class MessageReader:
     """Reads lists of messages."""
 
     ignored: frozenset[str] = frozenset()
-    """Names of fields that the configuration leaves unread."""
+    """Names of fields that the configuration ignores."""
     drop_nulls: bool = False
-    """Arguments of tools' calls that are null are left out: the row is of a table that fills in those of other rows."""
+    """Whether to leave out null arguments of tool calls, as the row's table adds the arguments of other rows."""
 
     def read(self, value: Any, key: str, where: str) -> ReadMessages:
         """Return the messages of a column.
 
         Args:
-            value: a list (a tuple, an array) of messages, one message, or the JSON text of a list.
-            key: the column's name, for messages.
-            where: the row's place, for messages.
+            value: A list (a tuple, an array) of messages, one message, or the JSON text of a list.
+            key: The column's name, for messages.
+            where: The row's place, for messages.
 
         Raises:
-            BadRow: a message is malformed, or has a field that is not read.
+            BadRow: A message is malformed, or has a field that is not read.
         """
         if isinstance(value, str) and value.lstrip().startswith("["):
             value = decoded_json(value, f"column '{key}'", where)
@@ -126,12 +126,12 @@ class MessageReader:
         return ReadMessages(messages=tuple(messages), marks=marks)
 
     def _messages(self, value: Any, key: str, where: str) -> tuple[list[Message], bool | None]:
-        """Return what one message is as chat templates take it (results of tools are messages of their own)."""
+        """Return one message in the form of chat templates (tool results become separate messages), and its mark."""
         if not isinstance(value, Mapping):
             raise BadRow("wrong type", f"{where}: a chat message is {{role, content}}, got {short(value)}.")
         fields = Fields(value, self.ignored)
         if fields.names == {"role", "content"} and value["role"] in ROLES and isinstance(value["content"], str):
-            check_text(value["content"], key, where)  # nothing else is left to read
+            check_text(value["content"], key, where)  # no other field is left to read
             return [Message(role=value["role"], content=value["content"])], None
         said_role, role = _role(fields, where)
         mark = _mark(fields, role, where)
@@ -189,7 +189,7 @@ def _listed(message: Message, parts: Parts) -> list[Message]:
 
 
 def _role(fields: Fields, where: str) -> tuple[str, Speaker]:
-    """Return the role as it is written, and what it is read as."""
+    """Return the role as it is written, and the role that it stands for."""
     said = fields.take("role")
     said = fields.take("from") if said is None else said
     role = _ROLE_NAMES.get(said, said) if isinstance(said, str) else said
@@ -199,10 +199,10 @@ def _role(fields: Fields, where: str) -> tuple[str, Speaker]:
 
 
 def _mark(fields: Fields, role: str, where: str) -> bool | None:
-    """Return whether the message says that it is learnt or not; `None` where it says nothing.
+    """Return whether the message is marked for training or not; `None` without a mark.
 
     Raises:
-        BadRow: it says both, or neither by a value that is not true or false, or asks to learn what others said.
+        BadRow: The marks contradict each other, are not true or false, or mark a message that is not the assistant's.
     """
     found = {name: _truth(fields, name, where) for name in _TRAINED}
     masked = _truth(fields, "masked", where)
@@ -246,10 +246,10 @@ def _name(fields: Fields, field_name: str, where: str) -> str | None:
 
 
 def check_text(text: str, key: str, where: str) -> None:
-    """Check that a text has only characters that texts have.
+    """Check that a text has only valid characters.
 
     Raises:
-        BadRow: half of a surrogate pair, or a NUL, is in it.
+        BadRow: The text has an unpaired surrogate or a NUL.
     """
     unicode_text(text, f"column '{key}'", where)
     if "\x00" in text:
@@ -260,13 +260,13 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
     """Check that the roles are in an order that can be rendered, and that no message is empty.
 
     Args:
-        messages: at least one.
-        where: the row's place, for messages.
-        answered: the last one must be an answer; else the conversation is a prompt, which may end with the beginning
-            of one.
+        messages: The messages, at least one.
+        where: The row's place, for messages.
+        answered: Whether the last message must be an answer; else the conversation is a prompt, which may end with the
+            start of one.
 
     Raises:
-        BadRow: they are not.
+        BadRow: The order is wrong, or a message is empty.
     """
     roles = [message.role for message in messages]
     spoken = roles[1:] if roles[0] == "system" else roles
@@ -288,10 +288,10 @@ def check_order(messages: Sequence[Message], where: str, *, answered: bool = Tru
 
 
 def _check_not_empty(message: Message, which: str, where: str) -> None:
-    """Check that a question or an answer says something.
+    """Check that a question or an answer is not empty.
 
     Raises:
-        BadRow: it does not.
+        BadRow: The message is empty.
     """
     role = message.role
     if role in ("user", "assistant") and not content_key(message.content).strip() and not message.tool_calls:

@@ -1,4 +1,4 @@
-"""Content that is given as a list of parts, as OpenAI and Anthropic write it."""
+"""Content as a list of parts, in the formats of OpenAI and Anthropic."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _KNOWN = ("type", "text", "thinking", "name", "input", "tool_use_id", "content")
 
 @dataclass(kw_only=True, slots=True)
 class Parts:
-    """What a message's parts say."""
+    """The content of a message's parts."""
 
     text: str = ""
     reasoning: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     results: list[tuple[str, str]] = field(default_factory=list)
-    """Of tools: the call's id and what was returned."""
+    """Tool results: the call's ID and the result."""
 
 
 def read_parts(value: Sequence[Any], ignored: frozenset[str], where: str, *, drop_nulls: bool = False) -> Parts:
-    """Return what the parts say: texts one after the other, an assistant's thoughts and calls, tools' results.
+    """Return the content of the parts: joined texts, an assistant's reasoning and calls, tool results.
 
     Args:
-        value: texts, or objects with a `type`.
-        ignored: names of fields and types that the configuration leaves unread.
-        where: the message's place, for messages.
-        drop_nulls: see `roll.data.conversations.calls.function_call`.
+        value: Texts, or objects with a `type`.
+        ignored: Names of fields and types that the configuration ignores.
+        where: The message's place, for messages.
+        drop_nulls: See `roll.data.conversations.calls.function_call`.
 
     Raises:
-        BadRow: a part is of another type, or stands where its order would be lost.
+        BadRow: A part is of another type, or its order would be lost.
     """
     parts = Parts()
     for part in value:

@@ -1,4 +1,4 @@
-"""What a model thought before an answer, in the fields that services and data sets put it in."""
+"""A model's reasoning before an answer, in the fields of services and data sets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from roll.errors import short
 __all__ = ["FIELDS", "one_reasoning", "read_reasoning"]
 
 FIELDS = ("reasoning_content", "reasoning", "thinking", "reasoning_details", "thinking_blocks")
-"""Of DeepSeek and vLLM, of OpenRouter, of Ollama and TRL; in pieces, of OpenRouter and of Anthropic."""
+"""Fields of DeepSeek and vLLM, of OpenRouter, of Ollama and TRL; as lists of parts, of OpenRouter and of Anthropic."""
 _TEXT_OF = {
     "reasoning.text": "text",
     "reasoning.summary": "summary",
@@ -23,10 +23,10 @@ _TEXT_OF = {
 
 
 def read_reasoning(fields: Fields, where: str) -> dict[str, str]:
-    """Return the texts of a message's fields of reasoning by the fields' names; they are read then.
+    """Return the texts of a message's reasoning fields by field name, and mark them as read.
 
     Raises:
-        BadRow: one is not text, or is encrypted.
+        BadRow: A field is not text, or is encrypted.
     """
     found: dict[str, str] = {}
     for name in FIELDS:
@@ -42,14 +42,14 @@ def read_reasoning(fields: Fields, where: str) -> dict[str, str]:
 
 
 def one_reasoning(found: Mapping[str, str], where: str) -> str | None:
-    """Return the reasoning that one or several fields of a message state; `None` where there is none.
+    """Return the reasoning in one or several fields of a message; `None` without any.
 
     Args:
-        found: the texts by the fields' names.
-        where: the message's place, for messages.
+        found: The texts by the fields' names.
+        where: The message's place, for messages.
 
     Raises:
-        BadRow: they differ.
+        BadRow: The texts differ.
     """
     texts = {name: text for name, text in found.items() if text.strip()}
     if len({"".join(text.split()) for text in texts.values()}) > 1:

@@ -1,4 +1,4 @@
-"""Examples: what is learnt from as it is, from rows of data sets to training samples."""
+"""Examples for training on fixed data, from rows of data sets to training samples."""
 
 from roll.data.examples.build import Examples, build_examples, count_examples
 from roll.data.examples.reading import ExampleKind

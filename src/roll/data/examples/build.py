@@ -1,8 +1,8 @@
-"""From the configuration's `data` entries to a stream of examples, held-out ones, and what is wrong with which rows.
+"""Build a stream of examples, held-out examples, and a report of bad rows from the configuration's `data` entries.
 
 table ── structure of every row ──► examples ── with few of them: every one rendered ──► stream │ held-out draws
                   │                                          │
-                  └────────────────► what is bad, counted ◄──┘   refused, or left out and said
+                  └────────────────► bad rows, counted ◄─────┘   rejected, or skipped and reported
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ __all__ = ["EAGER_CHECK", "Examples", "build_examples", "count_examples"]
 logger = logging.getLogger(__name__)
 
 EAGER_CHECK = 20_000
-"""With at most this many examples, all are rendered at once, so one that cannot be is known before training."""
+"""With at most this many examples, all are rendered at the start, so unusable ones are known before training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examples:
-    """What a run learns from."""
+    """The examples of a run."""
 
     train: ExampleStream
     held_out: Items[Example]
-    """All of them, domains interleaved."""
+    """All held-out examples, domains interleaved."""
     held_out_fingerprints: Mapping[str, str]
-    """By domain; equal for equal examples in equal order."""
+    """Fingerprints by domain; equal for equal examples in equal order."""
     rendering: Rendering
     settings: dict[str, ExampleDataConfig]
-    """By domain."""
+    """Settings by domain."""
     report: Report
 
     def samples(self, draw: ExampleDraw) -> tuple[TrainingSample, ...] | str:
@@ -76,7 +76,7 @@ class Examples:
 
 @dataclass(kw_only=True, slots=True)
 class _Loaded:
-    """One entry of the configuration, read."""
+    """One entry of the configuration, with its examples."""
 
     config: ExampleDataConfig
     domain: str
@@ -98,16 +98,16 @@ def build_examples(
     """Read every source.
 
     Args:
-        configs: the configuration's entries; their domains differ.
-        kind: what the pipeline learns from.
-        tokenizer: of the model, with its chat template.
-        seed: of order and of what is held out.
-        max_tokens: of the context.
-        score_at_end: see `Rendering`.
-        pipeline: that learns from them, for messages.
+        configs: The entries of the configuration; their domains differ.
+        kind: The kind of examples that the pipeline trains on.
+        tokenizer: The model's tokenizer, with its chat template.
+        seed: Seed of the order and of the held-out split.
+        max_tokens: Longest context, in tokens.
+        score_at_end: See `Rendering`.
+        pipeline: The pipeline's name, for messages.
 
     Raises:
-        DataError: a source cannot be read or is empty, or rows cannot be learnt from; names all of them.
+        DataError: A source cannot be read or is empty, or rows cannot be trained on; the message names all of them.
     """
     rendering = Rendering(renderer=ChatRenderer(tokenizer), max_tokens=max_tokens, score_at_end=score_at_end)
     if len({config.weight is None for config in configs}) == 2:
@@ -177,10 +177,10 @@ def _load(
 
 
 def _refuse_bad_rows(loaded: Sequence[_Loaded]) -> None:
-    """Say at once what is wrong in all sources, where it is not to be left out.
+    """Report the bad rows of all sources at once, unless they are skipped.
 
     Raises:
-        DataError: something is; or a source has nothing to train on.
+        DataError: A source has bad rows that must not be skipped, or has no example to train on.
     """
     lines: list[str] = []
     for entry in loaded:

@@ -1,4 +1,4 @@
-"""Examples rendered before training: what cannot be learnt from is known then, and how long the others are."""
+"""Render examples before training, to find those that cannot be trained on, and the lengths of the others."""
 
 from __future__ import annotations
 
@@ -21,27 +21,25 @@ __all__ = ["Check", "Source", "left_out"]
 Source: TypeAlias = RowItems[Example] | ArithmeticExamplesSource
 
 NUM_MEASURED = 200
-"""Of too many examples to render them all, so many are rendered to say how long they are."""
+"""Number of examples that are rendered to estimate lengths, if there are too many to render all."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Check:
-    """Renders examples, and keeps what is to be known of them."""
+    """Renders examples, and collects the findings."""
 
     rendering: Rendering
     every: bool
-    """All of them, not some."""
+    """Whether to render all examples, not a sample."""
     longest: int = field(default=0, init=False)
     num_learnt: int = field(default=0, init=False)
     num_rendered: int = field(default=0, init=False)
     num_cut: int = field(default=0, init=False)
     num_rewritten: int = field(default=0, init=False)
-    """Examples with an answer that the template renders otherwise as the conversation goes on."""
+    """Number of examples with an answer that the template renders differently as the conversation continues."""
 
     def usable(self, source: Source, config: ExampleDataConfig, bad: BadRows) -> Source:
-        """Return the source without the examples that cannot be trained on; a large source is only sampled and kept
-        whole.
-        """
+        """Return the source without the examples that cannot be trained on; a large source is only sampled."""
         numbers = range(0, len(source), 1 if self.every else max(len(source) // NUM_MEASURED, 1))
         out: list[int] = []
         for index in numbers:

@@ -1,4 +1,4 @@
-"""Rows as conversations to learn from: lists of messages, prompts and answers, instructions, texts."""
+"""Read rows as conversations to train on: lists of messages, prompts and answers, instructions, texts."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class RowReading:
     """One row, read as conversations.
 
     Args:
-        row: remembers which of its columns were read.
-        config: which columns say what.
-        where: the row's place, for messages.
+        row: The row, which records which of its columns were read.
+        config: The configuration with the columns' names.
+        where: The row's place, for messages.
 
     Raises:
-        BadRow: what the row says beside its messages is malformed.
+        BadRow: A column besides the messages is malformed.
     """
 
     def __init__(self, row: RowView, config: ExampleColumns, where: str) -> None:
@@ -44,10 +44,10 @@ class RowReading:
         self._context: RowContext = read_context(row, config, where)
 
     def conversation(self) -> Conversation:
-        """Return the one conversation or text of the row, in whichever of the known forms it comes.
+        """Return the one conversation or text of the row, in any of the known formats.
 
         Raises:
-            BadRow: it comes in none, or is malformed.
+            BadRow: The row has no known format, or is malformed.
         """
         row, config = self._row, self._config
         for key in (config.messages_key, config.conversations_key):
@@ -63,17 +63,18 @@ class RowReading:
         return self._refused()
 
     def answered(self, key: str, option: str) -> Conversation:
-        """Return the answer in a column, after the row's prompt; a list that does not begin with it has its own.
+        """Return the answer in a column, after the row's prompt; a list that does not start with that has its own
+        prompt.
 
-        Where the configuration names no prompt's column, a text is plain text. A text that is a whole dialog, as
-        hh-rlhf has them, has its own prompt as well.
+        If the configuration names no prompt column, a text is plain text. A text that is a whole dialog, as in
+        hh-rlhf, has its own prompt as well.
 
         Args:
-            key: the column's name.
-            option: which key of the configuration names it.
+            key: The column's name.
+            option: The key of the configuration that names the column.
 
         Raises:
-            BadRow: it is none of these.
+            BadRow: The column has another form.
         """
         value = column(self._row, key, self._where, option)
         found = prompt_of_text(value) if isinstance(value, str) else None
@@ -104,14 +105,14 @@ class RowReading:
         return self._conversation(answer.after(asked), num_given=len(asked))
 
     def checked(self, conversation: Conversation, where: str | None = None) -> Conversation:
-        """Return the conversation, whose roles are in an order that can be learnt from.
+        """Return the conversation, after checking that its roles are in an order that can be trained on.
 
         Args:
-            conversation: of the row.
-            where: its place, for messages; by default the row's.
+            conversation: The row's conversation.
+            where: Its place, for messages; by default the row's.
 
         Raises:
-            BadRow: they are not.
+            BadRow: The roles are in the wrong order.
         """
         if conversation.text is None:
             check_order(conversation.messages, where or self._where)
@@ -127,7 +128,7 @@ class RowReading:
         )
 
     def _whole(self, read: ReadMessages) -> Conversation:
-        """Return a conversation that brings its own prompt."""
+        """Return a conversation with its own prompt."""
         config, where = self._config, self._where
         if self._context.history:
             raise BadRow(
@@ -155,7 +156,7 @@ class RowReading:
         return self._prompt(messages_of(asked, None, config.prompt_template))
 
     def _asked(self) -> tuple[Message, ...]:
-        """Return the messages of the row's prompt; of pairs, it may be in the columns of whole conversations."""
+        """Return the messages of the row's prompt; for pairs, it may be in the columns of whole conversations."""
         row, config, where = self._row, self._config, self._where
         name = config.prompt_key or "prompt"
         if not row.says(name):
@@ -179,7 +180,7 @@ class RowReading:
         return self._prompt(with_prompt_template(found.messages, config.prompt_template, where))
 
     def _has_prompt(self) -> bool:
-        """Return whether a column says, or should say, what is asked."""
+        """Return whether a column has, or should have, the prompt."""
         row, config = self._row, self._config
         others = (config.messages_key, config.conversations_key, config.instruction_key)
         return config.prompt_key in row or any(row.says(name) for name in others)
@@ -189,7 +190,7 @@ class RowReading:
         return self._prompt(with_prompt_template(messages, self._config.prompt_template, self._where))
 
     def _prompt(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        """Return a prompt's messages after the row's system message and its earlier turns."""
+        """Return a prompt's messages behind the row's system message and its earlier turns."""
         history, own = self._context.history, messages[:1] if messages[0].role == "system" else ()
         return with_system((*own, *history, *messages[len(own) :]), self._context, self._config, self._where)
 
@@ -202,7 +203,7 @@ class RowReading:
         return value
 
     def _refused(self) -> Conversation:
-        """Say why no form was found."""
+        """Raise an error that explains why no format matches."""
         row, config, where = self._row, self._config, self._where
         keys = (
             config.messages_key,
@@ -217,7 +218,7 @@ class RowReading:
             if is_null(row.peek(key)):
                 raise BadRow("empty answer", f"{where}: column '{key}' is null: fill it in, or leave the row out.")
             if key in (config.messages_key, config.conversations_key):
-                self._reader.read(row[key], key, where)  # says what it must be
+                self._reader.read(row[key], key, where)  # raises with the required form
             if key == config.completion_key:
                 self.answered(key, "completion_key")
             self._text(row[key], key, what="text" if key == config.text_key else "answer")
@@ -229,7 +230,7 @@ class RowReading:
                 "pipeline `preference` or `reward_model`, or set completion_key to the one to imitate.",
             )
         if row.says(config.prompt_key) and config.completion_key is not None:
-            column(row, config.completion_key, where, "completion_key")  # says what is missing
+            column(row, config.completion_key, where, "completion_key")  # raises with the missing column
         raise BadRow(
             "missing column",
             f"{where}: no column says what is learnt. It has: {columns}. A row has `messages`, or `prompt` and "

@@ -1,4 +1,4 @@
-"""From rows to examples of the kind that a pipeline learns from; and what is wrong with which rows."""
+"""Read rows as examples of a pipeline's kind, and record bad rows."""
 
 from __future__ import annotations
 
@@ -24,19 +24,22 @@ from roll.types import Conversation, Example, content_key
 __all__ = ["ExampleKind", "ExampleReader"]
 
 LARGEST = 1e18
-"""Of scores and margins; a loss takes their squares, in float32."""
+"""Largest score or margin; a loss computes its square in float32."""
 ExampleKind: TypeAlias = Literal["supervised", "pair", "labelled", "scored"]
-"""One conversation; two answers to the same, the preferred one first; one answer and whether it is wanted; one answer
-and its score."""
+"""One conversation; two answers to the same prompt, the preferred one first; one answer and whether it is wanted; one
+answer and its score."""
 
 
 class ExampleReader:
     """Reads rows as examples of one kind; a `RowReader`.
 
     Args:
-        special_in: finds a special token in a text of a chat.
-        bad: takes in what is wrong with which rows.
-        pipeline: that reads them, for messages.
+        config: The entry of the configuration.
+        domain: The source's name.
+        kind: The kind of examples.
+        special_in: Finds a special token in a text of a chat.
+        bad: Receives the bad rows.
+        pipeline: The pipeline's name, for messages.
     """
 
     def __init__(
@@ -62,7 +65,7 @@ class ExampleReader:
             raise error.by(self._pipeline) from None
         except DataError:
             raise
-        except Exception as error:  # rows that Python makes may be of classes that fail with anything
+        except Exception as error:  # rows from Python may be of classes that raise anything
             raise BadRow("unreadable", f"{where}: cannot be read: {type(error).__name__}: {error}") from error
 
     def _example(self, raw: Row, key: str, where: str) -> Example:
@@ -87,7 +90,7 @@ class ExampleReader:
         return example
 
     def _check_columns(self, row: RowView, conversations: tuple[Conversation, ...], where: str) -> None:
-        """Check that nothing is left unread; a column that repeats in another form what was read counts as read."""
+        """Check that no column is left unread; a column that repeats what was read in another form counts as read."""
         config = self._config
         if self._kind != "pair" and config.completion_key in (config.chosen_key, config.rejected_key):
             row.read |= {config.chosen_key, config.rejected_key}  # one of the two answers is chosen on purpose
@@ -154,12 +157,12 @@ class ExampleReader:
 def _single(conversation: Conversation, kind: ExampleKind) -> Conversation:
     if kind == "supervised" or conversation.text is not None or conversation.num_given:
         return conversation
-    # of a whole conversation, the last answer is what is judged
+    # of a whole conversation, the last answer is judged
     return replace(conversation, num_given=len(conversation.messages) - 1)
 
 
 def _check_marks(conversation: Conversation, kind: ExampleKind, where: str) -> None:
-    """Check that an answer is left to learn, and that none that is judged is marked as context only."""
+    """Check that an answer is left to train on, and that no judged answer is marked as context only."""
     answers = [i for i, message in enumerate(conversation.messages) if message.role == "assistant"]
     if conversation.untrained and conversation.untrained.issuperset(i for i in answers if i >= conversation.num_given):
         raise BadRow("nothing to learn", f"{where}: every answer of it is marked as not to be learnt.")
@@ -231,7 +234,7 @@ def _number(value: Any, key: str, where: str) -> float:
         number = float(value)
     except OverflowError:
         number = math.inf
-    except ValueError:  # a Decimal that signals
+    except ValueError:  # a signaling Decimal
         number = math.nan
     if not math.isfinite(number):
         raise BadRow("not a finite number", f"{where}: column '{key}' is {short(value)}: give a finite number.")

@@ -1,4 +1,4 @@
-"""Columns that repeat in another form what was read of a row."""
+"""Detect columns that repeat in another form what was read of a row."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from roll.types import Conversation, Message, content_key, with_texts
 __all__ = ["repeats"]
 
 _LONGEST_HEADER = 2_000
-"""Characters between two messages of a text, calls of tools apart."""
+"""Most characters between two messages of a text, without tool calls."""
 _MARKS = re.compile(r"<[|\uff5c][^<>]{0,60}>|</?[A-Za-z][\w:.-]{0,30}>|<</?SYS>>|\[/?[A-Z_]{1,30}\]")
-"""What chat templates put around messages."""
+"""Marks that chat templates put around messages."""
 _ROLES = frozenset(
     (
         *(
@@ -38,25 +38,25 @@ _ROLES = frozenset(
         *("response", "answer", "output", "completion", "reply", "final", "bos", "eos"),
     )
 )
-"""Words of headers, in small letters."""
+"""Words of headers, in lower case."""
 _ALPACA = re.compile(
     r"Below is an instruction that describes a task(?:, paired with an input that provides further context)?\. "
     r"Write a response that appropriately completes the request\."
 )
-"""What the texts of Alpaca's own rows, and of all that follow its form, begin with."""
+"""The start of the texts in Alpaca's rows, and of all data sets with its format."""
 _WORD = re.compile(r"\w+")
 
 
 def repeats(
     value: Any, conversations: Sequence[Conversation], reader: MessageReader, *, rendered: bool = False
 ) -> bool:
-    """Return whether a column says nothing but what was read already, in another form.
+    """Return whether a column only repeats what was already read, in another form.
 
     Args:
-        value: of the column: a text, or messages, whose roles, order, calls, reasoning and marks count.
-        conversations: what was read.
-        reader: of messages.
-        rendered: the column may be a text of the whole conversation, in any template.
+        value: The column's value: a text, or messages, whose roles, order, calls, reasoning and marks count.
+        conversations: The conversations that were read.
+        reader: A reader of messages.
+        rendered: Whether the column may be a text of the whole conversation, in any template.
     """
     if isinstance(value, str) and (found := prompt_of_text(value)) and found.listed:
         value = found.listed
@@ -75,7 +75,7 @@ def _contents(messages: Sequence[Message]) -> list[str]:
 
 
 def _has(conversation: Conversation, read: ReadMessages) -> bool:
-    """Return whether the messages are some of the conversation's, in its order, with none that says more."""
+    """Return whether the messages are some of the conversation's, in its order, and none has more content."""
     rest = iter(enumerate(map(_squeezed, conversation.messages)))
     for place, message in enumerate(map(_squeezed, read.messages)):
         same = next((there for there, other in rest if other == message), None)
@@ -85,7 +85,7 @@ def _has(conversation: Conversation, read: ReadMessages) -> bool:
 
 
 def _squeezed(message: Message) -> Message:
-    """Return the message without the white space of its content."""
+    """Return the message without the whitespace of its content."""
     return replace(message, content=with_texts(message.content, lambda text: "".join(text.split())))
 
 
@@ -111,13 +111,13 @@ def _is_rendering(text: str, conversation: Conversation) -> bool:
 
 
 def _is_apart(text: str, begin: int, end: int) -> bool:
-    """Return whether no word reaches over the borders of a part of a text, as `a` is none of `assistant`."""
+    """Return whether a part of a text starts and ends at word boundaries: `a` is not a part of `assistant`."""
     inside = [text[i - 1 : i + 1] for i in (begin, end) if 0 < i < len(text) and begin < end]
     return not any(pair.isalnum() for pair in inside)
 
 
 def _is_header(text: str, known: frozenset[str]) -> bool:
-    """Return whether a text between two messages says nothing but who speaks."""
+    """Return whether a text between two messages only names the next speaker."""
     text = _MARKS.sub(" ", _ALPACA.sub(" ", " ".join(text.split())))
     return all(word.casefold().strip("_") in known for word in _WORD.findall(text))
 

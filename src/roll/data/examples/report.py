@@ -1,4 +1,4 @@
-"""What is to be known of the data before training."""
+"""The findings about the data before training."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ __all__ = ["Report"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What was found in the data before training."""
+    """The findings about the data before training."""
 
     bad: Mapping[str, BadRows]
-    """By domain; these rows are left out."""
+    """Bad rows by domain, which are skipped."""
     longest: int | None
-    """Tokens of the longest sample; `None` where there are too many to render them all."""
+    """Tokens of the longest sample; `None` if there are too many to render them all."""
     num_tokens: float
-    """Tokens of an example that the loss counts, on average."""
+    """Average number of tokens per example that the loss counts."""
     num_cut: int
-    """Examples, of those that were rendered, whose answers are too long and lose their ends."""
+    """Number of rendered examples whose answers are too long and are truncated."""
     num_rewritten: int
-    """Conversations, of those that were rendered, with answers that are not learnt: see `roll.data.turns`."""
+    """Number of rendered conversations with answers that are not trained on: see `roll.data.turns`."""
     notes: tuple[str, ...] = ()
-    """What else a user should know."""
+    """Further notes for the user."""
 
     def lines(self) -> Iterator[str]:
         """Yield the lines of the report; none if there are no findings."""

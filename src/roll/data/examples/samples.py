@@ -1,4 +1,4 @@
-"""From examples to training samples: rendered, cut to the context, and what a loss needs to know of them."""
+"""Build training samples from examples: rendered, truncated to the context, with the fields of each loss."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ __all__ = ["TOO_LONG", "Rendering", "UnusableExample"]
 
 TOO_LONG = "too long"
 LONG = 1_000_000
-"""Characters; longer texts are looked at before they are tokenised."""
+"""Number of characters above which texts are checked before they are tokenized."""
 Tokens = tuple[IntArray, BoolArray]
-"""[L] ids, and [L] whether the loss counts them."""
+"""Token IDs, and whether the loss counts each, shape [L] each."""
 
 
 class UnusableExample(DataError):
-    """An example that cannot be learnt from; `reason` is the same for all that lack the same."""
+    """An example that cannot be trained on; `reason` is the same for all examples with the same problem."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -30,14 +30,13 @@ class UnusableExample(DataError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rendering:
-    """How examples become samples."""
+    """Converts examples to samples."""
 
     renderer: ChatRenderer
     max_tokens: int | None = None
-    """Of the context; `None` for no limit."""
+    """Longest context, in tokens; `None` for no limit."""
     score_at_end: bool = False
-    """One token, the one that ends a text, comes after everything, and the loss counts it alone: there a value head
-    sees the whole answer."""
+    """Whether to append one end token, which alone counts for the loss: there a value head sees the whole answer."""
 
     def samples(self, draw: ExampleDraw, too_long: TooLong = "refuse") -> tuple[tuple[TrainingSample, ...], bool]:
         """Return one sample per conversation of the example, all of one unit; and whether an answer was truncated.
@@ -76,7 +75,7 @@ class Rendering:
         except DataError as error:
             raise UnusableExample("refused by the chat template", str(error)) from error
         if len(rendered) == 2 and conversations[0].text is not None:
-            common = _common(rendered)  # of two plain texts, this is what both answer
+            common = _common(rendered)  # both plain texts answer this prefix
             rendered = [(ids, mask & (np.arange(len(ids)) >= common)) for ids, mask in rendered]
         longest = max(len(ids) for ids, _ in rendered)
         cut = limit is not None and longest > limit
@@ -118,9 +117,7 @@ class Rendering:
 
 
 def _shared_prefix(rendered: list[Tokens]) -> int:
-    """Return the number of leading tokens that both sides of a pair share and that are not trained on; 0 for one side
-    alone.
-    """
+    """Return the length of the shared untrained prefix of a pair, in tokens; 0 for one side alone."""
     if len(rendered) == 1:
         return 0
     return min([_common(rendered), *(int(np.argmax(mask)) for _, mask in rendered)])
