@@ -78,8 +78,9 @@ def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None
     try:
         signature.bind(*arguments)
     except TypeError as error:
+        taken = str(signature) if len(str(signature)) <= 100 else "its signature"
         raise ConfigError(
-            f"{what} is called with ({', '.join(arguments)}), which {signature} does not take: {error}."
+            f"{what} is called with ({', '.join(arguments)}), which {taken} does not take: {error}."
         ) from None
 
 

@@ -82,12 +82,20 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
     ("text", "words"),
     [
         ("Longest = 3", "pipeline 'wrong.py:Longest' is of type int, not a function or a class."),
-        ("class Longest:\n    config = 1", "pipeline 'wrong.py:Longest' lacks check, open, facts, evaluate, state: "),
+        ("class Longest:\n    config = 1", "pipeline 'wrong.py:Longest' lacks state, check, open, facts, evaluate: "),
         (
             "class Longest:\n    config = check = open = facts = evaluate = state = 1",
             "pipeline 'wrong.py:Longest': its `config` must be a subclass of roll.config.run.RunConfig.",
         ),
         ("def Longest(x): ...", "pipeline 'wrong.py:Longest' is called with (), which (x) does not take"),
+        (
+            "from pipelines.longest import LongestConfig as Longest",
+            "pipeline 'wrong.py:Longest' is called with (), which its signature does not take: missing a required",
+        ),
+        (
+            "import pipelines.longest as base\nclass Longest(base.Longest):\n    def open(self, config): ...",
+            "pipeline 'wrong.py:Longest': open is called with (config, session), which (config) does not take: ",
+        ),
         ("class Longes: ...", "pipeline: 'wrong.py' has no 'Longest'. Did you mean 'Longes'?"),
     ],
 )

@@ -18,7 +18,8 @@ __all__ = ["DEFAULT_PIPELINE", "PIPELINES", "PipelineRegistry"]
 
 T = TypeVar("T")
 
-_PARTS = ("config", "check", "open", "facts", "evaluate", "state")
+_CALLED_WITH = {"check": ("config",), "open": ("config", "session"), "facts": ("config", "at"), "evaluate": ("config",)}
+"""Arguments of the functions that a pipeline of the user's own has."""
 
 
 class PipelineRegistry(ExtensibleRegistry[T]):
@@ -54,10 +55,12 @@ def _own_pipeline(path: str) -> Any:
         pipeline = factory()
     except Exception as error:
         raise ConfigError(f"pipeline '{path}' cannot be built ({raised_at(error)}): {in_one_line(error)}") from error
-    if missing := [part for part in _PARTS if not hasattr(pipeline, part)]:
+    if missing := [part for part in ("config", "state", *_CALLED_WITH) if not hasattr(pipeline, part)]:
         raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md says what each is.")
     if not (isinstance(pipeline.config, type) and issubclass(pipeline.config, RunConfig)):
         raise ConfigError(f"pipeline '{path}': its `config` must be a subclass of roll.config.run.RunConfig.")
+    for part, arguments in _CALLED_WITH.items():
+        check_call(getattr(pipeline, part), f"pipeline '{path}': {part}", *arguments)
     return pipeline
 
 
