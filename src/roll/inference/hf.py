@@ -6,24 +6,23 @@ Data flow
                                                          ▲
          abort, pause, update_weights, logprobs, sleep ──(device lock: between two steps)
 
-The asyncio loop owns all state here. The computation runs in one worker thread, one call at a time, under the
-device lock; so everything else happens between two steps, and the loop is free during a step. Idle, both wait and
-use no CPU.
+The asyncio loop owns all state here. The computation runs in one worker thread, one call at a time, under the device
+lock. So everything else happens between two steps, and the loop is free during a step. When idle, both wait and use no
+CPU.
 
 Invariants
 
-- Which rows share a step depends on the order of requests alone, never on when they came. Requests are taken in
-  *waves*: when no row runs, the engine lets the loop turn until no request has come for `SETTLE_TURNS` turns, and
-  everything that waits then is a wave, sorted by priority and arrival. Its requests join in this order, as soon as
-  there is room; a request that comes meanwhile is for the next wave. So requests issued by tasks that were created
-  together make the same batches in every process. (`options: {admission: continuous}` lets requests join at once:
-  faster where they trickle in. With the CPU kernels that we measured, a row computes the same bits in any company,
-  so tokens stay the same there too; waves do not rely on it.)
+- The rows that share a step depend only on the order of requests, never on their time of arrival. Requests are taken
+  in *waves*: when no row runs, the engine yields to the loop until no request has arrived for `SETTLE_TURNS` turns.
+  All waiting requests then form a wave, sorted by priority and arrival. They join in this order, as soon as there is
+  room; requests that arrive in the meantime are for the next wave. So requests issued by tasks that were created
+  together form the same batches in every process. (`options: {admission: continuous}` lets requests join at once:
+  faster if they arrive one by one. With the CPU kernels that we measured, a row's bits do not depend on the other
+  rows of its batch, so tokens stay the same there too; waves do not rely on it.)
 - A request's tokens depend on the weights, its prompt, its seed, and that batch.
-- Each token carries the policy version of the weights that made it; `pause("keep")`, `update_weights`, `resume`
+- Each token has the policy version of the weights that generated it; `pause("keep")`, `update_weights`, `resume`
   change weights between two tokens of a request and keep its cache.
-- A failure in the worker thread ends the engine: every waiting request gets `EngineDiedError`, and so does every
-  later one.
+- A failure in the worker thread ends the engine: all waiting and later requests get `EngineDiedError`.
 """
 
 from __future__ import annotations
@@ -63,17 +62,17 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CLOSE_LIMIT_S = 30.0
-"""Longest time that the step under way may still take when the engine is closed."""
+"""Timeout of the current step when the engine is closed."""
 LEFT_BEHIND = (
     "Engine %s hangs in a computation: its thread goes on and its memory stays taken until this process ends. "
     "An engine with processes of its own (inference.engine=vllm, or Ray) can be ended."
 )
 SETTLE_TURNS = 3
-"""Turns of the loop without a new request, after which a wave begins."""
+"""Number of loop turns without a new request after which a wave begins."""
 
 
 class HFEngine:
-    """See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees."""
+    """The `hf` engine. See `roll.protocols.InferenceEngine`; the module's docstring has the guarantees."""
 
     def __init__(self, spec: EngineSpec) -> None:
         """Store the spec; nothing is loaded until `start`.
@@ -94,7 +93,7 @@ class HFEngine:
         self._num_requests = self._num_steps = 0
         self._paused = self._draining = False
         self._unsynced = ""
-        """Why the weights may not be used; empty when they may."""
+        """The reason why the weights must not be used; empty if they may be."""
         self._death = ""
         self._log_handler: logging.Handler | None = None
 

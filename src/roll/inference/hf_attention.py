@@ -1,14 +1,14 @@
-"""Attention of the `hf` engine, over its own key-value cache, plugged into `transformers`' attention interface.
+"""Attention of the `hf` engine over its own KV cache, registered in `transformers`' attention interface.
 
-The model code of `transformers` runs unchanged on one flat row of tokens; each attention layer calls
-`engine_attention`, which hands queries, keys and values to the *pass* under way:
+The model code of `transformers` runs unchanged on one flat row of tokens. Each attention layer calls
+`engine_attention`, which passes queries, keys and values to the current *pass*:
 
     CausalPass   one sequence from its beginning; keys and values may be stored in a row of the cache (prefill)
     DecodePass   one new token for each of many rows, against their cached past
 
-Numerics are row-independent where the kernels allow it: a sequence is prefilled alone, and the shapes in decoding
-are rounded up to multiples (`HEAD_MULTIPLE`, `WIDTH_MULTIPLE`) for which the CPU kernels that we measured give each
-row the same bits in any company.
+Numerics are row-independent where the kernels allow it: a sequence is prefilled alone, and the shapes in decoding are
+rounded up to multiples (`HEAD_MULTIPLE`, `WIDTH_MULTIPLE`). With these, the CPU kernels that we measured compute the
+same bits for a row, whatever the other rows are.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def round_up(value: int, multiple: int) -> int:
 
 
 class AttentionPass(Protocol):
-    """What one forward pass does at every attention layer."""
+    """The computation of one forward pass at every attention layer."""
 
     num_calls: int
-    """Of `attend` so far."""
+    """The number of calls of `attend` so far."""
     positions: Tensor | None
-    """[B] of the first B tokens, where they do not follow each other from 0 on."""
+    """The positions of the first B tokens [B], if they are not 0, 1, 2, …"""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, form: AttentionForm) -> Tensor:
         """Compute attention of [1, H, N, D], [1, Hkv, N, D] and [1, Hkv, N, W]; return [1, N, H, W]."""
@@ -92,7 +92,7 @@ def engine_attention(
 
 
 class KVCache:
-    """Keys and values of every layer, [rows, Hkv, width, D]: row = one running request, width = token positions."""
+    """Keys and values of every layer, [rows, Hkv, width, D]: one row per running request, width in token positions."""
 
     def __init__(self) -> None:
         self.rows = 0
@@ -139,7 +139,7 @@ class KVCache:
 
 
 class CausalPass:
-    """One whole sequence; with a cache, its keys and values are stored in `row`."""
+    """A pass over one whole sequence; with a cache, its keys and values are stored in `row`."""
 
     positions = None
 
@@ -186,7 +186,7 @@ class CausalPass:
 
 
 class DecodePass:
-    """One new token per row: tokens 0 … B-1 of the flat input belong to rows 0 … B-1, any after them are padding."""
+    """A pass over one new token per row: tokens 0 … B-1 of the flat input belong to rows 0 … B-1, others are padding."""
 
     def __init__(self, cache: KVCache, positions: Tensor) -> None:
         """Prepare a pass in which row i's new token is at position `positions[i]`, shape [B], int64."""

@@ -1,10 +1,10 @@
-"""The computation of the `hf` engine: a model, its key-value cache, and the rows that are being decoded.
+"""The computation of the `hf` engine: a model, its KV cache, and the rows that are being decoded.
 
-Everything here is synchronous and runs in the engine's one worker thread; nothing here knows of asyncio, time or order
-of arrival. A row's state is its tokens: the cache holds all of them but the last, which the next step feeds.
+All code here is synchronous and runs in the engine's one worker thread; it does not depend on asyncio, time or order of
+arrival. A row's state is its tokens: the cache holds all of them but the last, which the next step processes.
 
     admit     rows join; a prompt that several of them share is computed once
-    step      one token for every row; rows that ended leave, the last row takes the place of each
+    step      one token for every row; rows that ended are removed, and the last row takes the place of each
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ __all__ = ["Decoder"]
 logger = logging.getLogger(__name__)
 
 ROW_MULTIPLE = 8
-"""Rows of a step are rounded up to this, for which the CPU's matrix kernels give a row the same bits in any company."""
+"""Rows of a step are rounded up to this, so that the CPU's matrix kernels compute the same bits for a row in any
+batch."""
 CPU_CACHE_BYTES = 256 * 2**20
 LOGITS_CHUNK = 256
-"""Positions whose float32 log-probs are taken at a time."""
+"""Number of positions whose float32 log-probs are computed at a time."""
 
 
 class Decoder:
@@ -116,7 +117,7 @@ class Decoder:
 
     @property
     def used_share(self) -> float:
-        """Share of the cache that running rows have claimed."""
+        """The share of the cache that running rows have reserved."""
         return sum(round_up(row.capacity, WIDTH_MULTIPLE) for row in self.rows) / self.capacity_tokens
 
     @torch.inference_mode()
@@ -199,7 +200,7 @@ class Decoder:
 
     @property
     def released(self) -> bool:
-        """Whether the memory is given back."""
+        """Whether the memory has been released."""
         return bool(self._shapes)
 
     def release(self) -> list[Row]:

@@ -1,7 +1,4 @@
-"""Requests of the `hf` engine: their checks, their state, and the order in which they run.
-
-No torch here.
-"""
+"""Requests of the `hf` engine: their checks, their state, and the order in which they run. Does not import torch."""
 
 from __future__ import annotations
 
@@ -18,7 +15,7 @@ from roll.types import FinishReason, Generation, GenerationRequest, sequence_key
 __all__ = ["RequestQueue", "Row", "check_options", "check_request", "new_row", "prefill_key", "row_uniforms"]
 
 OPTIONS: dict[str, tuple[str, ...] | None] = {"admission": ("wave", "continuous"), "device": None}
-"""Of `inference.options`, with what they may be."""
+"""Supported keys of `inference.options`, with their possible values."""
 
 
 def prefill_key(row: Row) -> bytes:
@@ -27,13 +24,13 @@ def prefill_key(row: Row) -> bytes:
 
 
 class Row:
-    """A request on its way: what it has so far, and its random numbers."""
+    """A request in progress: its tokens so far, and its random numbers."""
 
     def __init__(self, request: GenerationRequest, order: int, seed: int) -> None:
         sampling = request.sampling
         self.request = request
         self.order = order
-        """0, 1, 2, … as requests came to the engine."""
+        """The number of the request in the order of arrival."""
         self.prompt_length = len(request.token_ids)
         self.capacity = self.prompt_length + sampling.max_new_tokens
         self.tokens = np.zeros(self.capacity, np.int64)
@@ -45,11 +42,11 @@ class Row:
         self.stop = frozenset(sampling.stop_token_ids)
         self.choice_logprobs = np.zeros((sampling.max_new_tokens if sampling.choices else 0, len(sampling.choices)))
         self.experts: np.ndarray | None = None
-        """[capacity, layers, k] which experts routers chose for each token, -1 until it went through the network."""
+        """The experts that routers chose for each token [capacity, layers, k], -1 until it went through the network."""
 
     @property
     def generated(self) -> int:
-        """Tokens made so far."""
+        """The number of tokens generated so far."""
         return self.length - self.prompt_length
 
     def append(self, token: int, logprob: float, version: int, choices: np.ndarray | None = None) -> bool:
@@ -88,7 +85,7 @@ class Row:
 
 
 class RequestQueue:
-    """Requests that wait: the *wave*, whose turn it is, and the arrivals since."""
+    """Waiting requests: the current *wave*, and the arrivals since it began."""
 
     def __init__(self) -> None:
         self._arrivals: list[Row] = []
@@ -99,7 +96,7 @@ class RequestQueue:
 
     @property
     def in_wave(self) -> int:
-        """Requests of the wave that have not joined yet."""
+        """The number of requests of the wave that have not joined yet."""
         return len(self._wave)
 
     def add(self, row: Row) -> None:

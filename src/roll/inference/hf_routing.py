@@ -21,14 +21,14 @@ __all__ = ["RoutingRecord", "answers_of_first_pass"]
 
 
 class RoutingRecord:
-    """Remembers what the routers of a model chose in the latest forward pass.
+    """Stores the experts that the routers of a model chose in the latest forward pass.
 
     Args:
-        model: that computes.
-        spec: of the engine.
+        model: The model.
+        spec: The spec of the engine.
 
     Raises:
-        ModelError: the model has no routers that say what they choose.
+        ModelError: the model has no routers that report their choices.
     """
 
     def __init__(self, model: PreTrainedModel, spec: EngineSpec) -> None:

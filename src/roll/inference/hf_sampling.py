@@ -1,7 +1,7 @@
-"""Choosing the next tokens of many rows at once, each row with its own settings and its own random numbers.
+"""Sampling of the next tokens of many rows at once, each row with its own settings and its own random numbers.
 
-A token is drawn by inverting the cumulative distribution at one uniform number, so a row needs one random number per
-token, and its k-th token depends on its seed, k, and its own logits alone.
+A token is drawn by inverting the cumulative distribution at one uniform number. So a row needs one random number per
+token, and its k-th token depends only on its seed, k, and its own logits.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["Draw", "Sampler"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draw:
-    """The next token of every row; both [rows]."""
+    """The next token of every row; the arrays have shape [rows]."""
 
     tokens: np.ndarray
     logprobs: np.ndarray
-    """float32, under the distribution that was sampled from; of temperature 1 for a greedy row."""
+    """The float32 log-probs under the distribution that was sampled from; at temperature 1 for a greedy row."""
     choices: dict[int, np.ndarray] = field(default_factory=dict)
-    """By row, for rows that may choose among few tokens: [choices] float32 log-prob of each."""
+    """The float32 log-prob of each choice, by row, for rows restricted to a few tokens."""
 
 
 class Sampler:
-    """Samples, with work buffers that are reused from step to step."""
+    """Samples tokens, with work buffers that are reused from step to step."""
 
     def __init__(self) -> None:
         self._scaled = torch.empty(0)

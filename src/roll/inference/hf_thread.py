@@ -1,4 +1,4 @@
-"""One thread to compute in, which does not keep the process from ending."""
+"""A single worker thread that does not prevent the process from exiting."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _Work = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
 
 
 class WorkerThread(Executor):
-    """Runs functions in order.
+    """An executor that runs functions in order on one daemon thread.
 
-    Python's own pool joins its threads when the process ends; a thread that hangs in a computation would hold the
-    process forever, and no thread can be ended from outside.
+    Python's own pool joins its threads when the process exits. A thread that hangs in a computation would block the
+    exit forever, and a thread cannot be killed.
 
     Args:
-        name: of the thread.
+        name: The name of the thread.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,6 +1,6 @@
-"""Drawing a token by inverting the cumulative distribution at one uniform number: both engines on a CPU do.
+"""Drawing of tokens by inverting the cumulative distribution at one uniform number, used by both engines on a CPU.
 
-One random number per token, where the largest of noisy logits (Gumbel) needs one for every token of the vocabulary.
+It needs one random number per token; the largest of noisy logits (Gumbel) needs one for every vocabulary entry.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import Tensor
 __all__ = ["BLOCK", "invert", "running_totals"]
 
 BLOCK = 256
-"""Weights are summed in blocks of this size; the draw looks for the block first, then inside it."""
+"""Weights are summed in blocks of this size; a draw finds the block first, then the token inside it."""
 
 
 def running_totals(weights: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""An engine of the user's own, behind the protocol of all others: messages name it and the line that failed."""
+"""A wrapper for a user's own engine, whose error messages name the engine and the line that failed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _METHODS = [name for name, value in vars(InferenceEngine).items() if not name.st
 
 
 class OwnEngine:
-    """Passes every call on to the user's engine; implements `InferenceEngine` and `SupportsReadback`."""
+    """Forwards every call to the user's engine; implements `InferenceEngine` and `SupportsReadback`."""
 
     def __init__(self, kind: str, engine_id: str, build: Callable[[], Any]) -> None:
         """Build the user's engine.

@@ -22,34 +22,34 @@ __all__ = ["EngineSpec", "build_engine", "engine_ahead", "expert_dtype", "refuse
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSpec:
-    """One engine, fully described; plain data, so it can be sent to the process that runs the engine."""
+    """The complete description of one engine; plain data, so it can be sent to the process that runs the engine."""
 
     engine_id: str
     kind: str
-    """Name in `roll.config.engines.ENGINES`, or an import path; see `resolve_engine_kind` for `auto`."""
+    """A name in `roll.config.engines.ENGINES`, or an import path; see `resolve_engine_kind` for `auto`."""
     model_path: str
     """A Hugging Face model directory."""
     dtype: Literal["bfloat16", "float32"] = "bfloat16"
     max_context: int
-    """Longest prompt plus answer, in tokens. Longer requests are refused."""
+    """The longest prompt plus answer, in tokens. Longer requests are rejected."""
     max_num_seqs: int = 64
-    """Requests that run at once; more wait."""
+    """The largest number of concurrent requests; more requests wait."""
     kv_cache_bytes: int | None = None
-    """Memory for keys and values; `None`: 256 MiB on CPU, the engine's own share of the device elsewhere."""
+    """The size of the KV cache; `None`: 256 MiB on CPU, the engine's own share of the device elsewhere."""
     tensor_parallel: int = 1
     seed: int = 0
-    """Of requests that bring none of their own."""
+    """The seed for requests without a seed."""
     num_threads: int | None = None
-    """CPU threads of the computation; `None` leaves the process as it is."""
+    """The number of CPU threads; `None` leaves the process's setting."""
     sleeps: bool = False
-    """Is to `sleep` while trainers use its device."""
+    """Whether the engine will `sleep` while trainers use its device."""
     records_experts: bool = False
-    """Every `Generation` is to say which experts a mixture's routers chose."""
+    """Whether every `Generation` must contain the experts that routers chose."""
     trust_remote_code: bool = False
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the engine itself, passed on as they are; they win over ROLL's."""
+    """Further arguments of the engine itself, passed on unchanged; they override ROLL's."""
     log_path: Path | None = None
-    """File for the engine's own messages; `None` leaves them to the process's logging."""
+    """The file of the engine's own messages; `None` sends them to the process's logging."""
 
 
 def refuse_adapter(kind: str, adapter: str | None) -> None:

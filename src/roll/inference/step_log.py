@@ -1,7 +1,7 @@
-"""A log of an engine's steps and their durations: the spans that a simulated engine is fitted to.
+"""A log of an engine's steps and their durations, to which a simulated engine is fitted.
 
-Steps that only decode, for the same number of requests, make one stretch; a step that also prefills is a stretch of its
-own. So there are about two stretches for each request, whatever its number of tokens.
+Consecutive steps that only decode, for the same number of requests, form one stretch; a step that also prefills is a
+stretch of its own. So there are about two stretches per request, whatever its number of tokens.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from roll.types import EngineStretch
 __all__ = ["StepLog"]
 
 KEPT = 100_000
-"""Stretches that are kept while nobody takes them; then the oldest are forgotten."""
+"""Largest number of stretches kept between two calls of `take`; then the oldest are dropped."""
 
 
 class StepLog:
     """Collects an engine's stretches.
 
     Args:
-        clock: seconds that only grow.
-        wall: seconds since 1970.
+        clock: A monotonic clock, in seconds.
+        wall: The wall clock, in seconds since 1970.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter, wall: Callable[[], float] = time.time) -> None:

@@ -1,12 +1,12 @@
 """Transport `broadcast`, the engine's end: trainer rank 0 and all engines share a gloo or NCCL group.
 
-Data flow, all at the same time:
+Data flow, concurrently:
 
-    sender packs bucket i + 1 ─► bucket i travels to all engines ─► receivers check and apply bucket i - 1
+    sender packs bucket i + 1 ─► bucket i is sent to all engines ─► receivers check and apply bucket i - 1
 
-Invariants: both ends derive the same buckets from the manifest and `bucket_bytes`; a receiver asks for
-bucket i + 1 only when the engine has taken the last tensor of bucket i - 1, whose buffer it uses again. See
-`rendezvous` for how they meet.
+Invariants: both ends derive the same buckets from the manifest and `bucket_bytes`; a receiver starts bucket i + 1 only
+when the engine has consumed the last tensor of bucket i - 1, whose buffer is reused. `rendezvous` describes how the
+processes meet.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ __all__ = ["BroadcastHandle", "addressed", "receive"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BroadcastHandle:
-    """Where and when to meet."""
+    """The rendezvous of a broadcast."""
 
     host: str
     port: int
-    """Of the trainer's `StoreServer`."""
+    """The port of the trainer's `StoreServer`."""
     secret: str = field(repr=False)
-    """Who knows it may join."""
+    """The secret that allows a process to join."""
     sync: str
-    """Prefix of this sync's keys."""
+    """The prefix of this sync's keys."""
     bucket_bytes: int
     engine_ids: tuple[str, ...] = ("engine",)
-    """Everyone who takes part, in the order of their ranks; the controller fills it in."""
+    """All participating engines, in the order of their ranks; the controller fills it in."""
     engine_id: str = "engine"
-    """Who this copy of the handle is for."""
+    """The engine that gets this copy of the handle."""
 
 
 _groups: dict[tuple[str, int, Member], Group] = {}
-"""This process's groups by store and member."""
+"""This process's groups, by store and member."""
 
 
 def addressed(update: WeightUpdate, engine_id: str, engine_ids: tuple[str, ...]) -> WeightUpdate:

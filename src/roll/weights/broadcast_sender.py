@@ -1,4 +1,4 @@
-"""Transport `broadcast`, the trainer's end. Data flow: see `broadcast`; how the ends meet: `rendezvous`."""
+"""Transport `broadcast`, the trainer's end. `broadcast` describes the data flow, `rendezvous` how the ends meet."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from roll.weights.rendezvous import Group, MeetingPoint, Member, broken_off, bui
 __all__ = ["BroadcastSender"]
 
 MAX_BUCKET_BYTES = 32 * 2**20
-"""Larger buckets only delay the first one: packing, transfer and unpacking overlap bucket by bucket."""
+"""Largest bucket. Larger ones only delay the first one: packing, transfer and unpacking overlap bucket by bucket."""
 
 
 class BroadcastSender:
-    """Streams tensors from the source; holds two buckets, never the model.
+    """Streams tensors from the source; holds two buckets, never the whole model.
 
-    The manifest is known before the tensors: the first sync iterates the source twice, later ones once.
+    The manifest must be known before the tensors: the first sync iterates the source twice, later ones once.
     """
 
     def __init__(self, *, bucket_bytes: int, host: str, timeout_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A 64-bit fingerprint of a tensor's bytes."""
+"""A 64-bit checksum of a tensor's bytes."""
 
 from __future__ import annotations
 

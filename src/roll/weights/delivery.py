@@ -1,4 +1,4 @@
-"""One offer of weights on its way to engines: each confirms it, fails, or is given up."""
+"""Delivery of one offer of weights to engines: each engine confirms it, fails, or times out."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ __all__ = ["Delivery", "within"]
 T = TypeVar("T")
 
 GRACE_S = 5.0
-"""After one engine failed, how long the others have to notice that a broadcast is off."""
+"""Time that the other engines have to notice a failed broadcast."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """One offer, on its way to some engines."""
+    """The delivery of one offer to some engines."""
 
     policy_version: int
     timeout_s: float

@@ -1,10 +1,9 @@
-"""Transport `in_process`: trainer and engine share one process, so tensors travel as references.
+"""Transport `in_process`: trainer and engine share one process, so tensors are passed by reference.
 
 Data flow:  sender stages tensors in a table of this process ─ token in the handle ─► receiver reads the table
 
-Invariants: a staged tensor may not change until its release (the sender's `stage` … `release` bracket the
-trainer's idle time); a token is never used twice, so a handle that outlived its release is refused, as is one
-from another process.
+Invariants: a staged tensor must not change until its release (the trainer is idle between the sender's `stage` and
+`release`). A token is never reused, so a handle is rejected after its release, or in another process.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["InProcessSender", "receive"]
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """Names what was staged once."""
+    """Identifies one staging of tensors."""
 
     process_id: int
     number: int
@@ -40,7 +39,7 @@ _numbers = itertools.count()
 
 
 class InProcessSender:
-    """The trainer's end: holds references; only what the source casts or merges is a copy."""
+    """The trainer's end. Holds references; only tensors that the source casts or merges are copies."""
 
     def __init__(self) -> None:
         self._token: _Token | None = None

@@ -1,4 +1,4 @@
-"""Iterating a source of weights, which all ranks of a trainer do together."""
+"""Iteration over a source of weights, which is collective over all ranks of a trainer."""
 
 from __future__ import annotations
 

@@ -1,15 +1,16 @@
-"""The keys and values by which the processes of a broadcast meet: in the trainer, for those who know its secret.
+"""A key-value store in the trainer through which the processes of a broadcast meet, protected by a secret.
 
-Whoever can write such a store can join the group that the weights travel in, so it listens on one address alone and
-talks only to those who prove that they know the secret (it travels with the offer, through the controller). PyTorch's
-TCPStore listens on every address and answers everybody.
+A process that can write to such a store can join the group that receives the weights. So the store listens on only one
+address and serves only clients that prove that they know the secret (which is sent with the offer, through the
+controller). PyTorch's TCPStore listens on every address and serves every client.
 
     server ─ nonce ─► client ─ nonce, HMAC(secret, "client", both) ─► server ─ HMAC(secret, "server", both) ─► client
     then, again and again: client ─ request ─► server ─ answer ─► client        (lists of bytes, see `_pack`)
 
-Invariants: nothing of a connection is read as a request before its proof; a connection that does not prove itself in
-`_PROOF_S` is closed, and at most `_MOST_STRANGERS` are open at once, of which the oldest makes room for the next, so
-strangers hold up nobody; whatever the system refuses for a while (open files, threads), the store answers afterwards.
+Invariants: no data of a connection is read as a request before its proof. A connection that does not prove itself in
+`_PROOF_S` is closed, and at most `_MOST_STRANGERS` such connections are open at once; a new one replaces the oldest, so
+unauthenticated clients cannot block others. After a temporary failure of the system (open files, threads), the store
+works again.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _PROOF_S = 10.0
 _MOST_STRANGERS = 64
 _MOST_BYTES = 2**26
 _AGAIN_S = 0.1
-"""After a connection could not be accepted."""
+"""Pause after a connection could not be accepted."""
 
 
 class StoreServer:
-    """Holds the values; threads of this process answer for them until `close`.
+    """Holds the values; threads of this process serve them until `close`.
 
     Args:
-        host: the only address to listen on.
+        host: The only address to listen on.
     """
 
     def __init__(self, host: str) -> None:
@@ -48,7 +49,7 @@ class StoreServer:
         self._values: dict[bytes, bytes] = {}
         self._changed = threading.Condition()
         self._strangers: dict[socket.socket, None] = {}
-        """Who has proved nothing so far, oldest first."""
+        """Connections without a proof so far, oldest first."""
         self._door = threading.Lock()
         self._closed = threading.Event()
         self._lines: set[socket.socket] = set()
@@ -151,16 +152,16 @@ class StoreServer:
 
 
 class SecretStore(dist.Store):
-    """A client. One connection, and one request at a time.
+    """A client with one connection, and one request at a time.
 
     Args:
-        host: where the trainer is.
-        port: of its `StoreServer`.
-        secret: of its `StoreServer`.
-        timeout: longest wait for the connection, and for a value.
+        host: The address of the trainer.
+        port: The port of its `StoreServer`.
+        secret: The secret of its `StoreServer`.
+        timeout: The timeout of connecting, and of waiting for a value.
 
     Raises:
-        DistError: nobody answers there, or not who knows the secret.
+        DistError: the server does not answer, or does not know the secret.
     """
 
     def __init__(self, host: str, port: int, secret: str, *, timeout: timedelta) -> None:

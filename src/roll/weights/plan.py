@@ -1,6 +1,6 @@
-"""The plan of a sync: which tensors, in which order, in which buckets. Pure functions.
+"""The plan of a sync: its tensors, their order, their buckets. Pure functions.
 
-Names are those of the HF checkpoint, as the `WeightSource` gives them: tied weights once, LoRA merged.
+Names are those of the HF checkpoint, as the `WeightSource` yields them: tied weights once, LoRA merged.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from roll.types import TensorSpec
 __all__ = ["ALIGNMENT", "Bucket", "Slot", "dtype_of", "num_bytes", "plan_buckets", "spec_of", "total_bytes"]
 
 ALIGNMENT = 64
-"""Every tensor starts at a multiple of this, in bytes: a cache line, and more than any dtype needs."""
+"""The offset of every tensor is a multiple of this, in bytes: a cache line, and more than any dtype needs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slot:
-    """A tensor's place in its bucket."""
+    """The place of a tensor in its bucket."""
 
     spec: TensorSpec
     offset: int
-    """Bytes from the bucket's start; a multiple of `ALIGNMENT`."""
+    """The offset in the bucket in bytes, a multiple of `ALIGNMENT`."""
     num_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bucket:
-    """Whole tensors that travel together."""
+    """Whole tensors that are sent together."""
 
     slots: tuple[Slot, ...]
     num_bytes: int
-    """Length with the gaps between tensors; a multiple of `ALIGNMENT`."""
+    """The size with the gaps between tensors, a multiple of `ALIGNMENT`."""
 
 
 def spec_of(name: str, tensor: torch.Tensor) -> TensorSpec:

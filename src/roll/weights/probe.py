@@ -1,8 +1,8 @@
-"""The probe: log-probs of fixed tokens from the engines and from the trainer, compared. NumPy only; pure.
+"""The probe: a comparison of the engines' and the trainer's log-probs of fixed tokens. Pure; NumPy only.
 
-Checksums prove which bytes arrived, and read-back which bytes an engine holds; the probe sees the one thing they do
-not: whether the engine *computes* with them. What it can see is limited by the difference between two correct
-implementations ("noise"). Measured with two attention kernels, mean over tokens, a step of ±lr on every weight:
+Checksums prove which bytes arrived, and read-back which bytes an engine holds. Only the probe checks whether the engine
+*computes* with them. Its resolution is limited by the difference between two correct implementations ("noise").
+Measured with two attention kernels, mean over tokens, a step of ±lr on every weight:
 
                                   noise     after a step, one layer not applied    the same at
     SmolLM2-135M float32, lr 1e-6   3e-6      weakest of 30: 1.3e-5, median 6e-5     lr 1e-5: 1.2e-4, 6e-4
@@ -10,16 +10,16 @@ implementations ("noise"). Measured with two attention kernels, mean over tokens
     SmolLM2-135M bfloat16, lr 1e-5  4.6e-2    6e-4: hidden in the noise              lr 1e-4: hidden
     tiny model   bfloat16, lr 1e-5  1.2e-2    3e-4: hidden in the noise              lr 1e-4: hidden
 
-So in float32 one layer that misses one step is seen, at a learning rate of about 3e-6 and above. In bfloat16 it is
-not, by any comparison: rounding is chaotic, so the noise of one policy version says nothing about the next one's, and
-comparing changes (now − before) cancels none of it. There the probe sees a layer that never held this model's weights,
-an engine that did not change at all, and a fault that adds up over many steps; for the rest stands read-back.
+So in float32 one layer that misses one step is detected, at a learning rate of about 3e-6 and above. In bfloat16 no
+comparison detects it: rounding is chaotic, so the noise of one policy version does not predict that of the next, and
+comparing changes (now − before) does not cancel it. There the probe detects a layer that never had this model's
+weights, an engine that did not change at all, and an error that accumulates over many steps; read-back covers the rest.
 
-Where weights come in codes, what rounding to them changes is part of the noise, whatever the dtype beside them: with
+If weights are quantized, the quantization error is part of the noise, whatever the dtype of the other weights: with
 SmolLM2-135M 0.09 (int8) and 0.18 (fp8) on text.
 
-Where engine and trainer differ *smoothly* (another scaling, say, in float32), their difference is the same before and
-after a step. The comparison of changes cancels it, and still sees a missed layer beneath it.
+If engine and trainer differ *smoothly* (for example by another scaling in float32), their difference is the same before
+and after a step. The comparison of changes cancels it, and still detects a missed layer.
 """
 
 from __future__ import annotations
@@ -35,19 +35,20 @@ from roll.types import FloatArray, IntArray, TensorSpec, TrainingBatch, Training
 __all__ = ["NOISE", "Noise", "ProbeGauge", "ProbeResult", "majority_dtype", "probe_batch"]
 
 MARGIN = 3.0
-"""Times the first difference is tolerated."""
+"""Tolerance as a multiple of the first difference."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Noise:
-    """How far two correct implementations may be apart; mean absolute difference of log-probs in nats."""
+    """The possible difference of two correct implementations: mean absolute difference of log-probs in nats."""
 
     floor: float
-    """Always tolerated."""
+    """Differences up to this are always tolerated."""
     ceiling: float
-    """Never tolerated, also not in the first sync, which everything later is measured by."""
+    """Differences above this are never tolerated, not even in the first sync, which is the reference for all later
+    ones."""
     smooth: bool
-    """Whether the noise after a small step is about that before it, so that comparing changes tells something."""
+    """Whether the noise changes little with a small step, so that comparing changes is meaningful."""
 
 
 NOISE = {
@@ -61,20 +62,20 @@ NOISE = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeResult:
-    """One engine against the trainer, after one sync. Differences are of log-probs, in nats."""
+    """The comparison of one engine with the trainer after one sync. Differences are of log-probs, in nats."""
 
     mean_abs: float
     max_abs: float
     tolerance: float
-    """Of `mean_abs`."""
+    """The tolerance of `mean_abs`."""
     change: float = 0.0
     """Mean absolute change of the trainer's log-probs since this engine's last probe; 0 at its first."""
     change_missed: float = 0.0
     """Mean absolute difference between the engine's change and the trainer's; 0 at its first."""
     change_tolerance: float | None = None
-    """Of `change_missed`; `None` where it is not judged."""
+    """The tolerance of `change_missed`; `None` if it is not checked."""
     problem: str = ""
-    """What is wrong, in a sentence; empty if nothing is."""
+    """A sentence that describes the problem; empty if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +86,12 @@ class _Reading:
 
 @dataclass(eq=False)
 class ProbeGauge:
-    """Judges differences by those of the first sync. Only readings without a problem become part of its memory."""
+    """Judges differences relative to those of the first sync. Only readings without a problem are stored."""
 
     noise: Noise
-    """Of the dtype that the engines compute in."""
+    """The noise of the dtype that the engines compute in."""
     tolerance: float | None = None
-    """Of the mean absolute difference; by default `MARGIN` times the first one, within `noise`."""
+    """The tolerance of the mean absolute difference; by default `MARGIN` times the first one, within `noise`."""
     _first: float | None = field(init=False, default=None)
     _first_scale: float = field(init=False, default=1.0)
     _first_change: tuple[float, float] | None = field(init=False, default=None)

@@ -1,14 +1,14 @@
-"""Linear weights in 8 bits on their way to engines, with a scale for every output channel.
+"""Quantization of linear weights to 8 bits for the transfer to engines, with a scale for every output channel.
 
     trainer   weight [outputs, inputs] ─ a row's largest magnitude / the largest code ─► `<name>_scale` [outputs, 1]
                                        └ weight / scale, to the nearest code ──────────► `<name>`, int8 or float8_e4m3fn
-    engine    codes x scales, rounded to the dtype that it computes in: what it applies
+    engine    codes x scales, rounded to the dtype that it computes in: the applied weight
 
-Both come as tensors of the manifest, so checksums are of the bytes that were sent; names and shapes are those of
-`compressed-tensors`. Scales are float32 and come first: then one weight at a time is read back.
+Both are tensors of the manifest, so checksums are of the bytes that were sent; names and shapes are those of
+`compressed-tensors`. Scales are float32 and sent first, so that one weight at a time can be dequantized.
 
-A row is quantized where it is whole, on rank 0 and in the engines' dtype. So codes depend on the weight alone: on no
-layout of ranks, and not on whether an adapter was merged into it.
+A row is quantized as a whole, on rank 0 and in the engines' dtype. So codes depend only on the weight, not on the
+layout of ranks, nor on whether an adapter was merged into it.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from roll.types import TensorSpec
 __all__ = ["CODES", "QuantizedWeights", "codes_of", "dequantized", "quantized", "read_back", "without_scales"]
 
 CODES = {"int8": (torch.int8, 127.0), "fp8": (torch.float8_e4m3fn, 448.0)}
-"""By the name of the format: its dtype, and the largest code. Codes are symmetric: int8 leaves -128 out."""
+"""The dtype and the largest code of each format. Codes are symmetric: int8 does not use -128."""
 _CODE_DTYPES = frozenset(str(dtype).removeprefix("torch.") for dtype, _ in CODES.values())
 _SUFFIX = "_scale"
 
 
 class QuantizedWeights:
-    """A `WeightSource` that gives some matrices of another as scales and codes.
+    """A `WeightSource` that yields some matrices of another one as scales and codes.
 
     Args:
-        source: all weights.
+        source: All weights.
         format: `int8` or `fp8`.
-        linear: names of the matrices.
+        linear: The names of the matrices.
     """
 
     def __init__(self, source: WeightSource, format: str, linear: Collection[str]) -> None:

@@ -7,10 +7,10 @@ Data flow:  WeightUpdate ─ open_update ─► transport's stream ─► name, 
             parameters[name].copy_(tensor)
     receipt = WeightReceipt(..., checksums=receiver.checksums)
 
-Invariants: tensors come in manifest order, each exactly once; a tensor has been hashed before the engine
-sees it; leaving the context without an error means that every tensor was handed out. A yielded tensor lives
-in the transport's buffer, or is the trainer's own: copy it at once, never keep or change it. Blocking; an
-asyncio engine calls it from a thread.
+Invariants: tensors arrive in manifest order, each exactly once; a tensor is hashed before the engine gets it; leaving
+the context without an error means that every tensor was consumed. A yielded tensor is in the transport's buffer, or is
+the trainer's own: copy it at once, never keep or change it. The calls block; an asyncio engine makes them from a
+thread.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ TensorStream: TypeAlias = Iterator[tuple[str, torch.Tensor]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReceiverPlace:
-    """Where tensors are received."""
+    """The process and device that receive tensors."""
 
     device: torch.device
-    """Where a transport with buffers of its own puts them; the others leave tensors where they are."""
+    """The device of a transport's own buffers; transports without buffers leave tensors where they are."""
     worker: int = 0
-    """0 … num_workers - 1: this process among those of one engine (tensor parallelism)."""
+    """The number of this process among those of one engine (tensor parallelism), from 0 on."""
     num_workers: int = 1
     timeout_s: float = RECEIVE_TIMEOUT_S
 
@@ -59,12 +59,12 @@ TRANSPORTS: Registry[TransportOpener] = Registry(
 
 
 class Receiver:
-    """Iterates `(name, tensor)` once, in manifest order, and knows the checksums of what came."""
+    """Iterates over `(name, tensor)` once, in manifest order, and stores the checksums of the received bytes."""
 
     def __init__(self, update: WeightUpdate, stream: TensorStream) -> None:
         self.policy_version = update.policy_version
         self.checksums: dict[str, int] = {}
-        """By name, of the bytes as received; complete after the last tensor."""
+        """The checksums of the received bytes, by name; complete after the last tensor."""
         self.num_bytes = 0
         self._manifest = update.manifest
         self._stream = self._checked(stream)
@@ -74,7 +74,7 @@ class Receiver:
 
     @property
     def unread(self) -> tuple[str, ...]:
-        """Names in the manifest that were not handed out yet."""
+        """The names in the manifest that have not been yielded yet."""
         return tuple(spec.name for spec in self._manifest[len(self.checksums) :])
 
     def _checked(self, stream: TensorStream) -> TensorStream:

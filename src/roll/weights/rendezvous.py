@@ -1,4 +1,4 @@
-"""How trainer rank 0 and the engines' processes meet for a `broadcast`, and the process group they share.
+"""The rendezvous of trainer rank 0 and the engines' processes for a `broadcast`, and their process group.
 
 Data flow, per sync, through the trainer's store (`meeting_store`; keys below the sync's own name):
 
@@ -7,9 +7,9 @@ Data flow, per sync, through the trainer's store (`meeting_store`; keys below th
 
 Invariants:
     - Rank 0 is the trainer; the others follow the order of engines, then of an engine's processes.
-    - A group is used again only when its members are those of this sync and every one still holds it; one replaced
-      engine means a new group for all. Whoever meets an error forgets its group, so a broken one is never used again.
-    - Nobody waits without a limit, and nobody waits for a sync that the sender gave up.
+    - A group is reused only if its members are those of this sync and all of them still hold it; one replaced engine
+      means a new group for all. A member that gets an error drops its group, so a broken one is never reused.
+    - Every wait has a timeout, and ends when the sender gives the sync up.
 """
 
 from __future__ import annotations
@@ -43,17 +43,17 @@ __all__ = [
 POLL_S = 0.001
 
 NCCL_POLL_S = 0.0001
-"""A bucket takes some hundred microseconds between devices of one machine."""
+"""Polling interval with NCCL; a bucket takes some hundred microseconds between devices of one machine."""
 
 ASK_S = 0.5
-"""Between two looks whether the sender has given up, while its broadcast is waited for."""
+"""Interval of checks whether the sender has given up, while waiting for its broadcast."""
 
 _CLEAN_UP_ONLY = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "2"}
-"""What a failed NCCL group does to its process: nothing."""
+"""A failed NCCL group must not end its process."""
 
 
 class Member(NamedTuple):
-    """A process that receives: the worker of an engine, counted from 0."""
+    """A receiving process: an engine and the number of its worker, from 0 on."""
 
     engine_id: str
     worker: int
@@ -61,18 +61,18 @@ class Member(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class Group:
-    """A process group and the buffers that travel in it."""
+    """A process group and the buffers of its broadcasts."""
 
     key: str
     members: tuple[Member, ...]
-    """All but the trainer, in the order of their ranks."""
+    """All members but the trainer, in the order of their ranks."""
     backend: str
     process_group: Any
     timeout: timedelta
     store: Any = None
-    """Kept, for PyTorch calls its methods."""
+    """A reference to the store, whose methods PyTorch calls."""
     in_flight: list[Any] = field(default_factory=list)
-    """Broadcasts under way, oldest first."""
+    """Running broadcasts, oldest first."""
     buffers: list[torch.Tensor] = field(default_factory=lambda: [torch.empty(0, dtype=torch.uint8)] * 2)
 
     def buffer(self, index: int, num_bytes: int, device: torch.device) -> torch.Tensor:
@@ -126,10 +126,10 @@ class MeetingPoint:
     """One side's view of the store, for one sync.
 
     Args:
-        store: a client of the trainer's store.
-        sync: the sync's own name.
-        about: how messages name it.
-        timeout_s: longest wait for any one thing.
+        store: A client of the trainer's store.
+        sync: The unique name of the sync.
+        about: The name of the sync in messages.
+        timeout_s: The timeout of each wait.
     """
 
     def __init__(self, store: dist.Store, sync: str, about: str, timeout_s: float) -> None:

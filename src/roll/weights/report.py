@@ -1,4 +1,4 @@
-"""What a weight sync did, and how a receipt is checked. Pure; no torch."""
+"""The report of a weight sync, and the check of a receipt. Pure; does not import torch."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ MAX_NAMES = 5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SyncReport:
-    """One push that did what it should, for every engine that is alive."""
+    """A push that succeeded for every engine that is alive."""
 
     policy_version: int
-    """Of the adapter, where one was pushed."""
+    """The version of the weights, or of the adapter if one was pushed."""
     transport: str
     seconds: float
-    """From the first call to the last receipt checked, without read-back and probe."""
+    """The time from the first call to the last checked receipt, without read-back and probe."""
     num_bytes: int
-    """Of all tensors, once, however many engines took them."""
+    """The size of all tensors, counted once, however many engines received them."""
     num_tensors: int
     engines: tuple[str, ...]
-    """Engines that confirmed."""
+    """The engines that confirmed."""
     dead: Mapping[str, EngineDiedError] = field(default_factory=dict)
-    """Engines that died or did not answer in time. They may hold other weights: replace them, then `push_to`."""
+    """The engines that died or did not answer in time. They may hold other weights: replace them, then call `push_to`."""
     num_read_back: int = 0
-    """Checksums compared with what engines hold, over all engines."""
+    """The number of checksums compared with those that engines hold, over all engines."""
     readback_s: float = 0.0
     probe: Mapping[str, ProbeResult] = field(default_factory=dict)
-    """By engine; empty where no probe was due."""
+    """The probe results by engine; empty if no probe was due."""
     probe_s: float = 0.0
     adapter: str | None = None
-    """Whose weights they were; `None`: the policy's own."""
+    """The adapter whose weights were pushed; `None`: the policy's own weights."""
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of a sync for the tracker; for probes, those of the worst engine."""

@@ -7,12 +7,11 @@ Data flow, per sync:
     controller          └────────────┴── deliver ─────┼────┼── receipts ──────────────────┘
     engine processes                    open_update ◄─┴────┘
 
-`stage`, `send` and `release` are plain blocking calls that may run in a trainer's process; `conduct` puts
-them in order from wherever the controller is, and `send_weights` does both in one process.
+`stage`, `send` and `release` are plain blocking calls that may run in a trainer's process; `conduct` calls them in
+order from the controller's process, and `send_weights` does both in one process.
 
-Invariants: weights do not change between `stage` and `release`; `release` always follows `stage`, also
-after an error or a cancellation; with several ranks, all stage and send (iterating the source is
-collective), rank 0 transmits.
+Invariants: weights do not change between `stage` and `release`; `release` always follows `stage`, also after an error
+or a cancellation; with several ranks, all stage and send (iterating the source is collective), and rank 0 transmits.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Deliver = Callable[[WeightUpdate], Awaitable[None]]
 
 
 class Outgoing(Protocol):
-    """A transport's sending end, on one rank; kept between syncs."""
+    """A transport's sending end on one rank, kept between syncs."""
 
     def stage(self, source: WeightSource, policy_version: int) -> WeightUpdate | None:
         """Prepare an offer of the weights; return `None` on ranks other than 0."""
@@ -62,9 +61,9 @@ class Sender:
     """One trainer rank's end of every transport. Keep it between syncs: groups and memory are reused.
 
     Args:
-        bucket_bytes: of `broadcast`; the largest tensor bounds it from below.
-        host: this process's address, as engines on other hosts reach it.
-        timeout_s: longest wait for the engines.
+        bucket_bytes: The bucket size of `broadcast`; the largest tensor is a lower bound.
+        host: This process's address, as reached by engines on other hosts.
+        timeout_s: The longest wait for the engines.
     """
 
     def __init__(
@@ -77,9 +76,9 @@ class Sender:
         }
         self._outgoing: dict[str, Outgoing] = {}
         self._current: Outgoing | None = None
-        """From `stage` to `release`."""
+        """The transport in use from `stage` to `release`."""
         self._staged: Outgoing | None = None
-        """From `stage` to `send`."""
+        """The transport in use from `stage` to `send`."""
 
     def stage(self, source: WeightSource, policy_version: int, transport: str) -> WeightUpdate | None:
         """Prepare an offer of the weights for an engine's `open_update`; return `None` on ranks other than 0.
@@ -131,7 +130,7 @@ class Sender:
 
 
 class SendSteps(Protocol):
-    """The three calls, as the controller makes them: on one rank, or on all ranks of a trainer at once."""
+    """The three calls of a sync as the controller makes them, on one rank or on all ranks of a trainer at once."""
 
     async def stage(self, policy_version: int, transport: str) -> WeightUpdate:
         """Call `Sender.stage` on every rank; return rank 0's offer."""

@@ -3,14 +3,13 @@
 Data flow:  trainer rank 0 writes tensors ─► anonymous memory file ─ /proc/<pid>/fd/<fd> ─► engines map it
 
 Invariants:
-    - The file has no name (`memfd_create`), so nothing is left in /dev/shm whatever dies, however it dies:
-      the kernel frees it with its last user. Nor does /dev/shm's size limit apply, 64 MiB in a default
-      container.
-    - It is kept from sync to sync, since its first filling costs fifteen times a later one. After a failed
-      sync it is let go, because a receiver that gave up late may still read it.
-    - A handle names process, descriptor and inode; a reused process id cannot be taken for the sender.
-    - Tensors are written through a descriptor of `stage`'s own: a sync that is given up meanwhile lets go of the file
-      from another thread, and its number may stand for any other file at once.
+    - The file has no name (`memfd_create`), so nothing is left in /dev/shm, whichever process dies and however: the
+      kernel frees it with its last user. The size limit of /dev/shm, 64 MiB in a default container, does not apply.
+    - The file is kept from sync to sync, because the first write takes fifteen times as long as a later one. After a
+      failed sync it is closed, because a receiver that gave up late may still read it.
+    - A handle names process, descriptor and inode, so that a reused process id is not mistaken for the sender.
+    - `stage` writes tensors through a descriptor of its own: if the sync is given up in the meantime, another thread
+      closes the file, and its descriptor number may be reused for any other file at once.
 """
 
 from __future__ import annotations
@@ -37,16 +36,16 @@ from roll.weights.receiver import ReceiverPlace, TensorStream
 __all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
 
 COPY_THREADS = 2
-"""A core alone does not fill the memory's bandwidth; engines stand still meanwhile."""
+"""Number of copying threads: one core does not use the whole memory bandwidth, and engines are paused during the copy."""
 MAX_WAITING = 8
-"""Tensors that wait for a thread."""
+"""Largest number of tensors that wait for a thread."""
 WRITE_BYTES = 2**30
-"""Linux writes at most about 2 GiB in one call."""
+"""Largest write: Linux writes at most about 2 GiB in one call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SegmentHandle:
-    """Where the memory file is."""
+    """The location of the memory file."""
 
     process_id: int
     descriptor: int

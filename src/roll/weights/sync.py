@@ -9,11 +9,11 @@ Data flow:
 Invariants:
     - One sync at a time; a push and the push to a replaced engine wait for each other.
     - `push` returns only if every engine that is alive holds every tensor as the trainer sent it, as far as this can be
-      known (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
-    - Engines stand still only while tensors arrive and are read back. A probe is a request like any other: it runs when
-      they decode again, since a paused engine would keep it waiting.
-    - An engine that dies or does not answer never fails the others: it is reported, for the caller to replace, before
-      they go on. It may hold a mixture of weights, and is asked nothing more.
+      verified (docs/weight-sync.md); otherwise it raises `WeightSyncError` with the names of engine and tensor.
+    - Engines are paused only while tensors arrive and are read back. A probe is a request like any other: it runs after
+      they resume, because a paused engine would not answer it.
+    - An engine that dies or does not answer never fails the others. It is reported before they resume, so that the
+      caller can replace it. It may hold a mixture of weights, and gets no further calls.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ class WeightSync:
     """Keeps engines on the trainer's weights.
 
     Args:
-        trainer: whose weights.
-        engines: of the run; those that sleep get no weights.
-        config: transport, probe.
-        probe: token sequences [L], the same for the whole run; none means that nothing is probed.
-        transport: what `auto` means here: the fastest that reaches every engine, which the cluster knows.
-        at_hand: entered while the trainer's weights must be where it computes.
-        timeout_s: longest time for one engine to fetch and confirm, and to answer the probe.
+        trainer: The trainer.
+        engines: The engines of the run; sleeping ones get no weights.
+        config: The settings of transport and probe.
+        probe: Token sequences [L], the same for the whole run; if empty, there is no probe.
+        transport: The transport for `auto`: the fastest one that reaches every engine, from the cluster.
+        at_hand: A context in which the trainer's weights are on its device.
+        timeout_s: The timeout for one engine to fetch and confirm, and to answer the probe.
     """
 
     def __init__(
@@ -67,9 +67,9 @@ class WeightSync:
     ) -> None:
         self.transport = transport if config.transport == "auto" else config.transport
         self.versions: dict[str | None, int] = {}
-        """Of the last push of each adapter, and of the policy's own weights (`None`)."""
+        """The version of the last push of each adapter, and of the policy's own weights (`None`)."""
         self._adapter: str | None = None
-        """Of the last push."""
+        """The adapter of the last push."""
         self._trainer = trainer
         self._engines = engines
         self._config = config

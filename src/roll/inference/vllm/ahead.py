@@ -1,15 +1,16 @@
 """A process that imports vLLM while model and data are still being read, and then becomes an engine's EngineCore.
 
     run begins ──► `process_ahead` starts Python ──► imports, six to eight seconds of one core ──► reads a pipe
-    engine starts ──► vLLM makes its EngineCore's process ──► what it is to run goes into that pipe
+    engine starts ──► vLLM creates its EngineCore's process ──► the pickled process object goes into that pipe
 
-It differs from a process that `multiprocessing` spawns in nothing but the moment at which it starts: it is told the
-same in the same words, and takes over environment, log and end of its parent as such a process does when it begins.
-What libraries read of the environment while they are imported must be the same by then; otherwise it is not used, nor
-if it has died, or cannot be given what it would have to inherit: then one is spawned, as for every later engine.
+It differs from a process that `multiprocessing` spawns only in its start time: it gets the same messages, and takes on
+the environment, the log and its parent's lifetime just as a spawned process does at its beginning. Environment
+variables that libraries read during import must be unchanged by then. If they changed, if the process has died, or if
+it cannot be given objects that it would have to inherit, it is not used. A process is then spawned, as for every later
+engine.
 
-Only for vLLM's CPU build: what a device makes of a process that has imported vLLM before it is told its device has not
-been tried.
+It is used only for vLLM's CPU build: the effect on devices of importing vLLM before a device is assigned has not been
+tested.
 """
 
 from __future__ import annotations
@@ -35,11 +36,11 @@ _PROGRAM = "from roll.inference.vllm import child; child.wait_for_work(tracker_f
 
 
 class Ahead:
-    """A process that waits for what it is to become.
+    """A process that waits for its work.
 
     Args:
-        variables: of its environment, beside this process's.
-        num_threads: that it computes with; `None` leaves it to the libraries.
+        variables: Environment variables in addition to this process's.
+        num_threads: The number of threads; `None` leaves it to the libraries.
     """
 
     def __init__(self, variables: Mapping[str, str], num_threads: int | None) -> None:
@@ -66,11 +67,11 @@ class Ahead:
             )
             own.pop_all()
         self.ended = ended
-        """The end of a pipe that can be read once the process has ended."""
+        """The end of a pipe that becomes readable once the process has ended."""
         self.work = work
-        """The end of a pipe in which it hears what it is to run."""
+        """The end of a pipe through which the process receives its work."""
         self.is_used = False
-        """It has been told what it is to run."""
+        """Whether the process has received its work."""
 
     def fits(self, num_threads: int | None) -> bool:
         """Return whether the process is alive and has the same settings as one started now."""
@@ -89,14 +90,14 @@ class Ahead:
 
 
 class _NotHandedOverError(Exception):
-    """It has not heard what it is to run, and never will."""
+    """The process has not received its work, and never will."""
 
 
 class _Started(Popen):
-    """How `multiprocessing` knows such a process once it runs something.
+    """The handle with which `multiprocessing` controls a prepared process once it has work.
 
     Raises:
-        _NotHandedOverError: it has died, or what it is to run has something that a process inherits as it starts.
+        _NotHandedOverError: the process has died, or its work has objects that can only be inherited at its start.
     """
 
     method = "spawn"
@@ -132,7 +133,7 @@ class _Started(Popen):
 
 
 class _Process(SpawnProcess):
-    """A process that is one of these, in a moment, if `multiprocessing` starts it."""
+    """A process that takes over a prepared one when `multiprocessing` starts it."""
 
     ahead: Ahead | None = None
 

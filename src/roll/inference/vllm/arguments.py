@@ -1,4 +1,4 @@
-"""An `EngineSpec` as vLLM's own arguments. Pure functions; imports no vLLM."""
+"""Conversion of an `EngineSpec` to vLLM's own arguments. Pure functions; does not import vLLM."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ __all__ = ["CPU_KV_CACHE_BYTES", "engine_arguments"]
 CPU_KV_CACHE_BYTES = 256 * 2**20
 MIN_BATCHED_TOKENS = 4096
 MAX_CHOICES = 128
-"""Most tokens that a request may choose among."""
+"""Largest number of tokens that a request may choose among."""
 CPU_BLOCK_SIZE = 32
-"""Tokens per KV block. vLLM's default on CPU is 128, which most prompts do not fill, so that a group's prompt would be
+"""Tokens per KV block. vLLM's default on CPU is 128, which most prompts do not fill. A group's prompt would then be
 computed once per rollout instead of once."""
 
 

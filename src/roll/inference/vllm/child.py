@@ -1,15 +1,16 @@
-"""The beginning of every process of an engine: it sends its messages to the log file, and ends with its parent.
+"""The start of every process of an engine: it redirects its output to the log file, and makes the process end with its
+parent.
 
 vLLM's logging names `LOG_STREAM` as its stream (`VLLM_LOGGING_STREAM=ext://…`), so this module is imported when vLLM's
 logger is, before any model loads. In the process that owns the engine, only the stream is used.
 
-A process that was started before anybody knew its engine (`ahead`) does the same when it hears of it: `begin`.
+A process that was started before its engine was known (`ahead`) does the same when it receives its work: `begin`.
 
 A child leaves the terminal's process group: Ctrl-C is for the owner, which saves first and ends its engines itself.
 
-A child ends when its parent does, even if the parent was SIGKILLed: Python keeps a pipe from parent to child whose
-closing tells of the parent's end (the portable counterpart of PR_SET_PDEATHSIG, which would fire when the *thread* that
-started the engine ends). Where some other process still holds that pipe, the change of the parent's id tells instead.
+A child ends when its parent does, even if the parent was killed by SIGKILL: Python keeps a pipe from parent to child,
+which closes when the parent ends. (PR_SET_PDEATHSIG is not portable, and would fire when the *thread* that started the
+engine ends.) If another process still holds that pipe, the change of the parent's id is detected instead.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from pathlib import Path
 __all__ = ["LAUNCH", "LOG", "LOG_STREAM", "OWNER", "LogStream", "begin", "wait_for_work"]
 
 OWNER = "ROLL_ENGINE_OWNER"
-"""Variable with the process id of the engine's owner."""
+"""Environment variable with the process id of the engine's owner."""
 LAUNCH = "ROLL_ENGINE_LAUNCH"
-"""Variable that tells the processes of one launch from those of another."""
+"""Environment variable that identifies the processes of one launch."""
 LOG = "ROLL_ENGINE_LOG"
-"""Variable with the path of the engine's log file."""
+"""Environment variable with the path of the engine's log file."""
 
 PARENT_POLL_S = 1.0
 _IMPORTED_AHEAD = ("vllm.v1.engine.core", "vllm.v1.worker.cpu_worker", "roll.inference.vllm.worker")
 _begun = threading.Event()
-"""A process that waited is what it was to become."""
+"""Set when a waiting process has received its work."""
 
 
 class LogStream(io.TextIOBase):

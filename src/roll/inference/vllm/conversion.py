@@ -1,4 +1,4 @@
-"""ROLL's records to vLLM's and back. Imports vLLM only when called."""
+"""Conversion of ROLL's records to vLLM's and back. Imports vLLM only when called."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 INITIAL_VERSION = 0
-"""Of the weights that the engine started with."""
+"""The policy version of the weights that the engine started with."""
 
 
 def check_tokens(what: str, token_ids: IntArray, vocab_size: int) -> None:

@@ -9,7 +9,7 @@ from roll.version import install_extra
 __all__ = ["VLLM"]
 
 HOST_BYTES = int(0.85 * 2**30)
-"""Measured: vLLM's libraries and processes, on a CPU."""
+"""Host memory of vLLM's libraries and processes, measured on a CPU."""
 
 VLLM = LazyEngine(
     path="roll.inference.vllm:VLLMEngine",

@@ -1,11 +1,11 @@
-"""On a CPU: new weights straight into vLLM's packed layers.
+"""Direct loading of new weights into vLLM's packed layers on a CPU.
 
     checkpoint tensors ─► parts of a fused projection, until it is complete ─► packed by vLLM's own function
                        ─► everything else: copied into the live parameter
 
-vLLM's reload builds every layer anew on the way: it sets up each parameter twice, copies the tensors into it, packs it,
-and copies what is left back. Here each tensor is read once. It is used where every tensor of the checkpoint has a known
-place (plain linear layers, embeddings, norms); any other model goes through the reload.
+vLLM's reload rebuilds every layer: it allocates each parameter twice, copies the tensors into it, packs it, and copies
+the rest back. Here each tensor is read once. This is used if every tensor of the checkpoint has a known place (plain
+linear layers, embeddings, norms); other models use the reload.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ __all__ = ["DirectLoad", "Place", "plan_direct"]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor of the checkpoint belongs."""
+    """The place of a checkpoint tensor in vLLM's model."""
 
     module: Any
     """vLLM's layer."""
     parameter: str
     """`weight` or `bias`."""
     part: int
-    """Of a fused projection; 0 for anything else."""
+    """The index of the part of a fused projection; 0 for anything else."""
     parts: tuple[tuple[int, ...], ...]
-    """Shapes of all parts, in order."""
+    """The shapes of all parts, in order."""
     packed: bool
-    """A projection, which keeps a packed copy and nothing else."""
+    """Whether it is a projection, which keeps only a packed copy."""
     output: bool = False
-    """An output layer of its own: it keeps its weight beside the packed copy."""
+    """Whether it is a separate output layer, which keeps its weight in addition to the packed copy."""
 
 
 def plan_direct(model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bool) -> dict[str, Place] | None:
@@ -84,15 +84,15 @@ def plan_direct(model: Any, expected: Mapping[str, tuple[int, ...]], *, tied: bo
 
 @dataclass(slots=True)
 class DirectLoad:
-    """One update.
+    """The load of one update.
 
     Args:
-        places: of all tensors.
+        places: The places of all tensors.
     """
 
     places: Mapping[str, Place]
     _waiting: dict[int, dict[int, Tensor]] = field(default_factory=dict)
-    """By fused layer, the parts that have come."""
+    """The parts that have arrived, by fused layer."""
 
     @torch.no_grad()
     def take(self, name: str, tensor: Tensor) -> None:

@@ -5,10 +5,10 @@ Data flow:  generate() ─► AsyncLLM (this process) ─ zmq ─► EngineCore 
 
 Invariants
 - Every accepted request ends exactly once: with a Generation (whole, or partial and `abort`), or with an error.
-- A token's policy version is the one under which EngineCore made it: weights change only while its scheduler is paused.
-- After an update no key or value of older weights is used: the prefix cache is dropped, and requests that were running
-  are computed again under the new weights when decoding resumes, keeping the tokens they have.
-- An update that broke off leaves the engine paused until another one repairs it: no token of mixed weights is made.
+- A token's policy version is that of the weights that generated it: weights change only while the scheduler is paused.
+- After an update no KV cache of older weights is used: the prefix cache is dropped, and running requests are computed
+  again under the new weights when decoding resumes, keeping the tokens they have.
+- A failed update leaves the engine paused until another one succeeds: no token is generated with mixed weights.
 - The engine's processes end with this one, however it ends (`child`).
 """
 
@@ -67,26 +67,26 @@ _PAUSE_MODES = {"keep": "keep", "abort": "abort", "drain": "wait"}
 
 
 class VLLMEngine:
-    """See `roll.protocols.InferenceEngine`."""
+    """The `vllm` engine. See `roll.protocols.InferenceEngine`."""
 
     def __init__(self, spec: EngineSpec) -> None:
         self.engine_id = spec.engine_id
         self._spec = spec
         self._launch: Launch | None = None
         self._running: dict[str, int] = {}
-        """Requests by id, and how many share it."""
+        """The number of running calls by request id."""
         self._paused = False
         self._closed = False
         self._mixed = False
-        """An update changed some weights and did not finish."""
+        """Whether an update changed some weights and did not finish."""
         self._asleep = False
         self._unsynced = False
-        """It slept, and no weights have come since."""
+        """Whether the engine has slept and no weights have arrived since."""
         self._resume_after_update = False
-        """The pause is the update's own, not the caller's."""
+        """Whether the update paused the engine, not the caller."""
         self._update_lock = asyncio.Lock()
         self._routed_layers: list[int] = []
-        """Which layers have routers, where their choices are recorded."""
+        """The layers with routers, if their choices are recorded."""
 
     async def start(self) -> None:
         """Load the model; if canceled, kill the processes that were started for it.

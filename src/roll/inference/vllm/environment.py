@@ -1,6 +1,6 @@
 """Environment variables that vLLM reads when it is imported and when its processes start.
 
-What the user has set always wins.
+Variables that the user has set are not changed.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
-"""On a CPU: norms through vLLM's own fused C++ kernels, and tokens drawn with one random number each.
+"""Faster norms and sampling for vLLM on a CPU: its own fused C++ norm kernels, and one random number per drawn token.
 
-vLLM 0.32 has the kernels of norms in its CPU build and leaves them unused when the model is not compiled: a norm is
-then nine passes over memory, and together they take a sixth of a decoding step. Compiling the model takes half a minute
-at every start instead. Registered through vLLM's seam for out-of-tree operators.
+vLLM 0.32 has norm kernels in its CPU build, but does not use them when the model is not compiled. A norm is then nine
+passes over memory, and all norms together take a sixth of a decoding step. Compiling the model would take half a minute
+at every start. The kernels are registered through vLLM's interface for out-of-tree operators.
 
-It draws by the largest of noisy logits, which takes a random number for each token of the vocabulary: 8.3 ms for 64
-sequences and 49,152 tokens, in a decoding step of 59. Here the sums that log-probs need are inverted at one number.
+vLLM draws the largest of noisy logits, which needs a random number for every vocabulary entry: 8.3 ms for 64 sequences
+and 49,152 tokens, in a decoding step of 59 ms. Here the sums that log-probs need anyway are inverted at one number.
 
-Both go when vLLM does likewise. Its SwiGLU stays PyTorch's two operations, which take 0.4 of its kernel's time.
+Both can be removed when vLLM does the same. SwiGLU stays as PyTorch's two operations, which take 0.4 of the time of
+vLLM's kernel.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _registered = False
 
 
 class Drawing:
-    """Draws tokens, with a buffer that is kept from step to step: new pages cost more than the arithmetic in them."""
+    """Draws tokens, with a buffer that is kept from step to step: allocating pages costs more than the arithmetic."""
 
     def __init__(self) -> None:
         self._vocab = 0

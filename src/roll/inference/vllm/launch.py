@@ -1,4 +1,4 @@
-"""Starting vLLM's processes, and ending them."""
+"""Start and end of vLLM's processes."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ __all__ = ["Launch", "end_launch", "engine_ahead", "launch"]
 logger = logging.getLogger(__name__)
 
 SHUTDOWN_TIMEOUT_S = 1.0
-"""Then processes are killed; they hold nothing that must be saved."""
+"""Timeout after which processes are killed; they hold no state that must be saved."""
 LOG_STREAM = "ext://roll.inference.vllm.child.LOG_STREAM"
 _ERROR_LINE = re.compile(r"\b(\w*(?:Error|Exception)): (.+)$")
 _SUMMARY = re.compile(r"Engine core init|EngineDeadError|EngineGenerateError|Worker failed with error")
-"""Of an error that was named before."""
+"""Summaries of an error that an earlier line names."""
 _starting = threading.Lock()
-"""Environment variables are changed while an engine starts."""
+"""Held while environment variables are changed for the start of an engine."""
 _ended: set[str] = set()
-"""Names of launches that are to fail."""
+"""Names of launches that must fail."""
 
 
 class Launch:
-    """A vLLM that was started: its client in this process, and its processes."""
+    """A started vLLM: its client in this process, and its processes."""
 
     def __init__(self, spec: EngineSpec, llm: Any, *, cpu: bool, stats: Stats, log_size: int = 0) -> None:
         self.llm = llm
@@ -60,7 +60,7 @@ class Launch:
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
-        """All that vLLM started, EngineCore included."""
+        """All processes that vLLM started, including EngineCore."""
         return tuple(self._processes.values())
 
     def cause_of_death(self) -> str:

@@ -1,11 +1,11 @@
-"""The experts that vLLM's routers choose, kept in the worker of its CPU build until the engine asks.
+"""Recording of the experts that vLLM's routers choose, in the worker of its CPU build.
 
     forward pass ─ capture, layer by layer ─► [tokens, layers, k] ─► by request and position, and by slot of the cache
-                                                                       └─ of a cached prefix: what its slots hold
+                                                                       └─ for a cached prefix: the record of its slots
 
-vLLM records routing itself where its second model runner runs, which needs Triton; its CPU build has the first. There,
-a slot of the key-value cache stands for a token, so that requests that share cached blocks find the choices under which
-their keys and values were computed. A request's own record keeps what was chosen first, also when it is computed again.
+vLLM records routing itself in its second model runner, which needs Triton; its CPU build has the first one. There, a
+slot of the KV cache represents a token, so requests that share cached blocks get the choices with which their keys and
+values were computed. A request's own record keeps the first choices, even if its tokens are computed again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from roll.inference.spec import expert_dtype
 __all__ = ["RoutingRecorder", "moe_layers"]
 
 SCORING = "logprobs-"
-"""Requests whose names begin so are never asked about."""
+"""Prefix of the names of requests whose experts are never read."""
 NAME_SUFFIX = 9
-"""Characters that vLLM adds to a request's name."""
+"""Number of characters that vLLM appends to a request's name."""
 KEPT_PER_ROW = 4
-"""Records are kept for so many times the requests that run at once; those whose caller is gone make way."""
+"""Number of finished requests' records kept per concurrent request; the oldest ones are dropped."""
 
 
 def moe_layers(model: torch.nn.Module) -> dict[int, Any]:
@@ -45,14 +45,14 @@ def moe_layers(model: torch.nn.Module) -> dict[int, Any]:
 
 
 class RoutingRecorder:
-    """Records what every forward pass of a model runner chooses.
+    """Records the experts chosen in every forward pass of a model runner.
 
     Args:
         runner: vLLM's first model runner, whose `execute_model` is wrapped.
-        max_rows: requests that run at once.
+        max_rows: The largest number of concurrent requests.
 
     Raises:
-        UnsupportedError: the model's routers or its cache are of another kind.
+        UnsupportedError: the model's routers or its cache are not supported.
     """
 
     def __init__(self, runner: Any, max_rows: int) -> None:

@@ -10,7 +10,7 @@ __all__ = ["Stats"]
 
 
 class Stats:
-    """Latest figures of vLLM's scheduler; vLLM calls `record` after every step."""
+    """The latest statistics of vLLM's scheduler; vLLM calls `record` after every step."""
 
     def __init__(self) -> None:
         self.num_running = 0

@@ -3,9 +3,9 @@
 Data flow:  engine ─ pickled WeightUpdate ─ collective_rpc ─► every worker: open_update ─► vLLM's reload ─► read back
             engine ◄─ checksums, or an error and whether weights were touched ───────────┘
 
-vLLM fuses projections and repacks weights after loading, so that loading into the live model fails. On a CPU, layers
-are packed anew from the tensors as they come (`direct`); elsewhere, and for models with other layers, weights go
-through vLLM's own layer-wise reload. A manifest unlike the checkpoint is refused before any weight changes.
+vLLM fuses projections and repacks weights after loading, so loading into the live model fails. On a CPU, layers are
+packed again from the tensors as they arrive (`direct`). Elsewhere, and for models with other layers, weights go through
+vLLM's own layer-wise reload. A manifest that differs from the checkpoint is rejected before any weight changes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from roll.weights.quantization import read_back, without_scales
 __all__ = ["WeightReceiver", "check_applied", "check_manifest", "checkpoint_shapes"]
 
 logger = logging.getLogger("vllm.roll")
-"""Below `vllm`, so that messages go where vLLM's go."""
+"""A logger below `vllm`, so that its messages go to vLLM's log."""
 LASTING = frozenset({"shared_memory"})
 """Transports whose tensors are not overwritten before the sync ends."""
 
