@@ -186,7 +186,7 @@ class CausalPass:
 
 
 class DecodePass:
-    """A pass over one new token per row: tokens 0 … B-1 of the flat input belong to rows 0 … B-1, others are padding."""
+    """A pass over one new token per row: tokens 0 … B-1 of the flat input belong to rows 0 … B-1, more are padding."""
 
     def __init__(self, cache: KVCache, positions: Tensor) -> None:
         """Prepare a pass in which row i's new token is at position `positions[i]`, shape [B], int64."""

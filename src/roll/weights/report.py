@@ -29,7 +29,7 @@ class SyncReport:
     engines: tuple[str, ...]
     """The engines that confirmed."""
     dead: Mapping[str, EngineDiedError] = field(default_factory=dict)
-    """The engines that died or did not answer in time. They may hold other weights: replace them, then call `push_to`."""
+    """The engines that died or did not answer in time. Their weights are unknown: replace them, then `push_to`."""
     num_read_back: int = 0
     """The number of checksums compared with those that engines hold, over all engines."""
     readback_s: float = 0.0

@@ -36,7 +36,7 @@ from roll.weights.receiver import ReceiverPlace, TensorStream
 __all__ = ["SegmentHandle", "SharedMemorySender", "receive"]
 
 COPY_THREADS = 2
-"""Number of copying threads: one core does not use the whole memory bandwidth, and engines are paused during the copy."""
+"""Number of copying threads: one core does not use the whole memory bandwidth, and engines wait for the copy."""
 MAX_WAITING = 8
 """Largest number of tensors that wait for a thread."""
 WRITE_BYTES = 2**30
