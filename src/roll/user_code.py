@@ -71,6 +71,8 @@ def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None
     Raises:
         ConfigError: The function does not accept the arguments.
     """
+    if not callable(function):
+        raise ConfigError(f"{what} is of type {type(function).__name__}, not a function or a class.")
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):

@@ -96,6 +96,14 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
             "import pipelines.longest as base\nclass Longest(base.Longest):\n    def open(self, config): ...",
             "pipeline 'wrong.py:Longest': open is called with (config, session), which (config) does not take: ",
         ),
+        (
+            "import pipelines.longest as base\nclass Longest(base.Longest):\n    check = 3",
+            "pipeline 'wrong.py:Longest': check is of type int, not a function or a class.",
+        ),
+        (
+            "class Longest:\n    def __init__(self): raise SystemExit(3)",
+            "pipeline 'wrong.py:Longest' cannot be built (",
+        ),
         ("class Longes: ...", "pipeline: 'wrong.py' has no 'Longest'. Did you mean 'Longes'?"),
     ],
 )

@@ -53,7 +53,7 @@ def _own_pipeline(path: str) -> Any:
     check_call(factory, f"pipeline '{path}'")
     try:
         pipeline = factory()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError(f"pipeline '{path}' cannot be built ({raised_at(error)}): {in_one_line(error)}") from error
     if missing := [part for part in ("config", "state", *_CALLED_WITH) if not hasattr(pipeline, part)]:
         raise ConfigError(f"pipeline '{path}' lacks {', '.join(missing)}: docs/python.md says what each is.")
