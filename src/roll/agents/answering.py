@@ -35,8 +35,7 @@ class Piece:
     answer: Answer | None = None
     """The answer that the piece belongs to."""
     num_characters: int | None = None
-    """Characters of the answer's text that are sent once this piece is; `None` if only the whole answer's end is
-    known."""
+    """Characters of the answer's text that are sent once this piece is; `None` if only its end is known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,10 @@
     messages ── the longest prefix that ends with an earlier answer? ──► its context + its tokens + the text after it
          └────── none ────────────────────────────────────────────────► a fresh rendering
 
-An answer is matched by all messages before it, the tools, its text (without spaces around it) and its tool calls.
-An answer that a stop text ended may be the start of a message, to which the agent has added text.
-So the context of an agent that returns its history unchanged extends the engine's tokens exactly. If the agent
-changes its history, the template renders the changed history.
+An answer is matched by all messages before it, the tools, its text (without spaces around it) and its tool calls. An
+answer that a stop text ended may be the start of a message, to which the agent has added text. So the context of an
+agent that returns its history unchanged extends the engine's tokens exactly. If the agent changes its history, the
+template renders the changed history.
 """
 
 from __future__ import annotations
@@ -58,8 +58,7 @@ class Conversation:
     deferred_tools: Sequence[Mapping[str, Any]] = ()
     """Tools that can be called too, but that the model sees only in a message."""
     demands: Sequence[tuple[str, str]] = ()
-    """Fields that constrain the answer's format, with their instructions for the model. They are not part of a
-    history."""
+    """Fields that constrain the answer's format, with instructions for the model. They are not part of a history."""
 
     @cached_property
     def _hashed(self) -> tuple[dict[int, tuple[bytes, bytes]], xxhash.xxh3_128]:
@@ -201,8 +200,7 @@ class Contexts:
         """Return the conversation with its tool calls in their original form.
 
         Agents send a call back with the tool's default arguments filled in. Calls are matched by their ID. A call in
-        which
-        the agent changed an argument that the model wrote stays as the agent sent it.
+        which the agent changed an argument that the model wrote stays as the agent sent it.
         """
         if not self._calls:
             return conversation

@@ -20,9 +20,9 @@ __all__ = ["fitted_text"]
 def fitted_text(renderer: ChatRenderer, messages: Sequence[Message], tools: Sequence[Any]) -> str:
     """Return a conversation as the template renders it, up to the start of the next answer.
 
-    A later system message becomes a user message if the template does not render it in place. If the
-    template still rejects the conversation, consecutive messages of one role are joined, and then the
-    first system message becomes the start of the user message.
+    A later system message becomes a user message if the template does not render it in place. If the template still
+    rejects the conversation, consecutive messages of one role are joined, and then the first system message becomes the
+    start of the user message.
 
     Raises:
         DataError: The template rejects every form.

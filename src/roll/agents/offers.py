@@ -1,7 +1,7 @@
 """Tools of a request: functions, tools that take one text, groups of either, and a vendor's own tools.
 
-The model only sees functions. A tool that takes one text (`custom` of OpenAI) is a function with one parameter;
-the functions of a group (`namespace`) have their own names. `Offer` defines how a call is converted back.
+The model only sees functions. A tool that takes one text (`custom` of OpenAI) is a function with one parameter; the
+functions of a group (`namespace`) have their own names. `Offer` defines how a call is converted back.
 """
 
 from __future__ import annotations

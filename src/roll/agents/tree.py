@@ -55,8 +55,8 @@ class Call:
 def chains(calls: Sequence[Call]) -> list[list[int]]:
     """Group calls, by their indices, into chains, in the order in which the chains ended.
 
-    A call continues the longest earlier call with which its context starts. If several calls continue the same one,
-    the first of them extends the chain; each other one starts a new chain.
+    A call continues the longest earlier call with which its context starts. If several calls continue the same one, the
+    first of them extends the chain; each other one starts a new chain.
 
     Args:
         calls: The calls, in the order in which they ended.
@@ -85,8 +85,8 @@ def chains(calls: Sequence[Call]) -> list[list[int]]:
 def main_chain(calls: Sequence[Call]) -> list[int]:
     """Return the indices of the calls in the longest chain, in the order in which they ended.
 
-    Titles, summaries and other requests besides an agent's own conversation are short chains. The longest chain
-    has the most calls; ties are broken by the most tokens, contexts included, then by the latest end.
+    Titles, summaries and other requests besides an agent's own conversation are short chains. The longest chain has the
+    most calls; ties are broken by the most tokens, contexts included, then by the latest end.
 
     Args:
         calls: The calls, in the order in which they ended, at least one.

@@ -17,8 +17,7 @@ def boundaries(tokenizer: PreTrainedTokenizerBase, written: str) -> re.Pattern[s
     Args:
         tokenizer: The model's tokenizer.
         written: Conversations as its chat template writes them, without tools: tool calls have marks of their own,
-            which
-            a tool's result may quote.
+            which a tool's result may quote.
     """
     added = {str(token) for token in getattr(tokenizer, "added_tokens_decoder", {}).values()}
     names = {name for name in added if name in written}

@@ -35,8 +35,7 @@ class DatasetTable:
     """One split; its rows stay in the Arrow files that `datasets` maps into memory.
 
     A file that is written to while it is mapped returns other rows, or crashes the process if it has become shorter. So
-    a
-    row is read only if the files are unchanged.
+    a row is read only if the files are unchanged.
     """
 
     def __init__(self, config: HuggingFaceTable, splits: Mapping[str, Any], split: str) -> None:

@@ -18,8 +18,8 @@ _OPENED_TAG = re.compile(r"<[^<>\s]+>\s*\Z")
 def prompt_tokens(prompt: Prompt, renderer: ChatRenderer) -> IntArray:
     """Return the token IDs of a prompt, up to where the model's answer starts or continues, shape [P].
 
-    A text that is already rendered is not rendered again. If the last message is the assistant's, its text follows
-    the generation prompt, and the model continues it.
+    A text that is already rendered is not rendered again. If the last message is the assistant's, its text follows the
+    generation prompt, and the model continues it.
 
     Args:
         prompt: The prompt; with an environment, its messages are rendered unchanged.

@@ -5,8 +5,8 @@
     "<think>Two and"                      it never ends                             ──► None: no answer
     "<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>Four."  ──► "Four."
 
-The format comes from the model's chat template or tokenizer. If neither has one, or they are unknown, the marks in
-the text itself decide. All functions take arbitrary text, in time that grows with its length.
+The format comes from the model's chat template or tokenizer. If neither has one, or they are unknown, the marks in the
+text itself decide. All functions take arbitrary text, in time that grows with its length.
 """
 
 from __future__ import annotations

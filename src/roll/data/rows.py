@@ -150,8 +150,8 @@ def _shuffled(rows: array[int], seed: int) -> NDArray[np.int64]:
 def _by_share(reader: RowReader[T], table: Table, seed: int) -> tuple[RowItems[T], RowItems[T]]:
     """Hold out a share of one table.
 
-    The side of an item depends on its question and the seed, not on its neighbors: a question that occurs twice
-    never leaks, and adding rows moves none.
+    The side of an item depends on its question and the seed, not on its neighbors: a question that occurs twice never
+    leaks, and adding rows moves none.
     """
     sides = (array("q"), array("q"))
     digests = (Fingerprint(), Fingerprint())

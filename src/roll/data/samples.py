@@ -21,8 +21,7 @@ def build_samples(rollout: Rollout, *, max_new_tokens: int = 1) -> tuple[Trainin
     >>> # then a context of 4 in their place, answer of 1:     loss_mask [F F F F T]
 
     The tokens behind the contexts are together the rollout's tokens, in order. The first sample has the rollout's ID;
-    the
-    others have that ID with their number appended.
+    the others have that ID with their number appended.
 
     Args:
         rollout: The rollout.

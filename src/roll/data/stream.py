@@ -5,8 +5,8 @@ anywhere.
     source B ── shuffled per epoch ──┼── shares by weight, exact in the long run ──► draw 0, 1, 2, …
     source C ── shuffled per epoch ──┘
 
-Invariants: draw n depends only on the settings, not on the grouping of draws into calls; within an epoch of a
-source every item comes once; the state is a few numbers, never content.
+Invariants: draw n depends only on the settings, not on the grouping of draws into calls; within an epoch of a source
+every item comes once; the state is a few numbers, never content.
 """
 
 from __future__ import annotations

@@ -286,8 +286,7 @@ def tokenized(
         text: The rendered conversation.
         turns: Spans that the model generates.
         marked: Spans that the template marks as generated; only tokens that start in them are trained on. `None`
-            without
-            marks.
+            without marks.
     """
     borders = sorted({border for span in turns for border in span if 0 < border < len(text)})
     ids, starts = _pieces(tokenizer, text, borders)

@@ -59,8 +59,7 @@ def shown(observation: Content, info: dict[str, Any]) -> Content:
     """Return the observation as the player sees it, with the prefix and suffix of `info`.
 
     ROLL's own environments put everything into the observation. Many of GEM's environments return the board as a
-    suffix,
-    which belongs to the newest observation only.
+    suffix, which belongs to the newest observation only.
     """
     before, behind = (str(info.get(name, "")) for name in ("prefix", "suffix"))
     if isinstance(observation, str):
@@ -70,8 +69,7 @@ def shown(observation: Content, info: dict[str, Any]) -> Content:
 
 def as_json(value: Any) -> str:
     """Encode an environment's output for another process: content parts as `to_dict` writes them, NumPy values as
-    Python
-    values, and values that JSON lacks as text.
+    Python values, and values that JSON lacks as text.
 
     Raises:
         TypeError: The key of a mapping is neither text nor a number.
@@ -90,8 +88,7 @@ class EnvWrapper:
     """An environment that changes another one, stored as `env`; all other attributes are the inner environment's.
 
     A wrapper overrides `on_reset`, `on_action` or `on_step`, whether the inner environment is asynchronous or not; or
-    it
-    overrides `reset` and `step`, as GEM's wrappers do.
+    it overrides `reset` and `step`, as GEM's wrappers do.
     """
 
     not_copied: ClassVar[tuple[str, ...]] = ()

@@ -3,8 +3,8 @@
     episode ─► ToolEnv ─┬─ calls in the reply ─► tools
                         └─ no call ────────────► the environment, in its host
 
-So a search index is loaded once, the controller starts the sandboxes, and an environment on a server or in a
-sandbox has tools like any other.
+So a search index is loaded once, the controller starts the sandboxes, and an environment on a server or in a sandbox
+has tools like any other.
 """
 
 from __future__ import annotations

@@ -59,9 +59,7 @@ class GuessNumber:
         return str(Random().randint(1, self._max_number))
 
     def spawn(self, same_state: bool = False, **overrides: Any) -> GuessNumber:
-        """Return another game with the same settings, changed by `overrides`; with `same_state`, a copy of the
-        episode.
-        """
+        """Return another game with the same settings, changed by `overrides`; with `same_state`, copy the episode."""
         if same_state:
             return copy.deepcopy(self)
         given: dict[str, Any] = {"max_number": self._max_number, "num_turns": self._num_turns, "secret": self._given}

@@ -145,8 +145,7 @@ class EnvHosts:
         """Return the seconds per call and per start, and the failures, of each environment since the last call.
 
         Starts are counted separately: starting a process and importing the class takes seconds, and calls take
-        microseconds,
-        so a common mean would show only the starts.
+        microseconds, so a common mean would show only the starts.
         """
         found: dict[str, float] = {}
         for name in sorted({name for name, _ in self.counts}):

@@ -6,9 +6,9 @@
     DELETE /episodes/ID                                                   ─► {}
     GET    /environments                                                  ─► {"environments"}
 
-Status 400: the request is invalid; 404: the episode does not exist; 500: the environment failed. `error` has
-the details. Invariants: only the environments that the server was started with are served, since a class by its path
-would run arbitrary code; an episode that is idle for `IDLE_S` is closed; closing the server closes all episodes.
+Status 400: the request is invalid; 404: the episode does not exist; 500: the environment failed. `error` has the
+details. Invariants: only the environments that the server was started with are served, since a class by its path would
+run arbitrary code; an episode that is idle for `IDLE_S` is closed; closing the server closes all episodes.
 """
 
 from __future__ import annotations

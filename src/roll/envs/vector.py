@@ -45,10 +45,8 @@ class VectorEnv:
         env_ids: Their names, for messages.
         autoreset: The behavior at an episode's end. `same_step`: the same call begins the next episode and returns its
             first observation; `info["final_observation"]` and `info["final_info"]` have the last ones of the old
-            episode.
-            `next_step`: the next call begins the next episode, ignoring its action, with reward 0. `disabled`: only
-            `reset`
-            begins it, and a step before that is an error.
+            episode. `next_step`: the next call begins the next episode, ignoring its action, with reward 0. `disabled`:
+            only `reset` begins it, and a step before that is an error.
         seed: Seed of environment 0's first episode, if `reset` gets none; environment i has `seed + i`.
     """
 
@@ -80,8 +78,7 @@ class VectorEnv:
 
         Args:
             seed: A seed for each environment, in their order; a single number gives environment i `seed + i`. Without a
-                seed,
-                the first episodes have the constructor's seeds, and later ones derive theirs from them.
+                seed, the first episodes have the constructor's seeds, and later ones derive theirs from them.
             indices: Indices of the environments to reset; None for all.
 
         Raises:

@@ -57,12 +57,10 @@ def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = N
     r"""Return the letter that an answer settles on, in upper case; `None` if it settles on no letter or on several.
 
     The first match counts, in this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an
-    answer
-    that is only the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct", "答案:B",
-    "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold; the last letter
-    alone
-    on a line; the option whose text the answer has. A denied letter (`not (A)`, "option A is wrong") never counts, and
-    a statement of two letters (`C or D`) does not count.
+    answer that is only the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct",
+    "答案:B", "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold; the
+    last letter alone on a line; the option whose text the answer has. A denied letter (`not (A)`, "option A is wrong") never
+    counts, and a statement of two letters (`C or D`) does not count.
 
     Args:
         text: The answer.

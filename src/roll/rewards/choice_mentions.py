@@ -164,8 +164,7 @@ def find_mentions(text: str, letters: str) -> list[Mention]:
     """Return the mentions of option letters, in the order of the text.
 
     A lower-case letter counts only in brackets, or if the words before it announce an answer and its sentence ends
-    behind
-    it: `a` is usually an article.
+    behind it: `a` is usually an article.
 
     Args:
         text: A text as `plain_letters` returns it.

@@ -47,13 +47,11 @@ class Component:
         """Run the verifier.
 
         An answer that was cut off, that is empty after the model's reasoning, or that takes too long to verify is the
-        model's
-        failure: value 0. Any other exception of a verifier is an infrastructure failure for this one answer.
+        model's failure: value 0. Any other exception of a verifier is an infrastructure failure for this one answer.
 
         Raises:
             RewardInfraError: The verifier failed; the message names the component and the prompt. `UnscorableError` if
-                a retry
-                cannot help: the verifier raised it, or the user must correct something.
+                a retry cannot help: the verifier raised it, or the user must correct something.
             SandboxAccessError: No component that needs a sandbox can judge any more.
         """
         failed = False if self.verifier.decides else None
@@ -101,8 +99,8 @@ class WeightedReward:
     """The weighted sum of its components, or 0 if a gate is not passed; implements `Reward`.
 
     A task is solved if every component that decides judges it solved and every gate is passed; components that are only
-    logged (weight 0, no gate) do not count. The verdict is that of the gate that was not passed, else of the
-    first component that decides, else of the first component.
+    logged (weight 0, no gate) do not count. The verdict is that of the gate that was not passed, else of the first
+    component that decides, else of the first component.
     """
 
     def __init__(self, components: Sequence[Component]) -> None:

@@ -93,8 +93,8 @@ def last_boxes(text: str, *, several: bool) -> str | None:
 
     Args:
         text: The answer.
-        several: Whether several values are asked for; then a few words may stand between the boxes too, if none of
-            them takes back what came before (`First \boxed{17}, but \boxed{1,-2}`).
+        several: Whether several values are asked for; then a few words may stand between the boxes too, if none of them
+            takes back what came before (`First \boxed{17}, but \boxed{1,-2}`).
     """
     begins = list(_BOX.finditer(text))
     if not begins or (last := _content(text, begins[-1].end(), len(text))) is None:

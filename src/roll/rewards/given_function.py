@@ -67,8 +67,7 @@ class GivenFunction:
 
 class _Beside:
     """Calls functions in threads of this process, as a `WorkerPool` for rewards: plain functions one at a time,
-    coroutine
-    functions concurrently.
+    coroutine functions concurrently.
 
     A thread cannot be ended: a thread that hangs is abandoned, and the next call gets another one.
     """

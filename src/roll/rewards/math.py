@@ -5,9 +5,9 @@
                  plain numbers? ──────► exact comparison
                  else ────────────────► cleaned ──► shapes ──► values by math-verify (`roll.rewards.mathematics`)
 
-All of it runs in a worker of the pool: the controller never parses a model's text. A hostile answer
-(`10**10**10`, nested radicals) is usually rejected by its form or its size; the rest costs at most the time limit. The
-model's text is parsed, never evaluated as Python.
+All of it runs in a worker of the pool: the controller never parses a model's text. A hostile answer (`10**10**10`,
+nested radicals) is usually rejected by its form or its size; the rest costs at most the time limit. The model's text is
+parsed, never evaluated as Python.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ LONGEST_ANSWER = 1_000
 LONGEST_REFERENCE = 2_000
 """Most characters of a reference that is parsed as mathematics; a longer one is compared as a text."""
 ALARM_AT = 0.8
-"""Share of the time limit after which an alarm in the worker interrupts a comparison, before the pool kills the
-worker."""
+"""Share of the time limit after which an alarm in the worker interrupts a comparison, before the pool kills it."""
 
 _DECIMAL_COMMA = re.compile(r"-?(?:\d+,\d{1,2}|0,\d+)")
 _EQUATION = re.compile(r"(?<![<>!\\])=|[<>]|\\(?:le|ge|lt|gt|ne)")

@@ -1,7 +1,7 @@
 """Rewards of a few lines.
 
-The reference's text, a pattern, or an environment's reward; and penalties of form: repeated text, and answers
-that are longer than necessary.
+The reference's text, a pattern, or an environment's reward; and penalties of form: repeated text, and answers that are
+longer than necessary.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     agent ──TCP, the sandbox's own loopback──► this ──Unix socket of the host──► endpoint
 
-Arguments: the socket, the file with the program's answer (empty: none), then the program with its
-arguments. The answer is written to file descriptor 3. `{}` in a variable `ROLL_PLACE_*` is replaced by the port, and
-the variable's name loses this prefix.
+Arguments: the socket, the file with the program's answer (empty: none), then the program with its arguments. The answer
+is written to file descriptor 3. `{}` in a variable `ROLL_PLACE_*` is replaced by the port, and the variable's name
+loses this prefix.
 """
 
 import asyncio

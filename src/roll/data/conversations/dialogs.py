@@ -14,8 +14,8 @@ _SPEAKER = re.compile(r"(?:\A|\n\n)(Human|Assistant):")
 def dialog_messages(text: str) -> tuple[Message, ...] | None:
     r"""Return the messages of a dialog, or `None` if the text is not a dialog.
 
-    A dialog starts with `Human:`, and has an `Assistant:` after a blank line. An `Assistant:` at its end, with
-    no text behind it, asks for an answer and is not a message.
+    A dialog starts with `Human:`, and has an `Assistant:` after a blank line. An `Assistant:` at its end, with no text
+    behind it, asks for an answer and is not a message.
 
     >>> dialog_messages("\n\nHuman: 1 + 1?\n\nAssistant: 2")
     (Message(role='user', content='1 + 1?'), Message(role='assistant', content='2'))

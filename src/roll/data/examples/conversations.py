@@ -66,8 +66,8 @@ class RowReading:
         """Return the answer in a column, after the row's prompt; a list that does not start with that has its own
         prompt.
 
-        If the configuration names no prompt column, a text is plain text. A text that is a whole dialog, as in
-        hh-rlhf, has its own prompt as well.
+        If the configuration names no prompt column, a text is plain text. A text that is a whole dialog, as in hh-rlhf,
+        has its own prompt as well.
 
         Args:
             key: The column's name.

@@ -1,6 +1,4 @@
-"""Environments of the package `gymnasium`: `gym:FrozenLake-v1`. Observations become text; actions are parsed from
-text.
-"""
+"""Environments of the package `gymnasium`: `gym:FrozenLake-v1`. Observations are text; actions are parsed from text."""
 
 from __future__ import annotations
 

@@ -39,8 +39,7 @@ class OwnRandomness:
     """An environment's own state of Python's and NumPy's process-wide generators.
 
     Environments that draw from the process-wide generators would otherwise disturb each other, and everything else in
-    the
-    process: with several concurrent episodes, no episode could be reproduced from its seed.
+    the process: with several concurrent episodes, no episode could be reproduced from its seed.
     """
 
     def __init__(self) -> None:

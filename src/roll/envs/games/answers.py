@@ -30,9 +30,7 @@ def boxed(text: str) -> str | None:
 
 
 def numbers(answer: str, count: int | None = None) -> list[int] | None:
-    """Parse nonnegative integers, separated by spaces; return None for other text, or if there are not `count` of
-    them.
-    """
+    """Parse nonnegative integers, separated by spaces; return None for other text, or another number than `count`."""
     words = answer.split()
     if not words or (count is not None and len(words) != count):
         return None

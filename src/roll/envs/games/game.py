@@ -38,9 +38,8 @@ class Game(ABC, Generic[Move]):
     r"""An environment whose actions are moves in `\boxed{...}`; each field is an argument, and None is drawn at reset.
 
     A win gives 1, or rewards that sum to 1 over the episode; a move on the way 0, unless the game has another reward;
-    an invalid move 0; an action without a readable move -0.1, and the game ends. After the last
-    turn the episode is terminated and truncated, as in GEM. Every observation is complete: the last event, and the
-    board.
+    an invalid move 0; an action without a readable move -0.1, and the game ends. After the last turn the episode is
+    terminated and truncated, as in GEM. Every observation is complete: the last event, and the board.
     """
 
     format_error_reward: ClassVar[float] = -0.1

@@ -21,9 +21,9 @@ Board = tuple[tuple[int, ...], ...]
 class Game2048(DirectionGame):
     """Tiles on a board of `board_size` by `board_size` that merge, up to `target_tile`.
 
-    Every new largest tile gives its share of the doublings from the first tiles to the target; together they
-    give 1. The game is lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be
-    reached in their turns, in which tiles worth at most four per turn appear: only a part of the reward is possible.
+    Every new largest tile gives its share of the doublings from the first tiles to the target; together they give 1.
+    The game is lost when no move is left. As in GEM, the targets of `hard` and `extreme-hard` cannot be reached in
+    their turns, in which tiles worth at most four per turn appear: only a part of the reward is possible.
     """
 
     target_tile: int | None = 2048

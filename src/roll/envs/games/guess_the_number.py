@@ -16,8 +16,8 @@ __all__ = ["GuessTheNumber"]
 class GuessTheNumber(Game[int]):
     """A secret number from `min_number` to `max_number`.
 
-    The last turn gives 1 minus the guess's distance from the secret, as a share of the range. If a bound is None,
-    the lowest number is drawn from 1 to 10 and the highest 5 to 50 above it.
+    The last turn gives 1 minus the guess's distance from the secret, as a share of the range. If a bound is None, the
+    lowest number is drawn from 1 to 10 and the highest 5 to 50 above it.
     """
 
     min_number: int | None = 1

@@ -20,8 +20,7 @@ class Hangman(Game[str]):
     """A secret word of `word_length` letters, 3 to 7; a guess is a letter or the word.
 
     Each new letter gives its share of a half. The word gives a half, plus the share of the letters that were still
-    hidden;
-    together they give 1. The last letter also wins the game.
+    hidden; together they give 1. The last letter also wins the game.
 
     Args:
         hardcore: Whether to draw from less common words.

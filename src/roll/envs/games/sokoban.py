@@ -27,8 +27,7 @@ class Sokoban(DirectionGame):
     """A room of `dim_room` rows and columns, including the walls around it, with `num_boxes` boxes and as many goals.
 
     A room is generated backward from the solved state, by pulling the boxes off their goals in at most `max_turns`
-    moves,
-    so it can always be solved in time. The last turn gives the share of boxes that are on goals.
+    moves, so it can always be solved in time. The last turn gives the share of boxes that are on goals.
     """
 
     dim_room: Sequence[int] | None = (6, 6)

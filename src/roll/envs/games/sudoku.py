@@ -21,8 +21,7 @@ class Sudoku(Game[tuple[int, int, int]]):
     """A grid of `scale` by `scale` (4 or 9) with `clues` given numbers and one solution.
 
     Every right number gives its share of the empty cells; together they give 1. More clues are given if fewer would
-    leave
-    several solutions.
+    leave several solutions.
     """
 
     scale: int | None = 9

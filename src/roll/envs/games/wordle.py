@@ -17,8 +17,7 @@ class Wordle(Game[str]):
     """A secret word of `word_length` letters, 3 to 7.
 
     A letter that is in its place for the first time gives its share of a half, and the whole word the other half;
-    together
-    they give 1. If an argument is None, 3 to 5 letters are drawn, and five turns for each letter.
+    together they give 1. If an argument is None, 3 to 5 letters are drawn, and five turns for each letter.
 
     Args:
         only_real_words: Whether a guess that is not in the game's word list is invalid.

@@ -82,8 +82,8 @@ class ToolEnv:
         reads_reasoning: Whether calls inside the model's reasoning count.
         max_tool_uses: Most calls of one episode, including malformed ones.
         rewards: Rewards of calls.
-        explain: Whether the first observation lists the tools and explains the call format. Otherwise the
-            prompt must. With the form `template`, `info["tools"]` has the tools for the chat template instead.
+        explain: Whether the first observation lists the tools and explains the call format. Otherwise the prompt must.
+            With the form `template`, `info["tools"]` has the tools for the chat template instead.
         max_result_chars: Most characters of a result; a longer one loses its middle.
         call_time_limit_s: See `Toolbox`.
     """

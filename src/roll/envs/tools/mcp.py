@@ -1,7 +1,7 @@
 """Tools of servers that speak the Model Context Protocol, through its official SDK (the package `mcp`).
 
-The SDK's client must be entered and exited by the same task, while episodes run in tasks of their own: so a task of
-the connection's own holds it open, from the first episode until `close`.
+The SDK's client must be entered and exited by the same task, while episodes run in tasks of their own: so a task of the
+connection's own holds it open, from the first episode until `close`.
 """
 
 from __future__ import annotations

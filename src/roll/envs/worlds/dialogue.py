@@ -17,9 +17,8 @@ from roll.user_code import load_function
 __all__ = ["SLOTS", "Booking", "User"]
 
 User: TypeAlias = Callable[[Sequence[Mapping[str, str]]], Any]
-"""Returns the user's next message from the messages so far (the persona as `system`, the assistant's as `user`, its
-own as
-`assistant`).
+"""Returns the user's next message from the messages so far (the persona as `system`, the assistant's as `user`, its own
+as `assistant`).
 
 It may be `async`. Its exceptions are infrastructure failures."""
 

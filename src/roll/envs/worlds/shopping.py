@@ -47,8 +47,7 @@ def purchase_reward(goal: Goal, bought: Product, chosen: dict[str, str]) -> floa
 
     r = r_type (|U_att ∩ Y_att| + |U_opt ∩ Y_opt| + [y_price ≤ u_price]) / (|U_att| + |U_opt| + 1). WebShop estimates
     r_type from texts. Here the kinds are known: r_type is 1 for the same kind of product, 0.5 for another kind of the
-    same
-    department and 0 for any other.
+    same department and 0 for any other.
     """
     same_kind, same_department = bought.kind == goal.product.kind, bought.department == goal.product.department
     kind = 1.0 if same_kind else 0.5 if same_department else 0.0

@@ -15,16 +15,14 @@ __all__ = ["ObservationHistory"]
 class ObservationHistory(EnvWrapper):
     """Every observation includes those before it, as GEM's `ObservationWrapper` writes them.
 
-    `info["suffix"]` and `info["prefix"]` are shown with the newest observation only, and
-    removed from `info`; `info["parsed_action"]` replaces the action; with `info["use_tool"]`, the observation
-    is a tool's message.
+    `info["suffix"]` and `info["prefix"]` are shown with the newest observation only, and removed from `info`;
+    `info["parsed_action"]` replaces the action; with `info["use_tool"]`, the observation is a tool's message.
 
     Args:
         env: The environment.
         actions: Whether to include the actions.
         chat: Whether to apply the model's chat template: `always`, around all turns as messages, or `on_reset`, around
-            the
-            first observation only, so that the rest continues the model's own text.
+            the first observation only, so that the rest continues the model's own text.
         last: Number of turns to keep before the newest observation.
         tokenizer: The model's tokenizer, for its chat template.
 

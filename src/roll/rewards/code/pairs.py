@@ -51,8 +51,7 @@ def pair_cases(tests: Mapping[str, Any]) -> list[Case]:
 
     Args:
         tests: `inputs` and `outputs`, or `input` and `output`. If it names a function, the cases call the function;
-            else
-            they run the program.
+            else they run the program.
 
     Raises:
         MalformedTestsError: The cases cannot be used.
@@ -75,8 +74,7 @@ def pair_case(case: Mapping[str, Any], entry: str | None, where: str) -> Case:
 
     Args:
         case: `input`, `output` and the kind of case (`testtype` or `type`); without a kind, the case calls a function
-            if it
-            names one.
+            if it names one.
         entry: The function under test if the case names none; without either, the only function of the answer.
         where: The case's place, for messages.
 

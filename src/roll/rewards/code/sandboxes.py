@@ -3,8 +3,8 @@
     answer ──► slot (at most `max_parallel`) ──► a sandbox for the candidate
                                              └─► if the tests are programs: another sandbox for their checker
 
-Invariants: candidate and checker use different pools, so neither sandbox's memory ever held the other's data; an
-answer holds one slot, and at most two sandboxes.
+Invariants: candidate and checker use different pools, so neither sandbox's memory ever held the other's data; an answer
+holds one slot, and at most two sandboxes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Exchange messages with candidates and checkers; limit and measure the time of each case, from outside of the sandbox.
 
-A candidate shares its sandbox with ROLL's program that runs the cases, and may stop that, or change its reports. So
-the sandbox's agent enforces the limits of each case, by its own clock and by the kernel's CPU count of the sandbox.
+A candidate shares its sandbox with ROLL's program that runs the cases, and may stop that, or change its reports. So the
+sandbox's agent enforces the limits of each case, by its own clock and by the kernel's CPU count of the sandbox.
 
     setup ──► first frame ──► [ new limits ──► a case's message ──► its frames ] … ──► end of input
                                 └─► CPU time of the case before

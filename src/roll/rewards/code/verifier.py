@@ -3,8 +3,7 @@
     stdin and call cases ──► one sandbox, a process per case ──► outputs ──► compared as text and plain data (`batch`)
     assert, check, pytest ──► candidate's sandbox ◄── plain data ──► checker's sandbox ──► verdicts (`dialogue`)
 
-All data from a candidate's sandbox is the candidate's claim of its results. The expected results are never
-there.
+All data from a candidate's sandbox is the candidate's claim of its results. The expected results are never there.
 """
 
 from __future__ import annotations

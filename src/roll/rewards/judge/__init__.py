@@ -4,8 +4,8 @@
                               └─ no ─► one request for all equal ones ──► readable? cache it
                                                                            └─ no: ask again, with the error
 
-Invariants: equal concurrent requests are one request; only readable replies are cached; every failure
-between ROLL and the judge is an `InfraError`, including a `TimeoutError` of the network, and never a reward.
+Invariants: equal concurrent requests are one request; only readable replies are cached; every failure between ROLL and
+the judge is an `InfraError`, including a `TimeoutError` of the network, and never a reward.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
                                               ├─ 401/403/404: the user must correct the address, the key or the name
                                               └─ any other: this request cannot be answered
 
-Invariants: never more than `max_concurrent` running requests; a request that waits for a retry holds no slot; the
-key is only in a header, never in a message, log or configuration.
+Invariants: never more than `max_concurrent` running requests; a request that waits for a retry holds no slot; the key
+is only in a header, never in a message, log or configuration.
 """
 
 from __future__ import annotations

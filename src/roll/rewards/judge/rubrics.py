@@ -1,8 +1,8 @@
 """The judge's prompts, and the format of its replies.
 
 The judged answer is untrusted text: it stands between delimiters with a digest of the answer, which it cannot predict
-while it is generated, and the judge is instructed to ignore instructions between them. Control tokens of
-the judge's model are broken up.
+while it is generated, and the judge is instructed to ignore instructions between them. Control tokens of the judge's
+model are broken up.
 """
 
 from __future__ import annotations

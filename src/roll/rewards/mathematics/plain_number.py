@@ -143,8 +143,7 @@ def _is_unit(text: str) -> bool:
     """Return whether the text after a number is a unit or empty.
 
     In `5x` (one adjacent letter) and `5^2` it is not a unit, nor in `5 x`, `5 x^2` and `5 ab`: words of one or two
-    letters
-    that name no unit are variables.
+    letters that name no unit are variables.
     """
     if re.match(r"[^\W\d_](?![^\W\d_])|\s*\^[\s{]*\d|[²³/]", text):
         return False
@@ -165,9 +164,9 @@ def _is_unit(text: str) -> bool:
 def same_number(answer: PlainNumber, reference: PlainNumber) -> bool:
     """Return whether two numbers are equal: exactly, as `50%` and `0.5` (or `50`), or as a correctly rounded fraction.
 
-    Units count if both numbers have one: 500 m are 0.5 km. A decimal equals a fraction without finite decimals, such
-    as 1/3, from four correct decimals on. If only one has a word such as `million`, the word may be the unit of the
-    count, so it is treated as a unit.
+    Units count if both numbers have one: 500 m are 0.5 km. A decimal equals a fraction without finite decimals, such as
+    1/3, from four correct decimals on. If only one has a word such as `million`, the word may be the unit of the count,
+    so it is treated as a unit.
     """
     factor = same_unit_factor(answer.unit, reference.unit)
     if factor is None:

@@ -96,10 +96,8 @@ def limited(seconds: float, function: Callable[..., T], *args: Any) -> T:
 
     The alarm measures wall time: a worker that waits for a processor may be interrupted early, as with the pool's own
     timeout. It repeats, in case a handler swallowed it. It may also fire just as the function returns or raises, but
-    never
-    outside: the first instruction after the call disarms it, and the interpreter handles no signal before that. (The
-    end
-    of a `with` would be a call, at whose entry signals are handled: an alarm there would end the process.)
+    never outside: the first instruction after the call disarms it, and the interpreter handles no signal before that.
+    (The end of a `with` would be a call, at whose entry signals are handled: an alarm there would end the process.)
 
     Raises:
         SlowError: The function took longer.
@@ -194,8 +192,7 @@ def same_relation(given: str, right: str) -> bool:
     """Return whether two equations or inequalities are equivalent.
 
     Equations in one variable are equivalent if one is a multiple of the other. math-verify compares their real
-    solutions
-    instead, and so accepts any two equations without real solutions as equal.
+    solutions instead, and so accepts any two equations without real solutions as equal.
     """
     import sympy
 

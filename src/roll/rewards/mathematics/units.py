@@ -1,7 +1,7 @@
 """Units behind an answer: what they measure, and how they compare.
 
-A unit counts if both the answer and the reference have a known one: then 500 m is 0.5 km, and 5 m is not
-5 cm. Any other text behind a number (`apples`, `square units`) is ignored.
+A unit counts if both the answer and the reference have a known one: then 500 m is 0.5 km, and 5 m is not 5 cm. Any
+other text behind a number (`apples`, `square units`) is ignored.
 """
 
 from __future__ import annotations

@@ -76,8 +76,7 @@ def _after_reasoning(form: CallForm) -> CallForm:
 
 FORMS: Mapping[str, CallForm] = {name: _after_reasoning(form) for name, form in _FORMS.items()}
 """`auto` and `template` parse all formats. `auto` explains tools and shows results as `xml` does; `template` leaves
-both
-to the model's chat template."""
+both to the model's chat template."""
 
 
 def form_named(name: str, *, reads_reasoning: bool = False) -> CallForm:

@@ -1,7 +1,7 @@
 """Llama 3: `{"name": …, "parameters": {…}}` as the whole reply, several separated by `;`, or after `<|python_tag|>`.
 
-A built-in tool's `name.call(query="…")`, or plain code for the tool `python`, may also follow that tag. The tag is
-a special token, which decoding leaves out, so all forms except plain code are also detected without it.
+A built-in tool's `name.call(query="…")`, or plain code for the tool `python`, may also follow that tag. The tag is a
+special token, which decoding leaves out, so all forms except plain code are also detected without it.
 """
 
 from __future__ import annotations

@@ -27,8 +27,7 @@ class Names(dict):
     """The built-in names of a test, with the candidate's names as a fallback.
 
     Python looks up a name here that is neither defined in the test nor built in. The name of a standard library module
-    is
-    always that module, so that a candidate cannot replace `math`.
+    is always that module, so that a candidate cannot replace `math`.
     """
 
     def __init__(self, line, entry):

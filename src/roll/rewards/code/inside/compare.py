@@ -64,8 +64,8 @@ def same_value(tree: Any, expected: Any, *, tolerance: float = 0.0, match: str =
         expected: Plain data.
         tolerance: See `same_output`; for floating-point and complex numbers.
         match: `equal`: as `==` compares; `json`: a list matches any sequence, and a text key matches a whole number, as
-            JSON has no others; `wrapped`: as `json`, or the only item of a list (APPS); `exact`: numbers, sequences
-            and sets must also have the same type.
+            JSON has no others; `wrapped`: as `json`, or the only item of a list (APPS); `exact`: numbers, sequences and
+            sets must also have the same type.
     """
     try:
         if match == "wrapped":

@@ -2,8 +2,8 @@
 
 A class may claim that its objects are equal to everything. So for each yes, the candidate is also asked about objects
 of the same class that are made from slightly different arguments, in random order. At least half of them must be
-unequal, and the answers must be consistent. If nothing can be varied, no claim counts.
-Members of enumerations are compared by the names of class and member, which are plain data.
+unequal, and the answers must be consistent. If nothing can be varied, no claim counts. Members of enumerations are
+compared by the names of class and member, which are plain data.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     range, bytearray, UUID      ["R", hex, hex, hex]  ["B", hex]  ["U", hex]
     a built-in type             ["T", name]
 
-Decoding builds instances of exactly these classes and calls nothing else. A time zone is sent as its offset from UTC
-at that moment. Decoding that takes more than linear time (the greatest common divisor of a fraction) is bounded.
+Decoding builds instances of exactly these classes and calls nothing else. A time zone is sent as its offset from UTC at
+that moment. Decoding that takes more than linear time (the greatest common divisor of a fraction) is bounded.
 """
 
 from __future__ import annotations

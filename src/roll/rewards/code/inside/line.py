@@ -71,8 +71,7 @@ class Line:
         Raises:
             BrokenTestsError: A test passes a value that is not plain data to a function that it looked up by name.
             NotComparableError: A test passes such a value to an object that the candidate returned. If the candidate
-                had
-                returned plain data, the operation might have been valid: so it is the answer's failure.
+                had returned plain data, the operation might have been valid: so it is the answer's failure.
         """
         try:
             message = {"op": op, "args": self.tree(args), "kwargs": self.tree(kwargs)}

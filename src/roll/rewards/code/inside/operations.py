@@ -1,7 +1,7 @@
 """The operations that a checker may perform on an object that stays with the candidate: a closed list, by name.
 
-The candidate's side carries them out (`CARRIED_OUT`). The checker's side offers an operation if the object's class
-has its method (`METHODS`: the name of the method, and of the operation).
+The candidate's side carries them out (`CARRIED_OUT`). The checker's side offers an operation if the object's class has
+its method (`METHODS`: the name of the method, and of the operation).
 """
 
 from __future__ import annotations

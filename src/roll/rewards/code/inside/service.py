@@ -6,8 +6,8 @@
     {"op": "answer", "value" | "raised": …}     ◄── {"ask": number, "args": …} a callback to a function of the checker
 
 Operations are those of `operations`. An object that stays here is sent as ["r", number, class, methods, more]. A call's
-answer also has `args` if the function changed lists, dicts or sets in its arguments, as a caller would see that
-too. Every message has the text that was printed since the last one. Awaitables are awaited here at once.
+answer also has `args` if the function changed lists, dicts or sets in its arguments, as a caller would see that too.
+Every message has the text that was printed since the last one. Awaitables are awaited here at once.
 """
 
 from __future__ import annotations
@@ -156,8 +156,7 @@ class Service:
         """Encode a value for the checker.
 
         `made` is true for a value that a call of a class returned. If the candidate defines that class, the value is
-        sent as
-        an object, whatever its base class.
+        sent as an object, whatever its base class.
         """
         kind = type(value)
         if made and kind.__module__ == "solution" and wire.plain_base(kind) is not None:

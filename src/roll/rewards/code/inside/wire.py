@@ -27,8 +27,7 @@ MAX_DEPTH = 64
 Most levels of a decoded value. An encoded value may be deeper, so that a received value can be returned in a list."""
 MAX_EQUAL_HASHES = 32
 """Most equal hashes in a set or in the keys of a dict: a lookup takes as many comparisons. Numbers that are equal
-modulo
-2**61 - 1 could otherwise make lookups take minutes."""
+modulo 2**61 - 1 could otherwise make lookups take minutes."""
 MAX_ITEMS = 1 << 20
 """Most items of a range that is expanded."""
 _BIG = 1 << 53
