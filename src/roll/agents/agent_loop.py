@@ -130,7 +130,7 @@ class AgentLoop:
         """Run the agent; return its answer, and its error, if any."""
         self._server.sessions.add(session)
         work = asyncio.ensure_future(self._program(task, self._server.base_url, session.key))
-        work.add_done_callback(lambda work: work.cancelled() or work.exception())  # marks it as retrieved
+        work.add_done_callback(lambda work: work.cancelled() or work.exception())  # marks the exception as retrieved
         try:
             await asyncio.wait({work, session.failed}, timeout=task.time_s, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():

@@ -223,7 +223,7 @@ class Contexts:
     def remember_text(self, text: str, context: IntArray, token_ids: IntArray) -> None:
         """Record a continued text; `text` is all of it, as the agent received it."""
         if self._is_end(token_ids[-1:]):
-            token_ids = token_ids[:-1]  # it is not part of the text
+            token_ids = token_ids[:-1]  # the end token is not part of the text
         if text:
             self._texts[text] = np.concatenate([context, token_ids]).astype(np.int32, copy=False)
 

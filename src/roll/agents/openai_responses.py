@@ -27,7 +27,7 @@ _CALLS = {
     "function_call": ("arguments", "response.function_call_arguments"),
     "custom_tool_call": ("input", "response.custom_tool_call_input"),
 }
-"""By kind of call, the field with its content, and the events that stream it."""
+"""The field with the content of each kind of call, and the events that stream it."""
 
 
 class ResponsesRequest(wire.Asking):

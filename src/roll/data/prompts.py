@@ -136,7 +136,7 @@ def _answer(row: RowView, config: TableConfig, where: str) -> str:
         raise BadRow(
             "wrong type", f"{where}: column '{config.answer_key}' must be text or a number, got {short(value)}."
         )
-    if not isinstance(value, str | int) and not math.isfinite(value):  # data frames write missing values so
+    if not isinstance(value, str | int) and not math.isfinite(value):  # data frames write missing values as NaN
         raise BadRow(
             "empty answer", f"{where}: column '{config.answer_key}' is {value}: give an answer, or leave the row out."
         )

@@ -23,7 +23,7 @@ LONGEST_OPTION = 300
 LONGEST_LIST = 120
 """Most characters of an answer that lists the letters (`A: no. B: no. C.`)."""
 NO_LETTER = "no letter"
-"""What `score_choice` returns for a reference that names no letter."""
+"""The result of `score_choice` for a reference that names no letter."""
 
 _LABEL_END = r"[.):、][*_]{0,2}"
 _STYLE = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)(?![a-zA-Z])|[${}*_]|\\[,;!() ]")
@@ -58,9 +58,9 @@ def chosen_letter(text: str, letters: str, options: Mapping[str, str] | None = N
 
     The first match counts, in this order: the last `\boxed{B}` or `\boxed{(B) 5}`; the last `<answer>B</answer>`; an
     answer that is only the letter; the last statement ("the answer is (B)", "choose B", "so, B.", "B is correct",
-    "答案:B", "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold; the
-    last letter alone on a line; the option whose text the answer has. A denied letter (`not (A)`, "option A is wrong") never
-    counts, and a statement of two letters (`C or D`) does not count.
+    "答案:B", "故选B"); the only letter that starts a line (`B. Paris`); the last letter in brackets or in bold;
+    the last letter alone on a line; the option whose text the answer has. A denied letter (`not (A)`, "option A is
+    wrong") never counts, and a statement of two letters (`C or D`) does not count.
 
     Args:
         text: The answer.

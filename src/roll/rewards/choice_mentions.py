@@ -127,7 +127,7 @@ class Mention:
     """One letter, or several that are named as one (`A or B`)."""
 
     letters: tuple[str, ...]
-    """In upper case, without repetition, in the order of the text."""
+    """The letters in upper case, without repetition, in the order of the text."""
     stated: bool
     """Whether the text says that this is the answer."""
     denied: bool

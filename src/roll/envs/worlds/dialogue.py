@@ -41,7 +41,7 @@ class Booking(World):
     """The assistant asks for what it needs, then writes `book(food=thai, day=friday, …)`; reward: the share of met
     wishes.
 
-    A wrong or missing entry counts nothing; with all of them right the reward is 1, without a readable booking −0.1.
+    A wrong or missing entry does not count; with all of them right the reward is 1, without a readable booking −0.1.
 
     Args:
         num_wishes: Number of the user's wishes, 2 to 6.

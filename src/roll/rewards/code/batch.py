@@ -119,7 +119,7 @@ class Batch(CandidateRun):
         return message._replace(kind="call", args=case.args, kwargs=case.kwargs, **how)
 
     async def _alone(self, case: StdinCase, cpu_s: float) -> CaseVerdict:
-        """Run a single program directly, without the candidate runner: a third less work."""
+        """Run a single program directly, without the candidate runner, which saves a third of the work."""
         most_bytes = self._most_bytes(case)
         program = PythonCode(
             source=self.code,

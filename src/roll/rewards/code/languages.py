@@ -12,7 +12,7 @@ __all__ = ["TOOL_CHAINS", "ToolChain", "missing_tool"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ToolChain:
-    """How to run a program of a language. Python needs no tool chain: it is forked from a running interpreter."""
+    """The tools that run a program of a language. Python needs none: it is forked from a running interpreter."""
 
     file: str
     argv: tuple[str, ...]

@@ -157,7 +157,7 @@ def _braced(text: str) -> str:
 def _arguments(text: str) -> str:
     r"""Return `\frac12` as `\frac{1}{2}`, and `\sqrt3` as `\sqrt{3}`."""
     parts: list[str] = []
-    waiting: list[list[int]] = []  # commands that lack arguments: depth of braces, number of arguments
+    waiting: list[list[int]] = []  # commands that lack arguments: depth of braces, number of missing arguments
     depth = 0
     for match in _ARGUMENT.finditer(text):
         token = match.group()

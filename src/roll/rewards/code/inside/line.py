@@ -20,7 +20,7 @@ class Line:
         self.names = []
         """The names that the candidate's code defines."""
         self.over = None
-        """How the candidate's process ended, or None while it runs."""
+        """The end of the candidate's process, or None while it runs."""
         self.mistake = None
         """A mistake of the tests' author."""
         self.functions = [builtins_input, read_line, read_rest]

@@ -53,7 +53,7 @@ class Check(NamedTuple):
 
 
 class End(NamedTuple):
-    """How a process ended."""
+    """The end of a process: its exit status, and the limit that it exceeded, if any."""
 
     status: int = 255
     signal: int = 0

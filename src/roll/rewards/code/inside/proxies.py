@@ -210,7 +210,7 @@ def _shape(names):
 
 
 def of_tree(line, tree, is_subject=False):
-    """Return the value of a tree with one of the candidate's own tags."""
+    """Return the value of a tree that refers to an object or an exception class of the candidate."""
     if tree[0] in ("x", "X"):
         return line.exception_class(tree)
     tag, number, kind, names, more = tree

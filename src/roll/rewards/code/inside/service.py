@@ -147,7 +147,7 @@ class Service:
         return wire.decode(tree, self.found)
 
     def found(self, tree):
-        """Return the value of a tree with one of our own tags."""
+        """Return the value of a tree that refers to an object here or a function of the checker."""
         if tree[0] == "r":
             return self.objects[tree[1]]
         return iterated(self, tree[1]) if len(tree) > 2 else function(self, tree[1])
