@@ -1,1 +1,1 @@
-"""Where work runs: devices, placement, and groups of workers, in this process or on Ray."""
+"""Devices, placement, and groups of workers, in this process or on Ray."""

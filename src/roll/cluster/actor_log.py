@@ -1,8 +1,9 @@
-"""What a Ray actor prints goes into its own log in the run's directory, beside the controller's.
+"""Logs of Ray actors in the run's directory, next to the controller's.
 
     descriptors 1 and 2, loggers and warnings of the actor ──► logs/<role>-<index>.log of the run
 
-Where the run's directory does not exist (another machine without a shared file system) Ray's own files keep it.
+If the run's directory does not exist (on another machine without a shared file system), the output stays in Ray's own
+files.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from roll.tracking.logs import redirect_infrastructure_logs
 __all__ = ["ACTOR_LOG", "log_into_the_run"]
 
 ACTOR_LOG = "ROLL_ACTOR_LOG"
-"""Variable with the path of an actor's log."""
+"""Environment variable with the path of an actor's log."""
 
 _open = ExitStack()
-"""Held until the process ends: what is printed last matters most."""
+"""Kept open until the process ends, because its last output matters most."""
 
 
 def log_into_the_run() -> None:

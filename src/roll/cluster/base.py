@@ -1,4 +1,4 @@
-"""The seam between pipelines and machines: what starts roles, and where."""
+"""The interface between pipelines and machines: a cluster starts roles on devices."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The device mapping, resolved: the machine and the devices of each rank and each engine. Pure functions."""
+"""The resolved device mapping: the machine and the devices of each rank and each engine. Pure functions."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ __all__ = ["Placement", "Seat", "place"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seat:
-    """Where one rank or engine sits."""
+    """The placement slot of one rank or engine."""
 
     node: int
-    """0 … num_nodes - 1."""
+    """The number of the machine, from 0 to num_nodes - 1."""
     local_devices: tuple[int, ...]
-    """Device numbers on that machine."""
+    """The device numbers on that machine."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Seats of every role: one for each rank or engine, in their order. Roles may share devices."""
+    """The placement slots of every role: one for each rank or engine, in their order. Roles may share devices."""
 
     num_nodes: int
     devices_per_node: int
@@ -31,7 +31,7 @@ class Placement:
 
     @property
     def workers_on_first_node(self) -> int:
-        """Ranks and engines of node 0; on a CPU they share its cores."""
+        """The number of ranks and engines on node 0; on a CPU they share its cores."""
         return sum(seat.node == 0 for seats in self.seats.values() for seat in seats)
 
 

@@ -1,4 +1,4 @@
-"""The engines of a role, wherever they run: started together, and made again one by one."""
+"""The engines of a role on any cluster: they are started together, and replaced one by one."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ __all__ = ["StartedEngines"]
 
 
 class StartedEngines(EngineGroup):
-    """See `EngineGroup`.
+    """An engine group that creates its engines. See `EngineGroup`.
 
     Args:
-        makers: each makes an engine that is not started yet; by engine id.
+        makers: Functions that create an engine without starting it, by engine id.
     """
 
     def __init__(self, makers: Mapping[str, Callable[[], InferenceEngine]]) -> None:

@@ -1,6 +1,6 @@
-"""One rank of each trainer, and the engines, in this process; no Ray.
+"""A cluster without Ray: one rank of each trainer, and the engines, in this process.
 
-A trainer's work runs in one thread of its own, so the controller's loop stays free; calls keep their order.
+A trainer runs in a thread of its own, so it does not block the controller's loop; calls keep their order.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class LocalTrainerGroup(TrainerGroup):
 
 
 class LocalCluster:
-    """This process, whatever the configuration says; implements `Cluster`."""
+    """A cluster that is this process, whatever the configuration is; implements `Cluster`."""
 
     def __init__(self, *_: object) -> None:
         """Ignore the arguments: `CLUSTERS` passes the same ones to every kind of cluster."""

@@ -1,16 +1,15 @@
-"""LocalWorkerPool: warm processes of this machine that run plain functions away from the controller.
+"""LocalWorkerPool: warm processes of this machine that run plain functions outside the controller.
 
     submit ──► first idle worker ──► its process ──► result
-                                        │ over its time: SIGKILL, a fresh process takes its place
-                                        │ died: WorkerDiedError, a fresh process takes its place
+                                        │ timeout: SIGKILL, a new process takes its place
+                                        │ died: WorkerDiedError, a new process takes its place
 
-Coroutine functions have processes of their own, where many wait at once: `pool_coroutines`. So have objects that are
-kept between calls, one each: `pool_forks`.
+Coroutine functions have processes of their own, where many calls wait at once: `pool_coroutines`. So have objects that
+are kept between calls, one process each: `pool_forks`.
 
-Invariants: a worker runs one call at a time; a hanging call costs its own time limit and holds no other call back but
-those that wait for a free worker; the time limit starts when the call starts, not while a process starts or imports;
-workers, and what they started, end with the pool; workers end with this process, however it ends (the kernel kills
-them, and their pipe closes).
+Invariants: a worker runs one call at a time; a hanging call delays only calls that wait for an idle worker, until its
+timeout; the timeout starts when the call starts, not while a process starts or imports; workers and their descendants
+end with the pool; workers end with this process, however it ends (the kernel kills them, and their pipe closes).
 """
 
 from __future__ import annotations
@@ -55,11 +54,12 @@ class _Worker(PoolProcess):
 
 
 class LocalWorkerPool:
-    """Implements `WorkerPool` with processes of this machine. A worker's process starts when it is first needed.
+    """Implements `WorkerPool` with processes of this machine. A worker's process starts at its first call.
 
     Args:
-        num_workers: processes, each one call at a time.
-        memory_limit_bytes: of each process; beyond it the called function meets a `MemoryError`. 0 means no limit.
+        num_workers: The number of processes; each runs one call at a time.
+        memory_limit_bytes: The memory limit of each process; beyond it the called function gets a `MemoryError`. 0
+            means no limit.
     """
 
     def __init__(self, num_workers: int, *, memory_limit_bytes: int = MEMORY_LIMIT_BYTES) -> None:

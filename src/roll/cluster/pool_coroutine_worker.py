@@ -1,9 +1,9 @@
-"""A pool worker's process for coroutine functions: runs as many calls at once as come in, until its parent is gone.
+"""A pool worker's process for coroutine functions: it runs any number of concurrent calls, until its parent is gone.
 
-Frames are those of `pool_worker`, and say which call they are of. In comes `(number, call)`, the call being a pickled
-`(function, args, time limit)`, `(number, None)` to cancel it, or `(number, WHO)` to ask why it is silent. Out go
-`(number, STARTED)` when it is about to run, `(number, (culprit,))` if asked (see `_held_by`), and then `(number, LATE)`
-if it was canceled for its time, else `(number, reply)`, pickled as `pool_worker` does.
+Frames are those of `pool_worker`, with the number of the call. Inputs are `(number, call)`, where the call is a pickled
+`(function, args, timeout)`, `(number, None)` to cancel the call, and `(number, WHO)` to find out why it is silent.
+Outputs are `(number, STARTED)` when the call is about to run, `(number, (culprit,))` if requested (see `_held_by`), and
+finally `(number, LATE)` if it timed out, else `(number, reply)`, pickled as in `pool_worker`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ __all__ = ["LATE", "WHO", "main"]
 LATE = b"late"
 WHO = b"who"
 TURN_S = 0.5
-"""A loop that does not come round for so long is held up by what runs on it."""
+"""Time after which a loop without a turn counts as blocked by its current task."""
 
 _number: ContextVar[int | None] = ContextVar("number", default=None)
-"""Of the call that a task, or one that it started, works for."""
+"""The number of the call that the current task belongs to."""
 _numbers: WeakKeyDictionary[asyncio.Future[Any], int | None] = WeakKeyDictionary()
-"""The same by task, for a thread beside the loop."""
+"""The number of the call by task, for a thread outside the loop."""
 
 
 def _numbered(
@@ -59,7 +59,7 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_
 
 
 class _Replies:
-    """Frames of the loop and of the thread that reads, one after the other."""
+    """Writes the frames of the loop and of the reading thread, one at a time."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

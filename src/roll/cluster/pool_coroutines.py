@@ -1,13 +1,13 @@
-"""Coroutine functions in processes of their own: many calls wait at once, and none of them on the controller's loop.
+"""Coroutine functions in processes of their own: many calls wait at once, outside the controller's loop.
 
     submit ──► least busy process ──► (number, call) ──► its event loop ──► (number, reply)
-                                          │ over its time: canceled there
-                                          │ does not even answer: who keeps it from that? ──► SIGKILL, a fresh process
+                                          │ timeout: canceled there
+                                          │ no answer at all: which call blocks it? ──► SIGKILL, a new process
 
-Invariants: a time limit counts from when a call begins, not while a process starts or imports; a call that keeps its
-process's loop from turning costs that process, and its other calls end with `WorkerDiedError`: only the one that holds
-the others up is over its time, whoever's time ends first; a caller that is gone has its call canceled; processes end
-with this one, however it ends.
+Invariants: a timeout starts when a call begins, not while a process starts or imports. A call that blocks its process's
+event loop costs that process, and its other calls end with `WorkerDiedError`: only the blocking call counts as timed
+out, whichever timeout expires first. The call of a canceled caller is canceled. Processes end with this one, however it
+ends.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from roll.errors import WorkerDiedError
 __all__ = ["CoroutineWorkers"]
 
 GRACE_S = 2.0
-"""For a process to cancel a call that is over its time, before it is taken to hang."""
+"""Time for a process to cancel a call after its timeout, before the process counts as blocked."""
 ANSWER_S = 5.0
-"""For a process to say why a call is silent."""
+"""Time for a process to report why a call is silent."""
 
 _HELD_UP = "a pool worker was ended, because another call kept it from answering, or with its pool"
 
@@ -42,7 +42,7 @@ class _Call:
     reply: asyncio.Future[bytes] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     held_by: asyncio.Queue[int | None] = field(default_factory=asyncio.Queue)
     silent_at: float = math.inf
-    """When an answer is overdue, in the loop's time."""
+    """The loop's time at which an answer is overdue."""
 
 
 class _Worker:
@@ -176,8 +176,8 @@ class CoroutineWorkers:
     """Processes that run coroutine functions.
 
     Args:
-        num_workers: processes, at most; a call goes to the one with the fewest.
-        memory_limit_bytes: of each process; 0 means no limit.
+        num_workers: The largest number of processes; a call goes to the one with the fewest calls.
+        memory_limit_bytes: The memory limit of each process; 0 means no limit.
     """
 
     def __init__(self, num_workers: int, *, memory_limit_bytes: int) -> None:

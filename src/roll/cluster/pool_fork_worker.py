@@ -1,13 +1,14 @@
-"""A pool worker's process for objects that are kept: it imports what they need once, and forks a process for each.
+"""A pool worker's process for kept objects: it imports their dependencies once, and forks a process for each object.
 
-    (number, call) ──► this process: forks, passes on, runs no call ──► process `number`: its object ──► (number, reply)
+    (number, call) ──► this process: forks, forwards, runs no call ──► process `number`: its object ──► (number, reply)
 
-Frames are those of `pool_worker`. The first call of a number is `(None, (factory, args))` and makes its object, later
-ones are `(method, args)`; a method may be a coroutine function. `(number, None)` ends a process, with all that it
-started. A reply is `(ok, value)`, pickled, or a text: how its process ended. The end of the input ends everything.
+Frames are those of `pool_worker`. The first call of a number is `(None, (factory, args))` and creates its object, later
+ones are `(method, args)`; a method may be a coroutine function. `(number, None)` ends a process and its descendants. A
+reply is `(ok, value)`, pickled, or a text that describes how the process ended. The end of the input ends all
+processes.
 
-Invariants: this process has one thread and runs nobody's calls, so none can stop it; a process has at most one call at
-a time, and is waiting for it when it comes; processes end with this one.
+Invariants: this process has one thread and runs no calls, so calls cannot block it; an object's process has at most one
+call at a time, and is waiting for it when it arrives; processes end with this one.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ __all__ = ["main"]
 
 READ_BYTES = 2**18
 OUT_OF_MEMORY = pickle.dumps((False, MemoryError("its process is over its limit of memory")))
-"""Made in advance."""
+"""Pickled in advance, because pickling may fail when memory has run out."""
 
 
 @dataclass(eq=False)
 class _Frames:
-    """Complete frames out of what a descriptor gives, piece by piece."""
+    """Assembles complete frames from the data of a descriptor."""
 
     descriptor: int
     _held: bytearray = field(default_factory=bytearray)
@@ -76,14 +77,14 @@ class _Frames:
 
 @dataclass(eq=False)
 class _Child:
-    """A process with one object, seen from the one that forked it."""
+    """The parent's view of a forked process with one object."""
 
     number: int
     process_id: int
     connection: socket.socket
     frames: _Frames
     asked: bool = False
-    """Whether a call of it is under way."""
+    """Whether the object has a running call."""
 
     def end(self) -> int:
         """Kill the process and its descendants; return its exit code, or minus its signal."""
@@ -108,7 +109,7 @@ class _Nursery:
         self._memory_limit_bytes = memory_limit_bytes
         self._children: dict[int, _Child] = {}
         self._ends: dict[int, bytes] = {}
-        """Of processes that ended by themselves, how; until somebody ends them."""
+        """Descriptions of how processes ended unexpectedly, until they are released."""
         self._selector = selectors.DefaultSelector()
 
     def serve(self, calls: _Frames) -> None:

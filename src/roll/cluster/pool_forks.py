@@ -1,13 +1,13 @@
-"""Objects that are kept in processes of their own, one each, forked from one that has imported what they need.
+"""Objects kept in processes of their own, forked from a process that has imported their dependencies.
 
-    keep ──► the nursery of what is to be prepared (its process started once) ──► a fork ──► the object
+    keep ──► the nursery for these dependencies (its process is started once) ──► a fork ──► the object
     call ──► (number, method, arguments) ──► its process ──► (number, reply)
 
-A fork takes milliseconds and shares memory with what was imported, so an object costs little more than itself; and
-whatever becomes of it (a hang, a crash, a leak) becomes of no other.
+A fork takes milliseconds and shares memory with the imports, so an object costs little more than itself. A hang, a
+crash or a leak of one object does not affect the others.
 
-Invariants: an object has one call at a time; one whose call is canceled is ended, since nobody knows how it stands;
-what a nursery's death leaves is `WorkerDiedError` for its objects, and the next one that is kept starts a fresh one.
+Invariants: an object has one call at a time; an object whose call is canceled is ended, because its state is then
+unknown; if a nursery dies, its objects raise `WorkerDiedError`, and the next kept object starts a new nursery.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Call = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 class _Nursery:
-    """One process that forks, and those that it forked."""
+    """A process that forks, and its forked processes."""
 
     def __init__(self, prepare: Call, memory_limit_bytes: int) -> None:
         self._prepare = prepare
@@ -115,7 +115,7 @@ class _Nursery:
 
 
 class _Forked:
-    """See `KeptObject`."""
+    """A kept object in a forked process. See `KeptObject`."""
 
     def __init__(self, nursery: _Nursery, number: int) -> None:
         self.number = number
@@ -152,10 +152,10 @@ class _Forked:
 
 
 class ForkedObjects:
-    """Objects in processes of their own.
+    """Kept objects in processes of their own.
 
     Args:
-        memory_limit_bytes: of each process; 0 means no limit.
+        memory_limit_bytes: The memory limit of each process; 0 means no limit.
     """
 
     def __init__(self, memory_limit_bytes: int) -> None:

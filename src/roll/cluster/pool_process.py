@@ -1,4 +1,4 @@
-"""A process of the worker pool, seen from the controller: started when first needed, ended with all that it started."""
+"""The controller's view of a worker pool's process, which is started at first use and ended with its descendants."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from roll.errors import WorkerDiedError
 __all__ = ["PoolProcess"]
 
 START_TIMEOUT_S = 120.0
-"""For a process to start and import what a function needs."""
+"""Timeout for a process to start and import a function's dependencies."""
 END_TIMEOUT_S = 5.0
 LOG_BYTES = 2**20
-"""What a process prints is kept up to about this, to explain its death."""
+"""Approximate limit of a process's log, which is kept to explain the process's death."""
 
 
 class PoolProcess:
-    """Frames in, frames out.
+    """A process that reads and writes frames.
 
     Args:
-        module: that the process runs.
-        memory_limit_bytes: beyond it the called function meets a `MemoryError`; 0 means no limit.
+        module: The module that the process runs.
+        memory_limit_bytes: The memory limit; beyond it the called function gets a `MemoryError`. 0 means no limit.
     """
 
     def __init__(self, module: str, memory_limit_bytes: int) -> None:
@@ -40,7 +40,7 @@ class PoolProcess:
 
     @property
     def ended_by_itself(self) -> bool:
-        """Whether it is gone though nobody ended it."""
+        """Whether the process has ended although it was not killed from here."""
         return self._process is not None and self._process.returncode is not None
 
     async def start(self) -> None:

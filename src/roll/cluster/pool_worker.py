@@ -1,9 +1,9 @@
-"""A pool worker's process: reads a call, runs it, writes its result, until its parent is gone.
+"""A pool worker's process: it reads a call, runs it and writes the result, until its parent is gone.
 
-Frames on both pipes are a 4-byte length and a pickle. For each `(function, args)` that comes in, two go out: an empty
-one when the function is about to run, and `(ok, value)` when it has run. Functions travel by name: their module is
-imported before the first of the two, and so is what its `prepare_worker()`, if it has one, imports or loads; a call's
-time limit does not count that. What the called code prints goes to stderr, so that it cannot disturb the frames.
+Frames on both pipes are a 4-byte length and a pickle. For each input `(function, args)` there are two outputs: an empty
+one when the function is about to run, and `(ok, value)` when it has run. Functions are pickled by name. Their module is
+imported before the first output, and its `prepare_worker()`, if any, is called to import or load dependencies; a call's
+timeout does not include this. Output of the called code goes to stderr, so that it cannot disturb the frames.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a Ray actor answers, with its own error where it has one."""
+"""Answers of Ray actors, with the original errors."""
 
 from __future__ import annotations
 

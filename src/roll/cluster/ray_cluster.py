@@ -1,9 +1,9 @@
-"""Roles as Ray actors: one per trainer rank, one per engine.
+"""A cluster of Ray actors: one per trainer rank, one per engine.
 
-One placement-group bundle per machine holds its devices; actors take a sliver of it each, and see their own devices
-through the environment, so that roles may share a device (colocated) or not (disaggregated).
+One placement-group bundle per machine reserves its devices. Each actor takes a tiny fraction of a bundle, and gets its
+devices through the environment, so that roles may share a device (colocated) or not (disaggregated).
 
-Nothing outlives the run: a cluster started here ends with this process (also when it is killed), and actors end
+All processes end with the run: a cluster started here ends with this process (also if it is killed), and actors end
 with their cluster.
 """
 
@@ -53,9 +53,9 @@ logger = logging.getLogger(__name__)
 PLACEMENT_TIMEOUT_S = 60.0
 CONNECT_TIMEOUT_S = 10.0
 CLIENT_PORT, HEAD_PORT = 10001, 6379
-"""Of a Ray cluster, where its address names none."""
+"""Default ports of a Ray cluster."""
 SLIVER = 0.001
-"""Of a bundle, per actor: bundles reserve devices, actors only sit in them."""
+"""The fraction of a bundle that each actor takes: bundles reserve the devices, not actors."""
 
 
 def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDirectory | None = None) -> RayCluster:
@@ -122,7 +122,8 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
 
 
 class _NoPaths(list[str]):
-    """Where Ray adds the current directory, which its workers would search before Python's own modules.
+    """A list that stays empty where Ray adds the current directory, which its workers would search before Python's
+    modules.
 
     A worker finds users' functions without it: `roll.user_code` searches that directory last.
     """
@@ -178,14 +179,14 @@ class RayCluster:
     group: PlacementGroup
     _: KW_ONLY
     devices: Sequence[Sequence[str]] | None
-    """By machine, the names of the devices; `None` where they are CPU cores."""
+    """The names of the devices by machine; `None` if they are CPU cores."""
     owned: bool
     """Whether Ray was started here."""
     run: RunDirectory | None = None
 
     @property
     def _threads(self) -> int | None:
-        """CPU threads per actor: the machine's cores, shared between ranks and engines; devices need no limit."""
+        """CPU threads per actor: the cores divided by ranks or engines; `None` (no limit) with devices."""
         if self.devices is not None:
             return None
         sharing = max(map(len, self.placement.seats.values()))

@@ -1,7 +1,7 @@
-"""Which devices of a machine were reserved for a run, by the names that CUDA knows them by.
+"""The devices of each machine that are reserved for a run, by CUDA's names.
 
-A seat's devices are counted within the reservation. They are not the machine's first ones where another job has those,
-or where `CUDA_VISIBLE_DEVICES` shows Ray only some of them; there they may also be named by a UUID.
+A placement slot's devices are counted within the reservation. They differ from the machine's first devices if another
+job has those, or if `CUDA_VISIBLE_DEVICES` shows Ray only some devices, which may also be named by UUID.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["UNTOUCHED", "VISIBLE", "reserved_devices"]
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 UNTOUCHED = {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}
-"""With it, Ray leaves `VISIBLE` as it is in an actor's environment."""
+"""Makes Ray leave `VISIBLE` unchanged in an actor's environment."""
 
 
 def reserved_devices(group: PlacementGroup, num_nodes: int, per_node: int, timeout_s: float) -> list[list[str]]:

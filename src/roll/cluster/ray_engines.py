@@ -2,7 +2,7 @@
 
     controller ──► RayEngine (this process) ──► EngineActor (its own process) ──► the engine of its spec
 
-A `RayEngine` speaks the engines' protocol; an actor's death becomes `EngineDiedError`, whatever killed it.
+A `RayEngine` implements the engines' protocol; an actor's death becomes `EngineDiedError`, whatever its cause.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 CLOSE_TIMEOUT_S = 10.0
 REPORT_EVERY_S = 0.2
-"""Between two reports of a busy engine's load."""
+"""Interval of reports of a busy engine's load."""
 
 
 class EngineActor:

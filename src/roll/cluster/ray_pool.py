@@ -2,8 +2,8 @@
 
     submit ──► the place with the fewest calls per worker ──► PoolActor, one per place ──► its LocalWorkerPool
 
-What ends a hanging call, limits memory and replaces a dead process is the local pool, so calls behave alike here and
-there; Ray only carries them. Invariants: a reply says whether it is a value, an error or a timeout, so nothing depends
+The local pools kill hanging calls, limit memory and replace dead processes, so calls behave the same here and there;
+Ray only transfers them. Invariants: a reply states whether it is a value, an error or a timeout, so it does not depend
 on how Ray wraps exceptions; a place whose actor died is started again, and its calls end with `WorkerDiedError`; a
 canceled call is canceled at its place.
 """
@@ -33,7 +33,7 @@ CLOSE_TIMEOUT_S = 10.0
 
 
 class PoolActor:
-    """The workers of one place."""
+    """The worker processes of one place."""
 
     def __init__(self, num_workers: int, memory_limit_bytes: int) -> None:
         log_into_the_run()
@@ -122,7 +122,7 @@ class _Place:
 
 
 class _Kept:
-    """See `KeptObject`."""
+    """A kept object at a place. See `KeptObject`."""
 
     def __init__(self, place: _Place, number: int) -> None:
         self.number = number
@@ -161,9 +161,9 @@ class RayWorkerPool:
     """Implements `WorkerPool` on the machines of a Ray cluster.
 
     Args:
-        num_workers: processes in all, spread evenly.
-        places: Ray options of an actor in each place; a single empty one means anywhere.
-        memory_limit_bytes: of each process; 0 means no limit.
+        num_workers: The total number of processes, spread evenly.
+        places: The Ray options of the actor at each place; a single empty one means any machine.
+        memory_limit_bytes: The memory limit of each process; 0 means no limit.
     """
 
     def __init__(

@@ -2,12 +2,11 @@
 
     controller ──► RayTrainerGroup ──► TrainerActor × ranks (one process each) ──► TrainBackend
 
-Every method is collective: all ranks get the same call, in the same order, and rank 0's answer counts. A batch is put
-into the object store once, however many ranks read it.
+Every method is collective: all ranks get the same call, in the same order, and rank 0's answer is returned. A batch is
+put into the object store once, however many ranks read it.
 
-A rank that fails alone leaves the others waiting for it, for as long as a collective may take. So from the first
-failure on they have `LONGEST_BEHIND_S`; where one has not answered by then, the ranks are lost, and every later call
-says so.
+If one rank fails alone, the others wait for it, up to the timeout of a collective. So after the first failure they have
+`LONGEST_BEHIND_S`. If a rank has not answered by then, the ranks are lost, and every later call raises an error.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ from roll.weights import Sender, conduct
 __all__ = ["RayTrainerGroup", "TrainerActor"]
 
 LONGEST_BEHIND_S = 30.0
-"""From one rank's failure to the last answer; one that computes takes no longer, or is not worth the wait."""
+"""Timeout from one rank's failure to the last answer."""
 
 LONGEST_DEATH_S = 3.0
-"""Until a process is known to be dead whose end another rank has met. Ranks that start wait for nothing else."""
+"""Timeout for detecting the death of a process that made another rank fail. Starting ranks wait for nothing else."""
 
 
 class TrainerActor:
-    """Runs one rank. Calls run one after the other; `release` gets through while `send` runs."""
+    """Runs one rank. Calls run one after the other, except `release`, which may run during `send`."""
 
     def __init__(self) -> None:
         log_into_the_run()
@@ -80,12 +79,12 @@ class TrainerActor:
 
 
 class RayTrainerGroup(TrainerGroup):
-    """All ranks; implements `SendSteps` for its weight syncs.
+    """All ranks of a trainer; implements `SendSteps` for its weight syncs.
 
     Args:
-        actors: by rank.
-        name: of the trainer, for the user.
-        logs: the actors', where they have any.
+        actors: The actors, by rank.
+        name: The name of the trainer in messages.
+        logs: The actors' logs, if they have any.
     """
 
     def __init__(self, actors: Sequence[Any], name: str = "", logs: Sequence[str] = ()) -> None:
@@ -93,7 +92,7 @@ class RayTrainerGroup(TrainerGroup):
         self._name = name
         self._logs = logs or [""] * len(actors)
         self._lost = ""
-        """Why the ranks can do nothing together any more."""
+        """The reason why the ranks can no longer work together; empty if they can."""
 
     @classmethod
     async def start(cls, spec: TrainerSpec, seats: Sequence[dict[str, Any]]) -> RayTrainerGroup:
@@ -115,7 +114,7 @@ class RayTrainerGroup(TrainerGroup):
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of this trainer."""
+        """The number of ranks of this trainer."""
         return len(self._actors)
 
     async def _all(self, calls: Callable[[], Iterable[Any]]) -> list[Any]:

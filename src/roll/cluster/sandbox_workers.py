@@ -1,4 +1,4 @@
-"""Workers of a sandbox service (`roll sandbox serve`) on the machines of a Ray cluster: an actor each."""
+"""Workers of a sandbox service (`roll sandbox serve`) on the machines of a Ray cluster, one actor each."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ class SandboxWorkerActor:
 
 
 class SandboxWorkers:
-    """Workers that were started.
+    """The started workers.
 
     Args:
-        actors: by the worker's name, with what its `serve` will give.
-        drain_s: see `start_workers`.
+        actors: Each worker's actor and the reference of its `serve` call, by name.
+        drain_s: See `start_workers`.
     """
 
     def __init__(self, actors: Mapping[str, tuple[Any, Any]], drain_s: float) -> None:
@@ -48,7 +48,7 @@ class SandboxWorkers:
 
     @property
     def names(self) -> list[str]:
-        """By which the service knows them."""
+        """The names of the workers in the service."""
         return list(self._actors)
 
     async def wait(self) -> None:

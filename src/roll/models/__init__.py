@@ -1,4 +1,4 @@
-"""Language models: where they come from, what they are, how they are loaded. Imports torch only when weights load."""
+"""Language models: sources, descriptions and loading. Imports torch only when weights are loaded."""
 
 from roll.models.attention_form import AttentionForm, Reach, attention_form, position_scale, reach_mask
 from roll.models.catalogue import CATALOGUE, CatalogueEntry

@@ -1,8 +1,8 @@
-"""What a layer's attention does beyond softmax(scale Q K^T) V, read from the arguments that HF models hand over.
+"""Variants of a layer's attention beyond softmax(scale Q K^T) V, read from the arguments of HF models.
 
 softcap   scores s become c tanh(s / c)                                  Gemma 2
-sinks     every head has one more score, of a key that no value follows  gpt-oss
-window    a token sees itself and the window - 1 before it               Mistral, Gemma, gpt-oss
+sinks     every head has one more score, of a key without a value        gpt-oss
+window    a token sees itself and the window - 1 tokens before it        Mistral, Gemma, gpt-oss
 chunk     a token sees its own chunk of positions up to itself           Llama 4
 """
 
@@ -22,7 +22,7 @@ _UNKNOWN = ("position_bias", "alibi", "head_mask")
 
 
 class Reach(NamedTuple):
-    """How far back a token looks; `None`: to the beginning."""
+    """The distance that a token may attend to; `None`: to the beginning."""
 
     window: int | None = None
     chunk: int | None = None
@@ -42,17 +42,17 @@ class Reach(NamedTuple):
 
 
 class AttentionForm(NamedTuple):
-    """Of one layer."""
+    """The form of one layer's attention."""
 
     scale: float
     reach: Reach = Reach()
     softcap: float | None = None
     sinks: Tensor | None = None
-    """[H]"""
+    """The extra scores of the heads [H]."""
 
     @property
     def plain(self) -> bool:
-        """Whether scores go into the softmax as they are."""
+        """Whether the scores are not modified before the softmax."""
         return self.softcap is None and self.sinks is None
 
 

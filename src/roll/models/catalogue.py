@@ -1,13 +1,13 @@
 """Models that ROLL knows by name and can take from an installed Python package, without a model hub.
 
-A package carries the model as a quantized GGUF file. It is turned once into a Hugging Face directory (bfloat16
+A package contains the model as a quantized GGUF file. It is converted once to a Hugging Face directory (bfloat16
 safetensors, tokenizer, chat template) in the cache, `$ROLL_CACHE/models` or `~/.cache/roll/models`.
 
-Why bfloat16: the models were published in it, its rounding is far below the quantization's own, the file is half as
-large, and float32 master weights that start from it equal the engines' bfloat16 weights exactly.
+Why bfloat16: the models were published in it, its rounding errors are far below those of the quantization, the file is
+half as large, and float32 master weights that start from it equal the engines' bfloat16 weights exactly.
 
-Invariants: the cached directory appears in one rename, so it is whole or absent; its name holds the hash of the file
-that it was made from, so it never goes stale; any number of processes may prepare the same model at once.
+Invariants: the cached directory appears in one rename, so it is complete or absent; its name contains the hash of its
+source file, so it is never stale; any number of processes may prepare the same model at once.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = ["CATALOGUE", "CatalogueEntry", "cache_root", "cached_directory", "pre
 logger = logging.getLogger(__name__)
 
 CONVERSION_REVISION = 1
-"""Counted up when `_convert` writes something else, so that directories of the old kind are left alone."""
+"""Increased when the result of `_convert` changes, so that older directories are not used."""
 STALE_AFTER_S = 3600.0
-"""Age from which an unfinished directory belongs to a process that died."""
+"""Age from which an unfinished directory is attributed to a dead process."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,20 +43,20 @@ class CatalogueEntry:
 
     name: str
     requirement: str
-    """What `pip install --no-deps` takes."""
+    """The argument of `pip install --no-deps`."""
     module: str
-    """Import name of the package; it is located, never imported."""
+    """The import name of the package, which is located but never imported."""
     gguf_file: str
     sha256: str
-    """Of the file."""
+    """The hash of the file."""
     num_parameters: int
-    """Tied weights once."""
+    """The number of parameters, tied weights once."""
     config: dict[str, object]
-    """Of `config.json`, what `describe_model` reads; so a model can be described before it is prepared."""
+    """The part of `config.json` that `describe_model` reads, so that a model can be described before it is prepared."""
 
     @property
     def cache_name(self) -> str:
-        """Directory name in the cache: the name and a hash of the file and of the way it is converted."""
+        """The directory name in the cache: the name and a hash of the file and of the conversion's revision."""
         key = hashlib.sha256(f"{self.sha256}/{CONVERSION_REVISION}".encode()).hexdigest()
         return f"{self.name}-{key[:12]}"
 

@@ -1,9 +1,9 @@
-"""The names and shapes that a model's weights have in its checkpoint, where `transformers` keeps them in another form.
+"""The names and shapes of a model's weights in its checkpoint, where `transformers` stores them in another form.
 
     model      layers.0.mlp.experts.gate_up_proj  [experts, 2 width, hidden]
     checkpoint layers.0.mlp.experts.0.gate_proj.weight  [width, hidden],   …0.up_proj.weight,   …1.gate_proj.weight, …
 
-What `transformers` did when it loaded a model is undone tensor by tensor, as views where that can be.
+The conversions of `transformers` at loading are reverted tensor by tensor, as views where possible.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def as_in_checkpoint(model: Any, name: str, weight: Tensor) -> dict[str, Tensor]
     from transformers.core_model_loading import revert_weight_conversion
 
     class Views(TorchFunctionMode):
-        """Leaves parts of a tensor where they are."""
+        """Prevents copies of parts of a tensor."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             return args[0] if func is torch.Tensor.contiguous else func(*args, **(kwargs or {}))

@@ -1,4 +1,4 @@
-"""Sizes of a model of which only config.json is at hand: it is built on the meta device, so no weight is needed."""
+"""Sizes of a model from its config.json alone: the model is built on the meta device, without weights."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a model is, read from its files' headers: no torch, no weights, milliseconds."""
+"""A model's description from its files' headers, within milliseconds. Does not import torch or read weights."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ DTYPE_NAMES = {
     "F8_E4M3": "float8_e4m3fn",
 }
 MOST_PACKED = 8
-"""Weights in one stored number, where they are quantized."""
+"""Largest number of quantized weights packed into one stored number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,31 +48,31 @@ class ModelDescription:
 
     architecture: str
     num_parameters: int
-    """Tied weights once."""
+    """The number of parameters, tied weights once."""
     num_layers: int
     hidden_size: int
     intermediate_size: int
-    """Of an MLP; of a mixture of experts, of all experts together that one token goes through."""
+    """The inner size of an MLP, or of all experts together that one token goes through."""
     num_heads: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
     context_length: int
-    """Longest sequence the model was made for, in tokens."""
+    """The longest sequence that the model was made for, in tokens."""
     dtype: str
-    """Of the stored weights."""
+    """The dtype of the stored weights."""
     experts_per_token: int = 0
-    """That are chosen in each layer; 0 where an MLP is for every token."""
+    """The number of experts chosen per token in each layer; 0 for dense models."""
     num_experts: int = 0
-    """That a layer's tokens choose among."""
+    """The number of experts of a layer to choose from."""
     expert_parameters: int = 0
-    """Weights of all experts that are chosen among, in all layers together."""
+    """The number of parameters of all these experts, in all layers together."""
     has_own_projection: bool = False
-    """Whether the projection to the vocabulary has other weights than the embeddings."""
+    """Whether the projection to the vocabulary is not tied to the embeddings."""
     norm_width: int = 0
-    """Numbers of a token that the norms of one layer take, all of them together, with those of queries and keys."""
+    """The numbers per token that all norms of one layer process, including those of queries and keys."""
     has_plain_norms: bool = True
-    """Whether norms are Llama's, as far as can be told: gated by SiLU are not those that add 1 to their weights."""
+    """Whether norms are probably Llama's: models gated by SiLU do not use norms that add 1 to their weights."""
     has_plain_gates: bool = True
     """Whether an MLP is SwiGLU of two matrices."""
 
@@ -183,19 +183,19 @@ def check_linear(directory: Path) -> None:
 
 
 class WeightCounts(NamedTuple):
-    """What a model's files hold."""
+    """Counts of a model's stored weights."""
 
     number: int
     num_tensors: int
     of_experts: int
     dtype: str
-    """Of most of them."""
+    """The dtype of most weights."""
     norms: Mapping[str, int] = MappingProxyType({})
-    """Of the first layer: how many numbers each has, by the name of the module; none where there are no files."""
+    """The sizes of the first layer's norms, by module name; empty without files."""
     has_gates: bool = True
     """Whether MLPs have a matrix `gate_proj`."""
     has_projection: bool = False
-    """Whether one is stored beside the embeddings."""
+    """Whether a projection is stored in addition to the embeddings."""
 
 
 def check_files(directory: Path) -> tuple[Mapping[str, Any], WeightCounts]:

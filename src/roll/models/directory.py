@@ -1,10 +1,11 @@
-"""What a model directory must be before anything is read of it: the one list of refusals. Never imports torch.
+"""The checks of a model directory before it is used: all reasons for rejection in one place. Never imports torch.
 
     which files    model.safetensors, or the files that an index lists; never both, no adapter, no Git LFS pointer
     their headers  complete, each tensor once, no weight in a quantized format
     tied weights   a projection that is stored next to tied embeddings has the same numbers (`roll.models.tying`)
 
-`find_model` and `resolve_model` ask here, so `roll check`, trainers, engines and teachers refuse the same directories.
+`find_model` and `resolve_model` call these checks, so `roll check`, trainers, engines and teachers reject the same
+directories.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 SETTINGS_FILES = ("generation_config.json", "special_tokens_map.json", "added_tokens.json", "merges.txt")
 TEMPLATE_FILE, ADAPTER_FILE = "chat_template.jinja", "adapter_config.json"
 POINTER = b"version https://git-lfs.github.com/spec/"
-"""How a Git LFS pointer begins."""
+"""The first bytes of a Git LFS pointer."""
 
 METHOD_OF_SUFFIX = {
     ".qweight": "GPTQ or AWQ",
@@ -38,13 +39,13 @@ METHOD_OF_SUFFIX = {
     ".SCB": "bitsandbytes, 8 bits",
     "_proj_blocks": "MXFP4",
 }
-"""Names that only quantized weights have, for checkpoints whose config.json does not say so."""
+"""Name suffixes that only quantized weights have, for checkpoints whose config.json does not declare it."""
 UNQUANTIZED = ("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2", "I64", "U64", "BOOL")
-"""Of a matrix; `transformers` converts it. Packed numbers have another dtype."""
+"""Dtypes of unquantized matrices, which `transformers` converts. Packed numbers have other dtypes."""
 
 
 class MissingFileError(ModelError):
-    """A model directory that lacks a file: it may be a download that was interrupted."""
+    """A model directory lacks a file, possibly because a download was interrupted."""
 
 
 class StoredTensor(NamedTuple):
@@ -52,7 +53,7 @@ class StoredTensor(NamedTuple):
 
     file: Path
     dtype: str
-    """As safetensors writes it: BF16, F32, …"""
+    """The dtype in safetensors' notation: BF16, F32, …"""
     shape: tuple[int, ...]
 
 

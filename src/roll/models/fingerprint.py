@@ -1,4 +1,4 @@
-"""Whether two model directories hold the same model, without reading them whole."""
+"""Fingerprints that identify a model without reading its files completely."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["model_fingerprint", "tokenizer_fingerprint"]
 
 _END_BYTES = 1 << 20
 _NUM_BLOCKS, _BLOCK_BYTES = 128, 1 << 12
-"""Spread over a file: training may change nothing but some matrices in the midst of it."""
+"""Blocks spread over a file, because training may change only some matrices in its middle."""
 _WEIGHTS = (".safetensors", ".bin")
 
 

@@ -1,4 +1,4 @@
-"""What a model's last layer gives, as its files say: the next token, or a score of a text."""
+"""The check that a model predicts the next token and is not one that scores texts, from its files."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Fetch a hub model's config.json within a time limit; a process of its own, since the hub's client cannot be stopped.
+"""Download of a hub model's config.json with a timeout, in a process of its own: the hub's client cannot be
+interrupted.
 
-Without a network, the client tries again for half a minute and writes of each attempt.
+Without a network, the client retries for half a minute and prints each attempt.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from pathlib import Path
 __all__ = ["FetchError", "fetch_config"]
 
 LIMIT_S = 8.0
-"""Seconds for the hub's answer."""
+"""Timeout of the hub's answer, in seconds."""
 
 
 class FetchError(Exception):
-    """The file is not to be had; says why in a few words."""
+    """The file cannot be fetched; the message gives the reason in a few words."""
 
 
 def fetch_config(name: str, cache: str) -> Path:

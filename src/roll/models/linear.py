@@ -1,4 +1,4 @@
-"""Which tensors of a model's checkpoint are weights of its linear layers."""
+"""The tensors of a model's checkpoint that are weights of its linear layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokenizer, weights and stop tokens of a model, through `transformers`; imported when first used."""
+"""Loading of a model's tokenizer, weights and stop tokens through `transformers`, which is imported at first use."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _loading = threading.Lock()
-"""Loading patches modules of torch for its duration: two at once, in a trainer's and an engine's thread, leave tied or
-fresh weights wrong."""
+"""Serializes loading, which patches modules of torch: two concurrent loads, in a trainer's and an engine's thread,
+would leave tied or fresh weights wrong."""
 
 _LARGEST_ID = 2**31 - 1
-"""Of a token: arrays of them have 32 bits."""
+"""The largest token id: arrays of tokens have 32 bits."""
 _BRIEF = 600
-"""Characters of what libraries say: they quote files, which may hold anything."""
+"""Largest number of characters quoted from libraries' messages, which quote files with arbitrary content."""
 _LINE_BYTES = 64
-"""Of a cache; torch's own memory begins with one."""
+"""The size of a cache line, at which torch's own memory is aligned."""
 
 __all__ = ["load_causal_lm", "load_scorer", "load_tokenizer", "pad_token", "stop_token_ids", "tie"]
 

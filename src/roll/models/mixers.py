@@ -1,7 +1,7 @@
-"""Which parts of a decoder carry something from token to token without calling the attention that was registered.
+"""Detection of decoder parts that pass information from token to token without calling the registered attention.
 
-Linear attention, state spaces and short convolutions keep a state of their own. They are recognized by what they do: a
-child of a decoder layer whose later outputs change with its first input, though it called no attention.
+Linear attention, state-space models and short convolutions have a state of their own. They are recognized by their
+behavior: a child of a decoder layer whose later outputs change with its first input, although it called no attention.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __all__ = ["decoder_of", "find_mixers", "first_tensor"]
 
 _known: dict[tuple[str, str], tuple[str, ...]] = {}
-"""By class and configuration, the names found before."""
+"""The names found before, by class and configuration."""
 
 
 def decoder_of(model: Any) -> Any:

@@ -1,9 +1,9 @@
 """Settings of a model directory as transformers 4 spells them, in addition to transformers 5's own.
 
 Version 5 moved `rope_theta` and `rope_scaling` into `rope_parameters`, and renamed the class of fast tokenizers and the
-list of further special tokens. Version 4, and programs that read the files themselves, ignore what they do not know:
-they would compute with a base of 10,000 and without scaling, and say nothing. Both spellings together mean the same to
-version 5, which is verified each time.
+list of further special tokens. Version 4, and programs that read the files themselves, ignore unknown keys: they would
+silently compute with a base of 10,000 and without scaling. Version 5 reads both spellings together in the same way,
+which is verified each time.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ __all__ = ["add_older_config_keys", "add_older_tokenizer_keys", "write_older_spe
 logger = logging.getLogger(__name__)
 
 NEWER_CLASSES = ("TokenizersBackend", "PreTrainedTokenizer", "PythonBackend")
-"""Tokenizer classes of transformers 5 that stand for no particular model; their tokenizer.json says everything."""
+"""Tokenizer classes of transformers 5 without a specific model; their tokenizer.json is complete."""
 OF_ONE_MACHINE = ("is_local", "local_files_only")
-"""What transformers 5 writes of how a tokenizer was loaded."""
+"""Keys with which transformers 5 records how a tokenizer was loaded."""
 
 
 def write_older_spellings(directory: Path) -> None:

@@ -1,11 +1,11 @@
-"""Reading any part of a model's weights from its files, so that no process needs to hold them whole.
+"""Reading of any part of a model's weights from its files, so that no process needs to hold whole weights.
 
     files ─ names and shapes ─► model on the meta device, as `transformers` would have loaded it
-          ─ name, box        ─► that part of one weight: its slice of one tensor of the files, or, where `transformers`
-                                makes a weight from several tensors, what it makes of those that the box needs
+          ─ name, box        ─► that part of one weight: its slice of one tensor of the files, or, if `transformers`
+                                makes a weight from several tensors, the result from those that the box needs
 
-Invariants: a part equals that part of the weight that loading the whole model gives, bit for bit; what is held on the
-way is one weight, and where it is one tensor of the files in the model's dtype, not even that: it is mapped.
+Invariants: a part equals the same part of the completely loaded weight, bit for bit. At most one weight is in memory; a
+weight that is one tensor of the files in the model's dtype is not copied but mapped.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 __all__ = ["Box", "WeightFiles", "weights_left_in_files"]
 
 Box: TypeAlias = Sequence[tuple[int, int]]
-"""By dimension, the first index and how many."""
+"""The first index and the size, by dimension."""
 
 
 class WeightFiles:
-    """Where a model's weights are, and any part of one.
+    """The files of a model's weights, from which any part can be read.
 
     Args:
-        model: an HF model before its weights are loaded.
-        tensors: by name in the checkpoint, slices of safetensors.
+        model: An HF model before its weights are loaded.
+        tensors: The slices of safetensors, by name in the checkpoint.
         transforms: `transformers`' renamings and conversions of this checkpoint.
     """
 
@@ -46,13 +46,13 @@ class WeightFiles:
         )
 
         self.path = ""
-        """The model's, for messages."""
+        """The path of the model, for messages."""
         self._model = model
         self._tensors = dict(tensors)
         self._source: dict[str, str] = {}
-        """By weight, the one tensor that it is."""
+        """The tensor of the files that is the weight, by weight."""
         self._making: dict[str, _Making] = {}
-        """By weight, how it is made."""
+        """The conversion that makes the weight, by weight."""
         expected, prefix = model.state_dict(), model.base_model_prefix
         self._dtypes: dict[str, torch.dtype] = {}
         renamings = [deepcopy(t) for t in transforms if isinstance(t, WeightRenaming)]
@@ -107,13 +107,13 @@ class WeightFiles:
 
 
 class _Making:
-    """How `transformers` makes weights from tensors of the checkpoint."""
+    """A conversion with which `transformers` makes weights from tensors of the checkpoint."""
 
     def __init__(self, name: str, converter: Any) -> None:
         self.name = name
-        """The weight, or the first of several."""
+        """The name of the weight, or of the first of several."""
         self.sources: list[tuple[str, str]] = []
-        """Pattern and name in the checkpoint, in their order."""
+        """Patterns and names in the checkpoint, in their order."""
         self._converter = converter
 
     def needed(self, box: Box) -> tuple[int, int | None]:
@@ -147,7 +147,7 @@ def _cut(source: Any, box: Box) -> Tensor:
 
 
 class _Shape:
-    """What `transformers` may load instead of a tensor of the files: its shape, on the meta device."""
+    """A stand-in for a tensor of the files: its shape, on the meta device."""
 
     def __init__(self, source: Any) -> None:
         self._shape = list(source.shape) if hasattr(source, "shape") else source.get_shape()

@@ -1,4 +1,4 @@
-"""Keeping `transformers` from writing over the display."""
+"""Suppression of `transformers`' progress bars and messages, which would break a live display."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what a user calls a model to a Hugging Face directory on this machine. Never imports torch itself."""
+"""Resolution of a user's model name to a Hugging Face directory on this machine. Does not import torch itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Routers of a mixture of experts: which modules of a model they are, and which experts they chose."""
+"""The routers of a mixture of experts, and the experts that they chose."""
 
 from __future__ import annotations
 

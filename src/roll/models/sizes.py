@@ -1,6 +1,7 @@
-"""The sizes that a model's config.json states, as far as they can be those of any model.
+"""Check of the sizes that a model's config.json states.
 
-They come from anywhere and are multiplied, looped over and allocated: a number of layers that nothing stops is built.
+The file may come from any source, and its sizes are multiplied, looped over and allocated: without a limit, any number
+of layers would be built.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _BOUNDS = {
     **dict.fromkeys(("intermediate_size", "n_inner"), (1, _WIDEST)),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), (0, _WIDEST)),
 }
-"""By key, the smallest and the largest value; lists, which some families have by layer, are left to `transformers`."""
+"""The smallest and the largest value by key; lists, which some families use, are checked by `transformers`."""
 
 
 def read_config(directory: Path) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""The rule for tied embeddings: a stored projection is tied where it equals the embeddings, and else refused.
+"""The rule for tied embeddings: a stored projection must equal the embeddings, otherwise the model is rejected.
 
-Files often hold both, although config.json says that they are one. What is then loaded would depend on the reader and,
-in `transformers`, on whether weights are read at once.
+Files often contain both, although config.json ties them. The loaded weights would then depend on the reader and, in
+`transformers`, on whether weights are read at once.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Refusal of weights that are NaN or infinite, in a model that is loaded and in files that are not."""
+"""Rejection of weights that are NaN or infinite, in loaded models and in files."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 __all__ = ["check_finite", "check_stored_finite", "refuse_non_finite"]
 
 MOST_STORED_BYTES = 4 << 30
-"""Of a model whose files are read for a check: a few seconds. Larger ones are examined when they are loaded."""
+"""Largest size of a model whose files are read for a check, within a few seconds. Larger ones are checked when they
+are loaded."""
 CHUNK_BYTES = 1 << 20
-"""Numbers that are compared at a time; they stay in the processor's cache."""
+"""Number of bytes compared at a time, chosen to fit in the processor's cache."""
 EXPONENTS = {"F64": (np.uint64, 0x7FF0 << 48), "F32": (np.uint32, 0x7F80 << 16), "F16": (np.uint16, 0x7C00)}
 EXPONENTS |= {"BF16": (np.uint16, 0x7F80)}
-"""By dtype of safetensors: numbers of its width, and the bits of the exponent, all set in NaN and infinity alone."""
+"""Integer type and exponent bits by dtype of safetensors; all exponent bits are set only in NaN and infinity."""
 
 
 def check_finite(model: Any, path: str) -> None:
