@@ -232,8 +232,8 @@ class WeightSync:
         """
         dead: dict[str, EngineDiedError] = {}
         left = list(engines)
-        while True:
-            delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
+        delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
+        while left:  # with no engine, for example while all of them sleep, a broadcast would wait for one
             failure: WeightSyncError | None = None
             sent: Mapping[str, int] = {}
             try:
@@ -250,8 +250,8 @@ class WeightSync:
             if not delivery.dead or self.transport != "broadcast":
                 raise _combined(version, failure, delivery.errors)
             left = [engine for engine in left if engine.engine_id not in dead]
-            if not left:
-                return delivery, {}, dead
+            delivery = Delivery(policy_version=version, timeout_s=self._timeout_s, adapter=self._adapter)
+        return delivery, {}, dead
 
     async def _read_back(
         self,

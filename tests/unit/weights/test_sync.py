@@ -484,7 +484,7 @@ async def test_weight_sync_keeps_a_version_of_every_adapter(open_bench: Callable
     assert not report.probe and report.num_read_back == 0  # engines score with the policy's own weights
     assert bench.sync.versions == {None: 0, "judge": 3}
     assert bench.engines.engines[0].held == {None: 0, "judge": 3}
-    with pytest.raises(WeightSyncError, match="2 sets of weights were pushed, and the trainer holds that of adapter"):
+    with pytest.raises(WeightSyncError, match="2 sets of weights were pushed; the trainer holds that of adapter"):
         await bench.sync.push_to(bench.engines.engines[0])
     assert (await bench.sync.push(1)).probe
 
@@ -554,3 +554,14 @@ async def test_codes_decide_what_the_probe_tolerates_also_where_most_numbers_are
         update = WeightUpdate(policy_version=0, manifest=manifest, transport="in_process", handle=None)
         await delivery.deliver([], update)
         assert delivery.dtype == dtype
+
+
+async def test_weight_sync_of_a_group_whose_engines_all_sleep_ends(open_bench: Callable[..., Any]):
+    bench = await open_bench(HFEngine, transport="broadcast")
+    await bench.sync.push(0)
+    bench.engines.asleep.append(bench.engines.engines[0])
+    async with asyncio.timeout(60):
+        report = await bench.step()
+    assert (report.engines, report.dead) == ((), {})
+    bench.engines.asleep.clear()
+    assert (await bench.sync.push_to(bench.engines.engines[0])).policy_version == 1
