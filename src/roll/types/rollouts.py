@@ -1,4 +1,4 @@
-"""From prompts to groups: what is drawn, what engines are asked and answer, and what comes of it."""
+"""Prompts, draws, rollouts and groups."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ class History:
 
     kind: HistoryKind = "full"
     turns: int = 0
-    """That a window keeps."""
+    """Number of turns that a window keeps."""
     keep_task: bool = True
-    """Whether the prompt stays where earlier turns do not."""
+    """Whether the prompt is kept when earlier turns are dropped."""
     summary_tokens: int = 256
     summary_request: str = ""
     train_summary: bool = True
@@ -57,35 +57,35 @@ class History:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentSettings:
-    """Which environment a prompt's rollouts act in; name and options are those of `roll.envs.make`."""
+    """The environment of a prompt's rollouts; name and options are those of `roll.envs.make`."""
 
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     """Plain data only."""
     seed: int | None = None
-    """Of the episode, given to `reset`; `None` where the options say all of it."""
+    """Seed of the episode, passed to `reset`; `None` if the options determine the episode."""
     history: History | None = None
-    """What the model sees of earlier turns; `None`: what the run's configuration says for all."""
+    """What the model sees of earlier turns; `None` for the run's configuration."""
     opening: str = ""
-    """How the first user message is made of the first observation, which `{prompt}` stands for; the prompt then holds
-    what comes before it. Empty where the prompt already says what the environment asks."""
+    """Template of the first user message, in which `{prompt}` is the first observation; the prompt then has only the
+    messages before it. Empty if the prompt already contains the environment's task."""
     wrappers: tuple[tuple[str, Mapping[str, Any]], ...] = ()
-    """Around it, by the names of `roll.envs.wrappers` and with their options, the first one innermost."""
+    """Names in `roll.envs.wrappers` and options of the environment's wrappers, the innermost first."""
     tools: Mapping[str, Any] = field(default_factory=dict)
-    """What the model may use in it: the arguments of `roll.envs.tools.with_tools`; empty without tools."""
+    """Arguments of `roll.envs.tools.with_tools`; empty without tools."""
     host: EnvironmentHost | None = None
-    """Where it runs; `None`: a shipped one in the loop, a user's own in the pool."""
+    """Where the environment runs; `None`: a built-in one in the event loop, a user-defined one in the worker pool."""
     url: str = ""
-    """Of its server, for the host `http`."""
+    """URL of the server, for the host `http`."""
     reset_time_limit_s: float = 60.0
-    """Beyond it an episode that does not begin is given up."""
+    """Timeout of `reset`, after which the episode fails."""
     step_time_limit_s: float = 30.0
-    """Beyond it an episode whose `step` does not return is given up."""
+    """Timeout of `step`, after which the episode fails."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """A task, as its source states it."""
+    """A task, as its source provides it."""
 
     uid: str
     """Stable across runs and machines: `<source>/<key>`."""
@@ -93,72 +93,72 @@ class Prompt:
     """Metrics and sampling quotas are kept per domain."""
     messages: tuple[Message, ...]
     answer: str = ""
-    """What the verifier compares with; empty where a reward needs none."""
+    """Reference answer of the verifier; empty if the reward needs none."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    """Anything else a reward wants; plain data only."""
+    """Other data for rewards; plain data only."""
     expert: tuple[str, ...] = ()
-    """What an expert answered, turn by turn; empty where there is no demonstration."""
+    """The expert's answers by turn; empty without a demonstration."""
     environment: EnvironmentSettings | None = None
-    """What speaks between two answers; `None`: a rollout is one answer."""
+    """Environment of the rollouts; `None`: a rollout is a single answer."""
     turns: int = 1
-    """Answers of one rollout, at most."""
+    """Largest number of answers in one rollout."""
     tools: tuple[Mapping[str, Any], ...] = ()
-    """JSON schemas of the functions that the model is told of, as chat templates take them."""
+    """JSON schemas of the functions that the model may call, for the chat template."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
-    """Further arguments of the chat template, such as `enable_thinking`."""
+    """Other arguments of the chat template, such as `enable_thinking`."""
     text: str | None = None
-    """What its source has in place of messages, where that is a text alone: it may be rendered already."""
+    """Plain text of the source instead of messages; it may be rendered already."""
 
     @property
     def prefill(self) -> str:
-        """The beginning of the answer, where the last message is the assistant's: the model continues it."""
+        """The beginning of the answer, which the model continues, if the last message is the assistant's."""
         return self.messages[-1].text if self.messages and self.messages[-1].role == "assistant" else ""
 
     @property
     def asked(self) -> tuple[Message, ...]:
-        """The messages that an answer follows: all but the beginning of the answer itself."""
+        """The messages before the answer: all except the beginning of the answer itself."""
         return self.messages[:-1] if self.messages and self.messages[-1].role == "assistant" else self.messages
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptDraw:
-    """A prompt taken from the data for one use. The ledger records what became of it."""
+    """A prompt drawn from the data for one use. The ledger records its fate."""
 
     draw_id: int
     """0, 1, 2, … in draw order over the whole run."""
     prompt: Prompt
     token_ids: IntArray
-    """[P] the prompt rendered through the model's chat template, generation prompt included."""
+    """[P] tokens of the prompt rendered with the model's chat template, including the generation prompt."""
     position: int = -1
-    """Where its domain's stream stood: what is needed to draw it again; -1 for one that no stream drew."""
+    """Position of its domain's stream, which is needed to draw it again; -1 if it is not from a stream."""
     media: tuple[MediaSpan, ...] = ()
-    """Where media stand in `token_ids`; empty for text, as in all records."""
+    """Media spans in `token_ids`; empty for text, as in all records."""
     anchor: Anchor | None = None
-    """At which all its rollouts begin; `None`: at the prompt."""
+    """Anchor at which all rollouts of the draw begin; `None`: at the prompt."""
 
     @property
     def uid(self) -> str:
-        """Of the prompt."""
+        """UID of the prompt."""
         return self.prompt.uid
 
 
 class Fate(StrEnum):
-    """What became of a draw."""
+    """Fate of a draw."""
 
     IN_FLIGHT = "in_flight"
     TRAINED = "trained"
     FILTERED = "filtered"
     FAILED = "failed"
     EXPIRED = "expired"
-    """Given up unseen: too old, or redundant."""
+    """Dropped without training: too old, or redundant."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutId:
-    """Names one rollout of a run. Its text, such as `train-3.1`, is for engines, files and people alone."""
+    """Identifies one rollout of a run. Its text, such as `train-3.1`, is used only for engines, files and display."""
 
     purpose: str
-    """What its prompt was drawn for (`SamplingPlan.purpose`): `train`, `eval`, …"""
+    """Purpose of the sampling plan (`SamplingPlan.purpose`): `train`, `eval`, …"""
     draw_id: int
     index: int
 
@@ -171,12 +171,12 @@ class RolloutId:
 
 
 class RolloutStatus(StrEnum):
-    """How an attempt ended."""
+    """Final status of an attempt."""
 
     COMPLETED = "completed"
     """Generated and scored; the score may be 0."""
     INFRA_ERROR = "infra_error"
-    """We failed it: never a reward of 0, never in a baseline, always counted."""
+    """Failed for an infrastructure error: never a reward of 0, never in a baseline, always counted."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,69 +185,69 @@ class RewardResult:
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)
-    """Each part's own value before weighting, by name; every one becomes a metric."""
+    """Unweighted value of each reward component, by name; each becomes a metric."""
     verdict: str = ""
-    """In a word, for people: `correct`, `wrong`, `unfinished`, `no answer`."""
+    """Human-readable verdict: `correct`, `wrong`, `unfinished`, `no answer`."""
     correct: bool | None = None
-    """Whether the task was solved, for accuracy; `None` where that has no meaning."""
+    """Whether the task was solved, for accuracy; `None` if the reward does not decide that."""
     decisions: Mapping[str, bool] = field(default_factory=dict)
-    """What each part that decides says of the task, by name; where they differ, one of them errs."""
+    """Decision of each component that decides correctness, by name; if they differ, one of them is wrong."""
     timed_out: tuple[str, ...] = ()
-    """Parts whose verifier took longer than it may, by name: such an answer counts as wrong, unjudged."""
+    """Names of components whose verifier timed out; the answer counts as wrong without a judgment."""
     duration_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Turn:
-    """What the policy wrote between two interactions with an environment."""
+    """The tokens of one answer of the policy, between two environment steps."""
 
     start: int
     end: int
-    """Its tokens are `token_ids[start:end]` of the rollout; those between turns are the environment's."""
+    """The turn's tokens are `token_ids[start:end]` of the rollout; tokens between turns are the environment's."""
     reward: float = 0.0
-    """Of the environment, for this turn alone: part of the rollout's reward, whose rest comes with the last turn."""
+    """Reward of the environment for this turn: part of the rollout's reward, whose rest falls on the last turn."""
     state: str = ""
-    """Names the state in which the turn began: equal texts, equal states. Empty where states mean nothing."""
+    """Key of the state in which the turn began: equal keys mean equal states. Empty if states are not comparable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Branch:
-    """Where a rollout's history was rewritten: a window slid, thinking was stripped, a summary took its place.
+    """A point at which a rollout's history was rewritten: by a sliding window, stripped thinking, or a summary.
 
-    It reaches to where the next branch starts, or to the rollout's last token.
+    A branch extends to the start of the next branch, or to the rollout's last token.
     """
 
     start: int
-    """Where a turn begins: `token_ids[start:]` of the rollout follow `context`, not the tokens before them."""
+    """Start of a turn: `token_ids[start:]` of the rollout follow `context`, not the tokens before them."""
     context: IntArray
-    """[C] exactly as the engine saw it."""
+    """[C] context exactly as the engine saw it."""
     media: tuple[MediaSpan, ...] = ()
-    """Where media stand in `context`, which has its own."""
+    """Media spans in `context`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Trajectory:
-    """A successful episode, for others to begin in its midst; its arrays, turns and branches are those of `Rollout`."""
+    """A successful episode within which other rollouts can begin; fields are as in `Rollout`."""
 
     uid: str
-    """Of its prompt."""
+    """UID of the episode's prompt."""
     prompt_token_ids: IntArray
     token_ids: IntArray
     turns: tuple[Turn, ...]
     branches: tuple[Branch, ...] = ()
     reward: float
-    """Of the whole."""
+    """Reward of the whole episode."""
     prompt_media: tuple[MediaSpan, ...] = ()
     media: tuple[MediaSpan, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Anchor:
-    """Between two turns of an earlier episode, where rollouts begin: its first turns are replayed to them."""
+    """A point between two turns of an earlier episode at which rollouts begin: the turns before it are replayed."""
 
     trajectory: Trajectory
     num_turns: int
-    """That are replayed."""
+    """Number of replayed turns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -258,52 +258,52 @@ class Rollout:
     index: int
     """0 … group_size - 1 within its group."""
     purpose: str = TRAIN
-    """See `RolloutId`; whoever asked a loop for the rollout sets it."""
+    """See `RolloutId`; the caller of a rollout loop sets it."""
     prompt: Prompt
     prompt_token_ids: IntArray
-    """[P] of the prompt; with `replayed` turns, all that the engine saw before the first turn of its own."""
+    """[P] tokens of the prompt; with `replayed` turns, the whole context of the rollout's first own turn."""
     token_ids: IntArray
-    """[T]"""
+    """Tokens after the prompt, shape [T]."""
     logprobs: FloatArray
-    """[T] `rollout_logprobs`: the engine's, under the sampling distribution."""
+    """[T] `rollout_logprobs`: log-probs of the engine, under the sampling distribution."""
     policy_versions: IntArray
-    """[T]"""
+    """[T] policy version that sampled each token."""
     finish_reason: FinishReason
     text: str
-    """`token_ids` decoded, for verifiers and people; of special tokens, it has those that mark reasoning and calls."""
+    """`token_ids` decoded, for verifiers and display, without special tokens except those of reasoning and calls."""
     final_text: str | None = None
-    """`text` without reasoning; empty where a thought never ends; `None`: not known, the marks in `text` decide."""
+    """`text` without reasoning; empty if the reasoning never ends; `None`: unknown, the tags in `text` decide."""
     status: RolloutStatus = RolloutStatus.COMPLETED
     cause: str = ""
-    """Of an `infra_error`."""
+    """Cause of an `infra_error`."""
     reward: RewardResult | None = None
     engine_id: str = ""
     turns: tuple[Turn, ...] = ()
-    """In order; empty: all of `token_ids` is one turn."""
+    """Turns in order; empty: all of `token_ids` is one turn."""
     branches: tuple[Branch, ...] = ()
-    """In order; before the first, and where there is none, a turn's context is the prompt and all tokens before it."""
+    """Branches in order; before the first branch, a turn's context is the prompt and all tokens before the turn."""
     replayed: tuple[Turn, ...] = ()
-    """Turns of an earlier episode with which it began (`PromptDraw.anchor`), in that one's tokens. The reward is of the
-    whole episode, these included; what is learnt from is what came after them."""
+    """Replayed turns of an earlier episode (`PromptDraw.anchor`), with positions in that episode's tokens. The reward
+    includes these turns, as it is that of the whole episode; only the later turns are trained."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """What happened while it was made, and how often; each becomes a metric. What did not happen is left out."""
+    """Counts of events during the rollout; each becomes a metric. Counts of 0 are left out."""
     experts: tuple[IntArray, ...] = ()
-    """As in `Generation`, for each of `contexts` and the tokens that follow it; empty where it was not recorded."""
+    """As in `Generation`, for each of `contexts` and the tokens that follow it; empty if not recorded."""
     expert: bool = False
-    """Not the policy's own: to be imitated. Its `logprobs` are 0."""
+    """Whether an expert wrote the rollout, to be imitated; its `logprobs` are then 0."""
     prompt_media: tuple[MediaSpan, ...] = ()
-    """Where media stand in `prompt_token_ids`."""
+    """Media spans in `prompt_token_ids`."""
     media: tuple[MediaSpan, ...] = ()
-    """Where media stand in `token_ids`; those of a rewritten context are its branch's."""
+    """Media spans in `token_ids`; those of a rewritten context are in its branch."""
 
     @property
     def spans(self) -> tuple[Turn, ...]:
-        """Its turns, also where it has only the one."""
+        """All turns; a single turn over all tokens if `turns` is empty."""
         return self.turns or (Turn(start=0, end=len(self.token_ids)),)
 
     @property
     def contexts(self) -> tuple[tuple[int, IntArray], ...]:
-        """All that the engine saw before what it wrote: where it begins to count in `token_ids`, and its tokens."""
+        """Contexts of the engine: the position in `token_ids` from which each one holds, and its tokens."""
         rewritten = [(branch.start, branch.context) for branch in self.branches]
         if rewritten and rewritten[0][0] == 0:  # before the first turn
             return tuple(rewritten)
@@ -311,18 +311,18 @@ class Rollout:
 
     @property
     def context_media(self) -> tuple[tuple[MediaSpan, ...], ...]:
-        """Where media stand in each of `contexts`."""
+        """Media spans in each of `contexts`."""
         rewritten = tuple(branch.media for branch in self.branches)
         return rewritten if self.branches and self.branches[0].start == 0 else (self.prompt_media, *rewritten)
 
     @property
     def rollout_id(self) -> RolloutId:
-        """Unique in the run."""
+        """Id that is unique in the run."""
         return RolloutId(purpose=self.purpose, draw_id=self.draw_id, index=self.index)
 
     @property
     def sample_id(self) -> str:
-        """Unique among those of its purpose: of its training sample, and in tables of rollouts."""
+        """Id of its training sample and in tables of rollouts; unique among rollouts of one purpose."""
         return f"{self.draw_id}.{self.index}"
 
     @property
@@ -340,5 +340,5 @@ class Group:
 
     @property
     def scored(self) -> tuple[Rollout, ...]:
-        """The rollouts that have a reward; what infrastructure failed is left out."""
+        """Rollouts with a reward, without those that failed for infrastructure errors."""
         return tuple(r for r in self.rollouts if r.status is RolloutStatus.COMPLETED and r.reward is not None)

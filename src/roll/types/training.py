@@ -1,4 +1,4 @@
-"""What trainers get and give: samples, batches, what a loss needs, what a step did."""
+"""Inputs and outputs of trainers: samples, batches, needs of losses, results of steps."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ T = TypeVar("T")
 
 Output: TypeAlias = Literal["logprobs", "values", "attention", "top_logprobs", "experts"]
 Outputs: TypeAlias = Collection[Output]
-"""What a trainer's forward pass says of every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
-the tokens that the loss counts, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`, `experts` as
+"""Outputs of a trainer's forward pass for every sample: `logprobs` [L] of its tokens, `values` [L] of the states before
+the loss tokens, `attention` as `AttentionStatistics`, `top_logprobs` as `TopLogprobs`, `experts` as
 `TrainingSample.experts`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionRange:
-    """How far apart tokens are whose attention counts, in tokens: see `roll.algorithms.credit`."""
+    """Distances in tokens at which attention counts: see `roll.algorithms.credit`."""
 
     window: int
-    """Of WAAD: greater distances count as this."""
+    """Window of WAAD, to which greater distances are clamped."""
     horizon: tuple[int, int]
-    """Of FAI: tokens so much later count, first and last included."""
+    """Range of FAI: the first and the last distance that count, both included."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Divergence:
-    """How far the policy p is from a teacher q, over the whole vocabulary."""
+    """Divergence of the policy p from a teacher q, over the whole vocabulary."""
 
     kind: Literal["reverse", "forward", "jsd"] = "reverse"
     """KL(p || q), KL(q || p), or beta KL(q || r) + (1 - beta) KL(p || r) with r = (1 - beta) p + beta q."""
     beta: float = 0.5
-    """Of `jsd`, between 0 and 1; near 0 it is beta times `forward`, near 1 it is 1 - beta times `reverse`."""
+    """Beta of `jsd`, between 0 and 1; near 0, `jsd` is beta times `forward`, near 1, it is 1 - beta times `reverse`."""
     temperature: float | None = None
-    """Of both distributions; `None`: that of the batch."""
+    """Temperature of both distributions; `None` for the batch's temperature."""
 
     def __post_init__(self) -> None:
         if self.kind == "jsd" and not 0 < self.beta < 1:
@@ -67,29 +67,29 @@ class Divergence:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Needs:
-    """What a loss needs of the trainer beside its predictions; known before the forward pass."""
+    """Inputs that a loss needs in addition to the network's predictions; known before the forward pass."""
 
     entropy: bool = False
-    """Of the policy's distributions over the vocabulary."""
+    """Entropy of the policy's distributions over the vocabulary."""
     full_kl: bool = False
-    """Their divergence from the reference's."""
+    """KL divergence of the policy's distributions from the reference's."""
     values: bool = False
-    """Of a value head on the policy's network, with their returns and, where samples have them, the old values."""
+    """Values of a value head on the policy's network, with returns and, if samples have them, old values."""
     attention: AttentionRange | None = None
-    """What the policy's attention says of every sequence, over this range."""
+    """Attention statistics of every sequence, over this range."""
     divergence: Divergence | None = None
-    """How far the policy's distributions are from those of a teacher that the trainer holds."""
+    """Divergence of the policy's distributions from those of a teacher that the trainer holds."""
     top_logprobs: bool = False
     """The policy's log-probs of the tokens of `TrainingSample.teacher_top`."""
     whole_units: bool = False
-    """All samples of a unit in one micro-batch, however long they are: the loss compares them."""
+    """All samples of a unit in one micro-batch, however long, because the loss compares them."""
     whole_sequences: bool = False
-    """All samples of a sequence in one micro-batch: the loss pools over its tokens, or may."""
+    """All samples of a sequence in one micro-batch, because the loss pools over its tokens, or may."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionStatistics:
-    """What a policy's attention says of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
+    """Attention statistics of a sample's tokens: see `roll.algorithms.credit`. 0 before the answer."""
 
     waad: FloatArray
     """[L] windowed average attention distance of the local heads, in tokens."""
@@ -99,12 +99,12 @@ class AttentionStatistics:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TopLogprobs:
-    """The k likeliest tokens where the loss counts a sample's tokens, as another model sees them; 0 elsewhere."""
+    """Top-k tokens and log-probs of another model at a sample's loss tokens; 0 elsewhere."""
 
     token_ids: IntArray
-    """[L, k]"""
+    """Shape [L, k]."""
     logprobs: FloatArray
-    """[L, k] of the whole distribution over the vocabulary, descending."""
+    """[L, k] log-probs under the whole distribution over the vocabulary, descending."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,59 +117,60 @@ class TrainingSample:
 
     sample_id: str
     unit: int
-    """Samples of one unit belong together: the rollouts of a group, the two answers of a pair. What they have in common
-    from the first token on, the trainer computes once. See `Needs.whole_units`."""
+    """Unit of the sample: the rollouts of a group, or the two answers of a pair. The trainer computes the common prefix
+    of a unit's samples once. See `Needs.whole_units`."""
     sequence: str = ""
-    """What the loss counts as one sequence, for samples that are not one each: those of a rollout whose history was
-    rewritten have the same name, and stand together in their batch. See `Needs.whole_sequences`."""
+    """Key of the sequence that the loss counts, if a sequence has several samples: those of a rollout whose history was
+    rewritten have the same key, and are adjacent in their batch. See `Needs.whole_sequences`."""
     prefix_length: int = 0
-    """Tokens of the context, which the sample's own go on from."""
+    """Length of the context before the sample's own tokens."""
     token_ids: IntArray
     loss_mask: BoolArray
-    """True where the loss counts the token: the policy sampled it, or is to imitate it."""
+    """True where the loss counts the token: the policy sampled it, or should imitate it."""
     media: tuple[MediaSpan, ...] = ()
-    """Where media stand in `token_ids`; empty for text."""
+    """Media spans in `token_ids`; empty for text."""
     positions: IntArray | None = None
-    """[L] or [3, L] what the rotary embedding turns tokens by; `None`: 0, 1, 2, … as of text."""
+    """[L] or [3, L] position ids of the rotary embedding; `None`: 0, 1, 2, … as for text."""
     domain: str = ""
-    """Of the example that it was made of."""
+    """Domain of the sample's example."""
     advantages: FloatArray | None = None
     rollout_logprobs: FloatArray | None = None
-    """The engine's; 0 outside `loss_mask`."""
+    """Log-probs of the engine; 0 outside `loss_mask`."""
     old_logprobs: FloatArray | None = None
-    """The trainer's before the update; `None` means: equal to the current ones at the first update."""
+    """Log-probs of the trainer before the update; `None`: equal to the current ones at the first update."""
     behavior_logprobs: FloatArray | None = None
-    """The trainer's, under the policy version that sampled each token; NaN where that is the policy before the update,
-    or is not known. `None`: NaN everywhere."""
+    """Log-probs of the trainer under the policy version that sampled each token; NaN if that is the policy before the
+    update, or is unknown. `None`: NaN everywhere."""
     ref_logprobs: FloatArray | None = None
     policy_versions: IntArray | None = None
     chunk_ids: IntArray | None = None
-    """Which turn of the rollout a token belongs to, ascending; -1 outside `loss_mask`. `None`: all are one."""
+    """Turn of the rollout that a token belongs to, ascending; -1 outside `loss_mask`. `None`: a single turn."""
     entropy_mask: BoolArray | None = None
-    """Where an entropy bonus is paid; `None`: everywhere."""
+    """True where a token gets an entropy bonus; `None`: everywhere."""
     max_length: int = 1
-    """Most tokens that the policy can write after this prompt, over all turns; for constant-length aggregation."""
+    """Largest number of tokens after this prompt, over all turns; for constant-length aggregation."""
     expert: bool = False
-    """To be imitated, whatever the ratio."""
+    """Whether the sample is to be imitated, whatever the ratio."""
     returns: FloatArray | None = None
-    """What a critic should say of the state before each token."""
+    """Critic's target for the state before each token."""
     old_values: FloatArray | None = None
-    """What it said before the update."""
+    """Critic's value before the update."""
     preferred: bool | None = None
-    """Whether the answer is the better one of its pair; alone, whether it is wanted."""
+    """Whether the answer is the better one of its pair; for a single answer, whether it is desirable."""
     target: float | None = None
-    """The margin of its pair, or the score that a reward model should give."""
+    """Margin of its pair, or target score of a reward model."""
     teacher_logprobs: FloatArray | None = None
-    """Of the model that is imitated."""
+    """Log-probs of the teacher."""
     teacher_top: TopLogprobs | None = None
-    """The likeliest tokens of the model that is imitated."""
+    """Top-k tokens of the teacher."""
     teacher: int = 0
-    """Which of the trainer's teachers a loss compares the policy with, where it holds several."""
+    """Index of the teacher with which a loss compares the policy, if the trainer holds several."""
     attention: AttentionStatistics | None = None
-    """Of the policy before the update; `None` means: taken in the update's own forward pass where a loss asks."""
+    """Attention statistics of the policy before the update; `None`: computed in the update's own forward pass if a loss
+    needs them."""
     experts: IntArray | None = None
-    """[L, layers, k] int8 or int16 which experts a mixture's routers chose for each token in the pass that the update
-    is compared with, or in the engine, to be chosen again; -1: the router's own choice."""
+    """[L, layers, k] int8 or int16: experts that MoE routers chose for each token in the pass before the update or in
+    the engine, to be replayed; -1: the router's own choice."""
 
     def __post_init__(self) -> None:
         for name in _ALIGNED:
@@ -232,11 +233,11 @@ class BatchCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingBatch:
-    """Samples that a trainer computes with, over all ranks: those of one optimizer update, or some of them."""
+    """Samples for a trainer, over all ranks: those of one optimizer update, or some of them."""
 
     samples: tuple[TrainingSample, ...]
     temperature: float = 1.0
-    """Log-probs are taken of `logits / temperature`, so that they are those of the sampling distribution."""
+    """Log-probs are computed from `logits / temperature`, so that they are those of the sampling distribution."""
 
     @property
     def num_loss_tokens(self) -> int:
@@ -250,7 +251,7 @@ class TrainingBatch:
 
     @property
     def sequences(self) -> list[list[int]]:
-        """What the loss counts as one, in the order of first samples: the places of its samples."""
+        """Indices of the samples of each sequence that the loss counts, in the order of first samples."""
         places: dict[str | int, list[int]] = {}
         for i, sample in enumerate(self.samples):
             places.setdefault(sample.sequence or i, []).append(i)
@@ -283,7 +284,7 @@ class TrainingBatch:
 
     @property
     def counts(self) -> BatchCounts:
-        """Return the counts that a loss of this batch alone divides by."""
+        """Counts that a loss of only this batch divides by."""
         return BatchCounts(
             num_tokens=float(self.num_loss_tokens),
             num_expert_tokens=float(self.num_expert_tokens),
@@ -308,37 +309,37 @@ class OptimParams:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardOptions:
-    """How a trainer's forward pass without a loss computes."""
+    """Options of a trainer's forward pass without a loss."""
 
     attention: AttentionRange | None = None
-    """Distances that count, where `attention` is asked for; see `roll.algorithms.credit`."""
+    """Distances that count for the output `attention`; see `roll.algorithms.credit`."""
     num_top: int | None = None
-    """Number of top-k tokens, where `top_logprobs` is asked for."""
+    """k of the output `top_logprobs`."""
     adapter: bool = True
-    """False leaves LoRA adapters out: the policy as it was before training."""
+    """False disables LoRA adapters: the policy as it was before training."""
     version: int | None = None
     """Compute with the weights of the snapshot of this policy version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardBackwardResult:
-    """What the forward passes of a batch found."""
+    """Results of the forward passes of a batch."""
 
     loss: float
-    """Share of the batch in the loss that its counts normalize."""
+    """The batch's share of the loss that its counts normalize."""
     num_tokens: int
     """Tokens that went through the network (shared prefixes once)."""
     num_loss_tokens: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     maxima: Mapping[str, float] = field(default_factory=dict)
-    """Of what the loss reports: sums and maxima over the batch. See `LossOutputs`."""
+    """Sums and maxima over the batch of the metrics that the loss reports. See `LossOutputs`."""
     logprobs: tuple[FloatArray, ...] = ()
-    """Per sample [L], taken in the forward pass before the update; empty for a back-end that does not return them."""
+    """[L] per sample, from the forward pass before the update; empty for a back-end that does not return them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptimResult:
-    """What an optimizer update did."""
+    """Results of an optimizer update."""
 
     grad_norm: float
     """Global norm of the scaled gradient, before clipping."""
@@ -349,12 +350,11 @@ class OptimResult:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult(ForwardBackwardResult):
-    """What a training step did: the forward and backward passes of a batch, and one update."""
+    """Results of a training step: the forward and backward passes of a batch, and one update."""
 
     grad_norm: float = 0.0
-    """Before clipping."""
+    """Global norm of the gradient, before clipping."""
     learning_rate: float = 0.0
     stepped: bool = False
-    """False where nothing was to be learned, or gradients were not finite: weights, optimizer and schedule stayed as
-    they were."""
+    """False if no token was trained or gradients were not finite: weights, optimizer and schedule are unchanged."""
     timings_s: Mapping[str, float] = field(default_factory=dict)
