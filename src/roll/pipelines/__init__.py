@@ -1,6 +1,6 @@
-"""Pipelines: each is its objective and what it opens; `commands` has what the command line calls.
+"""Pipelines: each has an objective and the roles that it opens; `commands` has the command-line entry points.
 
-A pipeline has a package of its own (`rlvr/`, `agentic/`, `sft/`, …) with `pipeline` and `check`, and a name in
-`registry`. They share `online/` (learning from rollouts), `reinforcement/` (by an `algorithm`), `supervised/` (learning
-from given examples), and the parts of a run: `run`, `learner`, `generation`, `live_policy`, `evaluation`.
+A pipeline is a package (`rlvr/`, `agentic/`, `sft/`, …) with `pipeline` and `check`, and a name in `registry`. Pipelines
+share `online/` (training on rollouts), `reinforcement/` (with an `algorithm`), `supervised/` (training on given
+examples), and the parts of a run: `run`, `learner`, `generation`, `live_policy`, `evaluation`.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints as they lie on the disk: named, found, read, and cleared of what was never finished."""
+"""Checkpoints on disk: naming, searching, reading, and removal of unfinished ones."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ __all__ = [
 S = TypeVar("S", bound=RunState)
 
 UNFINISHED = ".saving-"
-"""Begins the name of a directory that is being written, or removed."""
+"""Prefix of the name of a directory that is being written or removed."""
 
 _STEP = re.compile(r"^step-(\d{6,})$")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedRun(Generic[S]):
-    """A checkpoint's controller part, and where the trainers' lie."""
+    """The controller's part of a checkpoint, and the paths of the trainers' parts."""
 
     path: Path
     state: S
@@ -45,7 +45,7 @@ class SavedRun(Generic[S]):
 
     @property
     def trainer_path(self) -> Path:
-        """What `TrainerGroup.load` reads."""
+        """Path that `TrainerGroup.load` reads."""
         return self.path / "trainer"
 
     def critic_path(self, index: int) -> Path:
@@ -63,10 +63,10 @@ class SavedRun(Generic[S]):
         return path
 
     async def restore(self, policy: TrainerGroup, critics: Sequence[TrainerGroup] = ()) -> None:
-        """Let trainers go on from their parts of it.
+        """Load the checkpoint into the trainers.
 
         Raises:
-            CheckpointError: one has no part here, or it cannot be read.
+            CheckpointError: A trainer's part is missing, or cannot be read.
         """
         paths = [self.trainer_path, *map(self.critic_path, range(len(critics)))]
         with _advised(self.path):
@@ -76,7 +76,7 @@ class SavedRun(Generic[S]):
 
 @contextmanager
 def _advised(path: Path) -> Iterator[None]:
-    """Add what to do to what is wrong with a checkpoint."""
+    """Run the body with advice appended to the message of a `CheckpointError`."""
     try:
         yield
     except CheckpointError as error:
@@ -95,7 +95,7 @@ def critic_directory(index: int) -> str:
 
 
 def checkpoints(directory: Path) -> dict[int, Path]:
-    """Complete checkpoints by step, ascending."""
+    """Return the complete checkpoints by step, ascending."""
     if not directory.is_dir():
         return {}
     found = {int(m.group(1)): p for p in directory.iterdir() if (m := _STEP.match(p.name)) and p.is_dir()}
@@ -111,12 +111,12 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
     """Read a checkpoint's controller part.
 
     Args:
-        path: its directory.
-        kind: what is read of its state.
+        path: Directory of the checkpoint.
+        kind: Class of its state.
 
     Raises:
-        CheckpointVersionError: another version of ROLL wrote it, and this one cannot read it.
-        CheckpointError: a file is missing or malformed.
+        CheckpointVersionError: Another version of ROLL wrote it, and this version cannot read it.
+        CheckpointError: A file is missing or malformed.
     """
     try:
         state = kind.from_json(json.loads((path / "state.json").read_text(encoding="utf-8")))
@@ -130,7 +130,7 @@ def read_checkpoint(path: Path, kind: type[S]) -> SavedRun[S]:
 
 
 def remove_unfinished(directory: Path) -> None:
-    """Remove what a crash while saving or pruning left behind."""
+    """Remove the remains of a crash during saving or pruning."""
     if directory.is_dir():
         for path in directory.iterdir():
             if path.name.startswith(UNFINISHED):

@@ -1,14 +1,14 @@
 """Writing checkpoints: atomic, and pruned.
 
-    checkpoints/step-000020/   model/ (HF safetensors)   trainer/ (optimiser, schedule, RNG of every rank)
+    checkpoints/step-000020/   model/ (HF safetensors)   trainer/ (optimizer, schedule, RNG of every rank)
                                critic-0/ … (as trainer/)   state.json   ledger.jsonl
 
 Invariants:
     - a directory called `step-N` is complete: everything is written under another name, flushed to the disk, and
       renamed;
-    - the previous checkpoint is removed only after the new one has its name; so a crash at any moment leaves one whole;
-    - what is written while training goes on is of the step that it began at, ledger and all; it is published, or its
-      failure said, at the first boundary after it ended, and before the next one begins.
+    - the previous checkpoint is removed only after the new one has its name, so a crash leaves a complete checkpoint;
+    - an asynchronous checkpoint is of the step at which it began, including the ledger; it is published, or its failure
+      is reported, at the first step boundary after it ended, and before the next checkpoint begins.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = ["Checkpointer"]
 logger = logging.getLogger(__name__)
 
 FULL_BELOW_BYTES = 2**20
-"""Libraries that write do not all say why they could not: with less than this left, the disk was full."""
+"""Free space below which the disk counts as full, since not all libraries report the reason of a failed write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Pending:
-    """A checkpoint that has no name yet."""
+    """A checkpoint that is not published yet."""
 
     step: int
     best_step: int | None
@@ -57,7 +57,7 @@ class _Pending:
 
     @property
     def temporary(self) -> Path:
-        """Where it is written."""
+        """Directory in which the checkpoint is written."""
         return self.final.with_name(f"{UNFINISHED}{self.final.name}")
 
 
@@ -66,20 +66,20 @@ class Checkpointer:
     """Writes and prunes the checkpoints of one run."""
 
     run: RunDirectory
-    """Where they go."""
+    """Directory of the run."""
     config: CheckpointConfig
-    """Which are written and kept."""
+    """Which checkpoints are written and kept."""
     trainer: TrainerGroup
-    """Of the policy."""
+    """Trainer of the policy."""
     critics: Sequence[TrainerGroup] = ()
-    """Whose states are saved beside it."""
+    """Trainers of critics, which are saved as well."""
     _: KW_ONLY
     clock: Callable[[], float] = time.monotonic
-    """Seconds that only grow."""
+    """Monotonic clock, in seconds."""
     on_saved: Callable[[int, Path], object] | None = None
-    """Is told the step and the directory of every new checkpoint."""
+    """Called with the step and the directory of every new checkpoint."""
     before_writing: Callable[[], Awaitable[None]] | None = None
-    """Brings trainers' states to where they can be written from."""
+    """Called before writing; moves trainers' states to where they can be written."""
     _saved_at: float = field(init=False)
     _pending: _Pending | None = field(init=False, default=None)
 
@@ -96,9 +96,9 @@ class Checkpointer:
         return best or late or bool(every and state.step % every == 0)
 
     async def save(self, state: RunState, ledger: DataLedger) -> Path:
-        """Write a checkpoint of this step, or begin to; one that exists already is left as it is."""
+        """Write a checkpoint of this step, or start an asynchronous write; an existing one is not changed."""
         final = self.run.checkpoint_path(state.step)
-        # As they are now: in an asynchronous run rollouts go on while this writes.
+        # Copied now: in an asynchronous run, rollouts continue while this writes.
         new = _Pending(
             step=state.step,
             best_step=state.best_step,
@@ -108,7 +108,7 @@ class Checkpointer:
         )
         try:
             await self.settle(wait=True)
-        except (RunDirectoryError, CheckpointError) as error:  # this one takes its place, or fails as well
+        except (RunDirectoryError, CheckpointError) as error:  # the new checkpoint replaces it, or fails as well
             logger.warning("%s", error)
         if final.is_dir():
             return final
@@ -121,11 +121,11 @@ class Checkpointer:
         return final
 
     async def settle(self, *, wait: bool) -> None:
-        """Publish the checkpoint that is being written, if it is whole by now, or once it is.
+        """Publish the pending checkpoint if it is complete; with `wait`, wait until it is.
 
         Raises:
-            RunDirectoryError: the disk is full, or cannot be written to.
-            CheckpointError: it could not be written for another reason.
+            RunDirectoryError: The disk is full or not writable.
+            CheckpointError: The checkpoint could not be written for another reason.
         """
         pending = self._pending
         if pending is None:
@@ -191,7 +191,7 @@ class Checkpointer:
         except InfraError:
             raise
         except Exception as error:
-            if self.config.asynchronous:  # what another trainer meets is of the same checkpoint: it is said once
+            if self.config.asynchronous:  # report the same failure of other trainers once
                 await asyncio.gather(*(t.written(wait=True) for t in self._trainers), return_exceptions=True)
             raise _failed(final, temporary, error) from error
 

@@ -49,7 +49,7 @@ def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
         try:
             return run_to_end(_train(config, run, None, callbacks=callbacks))
         except UserError:
-            if not read_metrics(run.metrics_path):  # nothing to keep: the mended configuration may use the name
+            if not read_metrics(run.metrics_path):  # nothing to keep: the corrected configuration may reuse the name
                 shutil.rmtree(run.path)
             raise
 
@@ -57,19 +57,18 @@ def train(config: RunConfig, callbacks: Callbacks | None = None) -> Summary:
 def resume(
     run_path: Path, config: RunConfig, overrides: Sequence[str] = (), callbacks: Callbacks | None = None
 ) -> Summary:
-    """Continue a run from its newest checkpoint, or from the beginning where it has none.
+    """Continue a run from its newest checkpoint, or from the beginning if it has none.
 
-    A run that has ended is left as it is. What a run without a checkpoint recorded is moved aside.
+    A finished run is not changed. Records of a run without a checkpoint are moved aside.
 
     Args:
-        run_path: its directory.
-        config: of the run, changed by `overrides`.
-        overrides: as the user wrote them, for the run's history.
-        callbacks: of the user.
+        run_path: Run directory.
+        config: Configuration of the run, with `overrides` applied.
+        overrides: Overrides as the user wrote them, for the run's history.
+        callbacks: Callbacks of the user.
 
     Raises:
-        ConfigError: the run has taken all its steps, and there are changes, which would have no effect; or it has no
-            checkpoint.
+        ConfigError: The run has finished all its steps, and changes would have no effect; or it has no checkpoint.
     """
     with RunDirectory.open(run_path, lock=True) as run:
         remove_unfinished(run.checkpoints_dir)
@@ -96,16 +95,16 @@ def _changes(run: RunDirectory, config: RunConfig) -> list[str]:
 
 
 def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, changes: Sequence[str]) -> bool:
-    """Return whether a run has taken all its steps, and say so.
+    """Return whether a run has finished all its steps, and log it.
 
     Args:
-        run: its directory.
-        saved: its newest checkpoint.
-        num_steps: that it is to have.
-        changes: to its configuration, which would have no effect.
+        run: Run directory.
+        saved: Newest checkpoint of the run.
+        num_steps: Configured number of steps.
+        changes: Changes to its configuration, which would have no effect.
 
     Raises:
-        ConfigError: it has taken more steps, its checkpoints are gone, or there are changes.
+        ConfigError: The run has more steps, its checkpoints are gone, or there are changes.
     """
     more = "raise training.num_steps, and training.num_epochs where it has epochs"
     recorded = sum(row["kind"] == "train" for row in read_metrics(run.metrics_path))
@@ -132,7 +131,7 @@ def _ended(run: RunDirectory, saved: SavedRun[Any] | None, num_steps: int, chang
 
 
 def _is_summed_up(run: RunDirectory, saved: SavedRun[Any] | None, step: int) -> bool:
-    """Return whether the run finished with this step, and wrote its figures."""
+    """Return whether the run finished with this step and wrote its summary."""
     try:
         summary = json.loads(run.summary_path.read_text(encoding="utf-8"))
         ending = summary.get("ending")
@@ -170,7 +169,7 @@ async def _train(
                 await work()
         except (InfraError, CallbackError) as error:
             hit = isinstance(error, InfraError) or isinstance(error.__cause__, KeyboardInterrupt)
-            if stop and hit:  # the signal reached a part of the run as well, before it could be asked to stop
+            if stop and hit:  # the signal also reached another process of the run, before a stop
                 raise Interrupted(stop.signal_name) from error
             raise
         return tracker.finish()
@@ -180,7 +179,8 @@ def evaluate(config: RunConfig, model: str | None = None) -> dict[str, float]:
     """Measure a model on the held-out prompts, without training: see `evaluation_metrics`. Prints nothing.
 
     Args:
-        model: a model, a run, or a checkpoint, in place of the configuration's model.
+        config: Configuration of the run.
+        model: A model, a run, or a checkpoint that replaces the configuration's model.
     """
     if model is not None:
         saved = find_model_directory(Path(model))

@@ -9,10 +9,11 @@ __all__ = ["check_engines"]
 
 
 def check_engines(config: GeneratingConfig) -> None:
-    """Compare the engines of a run, and of its judge, with what is asked of them.
+    """Check the capabilities of the engines of a run and of its judge.
 
     Raises:
-        ConfigError: one is not known or not installed, or lacks a capability; names it, and the engines that have it.
+        ConfigError: An engine is unknown or not installed, or lacks a capability; the message names the capability and
+            the engines that have it.
     """
     check_engine(config.inference.engine, config.engine_needs)
     if config.judge is not None:

@@ -1,4 +1,4 @@
-"""Environments before a run starts: each is tried where it will run, so that mistakes are named before it."""
+"""Trial of environments before a run starts, where they will run, so that errors are reported early."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ async def _first_observation(hosts: EnvHosts, entry: EnvironmentData, pipeline: 
         async with hosts.open(settings) as env:
             observation, info = await env.reset(settings.seed)
             if is_own(settings.name):
-                await env.step("")  # whatever a player writes has an answer
+                await env.step("")  # an environment must respond to any action
             if isinstance(env, EquippedEnv):
                 await env.check()
     except InfraError as error:

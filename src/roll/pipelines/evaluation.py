@@ -30,31 +30,31 @@ logger = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class Evaluator:
-    """Says when a run's policy is measured, and does it."""
+    """Decides when a run's policy is evaluated, and evaluates it."""
 
     run: Run[Any]
-    """Whose policy it is."""
+    """Run of the policy."""
     live: LivePolicy
-    """The engines that hold it."""
+    """Engines that hold the policy."""
     held_out: Sequence[PromptDraw]
-    """What every evaluation answers."""
+    """Prompts of every evaluation."""
     plan: SamplingPlan
     """How answers are sampled."""
     config: EvaluationConfig
-    """When."""
+    """When to evaluate."""
     alarms: AlarmsConfig
-    """Thresholds."""
+    """Thresholds of alarms."""
 
     @property
     def due(self) -> bool:
-        """Whether the configuration asks for an evaluation after this step, it can be done, and was not done yet."""
+        """Whether an evaluation after this step is configured, possible, and not done yet."""
         state, every = self.run.state, self.config.every_num_steps
         last = state.step == self.run.num_steps
         due = self.config.before_training if state.step == 0 else last or bool(every and state.step % every == 0)
         return due and state.evaluated_at != state.step and bool(self.held_out)
 
     async def evaluate_if_due(self) -> bool:
-        """Evaluate now, while nothing else runs; whether it was due."""
+        """Evaluate now if it is due, while nothing else runs; return whether it was due."""
         if not self.due:
             return False
         await self.live.wake()
@@ -63,7 +63,7 @@ class Evaluator:
         return True
 
     def begin_if_due(self) -> None:
-        """Start an evaluation of the policy that engines hold now; the next sync waits for it."""
+        """Start an evaluation of the engines' current policy in the background; the next weight sync waits for it."""
         if self.due:
             before = self.live.evaluation
 
@@ -76,15 +76,15 @@ class Evaluator:
             self.live.evaluation = asyncio.create_task(work(), name="evaluate")
 
     def check_last(self) -> None:
-        """Raise the error of an evaluation beside training that failed."""
+        """Raise the error of a background evaluation that failed."""
         if self.live.evaluation is not None and self.live.evaluation.done():
             self.live.evaluation.result()
 
     async def evaluate(self) -> dict[str, float]:
-        """Answer the held-out prompts, record the metrics, and note the score in the run's state.
+        """Evaluate on the held-out prompts, record the metrics, and store the score in the run's state.
 
         Raises:
-            AlarmError: we failed every answer before the first step, so that training would fail in the same way.
+            AlarmError: Before the first step, every answer failed for infrastructure errors, so training would too.
         """
         run, step = self.run, self.run.state.step
         metrics, groups = await self.measure()
@@ -96,15 +96,15 @@ class Evaluator:
         return metrics
 
     async def measure(self) -> tuple[dict[str, float], list[Group]]:
-        """Answer the held-out prompts; their figures, and the answers."""
+        """Evaluate on the held-out prompts, and return metrics and answers."""
         groups = await self.live.generation.scheduler.collect(self.held_out, self.plan)
         return measures.evaluation_metrics(groups), groups
 
     def check(self, groups: Sequence[Group]) -> None:
-        """Say what we failed of an evaluation.
+        """Log the infrastructure failures of an evaluation.
 
         Raises:
-            AlarmError: every answer before the first step, so that training would fail in the same way.
+            AlarmError: Before the first step, every answer failed, so training would too.
         """
         step, failures = self.run.state.step, failures_of(groups)
         if text := describe(failures):
@@ -115,10 +115,10 @@ class Evaluator:
 
 
 async def measure(config: GeneratingConfig) -> dict[str, float]:
-    """Answer the held-out prompts with the configuration's model: see `evaluation_metrics`.
+    """Evaluate the configuration's model on the held-out prompts: see `evaluation_metrics`.
 
     Raises:
-        DataError: no source holds prompts out.
+        DataError: No source has held-out prompts.
     """
     prepared = prepare(config)
     draws = prepared.data.evaluation(config.evaluation.num_prompts)

@@ -1,6 +1,6 @@
-"""Writing a trained model where its user wants it: the directory of a checkpoint, with a model card.
+"""Export of a trained model: the model directory of a checkpoint, with a model card.
 
-It is uploaded to the Hugging Face hub when its user asks for it, and never otherwise.
+It is uploaded to the Hugging Face hub only on request.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ __all__ = ["check_hub", "export", "upload"]
 
 
 def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
-    """Copy the model of a run's newest checkpoint, or of a checkpoint, to `target`, and write a model card.
+    """Copy the model of a checkpoint, or of a run's newest checkpoint, to `target`, and write a model card.
 
     Args:
-        source: a run, or a checkpoint of one.
-        target: a directory that does not exist yet.
-        adapter: copy the adapter as PEFT reads it, in place of the merged model.
+        source: A run directory, or a checkpoint of one.
+        target: A directory that does not exist yet.
+        adapter: Whether to copy the adapter in PEFT format instead of the merged model.
 
     Raises:
-        RunDirectoryError: `source` holds no checkpoint or no adapter, or `target` exists.
-        ModelError: the model's files are damaged or not complete.
+        RunDirectoryError: `source` has no checkpoint or no adapter, or `target` exists.
+        ModelError: The model's files are damaged or incomplete.
     """
     model = find_model_directory(source)
     if model is None:
@@ -53,7 +53,7 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
     shutil.rmtree(temporary, ignore_errors=True)
     shutil.copytree(model, temporary)
     if not adapter:
-        write_older_spellings(temporary)  # runs of earlier versions wrote transformers 5's alone
+        write_older_spellings(temporary)  # runs of earlier versions have only those of transformers 5
     checkpoint = find_checkpoint(source / "checkpoints") if (source / "checkpoints").is_dir() else source
     assert checkpoint is not None, "its model was found"
     (temporary / "README.md").write_text(model_card(checkpoint, target.name, adapter=adapter), encoding="utf-8")
@@ -62,10 +62,10 @@ def export(source: Path, target: Path, *, adapter: bool = False) -> Path:
 
 
 def check_hub(repository: str) -> None:
-    """See that an upload can be tried, before anything is written.
+    """Check that an upload is possible, before anything is written.
 
     Raises:
-        HubError: this is no repository's name, nobody is signed in, or the hub is switched off.
+        HubError: The name is not that of a repository, no token is available, or the hub is offline.
     """
     from huggingface_hub import constants, get_token
     from huggingface_hub.utils import HFValidationError, validate_repo_id
@@ -89,13 +89,13 @@ def check_hub(repository: str) -> None:
 
 
 def upload(directory: Path, repository: str, *, public: bool = False) -> str:
-    """Upload a directory as one commit; a repository that does not exist is made, private unless `public`.
+    """Upload a directory as one commit; a repository that does not exist is created, private unless `public`.
 
     Returns:
-        The address of the commit.
+        The URL of the commit.
 
     Raises:
-        HubError: the hub refuses, or cannot be reached; the directory stays.
+        HubError: The hub refuses the upload, or cannot be reached; the directory is kept.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError
@@ -112,7 +112,7 @@ def upload(directory: Path, repository: str, *, public: bool = False) -> str:
             404: f"there is no owner of '{repository}', or the token may not see it",
         }
         _fail(directory, repository, reasons.get(status or 0, _first_line(error)), error)
-    except Exception as error:  # the network fails in many ways, each library's own
+    except Exception as error:  # each library raises its own network errors
         _fail(directory, repository, f"{api.endpoint} does not answer ({_first_line(error)})", error)
     return str(commit.commit_url)
 

@@ -1,4 +1,4 @@
-"""Generation: the roles that answer prompts and score the answers, put together in one place.
+"""Generation: the roles that answer prompts and score the answers.
 
 engines ─► LLMProxy ─┐
 workers ─► rewards ──┼─► RolloutScheduler ─► rollouts with rewards
@@ -40,13 +40,13 @@ __all__ = ["Generation", "Roles", "episode_plan", "open_generation", "start_role
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Roles:
-    """What was started to answer and to score."""
+    """The started roles that answer and score."""
 
     engines: EngineGroup
     pool: WorkerPool
     judge: JudgeRole | None
     max_context: int
-    """Of the engines."""
+    """Context length of the engines."""
 
 
 async def start_roles(
@@ -60,21 +60,21 @@ async def start_roles(
     trainers: Sequence[tuple[str, Awaitable[Any]]] = (),
     hand_over: bool = False,
 ) -> tuple[Roles, list[Any]]:
-    """Start engines, reward workers and the judge, and trainers beside them, at the same time.
+    """Start engines, reward workers, the judge and trainers concurrently.
 
     Args:
-        config: of the run.
-        cluster: where they start.
-        prepared: the model's files and the prompts.
-        stack: closes whatever started.
-        run: whose logs engines write to.
-        tracker: is told what is still being waited for.
-        trainers: that start, with their roles.
-        hand_over: engines sleep while trainers compute. They take their share of what memory is free, so they start
-            when trainers are there, and out of their way.
+        config: Configuration of the run.
+        cluster: Cluster on which the roles start.
+        prepared: The model's files and the prompts.
+        stack: Exit stack that closes everything that started.
+        run: Run directory for the engines' logs.
+        tracker: Tracker that shows the roles that are still starting.
+        trainers: Roles and start coroutines of trainers.
+        hand_over: Whether engines sleep while trainers compute. Engines reserve a share of the free memory, so
+            they then start after the trainers have started and offloaded.
 
     Returns:
-        What answers and scores; the trainers, in order.
+        The roles that answer and score; the trainers, in order.
     """
     progress = StartNotes(tracker.note if tracker else _say_nothing)
     emit = tracker.spans.event if tracker else _say_nothing
@@ -100,14 +100,14 @@ def _say_nothing(*_: object, **__: object) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """What answers prompts, and scores the answers."""
+    """The components that answer prompts and score the answers."""
 
     proxy: LLMProxy
     scheduler: RolloutScheduler
     rewards: Mapping[str, WeightedReward]
-    """By domain, as the configuration says."""
+    """Configured reward of each domain."""
     judge: JudgeRole | None
-    """The run's own judge, where rewards ask one."""
+    """The run's own judge, if rewards use one."""
     renderer: ChatRenderer
     wait_phases: WaitPhases
     retries: Retries = field(default_factory=Retries)
@@ -118,7 +118,7 @@ class Generation:
         return figures | (self.judge.metrics() if self.judge else {})
 
     def restore(self, verifiers: Mapping[str, Any]) -> None:
-        """Set rewards, by domain, to what they knew: see `LivePolicy.verifiers`."""
+        """Restore the state of rewards, by domain: see `LivePolicy.verifiers`."""
         for domain, reward in self.rewards.items():
             reward.restore(verifiers.get(domain, {}))
 
@@ -135,18 +135,18 @@ async def open_generation(
     loop: RolloutLoop | None = None,
     scored_by: Callable[[Reward], Reward] = lambda reward: reward,
 ) -> Generation:
-    """Put started roles together.
+    """Connect started roles to proxy, rewards and scheduler.
 
     Args:
-        config: of the run.
-        roles: that were started.
-        renderer: tokens to text.
-        stack: closes what is opened here.
-        tracker: of the run; listens to every rollout.
-        proxy_type: what hands requests to engines.
-        bring_up: gives a fresh engine the weights that the others hold; by default it keeps those that it loaded.
-        loop: how a rollout is made, in place of the configuration's.
-        scored_by: what stands before each domain's reward.
+        config: Configuration of the run.
+        roles: Started roles.
+        renderer: Converts tokens to text.
+        stack: Exit stack that closes everything that is opened.
+        tracker: Tracker of the run, which observes every rollout.
+        proxy_type: Class of the proxy.
+        bring_up: Syncs the current weights to a fresh engine; by default an engine keeps the weights that it loaded.
+        loop: Rollout loop that replaces the configured one.
+        scored_by: Wrapper of each domain's reward.
 
     Raises:
         ConfigError: `rollout.loop` cannot be imported.
@@ -219,7 +219,7 @@ async def _loop(config: GeneratingConfig, roles: Roles, stack: AsyncExitStack) -
 
 
 def _listen(generation: Generation, tracker: Tracker, stack: AsyncExitStack, *, traced: bool) -> None:
-    """Let those who look on listen to the life cycle, and to environments until `stack` is closed."""
+    """Register observers of the life cycle, and of environments until `stack` is closed."""
     listeners = [generation.retries.on_transition, generation.wait_phases.on_transition]
     if traced:
         listeners.append(RolloutTrace(tracker.spans.event, FINAL).on_transition)

@@ -1,4 +1,4 @@
-"""What can be known of an agentic run before it starts: what `roll check` prints, and `roll.check` returns."""
+"""Checks of an agentic run before it starts, for `roll check` and `roll.check`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["inspect"]
 
 
 def inspect(config: AgenticConfig) -> Report:
-    """Find out all that can be known before a run."""
+    """Check a run before it starts."""
     return check.inspect(config, _look_at_demonstrations)
 
 

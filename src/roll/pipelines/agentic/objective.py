@@ -1,4 +1,4 @@
-"""Learning by an `algorithm` from episodes, which also say which environments come next, and where groups begin."""
+"""RL objective on episodes, whose results also decide which environments are drawn next and where groups begin."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class Episodes(Reinforcement[AgenticConfig]):
     """Implements `Objective`."""
 
     async def collect(self, batch: Batch) -> Collected[Selection]:
-        """See `Reinforcement.collect`; with figures of the groups that began at anchors."""
+        """See `Reinforcement.collect`; adds metrics of the groups that began at anchors."""
         collected = await Reinforcement.collect(self, batch)
         if self.online.config.anchors is None:
             return collected
         return replace(collected, metrics=figures(self._state.kept, batch.groups))
 
     def note(self, collected: Collected[Selection]) -> None:
-        """Remember the moments of rewards, which environments were solved, and from where."""
+        """Store reward moments, success rates of environments, and results of anchors in the run's state."""
         Reinforcement.note(self, collected)
         config, state, groups = self.online.config, self._state, collected.batch.groups
         if config.curriculum is not None:

@@ -1,6 +1,6 @@
 """Reinforcement learning in environments: an `algorithm` over episodes, and a curriculum of environments.
 
-episode: obs ► answer ► step ► obs ► … ► reward      one coroutine each: none waits for another's environment
+episode: obs ► answer ► step ► obs ► … ► reward      one coroutine per episode, so that no episode waits for another
 groups ► advantages of trajectories or turns ► train ► sync ► success rates ► which environments come next
 """
 
@@ -37,7 +37,7 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: AgenticConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
+    """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error."""
     session.tracker.note("reading the model's files")
     check_own_functions(config.algorithm)
     shown = await in_thread(read_demonstrations, config)

@@ -1,1 +1,1 @@
-"""On-policy distillation: the student answers, a teacher scores every token."""
+"""On-policy distillation: the student samples answers, and a teacher scores every token."""

@@ -1,4 +1,4 @@
-"""What can be known of a distillation before it starts: its teachers beside what is known of any run."""
+"""Checks of an on-policy distillation run before it starts, including its teachers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["inspect"]
 
 
 def inspect(config: DistillConfig) -> Report:
-    """Find out all that can be known before a run."""
+    """Check a run before it starts."""
     found: list[ModelDescription] = []
 
     def look_at_teachers(report: Report, config: DistillConfig) -> None:

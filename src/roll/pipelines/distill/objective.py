@@ -5,10 +5,10 @@
     loss     divergence of whole distributions, token by token      GKD, arXiv 2306.13649, with lambda = 1
     reward   A_t = log teacher_t - log student_t                     Thinking Machines, "On-Policy Distillation", 2025
 
-and in both, with a weight, the advantage of the sources' rewards within a group.
+and in both, with a weight, the group-normalized advantage of the sources' rewards.
 
-The divergence is of the current student, whoever wrote the text. The student of A_t, and of the ratios by which all
-advantages are weighed, is the one that sampled the token: its `rollout_logprobs`, of whatever policy version they are.
+The divergence is of the current student, whichever policy version sampled the text. The student in A_t, and in the
+ratios that weight all advantages, is the policy version that sampled the token, with its `rollout_logprobs`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,12 @@ __all__ = ["distillation_loss", "objective", "sampled_divergence", "with_advanta
 
 
 def objective(online: OnlineRun[DistillConfig, Any], num_tokens: Sequence[int]) -> AnswersObjective:
-    """Return what is learned: to come near to the teacher of each source.
+    """Build the objective: minimize the divergence from the teacher of each source.
 
     Args:
-        online: the run.
-        num_tokens: that each teacher has. A padded student may sample an id beyond them; such an answer is left out.
+        online: The run.
+        num_tokens: Vocabulary size of each teacher. A student with a padded vocabulary may sample a larger id; such an
+            answer is left out.
     """
     config, rollout, teachers, run = online.config, online.config.rollout, online.learner.teachers, online.run
 

@@ -1,4 +1,4 @@
-"""On-policy distillation as a pipeline: what it opens, says of itself, and measures."""
+"""The pipeline of on-policy distillation: its roles, facts and evaluation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: DistillConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start every role; the teachers are looked at before anything is started."""
+    """Start every role; teachers are checked before any role starts."""
     session.tracker.note("reading the files of student and teacher, and the prompts")
     prepared = await in_thread(prepare, config)
     paths = await in_thread(teacher_paths, config.teacher, config.model, prepared.model_path)

@@ -1,4 +1,4 @@
-"""Who teaches: asked for the log-probs of the student's tokens."""
+"""Teachers that compute log-probs of the student's tokens."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class EngineTeacher:
         self._engine = engine
 
     async def forward(self, batch: TrainingBatch, outputs: Outputs) -> Mapping[Output, list[Any]]:
-        """See `Scorer.forward`; log-probs are all that an engine says, at temperature 1.
+        """Compute log-probs, the only output that an engine supports, at temperature 1; see `Scorer.forward`.
 
         Raises:
-            InfraError: a log-prob is not finite.
+            InfraError: A log-prob is not finite.
         """
         assert set(outputs) == {"logprobs"} and batch.temperature == 1.0, "the configuration was checked"
         said = await self._engine.logprobs([sample.token_ids for sample in batch.samples])

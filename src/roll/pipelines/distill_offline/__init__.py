@@ -1,1 +1,1 @@
-"""Offline distillation: a teacher judges every token of given answers."""
+"""Offline distillation: a teacher scores every token of given answers."""

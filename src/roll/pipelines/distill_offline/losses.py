@@ -1,4 +1,4 @@
-"""What offline distillation learns by."""
+"""Losses of offline distillation."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from roll.protocols import LossFn
 __all__ = ["EXACT", "LIKELIHOOD", "offline_loss"]
 
 EXACT = DistillationLoss()
-"""What takes as long as any divergence over whole distributions."""
+"""Loss that stands in for any divergence over whole distributions when a step is timed."""
 LIKELIHOOD = LikelihoodLoss()
-"""What takes as long as a teacher's likeliest tokens do, on samples of which none has said anything."""
+"""Loss that stands in for top-k distillation when a step is timed, since samples have no teacher columns then."""
 
 
 def offline_loss(config: OfflineDistillationConfig) -> LossFn:

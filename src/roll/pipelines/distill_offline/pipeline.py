@@ -1,4 +1,4 @@
-"""Offline distillation as a pipeline: what it opens, says of itself, and measures."""
+"""The pipeline of offline distillation: its roles, facts and evaluation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: DistillOfflineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start every role; the teachers are looked at before anything is started."""
+    """Start every role; teachers are checked before any role starts."""
     paths = await in_thread(lambda: teachers_of(config, resolve_model(config.model.path)))
     held = tuple(map(str, paths)) if config.trainer_holds_teachers else ()
     taught = Taught(teacher_of=config.teacher_of)

@@ -1,4 +1,4 @@
-"""What teachers say of given answers: found before anything is started, asked once, told to the loss with each sample.
+"""Teacher outputs for given answers: teachers score each sample once, and the loss gets the result with the sample.
 
 kept   remaining draws, held-out examples ─ each source's teacher, frozen ─► k likeliest tokens, on disk ─► samples
 loss   the number of its teacher ─► samples; the student's trainer holds all teachers
@@ -31,12 +31,12 @@ __all__ = ["Taught", "ask_teachers"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Taught:
-    """What teachers said, or who they are."""
+    """Stored teacher outputs, or the indices of teachers that the trainer holds."""
 
     teacher_of: dict[str, int]
-    """By domain."""
+    """Index of the teacher by domain."""
     kept: tuple[Kept, ...] = ()
-    """By teacher; empty where the student's trainer holds them."""
+    """Stored outputs of each teacher; empty if the student's trainer holds the teachers."""
 
     async def completed(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with the teacher columns that the loss needs."""
@@ -61,15 +61,15 @@ async def ask_teachers(
     samples: Sequence[TrainingSample],
     session: Session | None = None,
 ) -> Taught:
-    """Let every teacher say what is not kept yet of its own samples, one teacher after the other.
+    """Score the samples of each teacher that are not stored yet, one teacher after the other.
 
     Args:
-        config: of the run.
-        prepared: of the run.
-        cluster: where teachers are started.
-        paths: their models.
-        samples: of which they are asked.
-        session: that shows how far this is; without one, nothing is kept but in a directory that is configured.
+        config: Configuration of the run.
+        prepared: Prepared data of the run.
+        cluster: Cluster on which teachers are started.
+        paths: Model paths of the teachers.
+        samples: Samples to score.
+        session: Session that shows the progress; without one, outputs are only stored in a configured directory.
     """
     settings, rows = config.distillation, describe_model(prepared.model_path).vocab_size
     directory = session.directory.path / "teacher" if session else None

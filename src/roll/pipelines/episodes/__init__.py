@@ -1,1 +1,1 @@
-"""What runs draw that learn from episodes: a curriculum of environments, anchors, and demonstrations of the user."""
+"""Draws of agentic runs: a curriculum of environments, anchors, and demonstrations of the user."""

@@ -1,16 +1,16 @@
-"""Beginning in the midst of successful episodes: IPA's chunk-level initialised resampling (ROME, arXiv 2512.24873).
+"""Anchors within successful episodes: IPA's chunk-level initialized resampling (ROME, arXiv 2512.24873).
 
-A success of K turns has a boundary before each of them; at an anchor k, its first k turns are replayed, and all
-rollouts of a group go on there:
+A success of K turns has a boundary before each turn; at an anchor k, its first k turns are replayed, and all rollouts
+of a group continue from there:
 
     sequential rollback            a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 3 until it is passed, then 2, 1, 0
-    parallelised initialisation    a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 1, 2, 3 side by side, each until it is passed
+    parallelized initialization    a₁ ─ a₂ ─ a₃ ─ a₄ ✓     k = 1, 2, 3 in parallel, each until it is passed
 
-Where rewards come at the end alone and are rare, nearly all plain rollouts fail and say nothing; close to a success
-they differ, and what is learnt there brings the turns before it within reach. An anchor is passed once most of the
-rollouts that last began there succeeded. The paper gives no constants: those of `AnchorsConfig` are ours.
+If rewards are sparse and come only at the end, nearly all plain rollouts fail and give no signal; close to a success
+their rewards differ, and training there brings earlier turns within reach. An anchor is passed once most of the recent
+rollouts that began there succeeded. The paper gives no constants: those of `AnchorsConfig` are ours.
 
-Pure functions of the configuration and of the state at a step's boundary, so that a resumed run chooses alike.
+Pure functions of the configuration and of the state at a step's boundary, so that a resumed run makes the same choices.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = ["MOST_UNREPEATED", "anchors_of", "choose", "figures", "note_anchors",
 logger = logging.getLogger(__name__)
 
 MOST_UNREPEATED = 3
-"""An environment that did not repeat so many episodes is not asked to repeat another one."""
+"""Number of episodes that an environment failed to repeat after which anchors are not used for it any more."""
 
 
 def anchors_of(config: AnchorsConfig, num_turns: int) -> list[int]:
@@ -173,12 +173,12 @@ def _rare_success(config: AnchorsConfig, group: Group) -> KeptEpisode | None:
 def note_anchors(
     config: AnchorsConfig, state: AgenticState, groups: Sequence[Group], in_flight: Iterable[PromptDraw]
 ) -> None:
-    """Take a step's episodes into the state, and note where what is in flight began; says what was not repeated."""
+    """Update the state with a step's episodes and the anchors of draws in flight; warn about unrepeated episodes."""
     begun = {draw.draw_id: draw.anchor for draw in in_flight if draw.anchor is not None}
     state.begun = {str(i): [anchor.trajectory.uid, anchor.num_turns] for i, anchor in sorted(begun.items())}
     domains = {one.trajectory.uid: one.domain for one in state.kept}
     for uid, why in unrepeated(groups).items():
-        if uid not in domains:  # of a group that was in flight when this was found out
+        if uid not in domains:  # a group that was in flight when the episode was dropped
             continue
         number = state.unrepeated[domains[uid]] = state.unrepeated.get(domains[uid], 0) + 1
         last = " No more of its groups begin at anchors." if number == MOST_UNREPEATED else ""

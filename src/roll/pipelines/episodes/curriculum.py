@@ -1,7 +1,8 @@
-"""The choice of the environment that is drawn next, by how often each is solved.
+"""Curriculum: which environment is drawn next, by success rates.
 
-An environment's weight times 4 p (1 - p), p being its success rate: where half of the episodes succeed, groups differ
-most, and most is learnt from them; where all or none do, nothing is. What was never played has its whole weight.
+The share of an environment is its weight times 4 p (1 - p), where p is its success rate: rewards within groups vary
+most, and give most signal, where half of the episodes succeed, and none where all or no episodes do. An environment
+without episodes has its whole weight.
 """
 
 from __future__ import annotations
@@ -40,9 +41,9 @@ def domain_of(config: AgenticConfig, state: AgenticState, number: int) -> str:
 
 
 def note_successes(curriculum: CurriculumConfig, state: AgenticState, groups: Sequence[Group]) -> None:
-    """Take a step's episodes into the averages, in which an episode weighs 1 / `num_episodes` as it comes.
+    """Update the moving averages of success rates with a step's episodes, each with weight 1 / `num_episodes`.
 
-    Those that began in the midst of a success are left out.
+    Episodes that began at an anchor are left out.
     """
     by_domain: dict[str, list[Rollout]] = {}
     for group in groups:

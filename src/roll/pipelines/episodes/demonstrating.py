@@ -1,4 +1,4 @@
-"""The user's own successful episodes: played before the first step, and kept."""
+"""Demonstrations of the user: successful episodes that are played before the first step and kept."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ __all__ = ["play_demonstrations"]
 async def play_demonstrations(
     opened: OnlineRun[AgenticConfig, LivePolicy], stream: PromptStream, shown: Sequence[Demonstration]
 ) -> None:
-    """Play what was read, and keep it; a resumed run has it already.
+    """Play the demonstrations and keep the episodes; a resumed run has them already.
 
     Raises:
-        DataError: a demonstration does not succeed.
+        DataError: A demonstration does not succeed.
     """
     state = opened.run.state
     assert isinstance(state, AgenticState)

@@ -17,11 +17,11 @@ __all__ = ["EpisodeDraws"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EpisodeDraws:
-    """Draws of a stream, some of them at anchors in place of prompts of their own; see `online.sampling.Draws`."""
+    """Draws of a stream, of which some begin at anchors instead of new prompts; see `online.sampling.Draws`."""
 
     config: AgenticConfig
     state: AgenticState
-    """At a boundary; as it changes, so do later draws."""
+    """State at a step's boundary; its changes affect later draws."""
     stream: PromptStream
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:

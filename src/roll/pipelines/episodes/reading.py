@@ -1,4 +1,4 @@
-"""Reading of the user's own successful episodes: seeds and actions. Needs no torch."""
+"""Reading of the user's demonstrations: seeds and actions. Does not import torch."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Demonstration", "read_demonstrations"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Demonstration:
-    """An episode that succeeds."""
+    """A successful episode of the user, by seed and actions."""
 
     domain: str
     seed: int
     actions: tuple[str, ...]
     where: str
-    """In the user's file."""
+    """Position in the user's file, for messages."""
 
 
 def read_demonstrations(config: AgenticConfig) -> list[Demonstration]:

@@ -19,18 +19,18 @@ __all__ = ["AgenticState", "KeptEpisode"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeptEpisode:
-    """A successful episode, and what became of the rollouts that began in its midst."""
+    """A successful episode, and the results of rollouts that began at its anchors."""
 
     domain: str
     position: int
-    """Where its domain's stream stood when it was drawn."""
+    """Position of its domain's stream when it was drawn."""
     trajectory: Trajectory
     shown: bool = False
-    """The user's own, and never given up for another one."""
+    """Whether it is a demonstration of the user, which is never dropped in favor of another episode."""
     recent: Mapping[int, tuple[bool, ...]] = field(default_factory=dict)
-    """By anchor (the number of turns replayed): of the last rollouts that began there, whether they succeeded."""
+    """By anchor (the number of replayed turns): whether each of the last rollouts that began there succeeded."""
     passed: frozenset[int] = frozenset()
-    """Anchors from which the policy knows how to go on."""
+    """Anchors from which the policy succeeds."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the episode as plain data."""
@@ -52,7 +52,7 @@ class KeptEpisode:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote."""
+        """Build the episode from the data that `to_json` returned."""
         written = read_record(_Written, value)
         return cls(
             domain=written.domain,
@@ -65,7 +65,7 @@ class KeptEpisode:
 
 
 class _Written(NamedTuple):
-    """An episode as `KeptEpisode.to_json` writes it."""
+    """The fields of an episode in the format of `KeptEpisode.to_json`."""
 
     domain: str
     position: int
@@ -99,7 +99,7 @@ class _Written(NamedTuple):
 
 
 def _media(trajectory: Trajectory) -> dict[str, Any]:
-    """Return where media stand, in the prompt, in the tokens and in every branch; nothing where there are none."""
+    """Return the media spans of the prompt, the tokens and every branch; empty without media."""
     parts = (trajectory.prompt_media, trajectory.media, *(branch.media for branch in trajectory.branches))
     return {"media": [[span.to_dict() for span in spans] for spans in parts]} if any(parts) else {}
 
@@ -114,18 +114,18 @@ def _unpacked(text: str) -> IntArray:
 
 @dataclass(kw_only=True, slots=True)
 class AgenticState(LearningState):
-    """Where an agentic run stands at a step's boundary."""
+    """State of an agentic run at a step's boundary."""
 
     success_rates: dict[str, float] = field(default_factory=dict)
-    """By environment, averaged over its last episodes; of those alone that were played."""
+    """Success rate of each environment that was played, averaged over its last episodes."""
     kept: tuple[KeptEpisode, ...] = ()
-    """Successful episodes in whose midst others may begin; at most one of a prompt, the oldest first."""
+    """Successful episodes with anchors; at most one per prompt, the oldest first."""
     begun: dict[str, list[Any]] = field(default_factory=dict)
-    """By id, draws in flight that begin at an anchor, as [uid of the episode, turns replayed]."""
+    """Draws in flight that begin at an anchor, by id, as [uid of the episode, replayed turns]."""
     unrepeated: dict[str, int] = field(default_factory=dict)
-    """By environment, how many episodes it did not repeat."""
+    """Number of episodes that each environment did not repeat."""
     shown: bool = False
-    """The user's demonstrations were played."""
+    """Whether the user's demonstrations were played."""
 
     def to_json(self) -> dict[str, Any]:
         """See `RunState.to_json`."""
