@@ -1,11 +1,11 @@
-"""Engines and trainers that share devices hand the memory over: the one sleeps while the other works.
+"""Hand-over of device memory between engines and trainers on shared devices: one sleeps while the other works.
 
     trainers compute              │ weight sync                   │ engines answer
     ──────────────────────────────┼───────────────────────────────┼────────────────────────────────────
-    engines sleep: no weights,    │ engines wake, and get all     │ trainers' states are in main memory
-    no keys and values            │ weights from the policy       │
+    engines sleep: no weights,    │ engines wake, and get all     │ trainers' states are in host memory
+    no KV cache                   │ weights from the policy       │
 
-`SharedDevices` knows whose phase it is; when it ends, `LivePolicy` says.
+`SharedDevices` holds the current phase; `LivePolicy` decides when it ends.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ def hands_over(config: GeneratingConfig, *, accelerated: bool) -> bool:
     """Return whether engines and the trainers on their devices hand memory over to each other.
 
     Args:
-        config: of the run.
-        accelerated: whether its devices are accelerators.
+        config: Configuration of the run.
+        accelerated: Whether its devices are accelerators.
 
     Raises:
-        ConfigError: there are no such engines.
+        ConfigError: The configured engine is unknown.
     """
     asked = config.cluster.hand_over
     if asked != "auto":
@@ -51,16 +51,16 @@ class SleepingEngines(Protocol):
 
 
 class SharedDevices:
-    """The devices that engines and trainers share, and whose phase it is: the only way from one to the other.
+    """The devices that engines and trainers share, and the current phase; it makes all transitions between phases.
 
     Invariants:
-        - in the phase `training` engines sleep, and all states of trainers are where they compute;
-        - in the phase `generation` nothing is known of either until a weight sync has ended: a way there that broke off
-          is gone again from its beginning.
+        - in the phase `training` engines sleep, and all states of trainers are on their devices;
+        - in the phase `generation` the state of both is undefined until a weight sync has ended: a transition that
+          failed is repeated from its beginning.
 
     Args:
-        policy: the trainer whose weights engines get.
-        trainers: those on the devices, the policy's among them or not.
+        policy: Trainer whose weights engines get.
+        trainers: Trainers on the devices, with or without the policy's.
     """
 
     def __init__(self, policy: TrainerGroup, trainers: Sequence[TrainerGroup]) -> None:
@@ -70,18 +70,18 @@ class SharedDevices:
         self._engines: SleepingEngines | None = None
 
     def join(self, engines: SleepingEngines) -> None:
-        """Let the engines that answer on these devices be known, once they are."""
+        """Set the engines that run on these devices."""
         self._engines = engines
 
     async def to_training(self) -> None:
-        """Let engines sleep, then give trainers the memory, for training or a checkpoint."""
+        """Put engines to sleep, then onload trainers, for training or a checkpoint."""
         assert self._engines is not None, "engines have joined"
         await self._engines.sleep()
         await asyncio.gather(*(trainer.onload(EVERYTHING) for trainer in self._trainers))
         self.phase = "training"
 
     async def to_generation(self) -> None:
-        """Take from trainers all but what a weight sync needs, then wake the engines."""
+        """Offload all states of trainers that a weight sync does not need, then wake the engines."""
         assert self._engines is not None, "engines have joined"
         self.phase = "generation"
         aside = ((each, ("optimizer",) if each is self._policy else EVERYTHING) for each in self._trainers)

@@ -25,23 +25,23 @@ __all__ = ["check_disk", "check_own_references", "check_own_rewards"]
 logger = logging.getLogger(__name__)
 
 MOST_REFERENCES = 2_000
-"""Of one source: these take a second or two, and nothing where they are plain numbers."""
+"""Largest number of references of one source; scoring them takes a second or two, and no time for plain numbers."""
 
 
 def check_disk(
     config: RunConfig, training: TrainingConfig, model_path: Path, session: Session, others: Iterable[TrainerSpec] = ()
 ) -> None:
-    """See that the checkpoints which the run writes in any case will fit on its disk.
+    """Check that the checkpoints which the run is sure to write will fit on its disk.
 
     Args:
-        config: of the run.
-        training: of it, with its number of steps.
-        model_path: of the policy.
-        session: whose directory is written to.
-        others: trainers beside the policy's, of which critics are saved.
+        config: Configuration of the run.
+        training: Training configuration with the number of steps.
+        model_path: Path of the policy's model.
+        session: Session whose directory is written to.
+        others: Other trainers, of which critics are saved.
 
     Raises:
-        RunDirectoryError: they will not.
+        RunDirectoryError: The checkpoints will not fit.
     """
     step = session.saved.state.step if session.saved else 0
     critics = [describe_model(spec.model_path) for spec in others if spec.role == "critic"]
@@ -69,7 +69,7 @@ async def check_own_rewards(data: Sequence[DataConfig], sandbox: SandboxConfig, 
     """Try the rewards that may not work here, on one prompt of every source: see `check_rewards`.
 
     Raises:
-        UserError: one does not work.
+        UserError: A reward does not work.
     """
     first = read.train.first_of_each()
     await check_rewards(sandbox, [(entry, first[entry.domain or entry.source]) for entry in data])
@@ -79,6 +79,6 @@ async def check_own_references(data: Sequence[DataConfig], read: Data) -> None:
     """Score references against themselves, of at most `MOST_REFERENCES` prompts of every source.
 
     Raises:
-        DataError: more than a tenth of a source's are not right.
+        DataError: More than a tenth of a source's references are scored as wrong.
     """
     await check_references(data, read.train.some_of_each(MOST_REFERENCES))

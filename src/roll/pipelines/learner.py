@@ -1,4 +1,4 @@
-"""The trainers of a run by role, and one optimiser step of any of them."""
+"""The trainers of a run by role, and one optimizer step of any of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Learner", "WithoutAdapters", "train_policy", "update"]
 
 
 class WithoutAdapters:
-    """A policy with its LoRA adapters left out; implements `Scorer`."""
+    """A policy with its LoRA adapters disabled; implements `Scorer`."""
 
     def __init__(self, policy: TrainerGroup) -> None:
         self._policy = policy
@@ -31,24 +31,24 @@ class WithoutAdapters:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Learner:
-    """The roles that learn, and the one that they are compared with."""
+    """The trained roles, and the models that they are compared with."""
 
     policy: TrainerGroup
     critics: tuple[TrainerGroup, ...] = ()
-    """Value models, where the algorithm has any."""
+    """Value models, if the algorithm uses any."""
     reference: Scorer | None = None
-    """The policy as it was at first, where something compares with it."""
+    """The initial policy, if the loss or the reward uses it."""
     teachers: tuple[Scorer, ...] = ()
-    """Models that it is to come near to, where they are roles of their own."""
+    """Teachers, if they are separate roles."""
     snapshots: PolicySnapshots | None = None
-    """Earlier versions of the policy, where tokens are scored under the version that sampled them."""
+    """Earlier policy versions, if tokens are scored under the version that sampled them."""
     replays_experts: bool = False
-    """Whether updates use the experts that the policy chose before them."""
+    """Whether updates replay the MoE experts that the policy chose before the update."""
     replays_engine: bool = False
-    """Whether they use those that engines chose."""
+    """Whether updates replay the MoE experts that engines chose."""
 
     async def load(self, saved: SavedRun[Any]) -> None:
-        """Restore what a checkpoint holds of the policy and the critics."""
+        """Restore the policy and the critics from a checkpoint."""
         await saved.restore(self.policy, self.critics)
 
 

@@ -1,7 +1,7 @@
 """A policy that answers while it is trained: its rollouts in batches, its weights on their way to the engines.
 
-Where its engines hand memory over to trainers (`hand_over`), they sleep and lose their weights when trainers begin to
-compute, and `sync` brings all of them back: nothing is asked of engines before that.
+If engines hand memory over to trainers (`hand_over`), they sleep and lose their weights when trainers start to compute,
+and `sync` restores all weights: engines are not called before that.
 """
 
 from __future__ import annotations
@@ -26,38 +26,38 @@ __all__ = ["LivePolicy"]
 logger = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""Between two looks at the engines of an evaluation that a weight sync waits for."""
+"""Interval of checks of the engines while a weight sync waits for an evaluation."""
 
 
 @dataclass(kw_only=True, slots=True)
 class LivePolicy:
-    """Engines that follow a trainer."""
+    """Engines that serve the policy of a trainer."""
 
     run: Run[Any]
-    """Of the trainer."""
+    """Run of the trainer."""
     generation: Generation
     controller: AsyncController | None = None
-    """Makes its rollouts up to batches; `None` where it only answers to be measured."""
+    """Assembles rollouts to batches; `None` if the policy is only evaluated."""
     weights: WeightSync
     plan: SamplingPlan
-    """How its rollouts are sampled."""
+    """How rollouts are sampled."""
     devices: SharedDevices | None = None
-    """Those that engines and trainers hand over to each other."""
+    """Devices that engines and trainers hand over to each other."""
     evaluation: asyncio.Task[None] | None = None
-    """Runs beside training in an asynchronous run."""
+    """Background evaluation of an asynchronous run."""
 
     def __post_init__(self) -> None:
-        """Let shared devices know the engines, and engines fall asleep between weight syncs alone."""
+        """Connect the engines to the shared devices, and let single engines go to sleep only between weight syncs."""
         self.generation.proxy.transitions.between_syncs = self.weights.between
         if self.devices is not None:
             self.devices.join(self.generation.proxy)
 
     @asynccontextmanager
     async def running(self, stall_s: float) -> AsyncIterator[None]:
-        """Be around all steps: the engines have the weights, and however it ends, what can be saved is.
+        """Run the body, all steps, with synced engines and a watchdog, and save what can be saved however it ends.
 
         Args:
-            stall_s: after so many seconds in which no rollout moved, a warning says what is waited for.
+            stall_s: Seconds without progress of any rollout after which a warning is logged.
         """
         dog = Watchdog(self.generation.scheduler.life, stall_s, logger.warning, self.run.spans.under_way)
         watchdog = asyncio.create_task(dog.watch(), name="watchdog")
@@ -77,24 +77,24 @@ class LivePolicy:
             yield
 
     async def hand_to_trainers(self) -> None:
-        """Give trainers the memory of the devices that they share with engines, which sleep until the next `sync`."""
+        """Give the shared devices to trainers; the engines sleep until the next `sync`."""
         if self.devices is not None and self.devices.phase == "generation":
             with self.run.spans.phase("hand_over"):
                 await self.devices.to_training()
 
     async def wake(self) -> None:
-        """See to it that engines can answer: those that slept since the last sync get the weights again."""
+        """Make sure that engines can answer: engines that slept since the last sync get the weights again."""
         if self.devices is not None and self.devices.phase == "training":
             await self.sync()
 
     async def sync(self) -> SyncReport:
-        """Bring the weights to every engine, which stand still meanwhile; one that died is replaced and gets them too.
+        """Sync the weights to every engine while engines are paused; an engine that died is replaced and synced too.
 
-        An evaluation is of one policy, so this waits for one that is under way; if that failed, the run ends at the
-        boundary. Without an engine that still has its weights it is given up, since nobody can end it.
+        An evaluation is of one policy version, so this waits for an evaluation in progress; if that failed, the run
+        ends at the boundary. The evaluation is given up if no engine with its weights is left to finish it.
         """
         while self.evaluation is not None and not self.evaluation.done():
-            if not self.generation.proxy.num_serving:  # fresh ones get weights with this sync alone
+            if not self.generation.proxy.num_serving:  # fresh engines get weights only in this sync
                 logger.warning("an evaluation is given up, since all engines died that had the weights it is of")
                 await self._end_evaluation()
             else:
@@ -109,37 +109,37 @@ class LivePolicy:
             )
 
     async def push(self) -> dict[str, float]:
-        """Bring the new weights to every engine; returns metrics: see `sync`."""
+        """Sync the new weights to every engine, and return metrics: see `sync`."""
         return (await self.sync()).metrics()
 
     def waiting(self, name: str) -> AbstractContextManager[None]:
-        """Return the context of a wait for rollouts; while the model writes it is a phase called `name`."""
+        """Return the context of a wait for rollouts; while the model generates it is a phase called `name`."""
         return self.generation.wait_phases.waiting(name)
 
     def counts(self) -> Mapping[str, int]:
-        """Return what happened to requests: see `LLMProxy.counts`."""
+        """Return the counts of engines and requests: see `LLMProxy.counts`."""
         return self.generation.proxy.counts()
 
     def metrics(self) -> dict[str, float]:
-        """Return those of a step's generation."""
+        """Return the metrics of a step's generation."""
         return self.generation.metrics()
 
     def verifiers(self) -> dict[str, Any]:
-        """Return, by domain, what rewards know that later judgements depend on."""
+        """Return by domain the state of rewards that later judgments depend on."""
         states = {domain: reward.state() for domain, reward in self.generation.rewards.items()}
         return {domain: state for domain, state in states.items() if state}
 
     def trace(self) -> None:
-        """Bring what engines did to the trace."""
+        """Write the engines' steps to the trace."""
         trace_engine_steps(self.generation.proxy.engines, self.run.spans.event)
 
     async def evaluated(self) -> None:
-        """Wait for the evaluation that is under way, if one is."""
+        """Wait for the evaluation in progress, if any."""
         if self.evaluation is not None:
             await self.evaluation
 
     async def close(self) -> None:
-        """End what runs beside the steps; may be called twice."""
+        """Stop background tasks; may be called twice."""
         await self._end_evaluation()
         if self.controller is not None:
             await self.controller.close()
@@ -147,7 +147,7 @@ class LivePolicy:
     async def _end_evaluation(self) -> None:
         evaluation, self.evaluation = self.evaluation, None
         if evaluation is not None:
-            evaluation.cancel()  # once: cancelled again, it could not see its rollouts end
+            evaluation.cancel()  # once: a second cancellation would interrupt its cleanup of rollouts
             await asyncio.wait({evaluation})
             if not evaluation.cancelled():
                 evaluation.exception()  # another error ends the run

@@ -1,4 +1,4 @@
-"""The figures of a step, from what it made."""
+"""Metrics of a step's rollouts and batches, and of evaluations."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def _verdicts(rollouts: Sequence[Rollout]) -> list[float]:
 
 
 def _accuracy(rollouts: Sequence[Rollout], prefix: str) -> dict[str, float]:
-    """Share of rollouts that solved their task, of those whose reward says so, with its number and, of few, its
-    interval; none where no reward does."""
+    """Return the share of solved rollouts among those whose reward decides it, with their number and, if they are few,
+    the confidence interval; empty if no reward decides it."""
     found = _verdicts(rollouts)
     return accuracy_figures(prefix, _mean(found), len(found)) if found else {}
 
@@ -143,9 +143,9 @@ def engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def evaluation_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Score, accuracy and reward over all held-out answers, by domain too (and by the reward's parts), and their looks.
+    """Compute score, accuracy and reward over all held-out answers and by domain and component, and their lengths.
 
-    Where nothing was answered, none of the three is there: 0 would be a result.
+    If no answer was scored, score, accuracy and reward are absent, since 0 would look like a result.
     """
     scored = [r for g in groups for r in g.scored]
     failures = failures_of(groups)

@@ -1,6 +1,6 @@
-"""The README of an exported model: what it was trained from, how, and what was measured.
+"""The README of an exported model: its base model, its training and its metrics.
 
-No path of the machine that trained it is in it.
+It contains no path of the machine that trained the model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _LEARNT_BY = {
     "reward_model": "training as a reward model",
     "sft": "supervised fine-tuning",
 }
-"""By pipeline, where it is not reinforcement learning."""
+"""Name of the method by pipeline, unless it is reinforcement learning."""
 _RECENT = 5
 
 
@@ -87,7 +87,7 @@ def _config(checkpoint: Path, step: int) -> dict[str, Any]:
     run = checkpoint.resolve().parent.parent
     try:
         return config_at(read(run / CONFIG).tree, read_history(run), step)
-    except UserError:  # a checkpoint that was taken out of its run
+    except UserError:  # a checkpoint outside of its run directory
         return {}
 
 

@@ -1,13 +1,13 @@
 """The run's own judge as a role: engines beside the policy's, behind one proxy, with weights that never change.
 
     reward ──► JudgeRole.generate ──► LLMProxy ──► judge-0, judge-1, …
-                     └─ an engine does not serve, and nobody replaces it: start another one
+                     └─ an engine does not serve, and is not being replaced: start another one
 
 Invariants:
-    - whatever fails here is an `InfraError`, also an engine that cannot be started again: the rollout is tried again,
-      then marked, and the next request tries to start the engine once more;
-    - no engine works for a caller that is gone;
-    - a time limit counts from when an engine begins: waiting behind other answers is no failure.
+    - every failure is an `InfraError`, including an engine that cannot be restarted: the rollout is retried, then
+      marked, and the next request tries to start the engine once more;
+    - no engine works for a caller that was canceled;
+    - a timeout counts from when an engine begins the request: queueing is not a failure.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ __all__ = ["JudgeRole", "open_scoring", "start_judge"]
 
 @dataclass(slots=True)
 class _Figures:
-    """Since they were last asked for."""
+    """Counts since the last metrics."""
 
     num_requests: int = 0
     num_tokens: int = 0
@@ -55,9 +55,9 @@ class JudgeRole:
     """The judge's engines, as rewards and metrics see them.
 
     Args:
-        engines: of the judge; closed with it.
-        model: makes the model from a function that asks the engines.
-        emit: takes events of the trace.
+        engines: Engines of the judge; closed with it.
+        model: Builds the judge model from a function that generates with the engines.
+        emit: Receives trace events.
     """
 
     def __init__(
@@ -74,10 +74,10 @@ class JudgeRole:
         self.model = model(self.generate)
 
     async def generate(self, request: GenerationRequest, time_limit_s: float) -> Generation:
-        """Run a request on the judge's least busy engine.
+        """Run a request on the judge's least loaded engine.
 
         Raises:
-            InfraError: no engine answered.
+            InfraError: No engine answered.
         """
         loop = asyncio.get_running_loop()
         asked = loop.time()
@@ -94,7 +94,7 @@ class JudgeRole:
         except TimeoutError:
             self._figures.num_failed += 1
             raise RewardInfraError(f"the judge '{self.model.name}' gave no reply within {time_limit_s:g} s") from None
-        except Exception as error:  # engines that cannot be started again fail with whatever their vendors raise
+        except Exception as error:  # engines that cannot be restarted may raise any vendor's error
             self._figures.num_failed += 1
             if isinstance(error, InfraError):
                 raise
@@ -106,7 +106,7 @@ class JudgeRole:
         return generation
 
     def _revive(self) -> None:
-        """Replace every engine that does not serve, those that were given up too."""
+        """Replace every engine that does not serve, including those that were given up."""
         serving = {id(engine) for engine in self._router.serving}
         for engine in self._engines.awake():
             if id(engine) not in serving:
@@ -135,7 +135,7 @@ class JudgeRole:
         return metrics
 
     async def close(self) -> None:
-        """End every engine."""
+        """Shut every engine down."""
         await self._proxy.close()
         await self._engines.close()
 
@@ -149,7 +149,7 @@ async def start_judge(
     """Start the judge's engines.
 
     Raises:
-        UserError: its model cannot be used.
+        UserError: The judge's model cannot be used.
     """
     judge = config.judge
     assert judge is not None

@@ -13,11 +13,11 @@ from roll.tracking import RunDirectory
 __all__ = ["judge_context", "judge_kind", "judge_specs"]
 
 LONGEST_CONTEXT = 8192
-"""Tokens, where the configuration says nothing: models for more would reserve memory that no verdict needs."""
+"""Default context length in tokens: longer contexts would reserve memory that no verdict needs."""
 CPU_CACHE_BYTES = 256 * 2**20
-"""An engine's own default on a CPU."""
+"""Default KV cache of an engine on a CPU."""
 REQUESTS_AT_LEAST = 4
-"""Of full length that fit the cache of an engine that grows into it, where its default does not hold a single one."""
+"""Number of full-length requests that fit in the KV cache if the engine's default does not fit a single one."""
 
 
 def judge_kind(config: GeneratingConfig) -> str:
@@ -60,7 +60,7 @@ def judge_specs(config: GeneratingConfig, path: Path, run: RunDirectory | None) 
     if cache is None and not able.reserves_kv_cache:
         one_request = context * describe_model(path).kv_bytes_per_token(2 if judge.dtype == "bfloat16" else 4)
         cache = None if one_request <= CPU_CACHE_BYTES else REQUESTS_AT_LEAST * one_request
-    # Verdicts trickle in: requests that waited for those before them to end would wait for nothing.
+    # Verdict requests arrive one by one, so batching them would only add latency.
     options = {**able.trickling_options, **judge.options}
     return [
         EngineSpec(

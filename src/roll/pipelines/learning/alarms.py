@@ -1,4 +1,4 @@
-"""Alarms: a run that goes wrong says so, or stops.
+"""Alarms: warnings about a run that goes wrong, which may also stop the run.
 
 State is the number of steps in a row for each alarm; it is part of the run's state, so that a resumed run alarms at the
 same step.
@@ -16,26 +16,26 @@ __all__ = ["Alarm", "check_alarms"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Alarm:
-    """One that goes off."""
+    """A raised alarm."""
 
     message: str
     stops: bool
-    """Whether the run is to end at this step's boundary."""
+    """Whether the run ends at this step's boundary."""
 
 
 def check_alarms(
     config: AlarmsConfig, metrics: Mapping[str, float], before: Mapping[str, int]
 ) -> tuple[dict[str, int], list[Alarm]]:
-    """Look at a step's metrics.
+    """Check a step's metrics.
 
     Args:
-        config: thresholds.
-        metrics: of the step.
-        before: steps in a row for each alarm, before this one.
+        config: Thresholds.
+        metrics: Metrics of the step.
+        before: Steps in a row for each alarm, before this step.
 
     Returns:
-        The same after this step, and every alarm that goes off now: in the step that makes `config.patience` in a row,
-        and not again before it was silent.
+        Steps in a row after this step, and the alarms raised now: when there are `config.patience` steps in a row, and
+        not again until the condition has cleared.
     """
     counts: dict[str, int] = {}
     alarms = []
@@ -56,7 +56,7 @@ def _training(config: AlarmsConfig, metrics: Mapping[str, float]) -> Iterator[tu
     if config.kl_above is not None and kl is not None and kl > config.kl_above:
         yield "kl_above", f"divergence blew up: {kl:.3g} per token, above {config.kl_above:g}"
     trained = metrics.get("data/groups_trained", 1.0)
-    if config.no_signal and trained == 0 and "reward/mean" in metrics:  # without a reward, a failure of ours
+    if config.no_signal and trained == 0 and "reward/mean" in metrics:  # without a reward, infrastructure failed
         yield (
             "no_signal",
             f"no group has a signal: its rewards are all equal (mean of all {metrics.get('reward/mean', 0.0):.3g}); "

@@ -1,4 +1,4 @@
-"""Measurement of how updates change with the experts that engines chose (`training.router_replay: engine`)."""
+"""Metrics of updates that replay the MoE experts that engines chose (`training.router_replay: engine`)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from roll.types import FloatArray, IntArray, TrainingBatch, TrainingSample
 __all__ = ["MEASURED_SHARE", "engine_routing", "own_routing", "with_own_routing"]
 
 MEASURED_SHARE = 8
-"""One of so many samples, the first ones, also goes through the trainer with its own choice of experts: a forward pass
-over an eighth of the batch, some 4 % of an update's work."""
+"""Inverse share of samples that also go through the trainer with its own routing: a forward pass over the first eighth
+of the batch, about 4 % of an update's work."""
 
 
 def with_own_routing(batch: TrainingBatch) -> TrainingBatch:

@@ -5,8 +5,8 @@
                                   │
                                   └─► the last steps together ──► alarm
 
-An answer that was cut off is not looked at by a verifier that asks for finished ones, so it says nothing of the
-verifier: shares are of those that were, or should have been, looked at.
+A verifier that requires finished answers does not judge an answer that was cut off, so such an answer gives no
+information about the verifier: shares are of the answers that were, or should have been, judged.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Failures:
     """How many of some answers we failed, and why."""
 
     asked: int = 0
-    """Answers that were looked at, or would have been, had we not failed."""
+    """Answers that were judged, or would have been without an infrastructure error."""
     failed: int = 0
     """Answers without a reward (`infra_error`)."""
     timed_out: int = 0
-    """Answers that took a verifier too long, and so got its 0."""
+    """Answers whose verifier timed out, which got its 0."""
     causes: Counter[str] = field(default_factory=Counter)
-    """How many answers got no reward, by cause."""
+    """Number of answers without a reward, by cause."""
     prompts: dict[str, str] = field(default_factory=dict)
-    """By cause, the first prompt that met it."""
+    """UID of the first prompt with each cause."""
 
     def metrics(self) -> dict[str, float]:
         """Return counts, and shares of the answers that were, or should have been, judged."""
@@ -57,7 +57,7 @@ class Failures:
 
     @property
     def counts(self) -> list[int]:
-        """Asked, failed, timed out: what a window of steps remembers."""
+        """The numbers asked, failed and timed out, as stored for a window of steps."""
         return [self.asked, self.failed, self.timed_out]
 
 
@@ -78,7 +78,7 @@ def failures_of(groups: Iterable[Group]) -> Failures:
 
 
 class Retries:
-    """Counts attempts that failed and are made again, whatever comes of them; listens to the life cycle."""
+    """Counts retries of failed attempts, whatever their outcome; a listener of the life cycle."""
 
     def __init__(self) -> None:
         self._num = 0
@@ -89,7 +89,7 @@ class Retries:
         again = event.after is RolloutState.QUEUED and event.before is not None and bool(event.detail)
         self._num += again
         if not self._reported and (again or event.after is RolloutState.INFRA_ERROR):
-            self._reported = True  # one for a step: an outage fails hundreds of answers alike
+            self._reported = True  # one warning per step: an outage fails hundreds of answers alike
             logger.warning("an answer %s: %s", "is tried again" if again else "got no reward", event.detail)
 
     def metrics(self) -> dict[str, float]:
@@ -155,7 +155,7 @@ def step_alarms(config: AlarmsConfig, state: LearningState, groups: Iterable[Gro
     state.failures = [*state.failures, failures.counts][-config.patience :]
     alarms = check_failures(config, state.failures, failures, first=first)
     if alarms:
-        state.failures = []  # whoever goes on after an alarm gets as many steps again
+        state.failures = []  # a run that is resumed after an alarm gets as many steps again
     elif text := describe(failures):
         logger.warning("step %d: %s", state.step, text)
     return alarms

@@ -1,4 +1,4 @@
-"""The settings of an algorithm, or of a method of preference, as the callables that trainers run."""
+"""Construction of losses from the settings of an algorithm or of a preference method."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["attention_range", "check_own_functions", "policy_loss", "preference_
 
 
 def check_own_functions(algorithm: AlgorithmConfig) -> None:
-    """Import the user's own loss, gate and advantage function, before anything is started.
+    """Import the user-defined loss, gate and advantage function, before anything is started.
 
     Raises:
-        ConfigError: one cannot be imported, or does not take its arguments.
+        ConfigError: A function cannot be imported, or does not accept its arguments.
     """
     if algorithm.advantage.function is not None:
         function = load_function(algorithm.advantage.function, "advantage function")

@@ -1,4 +1,4 @@
-"""The figures of a step's updates."""
+"""Metrics of a step's updates."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def learning_metrics(
 ) -> dict[str, float]:
     """Return the metrics of the updates of policy and critics, and the agreement of engines and trainer."""
     metrics = training_metrics(results) | training_metrics(critic_results, "critic") | agreement(batch, results)
-    place = "critic" if critic_results else "training"  # a shared head learns in the policy's updates
+    place = "critic" if critic_results else "training"  # a shared value head is trained in the policy's updates
     if f"{place}/value/return" in metrics:
         mean, squared, error = (metrics[f"{place}/value/{name}"] for name in ("return", "return_squared", "error"))
         variance = squared - mean * mean

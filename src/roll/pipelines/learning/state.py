@@ -1,4 +1,4 @@
-"""The state that a run keeps between steps which learns from scored rollouts."""
+"""State between steps of a run that trains on scored rollouts."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ __all__ = ["LearningState"]
 
 @dataclass(kw_only=True, slots=True)
 class LearningState(RunState):
-    """Where such a run stands at a step's boundary."""
+    """State of a run that trains on scored rollouts, at a step's boundary."""
 
     pending: list[list[Any]] = field(default_factory=list)
     """Draws in flight at the boundary, as [draw id, domain, position]: a resumed run launches them first."""
     first_lengths: list[float] = field(default_factory=list)
-    """Mean length of answers in each of the first steps, in tokens, as the measure for later ones."""
+    """Mean answer length in tokens of each of the first steps, the baseline of later steps."""
     moments: dict[str, Moments] = field(default_factory=dict)
-    """Of all rewards so far, by domain, for running normalisation."""
+    """Moments of all rewards so far, by domain, for running normalization."""
     kl_coefficient: float | None = None
-    """Where the KL penalty's coefficient adapts: its value for the next step."""
+    """KL coefficient of the next step, if it adapts."""
     failures: list[list[int]] = field(default_factory=list)
-    """Of the last steps, how many answers were asked for, failed, and timed out (`Failures.counts`)."""
+    """`Failures.counts` of the last steps: answers asked, failed, and timed out."""
     verifiers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What rewards remember that later judgements depend on, by domain and component (`WeightedReward.state()`)."""
+    """State of rewards that later judgments depend on, by domain and component (`WeightedReward.state()`)."""
 
     def to_json(self) -> dict[str, Any]:
         """See `RunState.to_json`."""
@@ -36,6 +36,6 @@ class LearningState(RunState):
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
         """See `RunState.from_json`."""
-        state = super(LearningState, cls).from_json(value)  # with slots, `super()` means the class before they came
+        state = super(LearningState, cls).from_json(value)  # with slots, `super()` is the class without them
         state.moments = {domain: Moments.from_json(found) for domain, found in value["moments"].items()}
         return state

@@ -1,4 +1,4 @@
-"""The trainer's figures of every token of a step's rollouts, for the table of rollouts: nothing is computed for it."""
+"""Per-token columns of the trainer for the table of rollouts; they need no extra computation."""
 
 from __future__ import annotations
 

@@ -2,8 +2,8 @@
 
 batch ─ reference, old log-probs, values ─► weigh ─► critics learn ─► policy updates
 
-Attention credit is the loss's: its maps come from the forward pass before the first of several updates, where one is
-made for the old log-probs, else from the only update's own.
+Attention credit is computed in the loss: the maps come from the forward pass for the old log-probs if there are several
+updates, else from the single update's own forward pass.
 """
 
 from __future__ import annotations
@@ -34,31 +34,31 @@ __all__ = ["Learned", "learn"]
 
 @dataclass(kw_only=True, slots=True)
 class Learned:
-    """What a step's updates did."""
+    """Results of a step's updates."""
 
     batch: TrainingBatch
     results: list[StepResult] = field(default_factory=list)
-    """Of the policy, in order; empty while critics warm up."""
+    """Results of the policy's updates, in order; empty while critics warm up."""
     critic_results: list[StepResult] = field(default_factory=list)
     metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def stepped(self) -> bool:
-        """Whether the policy's weights moved."""
+        """Whether the policy's weights changed."""
         return any(result.stepped for result in self.results)
 
 
 async def learn(
     run: Run[LearningState], learner: Learner, algorithm: AlgorithmConfig, selection: Selection, sampling: RolloutConfig
 ) -> Learned:
-    """Compute what the algorithm asks for, then update critics and policy; the step is `run.state.step + 1`.
+    """Compute the columns that the algorithm needs, then update critics and policy; the step is `run.state.step + 1`.
 
     Args:
-        run: at a step's boundary.
-        learner: the trainers.
-        algorithm: how rewards become updates.
-        selection: what the step learns from.
-        sampling: how its rollouts were made.
+        run: Run at a step's boundary.
+        learner: The trainers.
+        algorithm: The algorithm's settings.
+        selection: Selected rollouts of the step.
+        sampling: Sampling settings of the rollouts.
     """
     batch = build_batch(selection.rollouts, temperature=sampling.temperature, max_new_tokens=sampling.max_new_tokens)
     columns = await _logprobs(run, learner, algorithm, batch)
@@ -147,9 +147,9 @@ async def _train_critics(
 
 
 def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: Learned, coefficient: float) -> None:
-    """Measure the divergence from the reference, and move the coefficient towards its target.
+    """Measure the divergence from the reference, and adapt the KL coefficient toward its target.
 
-    A step that trains demonstrations alone measures nothing, and leaves the coefficient as it is.
+    A step that trains only demonstrations does not measure it, and leaves the coefficient unchanged.
     """
     kl = algorithm.kl
     if kl.coefficient == 0:
@@ -168,10 +168,10 @@ def _adapt(run: Run[LearningState], algorithm: AlgorithmConfig, learned: Learned
 
 
 def _divergence(algorithm: AlgorithmConfig, learned: Learned) -> float | None:
-    """Return the divergence from the reference, in nats per token that the policy sampled; `None` if there is none.
+    """Return the divergence from the reference, in nats per token that the policy sampled; `None` if not measured.
 
-    With the penalty in the reward it is that of the policy before the update. In the loss it is what the updates
-    report; a loss of the user's own need not report it.
+    With the penalty in the reward, it is that of the policy before the update. With the penalty in the loss, it is the
+    mean that the updates report; a user-defined loss need not report it.
     """
     if algorithm.kl.place == "loss":
         found = [r.metrics["policy/kl_reference"] for r in learned.results if "policy/kl_reference" in r.metrics]

@@ -1,6 +1,6 @@
-"""Learning from single answers or pairs of them, where no `algorithm` says how:
+"""Objective of pipelines that train on single answers or pairs of answers, without an `algorithm`:
 
-choose answers of every group ─► what other models say of them ─► the batch ─► a loss
+choose answers of every group ─► outputs of other models ─► the batch ─► a loss
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ class AnswersObjective:
 
     online: OnlineRun[Any, Any]
     choose: Callable[[Sequence[Rollout]], list[Answers] | str]
-    """From a group's scored rollouts, what is learned from, or why nothing is."""
+    """Returns the answers to train on from a group's scored rollouts, or why there are none."""
     build: Callable[[Choice], Awaitable[TrainingBatch]]
-    """Make a batch of what was chosen, complete with all that the loss needs."""
+    """Builds the batch of the chosen answers, with all columns that the loss needs."""
     loss: LossFn
     count: Callable[[Choice], dict[str, float]] = lambda choice: {}
-    """Metrics of what was chosen."""
+    """Returns metrics of the choice."""
     measure: Callable[[TrainingBatch], dict[str, float]] = lambda batch: {}
-    """Metrics of a batch before it is learned from."""
+    """Returns metrics of a batch before the update."""
     has_advantages: bool = False
-    """Whether samples have advantages, to be kept with their rollouts."""
+    """Whether samples have advantages, which are recorded with their rollouts."""
 
     async def collect(self, batch: Batch) -> Collected[Choice]:
         """Choose among the answers of each group."""
@@ -64,4 +64,4 @@ class AnswersObjective:
         )
 
     def note(self, collected: Collected[Choice]) -> None:
-        """Remember nothing: every step depends on its own answers alone."""
+        """Do nothing: every step depends only on its own answers."""

@@ -1,4 +1,4 @@
-"""The fates of a step's draws, and the figures of its rollouts."""
+"""Fates of a step's draws, and metrics of its rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def decided(batch: Batch) -> dict[int, tuple[Fate, str]]:
 
 
 def settle(ledger: DataLedger, fates: Mapping[int, tuple[Fate, str]], step: int) -> None:
-    """Write every group's fate into the ledger."""
+    """Settle every group's fate in the ledger."""
     for draw_id, (fate, why) in fates.items():
         ledger.settle(draw_id, fate, step, why)
 

@@ -5,11 +5,10 @@
     at an async ratio of 0     one thing after the other: every batch comes from the newest policy
     above 0                    engines generate meanwhile, at most ⌈α⌉ policy versions behind, and answer evaluations
 
-What is learned from a batch, and how, is the pipeline's objective. Work up to the first update may be thrown away at
-any moment (a signal, a crash): it changes nothing that lasts. What follows runs to the step's boundary, where the run
-can be saved.
+The pipeline's objective defines how a batch is trained on. Work before the first update may be discarded at any moment
+(a signal, a crash): it changes no persistent state. The rest of a step runs to its boundary, where it can be saved.
 
-The loop knows run, trainer and engines as protocols, and asks asyncio alone for the time.
+The loop uses run, trainer and engines only through protocols, and takes the time only from asyncio.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ T = TypeVar("T")
 
 
 async def train(online: StepRun, objective: Objective[T]) -> None:
-    """Take the remaining steps.
+    """Run the remaining steps.
 
     Args:
-        online: the run, at a step's boundary.
-        objective: what is learned from each batch.
+        online: The run, at a step's boundary.
+        objective: The objective of each batch.
 
     Raises:
-        AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
-        Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
+        AlarmError: An alarm stops the run; everything up to this step's boundary is saved.
+        Interrupted: A signal requested a stop; everything up to the last step's boundary is saved.
     """
     live = online.live
 

@@ -1,4 +1,4 @@
-"""The parts of a run whose policy answers prompts while it learns, or of the replay of one, and a step's boundary."""
+"""The parts of a run whose policy generates rollouts while it trains, or of its replay, and the step's boundary."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Batches(Protocol):
-    """Where a loop's batches come from: see `AsyncController`, or a recording."""
+    """Source of a loop's batches: see `AsyncController`, or a recording."""
 
     async def next_batch(self) -> Batch: ...
 
@@ -42,10 +42,10 @@ class Batches(Protocol):
 
 
 class Recorder(Protocol):
-    """Keeps what crosses from generation to training, so that it can be played again."""
+    """Records everything that passes from generation to training, so that it can be replayed."""
 
     def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
-        """Be told of every transition, and of every request."""
+        """Observe every transition and every request."""
         ...
 
     async def record(self, state: LearningState, batch: Batch, demonstrations: Sequence[Rollout]) -> None:
@@ -54,7 +54,7 @@ class Recorder(Protocol):
 
 
 class RunEngines(Engines, Protocol):
-    """Engines of a run, with what is asked of them beside the loop: see `LivePolicy`."""
+    """Engines of a run, with methods that are used outside the loop: see `LivePolicy`."""
 
     def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
         """See `StepRun.running`, and `rollout.stall_s`."""
@@ -77,35 +77,32 @@ class RunEngines(Engines, Protocol):
         ...
 
     def trace(self) -> None:
-        """Bring what engines did to the trace."""
+        """Write the engines' steps to the trace."""
         ...
 
     async def evaluated(self) -> None:
-        """Wait for the evaluation that is under way, if one is."""
+        """Wait for the evaluation in progress, if any."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OnlineRun(Generic[C_co, E_co]):
-    """A run, where its batches come from, what learns from them, and the engines that get the weights.
-
-    Implements `StepRun`.
-    """
+    """A run, the source of its batches, its trainers, and the engines that get the weights; implements `StepRun`."""
 
     config: C_co
     run: Run[LearningState]
     learner: Learner
     batches: Batches
     live: E_co
-    """The engines that make the batches."""
+    """The engines that generate the batches."""
     evaluator: Evaluator | None = None
-    """Measures the policy; `None` where nobody answers."""
+    """Evaluates the policy; `None` without engines."""
     recorder: Recorder | None = None
-    """Where the run is recorded."""
+    """Recorder of the run, if it is recorded."""
 
     @property
     def ahead(self) -> bool:
-        """Whether generation and evaluation run beside training."""
+        """Whether generation and evaluation run concurrently with training."""
         return self.config.rollout.scheduling.async_ratio > 0
 
     def running(self) -> AbstractAsyncContextManager[None]:
@@ -139,7 +136,7 @@ class OnlineRun(Generic[C_co, E_co]):
         run.mid_update = True
         state.step += 1
         settle(run.ledger, collected.fates, state.step)
-        if "reward/mean" in metrics:  # something was answered
+        if "reward/mean" in metrics:  # at least one answer was scored
             state.first_lengths = [*state.first_lengths, metrics["rollout/length_mean"]][:BASELINE_STEPS]
         await self.batches.settle(state.policy_version, {rollout.rollout_id for rollout in collected.rollouts})
         note()
@@ -158,7 +155,7 @@ class OnlineRun(Generic[C_co, E_co]):
         return [alarm.message for alarm in alarms if alarm.stops]
 
     def _mark(self) -> None:
-        """Note what was drawn, and what of it is in flight, so that a resumed run launches exactly that again."""
+        """Store the stream's position and the draws in flight, so that a resumed run launches exactly those again."""
         state, stream = self.run.state, self.run.stream
         state.data = stream.state()
         state.num_draws = stream.num_drawn
@@ -166,7 +163,7 @@ class OnlineRun(Generic[C_co, E_co]):
         self._remember_verifiers()
 
     def _remember_verifiers(self) -> None:
-        """Note what rewards know that later judgements depend on."""
+        """Store the state of rewards that later judgments depend on."""
         states = self.live.verifiers()
         if states is not None:
             self.run.state.verifiers = states
@@ -181,9 +178,9 @@ class OnlineRun(Generic[C_co, E_co]):
             self._remember_verifiers()
 
     async def _evaluate_beside(self, evaluator: Evaluator) -> None:
-        """Begin an evaluation where it is due; wait for it where the end of the step depends on it."""
+        """Start a background evaluation if it is due; wait for it if the end of the step depends on it."""
         run = self.run
-        evaluator.check_last()  # here, all that was learned can be saved
+        evaluator.check_last()  # at this point, all updates can be saved
         evaluator.begin_if_due()
         has_stepped = run.state.step > run.began_at
         if has_stepped and (run.checkpoint.keep_best or run.state.step == run.num_steps):

@@ -1,4 +1,4 @@
-"""From a configuration to everything that a step passes through, and its end in reverse order."""
+"""Opening of an online run from its configuration, and shutdown in reverse order."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ C = TypeVar("C", bound=GeneratingConfig)
 
 
 class Placed(NamedTuple):
-    """A trainer, or engines, beside the policy's own."""
+    """A trainer, or engines other than the policy's, with its role."""
 
     role: str
-    """What the device mapping calls it."""
+    """Name of the role in the device mapping."""
     spec: TrainerSpec | Sequence[EngineSpec]
 
 
@@ -65,21 +65,21 @@ async def open_online(
     proxy_type: type[LLMProxy] = LLMProxy,
     state_type: type[LearningState] = LearningState,
 ) -> AsyncIterator[OnlineRun[C, LivePolicy]]:
-    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
+    """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error.
 
     Args:
-        config: of the run.
-        session: what this process works with.
-        prepared: the model's files and the prompts.
-        placed: the policy's trainer, and whatever else there is beside its engines and a judge.
-        learner_of: these, in order, once they have started.
-        controlled: what makes batches; called as `build_controller` is.
-        recorder_of: what records the run.
-        proxy_type: what hands requests to engines.
-        state_type: what it remembers.
+        config: Configuration of the run.
+        session: Session of this process.
+        prepared: The model's files and the prompts.
+        placed: The policy's trainer, and other trainers and engines apart from the policy's engines and the judge.
+        learner_of: Builds the learner from the started `placed`, in order.
+        controlled: Builds the controller; called with the arguments of `build_controller`.
+        recorder_of: Builds the recorder of the run.
+        proxy_type: Class of the proxy.
+        state_type: Class of the run's state.
 
     Raises:
-        UserError: it cannot be done; says why.
+        UserError: The run cannot start; the message has the reason.
     """
     tracker, data = session.tracker, prepared.data
     state = await _begin(config, session, prepared, placed, state_type)
@@ -151,7 +151,7 @@ async def _start(
         if not isinstance(spec, TrainerSpec):
             return await cluster.start_engines(spec, role)
         trainer = await cluster.start_trainer(spec, role)
-        if role in beside:  # out of the way of engines that start after it
+        if role in beside:  # frees the memory for engines that start after it
             await trainer.offload(EVERYTHING)
         return trainer
 
@@ -170,7 +170,7 @@ async def _start(
 
 
 async def _restore(run: Run[Any], learner: Learner, live: LivePolicy, saved: SavedRun[Any] | None) -> None:
-    """Load what a checkpoint holds of the trainers, which must have their memory for that, as for writing one."""
+    """Load a checkpoint into the trainers, which must hold the shared devices for that, as for writing one."""
     run.checkpointer.before_writing = live.hand_to_trainers
     if saved is not None:
         run.tracker.note(f"loading the checkpoint of step {run.state.step}")

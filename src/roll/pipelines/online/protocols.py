@@ -1,4 +1,4 @@
-"""The records that the online loop passes on, and its protocols for objective, run and engines."""
+"""Records of the online loop, and its protocols of objective, run and engines."""
 
 from __future__ import annotations
 
@@ -17,54 +17,54 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Collected(Generic[T]):
-    """A step's groups, and what it learns from."""
+    """A step's groups, and the rollouts that it trains on."""
 
     batch: Batch
     choice: T
-    """What the objective made of them."""
+    """The objective's choice of rollouts."""
     rollouts: tuple[Rollout, ...]
-    """All that is learned from; without any, no weight changes."""
+    """All rollouts that are trained; if empty, no weight changes."""
     fates: Mapping[int, tuple[Fate, str]]
-    """Of all draws of the batch, by draw id, with the reason where one is not trained."""
+    """Fates of all draws of the batch, by draw id, with the reason if a draw is not trained."""
     demonstrations: tuple[Rollout, ...] = ()
-    """Of prompts of the batch, whether they are learned from or not."""
+    """Demonstrations of the batch's prompts, whether they are trained or not."""
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Update:
-    """What a step did to the weights."""
+    """The results of a step's updates."""
 
     metrics: Mapping[str, float] = field(default_factory=dict)
     stepped: bool = False
-    """Whether the policy's weights moved."""
+    """Whether the policy's weights changed."""
     advantages: Mapping[str, float] = field(default_factory=dict)
-    """By sample id, the mean advantage of a rollout."""
+    """Mean advantage of each rollout, by sample id."""
     tokens: Mapping[str, Mapping[str, FloatArray]] = field(default_factory=dict)
-    """Further columns of the record of rollouts: see `TokenColumns`."""
+    """Additional columns of the table of rollouts: see `TokenColumns`."""
 
 
 class Objective(Protocol[T]):
-    """What a pipeline learns from a batch, and how."""
+    """A pipeline's objective: how it trains on a batch."""
 
     async def collect(self, batch: Batch) -> Collected[T]:
-        """Choose what is learned from; may be cancelled at any moment."""
+        """Choose the rollouts to train on; may be canceled at any moment."""
         ...
 
     async def learn(self, collected: Collected[T]) -> Update:
-        """Update the trainers; called only where there are rollouts to learn from."""
+        """Update the trainers; called only if there are rollouts to train on."""
         ...
 
     def note(self, collected: Collected[T]) -> None:
-        """Remember in the run's state what later steps depend on; called at the step's boundary."""
+        """Store in the run's state what later steps depend on; called at the step's boundary."""
         ...
 
 
 class Engines(Protocol):
-    """Who answers: see `LivePolicy`."""
+    """Engines of the policy: see `LivePolicy`."""
 
     async def wake(self) -> None:
-        """See to it that the engines can answer."""
+        """Make sure that the engines can answer."""
         ...
 
     def learning(self) -> AbstractAsyncContextManager[None]:
@@ -72,24 +72,24 @@ class Engines(Protocol):
         ...
 
     async def push(self) -> Mapping[str, float]:
-        """Bring the new weights to every engine; returns metrics."""
+        """Sync the new weights to every engine, and return metrics."""
         ...
 
 
 class StepRun(Protocol):
-    """What lasts of a run: see `OnlineRun`."""
+    """A run as the loop uses it: see `OnlineRun`."""
 
     @property
     def live(self) -> Engines:
-        """Who answers."""
+        """Engines of the policy."""
         ...
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Be around all steps: engines have the weights, and however it ends, what can be saved is."""
+        """Run the body, all steps, with synced engines, and save what can be saved however it ends."""
         ...
 
     async def take_steps(self, step: Callable[[], Awaitable[list[str]]]) -> None:
-        """Take the remaining steps."""
+        """Run the remaining steps."""
         ...
 
     async def next_batch(self) -> Batch:
@@ -97,7 +97,7 @@ class StepRun(Protocol):
         ...
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """Return what `work` returns, or cancel it where a signal asks for a stop."""
+        """Return the result of `work`, or cancel it if a signal requests a stop."""
         ...
 
     def count_update(self) -> None:
@@ -109,5 +109,5 @@ class StepRun(Protocol):
         ...
 
     async def evaluate(self) -> None:
-        """Measure the policy where it is due: now, or beside the next step."""
+        """Evaluate the policy if it is due: now, or concurrently with the next step."""
         ...

@@ -1,4 +1,4 @@
-"""The source of a run's batches of rollouts."""
+"""The source of a run's draws, and the controller that assembles its batches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Draws", "build_controller"]
 
 
 class Draws(Protocol):
-    """See `PromptStream`, which has more."""
+    """The methods of `PromptStream` that a controller needs."""
 
     def draw(self, count: int, domain: str | None = None) -> Sequence[PromptDraw]:
         """Return the next draws, of one domain if it is given."""

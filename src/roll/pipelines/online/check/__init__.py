@@ -1,4 +1,4 @@
-"""Inspection of an online run before it starts; pipelines add looks of their own.
+"""Inspection of an online run before it starts; pipelines add their own checks.
 
-`inspection` looks at model, prompts and rewards; `estimate` computes the batch, the memory of each role, and the disk.
+`inspection` checks model, prompts and rewards; `estimate` computes the batch, the memory of each role, and the disk.
 """

@@ -39,28 +39,28 @@ __all__ = [
 STATS_BYTES_PER_ROLLOUT_TOKEN = 12
 """Token id, log-prob and policy version of a recorded token, before compression."""
 WRITER_BYTES = 96 * 2**20
-"""Of the run's own process, once it has recorded rollouts: pyarrow and its buffers. Measured: 90 to 110 MiB."""
+"""Memory of the run's process for recording rollouts: pyarrow and its buffers. Measured: 90 to 110 MiB."""
 REWARD_WORKER_BYTES = 96 * 2**20
-"""Of a process that scores answers. Measured, as PSS: 94 MiB for mathematics, 35 MiB for what needs no library."""
+"""Memory of a reward worker process. Measured as PSS: 94 MiB for mathematics, 35 MiB for rewards without a library."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BatchArithmetic:
-    """How a step and a run divide; token counts are for answers of full length."""
+    """The sizes of a step and a run; token counts are for answers of full length."""
 
     prompts_per_step: int
     rollouts_per_step: int
     generated_tokens: int
-    """Per step, at most."""
+    """Largest number of generated tokens per step."""
     trained_tokens: int
-    """Per step and at most: what goes through the network, shared prompts once."""
+    """Largest number of tokens per step that go through the network, shared prompts once."""
     micro_batches: int
-    """Per rank and step, about."""
+    """Approximate number per rank and step."""
     tokens_per_micro_batch: int
     evaluation_samples: int
     num_evaluations: int
     epochs: Mapping[str, float]
-    """By domain: how often the run goes through the source's training prompts."""
+    """By domain: number of passes of the run over the source's training prompts."""
 
 
 def batch_arithmetic(
@@ -71,14 +71,14 @@ def batch_arithmetic(
     held_out_prompts: int,
     trained_per_group: tuple[int, int] | None = None,
 ) -> BatchArithmetic:
-    """Divide a step and a run.
+    """Compute the sizes of a step and a run.
 
     Args:
-        config: the run.
-        longest_prompt: tokens of the longest prompt.
-        train_prompts: by domain, how many prompts there are to train on.
-        held_out_prompts: how many there are for evaluation.
-        trained_per_group: units and answers that are learnt from, at most; by default one unit of every answer.
+        config: The run's configuration.
+        longest_prompt: Tokens of the longest prompt.
+        train_prompts: Number of training prompts by domain.
+        held_out_prompts: Number of held-out prompts.
+        trained_per_group: Largest number of trained units and answers per group; by default one unit of all answers.
     """
     rollout, training, evaluation = config.rollout, config.training, config.evaluation
     units, answers = trained_per_group or (1, rollout.group_size)
@@ -113,13 +113,13 @@ def _num_evaluations(config: GeneratingConfig) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class Further:
-    """What a pipeline has beside a policy, engines and a judge."""
+    """Memory of a pipeline apart from policy, engines and judge."""
 
     held: Mapping[str, int] = field(default_factory=dict)
-    """Bytes that a rank of the policy's trainer holds besides, by what they hold."""
+    """Additional bytes of a rank of the policy's trainer, by content."""
     roles: Sequence[RoleMemory] = ()
     num_trained: int = 0
-    """Weights that other trainers change."""
+    """Number of weights that other trainers train."""
 
 
 NOTHING_FURTHER = Further()
@@ -156,7 +156,7 @@ def memory_by_role(
     policy |= kernel_bytes(config.model, config.training, sizes, in_run, on_accelerator=on_accelerator)
     if not on_accelerator:
         policy |= heap_bytes(policy, closed=closes_heap(config.model, config.training, ranks))
-    beyond = num_in_codes(config.inference, sizes) - policy["activations"]  # which are gone when weights are sent
+    beyond = num_in_codes(config.inference, sizes) - policy["activations"]  # freed when weights are sent
     if config.cluster.type == "local" and beyond > 0:
         policy["weights in codes"] = beyond
     engine = engine_bytes(

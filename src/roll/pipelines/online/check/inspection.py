@@ -35,9 +35,9 @@ __all__ = ["inspect_run"]
 C = TypeVar("C", bound=GeneratingConfig)
 
 MAX_REFERENCES = 20_000
-"""Prompts of a source whose references are scored against themselves."""
+"""Largest number of prompts of a source whose references are scored against themselves."""
 MAX_DRAWS = 256
-"""Draws after which a domain with a tiny weight is left without an example."""
+"""Largest number of draws in search of an example of every domain."""
 
 
 def inspect_run(
@@ -47,14 +47,14 @@ def inspect_run(
     further: Callable[[Report, C, BatchArithmetic], Further] = lambda report, config, batch: NOTHING_FURTHER,
     trained_per_group: tuple[int, int] | None = None,
 ) -> Report:
-    """Find out all that can be known before a run.
+    """Check a run before it starts.
 
     Args:
-        config: of the run.
-        method: what it learns by.
-        looks: of the pipeline, taken once the model was looked at.
-        further: what it has beside a policy, engines and a judge.
-        trained_per_group: see `batch_arithmetic`.
+        config: Configuration of the run.
+        method: Name of the method.
+        looks: Checks of the pipeline, which run after the check of the model.
+        further: Returns the pipeline's memory apart from policy, engines and judge.
+        trained_per_group: See `batch_arithmetic`.
     """
     return look(
         Report(config=config, method=f"{method}, {config.training.num_steps} steps", machine=inspect_machine()),
@@ -251,7 +251,7 @@ def _look_at_reward_models(report: Report, config: GeneratingConfig) -> None:
 def _try_rewards(report: Report, config: GeneratingConfig) -> None:
     """Score one prompt of every domain that has answers, in a worker process as a run does."""
     entries = {entry.domain or entry.source: entry for entry in config.data}
-    # a game's reward comes from playing it: there is no answer to try
+    # the reward of an environment comes from playing: there is no answer to try
     examples = [(entries[domain], p) for domain, p in report.examples.items() if p.environment is None]
     asking = sorted({p.domain for entry, p in examples if any(reward.asks_own_judge for reward in entry.reward)})
     if asking:
