@@ -87,7 +87,7 @@ async def start_together(stack: AsyncExitStack, *starting: Awaitable[Any]) -> li
     tasks = [asyncio.ensure_future(role) for role in starting]
     try:
         started = await asyncio.gather(*tasks, return_exceptions=True)
-    finally:  # all of them have ended, also those that were canceled
+    finally:  # all tasks have ended, including canceled ones
         for task in tasks:
             if not task.cancelled() and task.exception() is None and (role := task.result()) is not None:
                 stack.push_async_callback(role.close)

@@ -93,7 +93,7 @@ class LocalWorkerPool:
             raise TimeoutError(f"{function.__qualname__} took longer than {time_limit_s:g} s") from None
         if ok:
             return value
-        if isinstance(value, TimeoutError | WorkerDiedError):  # its own, not the pool's
+        if isinstance(value, TimeoutError | WorkerDiedError):  # raised by the function, not by the pool
             raise RuntimeError(f"{function.__qualname__} raised {type(value).__name__}: {value}") from value
         raise value
 

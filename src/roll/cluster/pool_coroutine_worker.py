@@ -48,10 +48,10 @@ async def _call(function: Callable[..., Any], args: tuple[Any, ...], time_limit_
     try:
         async with scope:
             return pickle.dumps((True, await function(*args)))
-    except SystemExit as error:  # its process is not its own
+    except SystemExit as error:  # a call must not end the process that it shares with others
         return failure(asked_to_end(error))
     except asyncio.CancelledError as error:
-        if task is not None and task.cancelling():  # its caller is gone
+        if task is not None and task.cancelling():  # the caller has canceled the call
             raise
         return failure(RuntimeError(f"it was cancelled by itself: {error}"))
     except Exception as error:  # the caller decides what a failure of its function means
@@ -107,7 +107,7 @@ async def _serve(memory_limit_bytes: int) -> None:
         try:
             function, args, time_limit_s = pickle.loads(body)
             prepare(function.__module__, prepared)
-        except Exception as error:  # what it needs cannot be imported here
+        except Exception as error:  # a dependency of the function cannot be imported here
             reply = failure(error)
         else:
             replies.write(number, STARTED)

@@ -77,7 +77,7 @@ class _Worker:
             raise
         finally:
             self.calls.pop(number, None)
-            call.reply.cancel() or call.reply.exception()  # nobody else asks for it
+            call.reply.cancel() or call.reply.exception()  # retrieve the exception, so that asyncio does not log it
         if reply == LATE:
             raise TimeoutError
         ok, value = pickle.loads(reply)
@@ -88,9 +88,9 @@ class _Worker:
         loop, held_up, until = asyncio.get_running_loop(), False, call.silent_at
         while not (await asyncio.wait({call.reply}, timeout=until - loop.time()))[0]:
             culprit = await self._culprit(number, call)
-            if call.reply.done():  # it answered after all, or its process was ended for another's sake
+            if call.reply.done():  # it answered after all, or another call's timeout ended its process
                 break
-            if culprit is call:  # it does not let itself be canceled
+            if culprit is call:  # the call ignores its cancellation
                 await self.end()
                 raise TimeoutError
             held_up = True
@@ -112,7 +112,7 @@ class _Worker:
             async with asyncio.timeout(ANSWER_S):
                 await self._process.write(pickle.dumps((number, WHO)))
                 said = await call.held_by.get()
-        except TimeoutError:  # not even its other thread gets a turn
+        except TimeoutError:  # not even the process's reading thread can run
             return call if len(self.calls) == 1 else None
         return call if len(self.calls) == 1 else self.calls.get(-1 if said is None else said)
 

@@ -90,7 +90,7 @@ class _Child:
         """Kill the process and its descendants; return its exit code, or minus its signal."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process_id, signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):  # before it has a group of its own
+        with contextlib.suppress(ProcessLookupError):  # it may not have a process group of its own yet
             os.kill(self.process_id, signal.SIGKILL)
         return self.reap()
 
@@ -142,7 +142,7 @@ class _Nursery:
         else:
             child = child or self._fork(number)
             child.asked = True
-            with contextlib.suppress(OSError):  # it has died: the end of its output says so
+            with contextlib.suppress(OSError):  # it has died, which the end of its output reports
                 child.connection.sendall(HEADER.pack(len(body)) + body)
 
     def _fork(self, number: int) -> _Child:
@@ -162,7 +162,7 @@ class _Nursery:
 
     def _hear(self, child: _Child) -> None:
         if self._children.get(child.number) is not child:
-            return  # it was ended meanwhile
+            return  # it was ended in the meantime
         frames = child.frames.read()
         if frames is None:
             self._forget(child)
@@ -231,7 +231,7 @@ def main(memory_limit_bytes: int) -> None:
     """
     replies = begin(0)
     calls = _Frames(sys.stdin.fileno())
-    while not (frames := calls.read()):  # nothing follows the first one before it is answered
+    while not (frames := calls.read()):  # the controller sends nothing else before the first answer
         if frames is None:
             return
     try:
@@ -243,10 +243,10 @@ def main(memory_limit_bytes: int) -> None:
     except SystemExit as error:
         write_frame(replies, failure(asked_to_end(error)))
         return
-    if sys.platform == "linux":  # from here on the end of the input ends it, in order
+    if sys.platform == "linux":  # from here on the end of the input ends this process, after its children
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, 0)
     gc.collect()
-    gc.freeze()  # so that memory stays shared with the processes that are forked
+    gc.freeze()  # keeps memory shared with forked processes
     write_frame(replies, STARTED)
     _Nursery(replies, memory_limit_bytes).serve(calls)
 

@@ -52,9 +52,9 @@ class PoolProcess:
         if self._process is not None:
             return
         single_threaded = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
-        # sets of strings iterate alike in every worker, so a verdict never depends on which one gave it
+        # sets of strings iterate in the same order in every worker, so results do not depend on the worker
         fixed = {**single_threaded, "PYTHONHASHSEED": "0", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        # -P: a file in the current directory must not stand in for a module of the standard library
+        # -P: a file in the current directory must not replace a module of the standard library
         command = (sys.executable, "-P", "-m", self._module, str(self._memory_limit_bytes))
         self._log = self._log or tempfile.TemporaryFile()  # noqa: SIM115 (closed with the process)
         try:
@@ -64,12 +64,12 @@ class PoolProcess:
                 stdout=PIPE,
                 stderr=self._log,
                 env={**os.environ, **fixed},
-                start_new_session=True,  # Ctrl-C is the controller's; and all that a worker starts can be ended with it
+                start_new_session=True,  # no Ctrl-C from the terminal; descendants can be killed as a group
             )
         except OSError as error:
             raise WorkerDiedError(f"a pool worker cannot be started: {error}") from error
         self._process = process
-        if self._closed:  # while the process was starting
+        if self._closed:  # closed while the process was starting
             await self.end()
             raise WorkerDiedError("the worker pool is closed")
 

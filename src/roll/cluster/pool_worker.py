@@ -69,7 +69,7 @@ def failure(error: Exception) -> bytes:
     error.add_note(raised_at(error))
     try:
         body = pickle.dumps((False, error))
-        pickle.loads(body)  # some exceptions pickle, but cannot be made again
+        pickle.loads(body)  # some exceptions can be pickled but not unpickled
     except Exception:
         described = RuntimeError(f"{type(error).__name__}: {error}")
         described.add_note(raised_at(error))
@@ -88,7 +88,7 @@ def _serve(frame: bytes, replies: BinaryIO, prepared: set[str]) -> bytes:
         prepare(function.__module__, prepared)
         write_frame(replies, STARTED)
         return pickle.dumps((True, function(*args)))
-    except SystemExit as error:  # its process is not its own
+    except SystemExit as error:  # a call must not end the worker's process
         return failure(asked_to_end(error))
     except Exception as error:  # the caller decides what a failure of its function means
         return failure(error)

@@ -84,7 +84,7 @@ def open_ray(config: ClusterConfig, roles: Mapping[str, RoleDevices], run: RunDi
             f"{PLACEMENT_TIMEOUT_S:g} s (it has {available:g} in all): lower cluster.num_nodes or "
             "cluster.devices_per_node, or wait until other jobs end."
         )
-    for module in loaded_modules():  # what a pipeline of the user's own sends, a loss for one, no worker can import
+    for module in loaded_modules():  # workers cannot import code from a pipeline's own file, such as a loss
         ray.cloudpickle.register_pickle_by_value(module)
     devices = reserved_devices(group, placement.num_nodes, per_node, PLACEMENT_TIMEOUT_S) if accelerators else None
     return RayCluster(roles, placement, group, devices=devices, owned=owned, run=run)
@@ -108,9 +108,9 @@ def _connect(config: ClusterConfig, per_node: int) -> None:
                 ray.init(address=config.address, **quiet)
             else:
                 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-                # "local", or Ray would join a cluster that somebody started here, and refuse `num_cpus` then.
+                # "local", or Ray would join an existing cluster on this machine, and then reject `num_cpus`.
                 ray.init("local", num_cpus=max(per_node, os.cpu_count() or 1), include_dashboard=False, **quiet)
-    except Exception as error:  # of many kinds; where a process of Ray's is late, of none
+    except Exception as error:  # Ray raises many types, and a plain `Exception` when one of its processes is late
         if config.address:
             raise PlacementError(
                 f"no Ray cluster can be joined at cluster.address '{config.address}': {error}"

@@ -82,7 +82,7 @@ class RayEngine:
         self._running = 0
         self._reported = EngineLoad(num_running=0, num_waiting=0, kv_used=0.0, capacity=spec.max_num_seqs)
         self._reports: asyncio.Task[None] | None = None
-        # A name of the registry may be known to the controller alone; an import path is known to all.
+        # A registered name may be known only to the controller; an import path is valid in every process.
         named = replace(spec, kind=ENGINES.path(resolve_engine_kind(spec.kind)))
         actor: Any = ray.remote(EngineActor).options(max_restarts=0, max_concurrency=4096, **options)
         self._actor: Any = actor.remote(named)
@@ -107,7 +107,7 @@ class RayEngine:
 
     async def _follow(self) -> None:
         """Poll the engine's load while it has requests."""
-        with contextlib.suppress(EngineDiedError):  # those who wait for it hear of that
+        with contextlib.suppress(EngineDiedError):  # waiting requests raise it themselves
             while self._running:
                 self._reported = await self._await(self._actor.load.remote())
                 await asyncio.sleep(REPORT_EVERY_S)

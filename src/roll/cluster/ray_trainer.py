@@ -108,7 +108,7 @@ class RayTrainerGroup(TrainerGroup):
             building = [actor.build.remote(s, backend) for actor, s in zip(group._actors, specs, strict=True)]
             await group._answers(building, LONGEST_DEATH_S)
         except BaseException:
-            group._end()  # no rank has anything to free yet, and none that loads a model would hear of it
+            group._end()  # no rank has anything to free yet, and one that is loading a model would not answer
             raise
         return group
 

@@ -133,7 +133,7 @@ class HFEngine:
         if executor is None:
             return
         if self._server is not None:
-            self._server.cancel()  # it ends with the step under way
+            self._server.cancel()  # it ends with the current step
         try:
             await asyncio.wait_for(self._device.acquire(), CLOSE_LIMIT_S)
             await asyncio.gather(*filter(None, [self._server]), return_exceptions=True)
@@ -142,7 +142,7 @@ class HFEngine:
             self._decoder = None
         except TimeoutError:
             logger.error(LEFT_BEHIND, self.engine_id)
-        finally:  # also where this is cancelled: nobody asks again
+        finally:  # also if this is canceled: close is not called again
             executor.shutdown(wait=False)
             self._close_log()
 
@@ -206,11 +206,11 @@ class HFEngine:
             self._paused, self._draining = False, True
             self._changed.set()
             await asyncio.gather(*map(_settled, list(self._futures.values())))
-            if not self._draining:  # resumed meanwhile
+            if not self._draining:  # resumed in the meantime
                 return
             self._draining = False
         self._paused = True
-        async with self._device:  # the step under way ends
+        async with self._device:  # wait for the current step
             if mode == "abort":
                 await self._abort(set(self._futures))
 
@@ -350,7 +350,7 @@ class HFEngine:
         for future in futures.values():
             if not future.done():
                 future.set_exception(EngineDiedError(self.engine_id, self._death))
-                future.exception()  # counts as looked at: its caller may be gone already
+                future.exception()  # mark it as retrieved: the caller may be gone already
         self._queue = RequestQueue()
 
     # ---- checks

@@ -201,7 +201,7 @@ class DecodePass:
         """See `AttentionPass`."""
         rows, heads, kv_heads = len(self._rows), query.shape[1], key.shape[1]
         keys, values = self._stored(layer, key, value)
-        # The query heads that share a key head stand in as that many query positions: one key is read once.
+        # Query heads that share a key head are treated as query positions, so that each key is read once.
         group = heads // kv_heads
         grouped = query[0, :, :rows].transpose(0, 1).reshape(rows, kv_heads, group, -1)
         grouped = F.pad(grouped, (0, 0, 0, -group % HEAD_MULTIPLE))

@@ -92,7 +92,7 @@ class Decoder:
                 lambda: attention.num_calls,
             )
         except (TypeError, ValueError, AttributeError, RuntimeError):
-            return  # it cannot run here, as the check that follows says
+            return  # the model cannot run here; `check_decoding` raises the error
         if found:
             mix_in_passes(self.model, found)
 
@@ -249,7 +249,7 @@ def check_decoding(model: PreTrainedModel, logits: Callable[..., Tensor]) -> Non
     positions = torch.arange(len(ids))
     try:
         with torch.inference_mode(), answers_of_first_pass(model):
-            model.set_attn_implementation("eager")  # the model's own formula; its sdpa leaves out soft caps
+            model.set_attn_implementation("eager")  # the model's own formula; its sdpa ignores soft caps
             expected = model(input_ids=ids[None], position_ids=positions.to(device)[None], use_cache=False).logits[0]
             model.set_attn_implementation(ATTENTION_NAME)
             cache = KVCache()

@@ -49,7 +49,7 @@ def apply_update(model: PreTrainedModel, update: WeightUpdate) -> Mapping[str, i
             target.copy_(tensor)
             same = sent_as[name] == target.dtype
             applied[name] = receiver.checksums[name] if same else tensor_checksum(tensor.to(target.dtype))
-    held = _live_tensors(model)  # looked up anew: what the model computes with, not what we wrote to
+    held = _live_tensors(model)  # looked up again: the tensors in use, not those that were written
     for name, checksum in applied.items():
         if tensor_checksum(held[name]) != checksum:
             raise WeightSyncError(

@@ -34,7 +34,7 @@ def invert(weights: Tensor, totals: Tensor, uniforms: Tensor) -> Tensor:
     below = torch.where(block > 0, totals.gather(-1, (block - 1).clamp_min(0)), 0.0)
     inside = weights.view(len(weights), -1, BLOCK)[torch.arange(len(weights), device=weights.device), block[:, 0]]
     place = torch.searchsorted(inside.double().cumsum(-1), target - below, right=True)
-    place = torch.minimum(place, _last_true(inside > 0))  # sums of a block may round apart from its running sum
+    place = torch.minimum(place, _last_true(inside > 0))  # a block's sum may round differently from its cumulative sum
     return (block * BLOCK + place)[:, 0]
 
 

@@ -161,8 +161,8 @@ def _convert(source: Path, directory: Path) -> None:
             dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True),
         )
-        model.config.__dict__.pop("quantization_config", None)  # some versions keep it; the weights are plain now
-        model.config.rms_norm_eps = float(f"{model.config.rms_norm_eps:.6g}")  # GGUF holds it as float32
+        model.config.__dict__.pop("quantization_config", None)  # some versions keep it, but the weights are plain now
+        model.config.rms_norm_eps = float(f"{model.config.rms_norm_eps:.6g}")  # GGUF stores it as float32
         tokenizer.model_max_length = model.config.max_position_embeddings
         model.save_pretrained(directory)
         tokenizer.save_pretrained(directory)

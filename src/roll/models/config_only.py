@@ -79,11 +79,11 @@ def _fetch_config(name: str) -> Path:
     from huggingface_hub.errors import HFValidationError
 
     try:
-        cached = try_to_load_from_cache(name, "config.json")  # asks no network
+        cached = try_to_load_from_cache(name, "config.json")  # does not use the network
         if isinstance(cached, str):
             return Path(cached).parent
         if constants.HF_HUB_OFFLINE:
-            return Path(hf_hub_download(name, "config.json")).parent  # which says that the network is switched off
+            return Path(hf_hub_download(name, "config.json")).parent  # raises the error for offline mode
         return fetch_config(name, constants.HF_HUB_CACHE).parent
     except (HFValidationError, OSError, ValueError, FetchError) as error:
         first_line = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
@@ -114,7 +114,7 @@ def _count_parameters(directory: Path, config: dict[str, Any], name: str) -> Wei
     try:
         with quiet_transformers(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory))
-    except Exception as error:  # transformers raises whatever a foreign configuration makes its code raise
+    except Exception as error:  # transformers raises arbitrary errors for configurations that it does not support
         kind = config.get("model_type", "without a model_type")
         raise ModelError(
             f"transformers cannot build a causal language model from the config.json of '{name}' ({short(kind)}): "

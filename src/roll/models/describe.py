@@ -119,7 +119,7 @@ def rotation_length(text: Mapping[str, Any]) -> int | None:
     found: list[Any] = []
     for own in (rope, *(part for part in rope.values() if isinstance(part, Mapping))):
         kind, longest = own.get("rope_type") or own.get("type"), text.get("max_position_embeddings")
-        if kind in ("longrope", "su"):  # the older name
+        if kind in ("longrope", "su"):  # `su` is the older name
             name = "original_max_position_embeddings"
             found.append(text.get(name) or own.get(name) or longest)
         elif kind == "dynamic":
@@ -242,13 +242,13 @@ def make_description(config: Mapping[str, Any], weights: WeightCounts, name: str
 
     hidden, heads = size("hidden_size", "n_embd"), size("num_attention_heads", "n_head")
     has = {key for key, value in text.items() if value is not None}
-    latent = {"qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"} <= has  # keys and values of every head are unfolded
+    latent = {"qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"} <= has  # keys and values are stored per head
     if latent:
         head_dim = (size("qk_nope_head_dim") + size("qk_rope_head_dim") + size("v_head_dim") + 1) // 2
     else:
         head_dim = size("head_dim") if "head_dim" in has else hidden // heads
     kv_heads = size("num_key_value_heads") if "num_key_value_heads" in has and not latent else heads
-    copies = {"q_": heads, "k_": kv_heads}  # of a norm that all heads share
+    copies = {"q_": heads, "k_": kv_heads}  # the number of heads that share a norm
     norms = [n * (copies.get(name[:2], 1) if n == head_dim else 1) for name, n in weights.norms.items()]
     is_silu = (text.get("hidden_activation") or text.get("hidden_act") or "silu") in ("silu", "swish")
     return ModelDescription(

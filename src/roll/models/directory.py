@@ -121,7 +121,7 @@ def weight_files(directory: Path) -> list[Path]:
         raise MissingFileError(
             f"model directory '{directory}' has no weights: a file '{SINGLE}' is missing.{_hint(directory)}"
         )
-    missing = [file.name for file in files if not os.path.isfile(file)]  # a name may be too long to ask for
+    missing = [file.name for file in files if not os.path.isfile(file)]  # a name may be too long for the file system
     if single and files != [directory / SINGLE]:
         absent = f" ({len(missing)} of them missing)" if missing else ""
         raise ModelError(
@@ -218,7 +218,7 @@ def _refuse_pointer(file: Path) -> None:
     try:
         with file.open("rb") as opened:
             pointer = opened.read(len(POINTER)) == POINTER
-    except OSError:  # not there: another check says so
+    except OSError:  # a missing file is reported by another check
         return
     if pointer:
         raise ModelError(

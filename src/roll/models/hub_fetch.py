@@ -46,7 +46,7 @@ def _main(name: str, cache: str) -> None:
 
     try:
         print(hf_hub_download(name, "config.json", cache_dir=cache))
-    except Exception as error:  # whatever the hub's client raises is said by the process that asked
+    except Exception as error:  # the calling process reports any error of the hub's client
         print(next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__))
         sys.exit(1)
 

@@ -46,7 +46,7 @@ def load_tokenizer(path: str | Path, *, trust_remote_code: bool = False) -> PreT
         ModelError: the model cannot be found, or its tokenizer cannot be loaded.
     """
     directory = resolve_model(path, allow_quantized=True)
-    read_config(directory)  # of which `transformers` makes a configuration, whatever sizes it states
+    read_config(directory)  # checks the sizes, because `transformers` accepts any
     from transformers import AutoTokenizer
 
     try:
@@ -88,7 +88,7 @@ def load_causal_lm(
     from transformers import AutoModelForCausalLM
 
     model, missing = _load(AutoModelForCausalLM, path, dtype, attention, trust_remote_code, left)
-    if missing:  # `transformers` would go on with random numbers in their place
+    if missing:  # `transformers` would use random numbers instead
         raise ModelError(f"model '{path}' lacks {len(missing)} of its weights, first '{missing[0]}': copy it again.")
     return model
 
@@ -148,10 +148,10 @@ def _load(
                 attn_implementation=attention,
                 trust_remote_code=trust_remote_code,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # it would say that there is one, not which
+                ignore_mismatched_sizes=True,  # its own error does not name the weight
                 **settings,
             )
-    except Exception as error:  # files from anywhere: safetensors, JSON and model code each fail in their own way
+    except Exception as error:  # safetensors, JSON and model code of arbitrary files each fail in their own way
         raise ModelError(f"model '{path}' cannot be loaded: {_brief(error)}") from error
     if wrong := sorted(report["mismatched_keys"]):
         name, found, expected = wrong[0]
@@ -225,7 +225,7 @@ def stop_token_ids(path: str | Path, tokenizer: PreTrainedTokenizerBase | None =
         tokens = named if isinstance(named, list) else [] if named is None else [named]
         if not all(type(token) is int and token <= _LARGEST_ID for token in tokens):
             raise ModelError(f"'{directory / name}' says eos_token_id: {short(named)}, where token ids belong.")
-        ids.update(token for token in tokens if token >= 0)  # some files say -1 for none
+        ids.update(token for token in tokens if token >= 0)  # some files use -1 for none
     ids.update(token for token in (tokenizer.eos_token_id, _turn_end(tokenizer)) if token is not None)
     return tuple(sorted(int(token) for token in ids))
 
@@ -241,7 +241,7 @@ def _turn_end(tokenizer: PreTrainedTokenizerBase) -> int | None:
     ]
     try:
         text = tokenizer.apply_chat_template(messages, tokenize=False)
-    except Exception:  # a template is the model author's program: it may refuse these messages in any way
+    except Exception:  # a template is arbitrary code: it may reject these messages in any way
         return None
     after = str(text).rpartition(marker)[2].strip()
     ids = tokenizer(after, add_special_tokens=False)["input_ids"][:1] if after else []

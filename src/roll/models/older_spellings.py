@@ -68,7 +68,7 @@ def add_older_config_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     if "dtype" in config:
         older.setdefault("torch_dtype", config["dtype"])
     if config.get("model_type") == "qwen3_moe" and "num_local_experts" in config:
-        older.setdefault("num_experts", config["num_local_experts"])  # version 4 would take 128
+        older.setdefault("num_experts", config["num_local_experts"])  # version 4's default is 128
     rope = config.get("rope_parameters")
     if isinstance(rope, Mapping) and rope:
         for key, value in _older_rope(rope, config.get("model_type")).items():
@@ -86,7 +86,7 @@ def add_older_tokenizer_keys(settings: Mapping[str, Any], *, is_fast: bool) -> d
     older = {key: value for key, value in settings.items() if key not in OF_ONE_MACHINE}
     if is_fast and settings.get("tokenizer_class") in NEWER_CLASSES:
         older["tokenizer_class"] = "PreTrainedTokenizerFast"
-    if isinstance(settings.get("extra_special_tokens"), list):  # version 4 wants a mapping there, and fails
+    if isinstance(settings.get("extra_special_tokens"), list):  # version 4 expects a mapping there, and fails
         older["additional_special_tokens"] = older.pop("extra_special_tokens")
     return older
 
@@ -101,7 +101,7 @@ class _Rope(NamedTuple):
 
 def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
     """Return the top-level keys for rotary parameters; empty if version 4 cannot express them."""
-    if any(isinstance(part, Mapping) for part in rope.values()):  # by kind of layer
+    if any(isinstance(part, Mapping) for part in rope.values()):  # parameters by kind of layer
         match rope:
             case {"full_attention": Mapping() as full, "sliding_attention": Mapping() as inner}:
                 sliding = read_record(_Rope, inner)
@@ -120,7 +120,7 @@ def _older_rope(rope: Mapping[str, Any], model_type: Any) -> dict[str, Any]:
         keys = {"rope_theta": own.rope_theta, "partial_rotary_factor": own.partial_rotary_factor}
     if own.rope_type != "default":
         rest = {k: v for k, v in rope.items() if k not in ("rope_theta", "partial_rotary_factor")}
-        if str(model_type).startswith("phi3"):  # version 4 insists on these three
+        if str(model_type).startswith("phi3"):  # version 4 requires these three
             rest = {"type": own.rope_type, **{k: rope.get(k) for k in ("short_factor", "long_factor")}}
         keys |= {"rope_scaling": rest}
     return {key: value for key, value in keys.items() if value is not None}
@@ -135,7 +135,7 @@ def _is_read_alike(config: dict[str, Any], older: dict[str, Any]) -> bool:
         return False
     try:
         one, other = (CONFIG_MAPPING[kind].from_dict(_copy(each)).get_text_config() for each in (config, older))
-    except (ValueError, TypeError, KeyError, AttributeError):  # a class refuses keys in its own way
+    except (ValueError, TypeError, KeyError, AttributeError):  # classes reject keys in their own ways
         return False
     return _without_type(one.rope_parameters) == _without_type(other.rope_parameters)
 

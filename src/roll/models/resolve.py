@@ -94,7 +94,7 @@ def _in_hub_cache(name: str, allow_quantized: bool) -> Path | None:
         return None
     try:
         check_directory(directory, allow_quantized=allow_quantized)
-    except MissingFileError:  # an interrupted download goes on
+    except MissingFileError:  # an interrupted download is continued
         return None
     return directory
 

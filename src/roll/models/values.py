@@ -47,7 +47,7 @@ def refuse_non_finite(weight: Tensor, name: str, path: str) -> None:
 
     if not weight.is_floating_point() or weight.is_meta or weight.element_size() == 1:
         return
-    # A sum is one pass without temporary memory; only where it is not finite, numbers are looked at one by one.
+    # A sum is one pass without temporary memory; single values are checked only if it is not finite.
     total = weight.sum(dtype=torch.promote_types(weight.dtype, torch.float32))
     if not torch.isfinite(total) and not torch.isfinite(weight).all():
         raise _not_finite(name, path)
@@ -83,7 +83,7 @@ def _has_non_finite(stored: np.ndarray, width: type[np.unsignedinteger[Any]], ex
     size, bits = np.dtype(width).itemsize, width(exponent)
     for first in range(0, len(stored), CHUNK_BYTES):
         numbers = stored[first : first + CHUNK_BYTES]
-        if numbers.ctypes.data % size:  # a file may put tensors anywhere
+        if numbers.ctypes.data % size:  # a file may store tensors at any offset
             numbers = numbers.copy()
         if (numbers.view(width) & bits).max() == bits:
             return True

@@ -53,7 +53,7 @@ class AdapterStates:
         self.current = name
         self._masters = masters
         self._optimizer = optimizer
-        # Weights begin as numbers of the compute dtype, and every B as 0: a quarter of the masters' memory.
+        # Initial weights are representable in the compute dtype, and every B is 0: a quarter of the masters' memory.
         begun = masters.copies_of_weights(masters.precision.compute)
         self._initial = {name: weight for name, weight in begun.items() if ".lora_B." not in name}
         self._others: dict[str, AdapterState] = {}

@@ -94,7 +94,7 @@ class TorchBackend(TrainerRank):
         spec, ranks, dtype = self.spec, self.ranks, self.precision.compute
         if ranks.size == 1:
             return build_network(spec, dtype).to(self.device)
-        in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # what is quantized is read whole
+        in_4_bits = spec.model.lora is not None and spec.model.lora.base == "nf4"  # weights to quantize are read whole
         unread = Unread()
         network = build_network(spec, dtype, None if in_4_bits else unread)
         if ranks.stage is not None:
@@ -212,4 +212,4 @@ class TorchBackend(TrainerRank):
             assert self.network.routing is not None
             self.network.routing.move_biases(self.spec.training.router_bias_rate)
         if self._heap is not None:
-            self._heap.close_holes(beyond_now=True)  # others generate now, or weights are gathered whole
+            self._heap.close_holes(beyond_now=True)  # generation or gathering of whole weights follows

@@ -266,7 +266,7 @@ def shard(network: Any, ranks: Ranks, precision: Precision) -> None:
     for parameter in (*network.root.parameters(), *getattr(network, "heads", {}).values()):
         parameter.data = parameter.data.to(precision.master)
     network.share = ranks.share
-    frozen = getattr(network, "frozen", ())  # they stay in the compute dtype
+    frozen = getattr(network, "frozen", ())  # frozen models stay in the compute dtype
     experts = _divided_experts(network, frozen, ranks)
     if ranks.share.tp is not None:
         by_matrix = ranks.mesh["tp"]

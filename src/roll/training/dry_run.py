@@ -139,7 +139,7 @@ class _Ranks(Ranks):
     """Ranks that do not reduce scalars and plain values, which have no numbers here."""
 
     def __init__(self, spec: TrainerSpec, device: torch.device) -> None:
-        with unset_fake_temporarily():  # whose place is found by looking for it
+        with unset_fake_temporarily():  # the constructor computes with real numbers
             super().__init__(spec, device)
 
     def sum(self, sharded: Tensor, whole: Tensor) -> float:
@@ -210,10 +210,10 @@ def _skeleton(spec: TrainerSpec, dtype: torch.dtype, unread: _Unread | None = No
     """Build the network of a role on the meta device."""
     bare = mock.patch("roll.training.network.loading.load_causal_lm", _bare)
     with unset_fake_temporarily(), torch.device("meta"), bare:
-        network = build_network(spec, dtype).to("meta")  # adapters have numbers
+        network = build_network(spec, dtype).to("meta")  # adapters are initialized with numbers
     if unread is None:
         _give_memory(network, torch.device("cpu"))
-        vars(network)["to"] = lambda device: network  # a fake tensor cannot be exchanged for itself
+        vars(network)["to"] = lambda device: network  # a fake tensor cannot replace itself
     return network
 
 
@@ -311,7 +311,7 @@ class _Watch(TorchDispatchMode):
 
     def _is_of_host(self, operands: Any) -> bool:
         """Return whether all tensors that an operation takes are in host memory."""
-        if not self._on_host:  # as in most runs, where it would cost a quarter of the time to look at them
+        if not self._on_host:  # the common case; checking all tensors would take a quarter of the time
             return False
         storages = [tensor.untyped_storage()._cdata for tensor in _plain(operands)]
         return bool(storages) and self._on_host.issuperset(storages)

@@ -249,7 +249,7 @@ class Passes:
                     found["attention"] |= observer.results()
         parts = self._ranks.gather(found)
         stages = self._ranks.by_stage({name: merged([part[name] for part in parts]) for name in found})
-        if "experts" in found:  # each stage has those of its layers
+        if "experts" in found:  # each stage has the choices of its own layers
             stages[-1]["experts"] = {
                 i: np.maximum.reduce([s["experts"][i] for s in stages]) for i in stages[-1]["experts"]
             }

@@ -128,7 +128,7 @@ class TrainerRank(ABC):
             with self._surroundings(), self._randomness.untouched_by_errors():
                 found = self._passes.losses(batch, loss, self._backward, counts=counts, last=last)
         except BaseException:
-            # Some micro-batches have added their gradients: nobody can tell which. The next call forgets them all.
+            # Some micro-batches have added their gradients, others not. The next call drops all of them.
             self._has_gradients, self._summed_loss = False, 0.0
             raise
         self._has_gradients = True
@@ -156,7 +156,7 @@ class TrainerRank(ABC):
                 self._scale_grads(scale)
             grad_norm, stepped = self._update(loss, rate, params)
         self._count(stepped, loss, grad_norm)
-        if self.device.type != "cpu":  # the update has been asked for; what comes next should not be blamed for it
+        if self.device.type != "cpu":  # wait for the update, so that later timings do not include it
             torch.accelerator.synchronize(self.device)
         return OptimResult(grad_norm=grad_norm, learning_rate=rate, stepped=stepped)
 
@@ -232,7 +232,7 @@ class TrainerRank(ABC):
         """
         with self._surroundings():
             counters = self._load(path)
-        self._has_gradients, self._summed_loss = False, 0.0  # those that there are were of other weights
+        self._has_gradients, self._summed_loss = False, 0.0  # existing gradients belong to other weights
         self.num_steps, self.num_nonfinite = counters["num_steps"], counters["num_nonfinite"]
 
     def export(self, path: Path) -> None:

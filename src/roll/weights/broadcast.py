@@ -73,7 +73,7 @@ def receive(update: WeightUpdate, place: ReceiverPlace) -> Generator[TensorStrea
     except BaseException:
         group.abort()
         raise
-    _groups[cache_key] = group  # only one that worked is used again
+    _groups[cache_key] = group  # only a group that worked is reused
 
 
 def _meet(

@@ -93,7 +93,7 @@ class BroadcastSender:
             except BaseException:
                 group.abort()
                 raise
-            self._group = group  # only one that worked is used again
+            self._group = group  # only a group that worked is reused
             return checksums
 
     def release(self, failed: bool) -> None:
@@ -150,7 +150,7 @@ class BroadcastSender:
         key = uuid.uuid4().hex
         backend = common_backend([device_name(self._device), *(hello["device"] for hello in hellos)])
         point.write("verdict", {"group": key, "backend": backend})
-        store = self._connect()  # a connection of its own: joining blocks, and `release` must reach the store meanwhile
+        store = self._connect()  # a separate connection: joining blocks, and `release` must reach the store meanwhile
         with broken_off(point.about):
             return build_group(
                 store,

@@ -51,7 +51,7 @@ class InProcessSender:
         if not tensors:
             return None
         _staged[token] = tensors
-        if self._token is not token:  # by another thread; merged or cast tensors are memory of their own
+        if self._token is not token:  # released by another thread; merged or cast tensors use memory of their own
             del _staged[token]
             raise WeightSyncError(
                 f"weight sync of policy version {policy_version}: it was given up while it was staged."

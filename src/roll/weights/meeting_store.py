@@ -245,7 +245,7 @@ class SecretStore(dist.Store):
         """Return the number of values."""
         return int(self._ask(b"num_keys")[0])
 
-    deleteKey, getNumKeys = delete_key, num_keys  # as PyTorch's C++ calls them
+    deleteKey, getNumKeys = delete_key, num_keys  # the names that PyTorch's C++ code calls
 
     def set_timeout(self, timeout: timedelta) -> None:
         """Set the timeout of waits for a value."""

@@ -165,7 +165,7 @@ class ProbeGauge:
             return self.tolerance
         if self._first is None:
             return self.noise.ceiling
-        # Rounding errors of a log-prob grow with its size; a policy that sharpens is not a fault.
+        # Rounding errors of a log-prob grow with its size; a policy that sharpens is not an error.
         growth = max(1.0, float(np.abs(now.trainer).mean()) / max(self._first_scale, 1e-6))
         return min(self.noise.ceiling, max(self.noise.floor, MARGIN * self._first) * growth)
 

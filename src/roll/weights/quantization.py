@@ -49,7 +49,7 @@ class QuantizedWeights:
             if name not in self._linear:
                 yield name, weight
                 continue
-            # other ranks than the first have no weight, and go through the names
+            # ranks other than 0 have no weight, and only iterate over the names
             codes, scales = (weight, weight) if weight is None else quantized(weight, self._format)
             yield name + _SUFFIX, scales
             yield name, codes
@@ -71,7 +71,7 @@ def quantized(weight: Tensor, format: str) -> tuple[Tensor, Tensor]:
         format: `int8` or `fp8`.
     """
     dtype, largest = CODES[format]
-    smallest = torch.finfo(torch.float32).tiny  # of a row of zeros, too
+    smallest = torch.finfo(torch.float32).tiny  # also for a row of zeros
     scales = (weight.abs().amax(1, keepdim=True).float() / largest).clamp(min=smallest)
     shares = weight / scales  # in float32
     return (shares if dtype.is_floating_point else shares.round_()).to(dtype), scales
@@ -111,7 +111,7 @@ def read_back(
     in_codes = {spec.name for spec in manifest if spec.dtype in _CODE_DTYPES}
     for name, tensor in tensors:
         if name in scale_names:
-            scales[name] = tensor.clone()  # the transport's buffer is used again
+            scales[name] = tensor.clone()  # the transport reuses its buffer
         elif name not in in_codes:
             yield name, tensor
         else:

@@ -134,7 +134,7 @@ class MeetingPoint:
 
     def __init__(self, store: dist.Store, sync: str, about: str, timeout_s: float) -> None:
         self.about = about
-        self._kept = store  # PyTorch calls its methods, and does not keep it
+        self._kept = store  # PyTorch calls its methods without keeping a reference
         self._store = dist.PrefixStore(sync, store)
         self._timeout_s = timeout_s
         self._asked = time.monotonic()
@@ -192,7 +192,7 @@ def broken_off(about: str) -> Generator[None]:
     """Convert errors of a lost member or a timeout to a `WeightSyncError` that names the sync."""
     try:
         yield
-    except RuntimeError as error:  # all that torch.distributed raises
+    except RuntimeError as error:  # the base of all errors of torch.distributed
         cause = str(error).strip().partition("\n")[0]
         raise WeightSyncError(f"{about}: trainer or engine broke off the broadcast ({cause}).") from error
 

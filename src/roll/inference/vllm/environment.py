@@ -21,9 +21,9 @@ _EVERYWHERE = {
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }
 _ON_CPU = {
-    # Without this vLLM replaces the "uni" executor by one more process, which spins for a second after every message.
+    # Without this vLLM replaces the "uni" executor by an extra process, which spins for a second after every message.
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    # Threads roam: trainer and engine take turns on the same cores.
+    # Threads are not pinned: trainer and engine take turns on the same cores.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 

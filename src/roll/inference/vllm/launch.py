@@ -172,17 +172,17 @@ def _variables(name: str, num_threads: int | None, log_path: Path | None, *, cpu
     """Return environment variables for the engine's processes only."""
     from roll.inference.vllm import child
 
-    # A killed engine's semaphores are freed by Python's resource tracker, which would say so on the terminal.
+    # Python's resource tracker frees a killed engine's semaphores, and would print a warning to the terminal.
     warnings = [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"]
-    # A process that names itself (setproctitle) writes over its environment, by which `end_launch` knows it, unless:
+    # setproctitle overwrites a process's environment, by which `end_launch` finds it, unless this is set:
     variables = {child.OWNER: str(os.getpid()), child.LAUNCH: name, "SPT_NOENV": "1"}
-    # A file in the current directory must not stand in for a module that a spawned process imports.
+    # A file in the current directory must not replace a module that a spawned process imports.
     variables["PYTHONSAFEPATH"] = "1"
     variables["PYTHONWARNINGS"] = ",".join(filter(None, warnings))
     if cpu:
-        # Threads that spin while they wait halve the speed wherever cores are shared (measured: 300 tok/s beside other
-        # work, against 50 and less). A decoding step is a thousand short parallel regions, though, and waking a thread
-        # for each costs 8 % of it: so threads spin for as long as such a gap lasts, and then sleep.
+        # Threads that spin while they wait halve the speed if cores are shared (measured next to other work: at most
+        # 50 tok/s, against 300). But a decoding step has a thousand short parallel regions, and waking threads for each
+        # costs 8 % of it. So threads spin for as long as such a gap lasts, and then sleep.
         variables["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "passive")
         if variables["OMP_WAIT_POLICY"].lower() == "passive":
             variables["GOMP_SPINCOUNT"] = os.environ.get("GOMP_SPINCOUNT", SPIN_COUNT)

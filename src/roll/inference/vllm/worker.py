@@ -125,7 +125,7 @@ class WeightReceiver:
         except WeightSyncError as error:
             logger.error("%s", error)
             return {"error": str(error), **progress}
-        except Exception as error:  # vLLM would lose its type and the names; the engine raises it as a WeightSyncError
+        except Exception as error:  # vLLM would lose the type and the names; the engine raises it as a WeightSyncError
             logger.exception("weight update failed")
             return {"error": f"{type(error).__name__}: {error}", **progress}
 
@@ -194,7 +194,7 @@ def _reloading(worker: Any, model: torch.nn.Module) -> Generator[None]:
         try:
             yield
         except BaseException:
-            with suppress(Exception):  # the first error says what went wrong
+            with suppress(Exception):  # the first error is the cause
                 finalize_layerwise_reload(model, worker.model_config)
             raise
         finalize_layerwise_reload(model, worker.model_config)
@@ -217,7 +217,7 @@ def _packing_experts_anew(model: torch.nn.Module) -> Generator[None]:
             kernels[method], method.moe_kernel = method.moe_kernel, None
     try:
         yield
-    finally:  # a layer that got no weights keeps what it had
+    finally:  # a layer that got no weights keeps its kernel
         for method, kernel in kernels.items():
             method.moe_kernel = method.moe_kernel or kernel
 

@@ -151,7 +151,7 @@ def _scattered(shape: torch.Size, parts: tuple[tuple[Rows, Tensor], ...]) -> Ten
     """Scatter the gradients [B, n, h, d] of gathered rows to all rows; a row that no part covers gets 0."""
     flat = [grad.reshape(-1, *grad.shape[2:]).index_select(0, rows.inverse) for rows, grad in parts]
     if len(parts) == 1 and len(flat[0]) == shape[0]:
-        return flat[0]  # members are in order, and all of them are here
+        return flat[0]  # the members are all entries, in order
     result = flat[0].new_zeros(shape)
     for (rows, _), own in zip(parts, flat, strict=True):
         result[rows.members] = own

@@ -101,7 +101,7 @@ def _same(module: Any, replacement: Callable[..., Any]) -> bool:
             forward(x, rotation, None, past_key_values=None, roll_plan=plan)[0].float()
             for forward in (module.forward, replacement)
         )
-    except (TypeError, ValueError, AttributeError, RuntimeError, ModelError):  # it is called, or looks, otherwise
+    except (TypeError, ValueError, AttributeError, RuntimeError, ModelError):  # its signature or structure differs
         return False
     return expected.shape == found.shape and bool((found - expected).norm() <= TOLERANCE * expected.norm())
 

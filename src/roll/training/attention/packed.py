@@ -152,7 +152,7 @@ class AttentionPlan:
         return attend(q, k, v, self.places, form.scale, rotation)
 
     def _plan(self, reach: Reach, dense: bool) -> list[Call]:
-        if reach != Reach() or dense:  # every tree becomes dense, whose mask can say anything; SDPA caps no scores
+        if reach != Reach() or dense:  # only dense calls support any mask and soft caps
             return [self._dense([tree], reach) for tree in self._layout.blocks]
         whole: list[Tree] = []
         plain: list[Int64Array] = []
@@ -198,7 +198,7 @@ class AttentionPlan:
             prefixes=Prefixes(
                 rows=before,
                 owners=self._tensor(owners),
-                overlap=any(number for _, number in contexts),  # beyond roots
+                overlap=any(number for _, number in contexts),  # prefixes overlap if they extend beyond roots
             ),
             how="dense" if dense else "blocked" if self._blocked else "sdpa",
             bias=bias,

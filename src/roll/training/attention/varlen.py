@@ -86,7 +86,7 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, plan: VarlenPlan, scale: f
     if plan.key_index is not None:
         k, v = _RepeatRows.apply(k, plan.key_index), _RepeatRows.apply(v, plan.key_index)
     width, size = v.shape[-1], -(-q.shape[-1] // HEAD_MULTIPLE) * HEAD_MULTIPLE
-    q, k, v = (_widened(x, size) for x in (q, k, v))  # its kernels know one size of heads, and zeros add nothing
+    q, k, v = (_widened(x, size) for x in (q, k, v))  # its kernels support one head size, and zeros add nothing
     more: dict[str, Any] = {"enable_gqa": True} if k.shape[1] != q.shape[1] and _asks_for_groups() else {}
     result = varlen_attn(
         q.contiguous(),

@@ -50,7 +50,7 @@ def export_trained(
     dtype, trust = getattr(torch, spec.model.dtype), spec.model.trust_remote_code
     adapter: dict[str, torch.Tensor] = {}
     scores = spec.role == "reward_model"
-    if spec.model.lora is not None and spec.role in ("policy", "reward_model"):  # before rank 0 can fail alone
+    if spec.model.lora is not None and spec.role in ("policy", "reward_model"):  # collective: before rank 0 can fail
         adapter = adapter_tensors(read, adapters_of(network), dtype, scores_texts=scores)
     export_model(path, weights, network, spec.model_path, dtype, trust_remote_code=trust, is_first=is_first)
     if is_first and spec.model.lora is not None and adapter:

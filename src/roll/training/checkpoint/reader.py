@@ -50,7 +50,7 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, file: Any) -> None:
         super().__init__(file)
-        # Of this file alone: a pickle can set attributes of whatever class it may name.
+        # New classes for each file: a pickle can set attributes of any class that it names.
         self._records = {name: type(name[1], (_Record,), {}) for name in _RECORDS}
 
     def find_class(self, module: str, name: str) -> Any:

@@ -88,13 +88,13 @@ def write_entries(path: Path, state: Mapping[str, Any], ranks: Ranks, group: dis
         with quiet():
             writer = _Writer(path, sync_files=True)
             dcp.save(dict(state), storage_writer=writer, process_group=group, no_dist=ranks.size == 1)
-    except CheckpointException as error:  # not an `Exception`: it would pass every handler
+    except CheckpointException as error:  # not an `Exception`: handlers would not catch it
         failure = next(failure for failure, _ in error.failures.values())
         if isinstance(failure, OSError):
             raise failure from error
         what = f"the trainer's state cannot be written to '{path}': {type(failure).__name__}: {failure}"
         raise CheckpointError(what) from error
-    atomic.sync(path)  # the names of the files, which are synced themselves
+    atomic.sync(path)  # the directory entries; the files themselves are synced already
 
 
 def load_state(
@@ -130,7 +130,7 @@ def load_state(
             dcp.load(state, storage_reader=reader, no_dist=ranks.size == 1)
     except CheckpointError:
         raise
-    except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
+    except (Exception, CheckpointException) as error:  # damage may appear anywhere inside the reader
         raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
     weights.refresh()
     optimizer.set_steps(counts(path, names, state["updates"]))
@@ -230,12 +230,12 @@ def _like(local: Tensor, full: Tensor) -> Tensor:
     if not isinstance(full, DTensor):
         return local
     shape = full.shape
-    if local.shape != full.to_local().shape:  # scales of blocks
+    if local.shape != full.to_local().shape:  # the scales of blocks
         parts = [full.device_mesh.size(i) for i, p in enumerate(full.placements) if p.is_shard(full.ndim - 1)]
         shape = torch.Size([*full.shape[:-1], local.shape[-1] * math.prod(parts)])
     stride = torch.empty(shape, device="meta").stride()
     spec = DTensorSpec(full.device_mesh, full.placements, TensorMeta(shape, stride, local.dtype))
-    return DTensor(local, spec, requires_grad=False)  # `from_local` would bring what is offloaded to the mesh's device
+    return DTensor(local, spec, requires_grad=False)  # `from_local` would move an offloaded tensor to the mesh's device
 
 
 class _Writer(dcp.FileSystemWriter):

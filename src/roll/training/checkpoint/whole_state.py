@@ -110,7 +110,7 @@ def load_whole(
                 weights.put(name, parts[f"{part}/{name}"], key)
     except CheckpointError:
         raise
-    except (Exception, CheckpointException) as error:  # damage can show anywhere inside the reader
+    except (Exception, CheckpointException) as error:  # damage may appear anywhere inside the reader
         raise CheckpointError(f"the trainer's checkpoint '{path}' cannot be read: {in_a_line(error)}") from error
     weights.refresh()
     weights.num_updates = max(counts(path, names, few["updates"]).values(), default=0)

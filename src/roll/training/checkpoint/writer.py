@@ -85,12 +85,12 @@ class StateWriter:
     def _write(self, path: Path, state: Mapping[str, Tensor]) -> None:
         try:
             write_entries(path, state, self._ranks, self._group)
-        except BaseException as error:  # said by the thread that asks
+        except BaseException as error:  # raised by `finish`
             self._failure = error
 
 
 @torch.no_grad()
 def _copied(tensor: Tensor) -> Tensor:
-    if isinstance(tensor, DTensor):  # without `from_local`, which would bring it back to its mesh's device
+    if isinstance(tensor, DTensor):  # without `from_local`, which would move it back to its mesh's device
         return DTensor(_copied(tensor.to_local()), tensor._spec, requires_grad=False)
     return tensor.detach().to("cpu", copy=True)

@@ -43,7 +43,7 @@ class SpreadWeights:
             self._adamw = zero.optimizer
             own = [p for group in self._adamw.param_groups for p in group["params"]]
             self._flat = list(zero.fp32_partitioned_groups_flat) if stage == 3 else own
-        for part in self._flat:  # as AdamW would at its first step: a checkpoint may be loaded before
+        for part in self._flat:  # AdamW does this at its first step, but a checkpoint may be loaded before
             self._adamw.state[part] = {
                 "step": torch.tensor(0.0, device=part.device),
                 "exp_avg": torch.zeros_like(part, requires_grad=False),

@@ -35,7 +35,7 @@ def import_deepspeed(device: torch.device) -> Any:
     Raises:
         ModelError: DeepSpeed is not installed.
     """
-    os.environ.setdefault("DS_ACCELERATOR", device.type)  # otherwise it looks at the machine, not at the trainer
+    os.environ.setdefault("DS_ACCELERATOR", device.type)  # default: the machine's accelerator, not this device
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -45,10 +45,10 @@ def import_deepspeed(device: torch.device) -> Any:
             f"training.backend 'deepspeed' needs DeepSpeed, which cannot be imported here ({error}): "
             f"{install_extra('deepspeed')}, or choose the back-end torch"
         ) from error
-    # Compiled in a minute or two, and its shared memory is named by machine and port, which several trainers have in
-    # common. PyTorch's own collectives do.
+    # Not used: it takes a minute or two to compile, and names its shared memory by machine and port, which several
+    # trainers may share. PyTorch's own collectives suffice.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # what it warns of, the back-end says or handles
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)  # the back-end reports or handles its warnings
     return deepspeed
 
 
@@ -80,7 +80,7 @@ def settings(training: TrainingConfig, dtype: torch.dtype) -> dict[str, Any]:
         **({"offload_optimizer": {"device": "cpu"}} if own.offload_optimizer else {}),
         **({"offload_param": {"device": "cpu"}} if own.offload_parameters else {}),
     }
-    float32_sums = {  # gradients are added up, and reduced, in float32
+    float32_sums = {  # gradients are summed and reduced in float32
         "bf16": {"enabled": True, "check_grad_overflow": True},
         "data_types": {"grad_accum_dtype": "fp32"},
         "communication_data_type": "fp32",
@@ -137,7 +137,7 @@ def start_frozen(spec: TrainerSpec, network: nn.Module, *, device: torch.device)
 
 def _initialize(spec: TrainerSpec, network: nn.Module, device: torch.device, **more: Any) -> Any:
     deepspeed = import_deepspeed(device)
-    if not dist.is_initialized():  # several ranks have met already
+    if not dist.is_initialized():  # with several ranks the group exists already
         dist.init_process_group("gloo" if device.type == "cpu" else None, store=dist.HashStore(), rank=0, world_size=1)
     config = settings(spec.training, getattr(torch, spec.model.dtype))
     with surroundings(local_rank(spec, device)):

@@ -216,7 +216,7 @@ def transformer_config(decoder: Any, training: TrainingConfig, dtype: torch.dtyp
         gradient_accumulation_fusion=False,
         bias_dropout_fusion=False,
         masked_softmax_fusion=False,
-        calculate_per_token_loss=True,  # losses are normalized already: gradients are added up over data ranks
+        calculate_per_token_loss=True,  # losses are normalized already: gradients are summed over data ranks
         **(recomputed if training.activation_checkpointing else {}),
     )
 

@@ -61,7 +61,7 @@ class Whereabouts:
             assert found is not None
             return found
         stage = self.cut.stage
-        owner = self.cut.stages_of.get(place.parameter, [stage.count - 1])[0]  # heads are in the last one
+        owner = self.cut.stages_of.get(place.parameter, [stage.count - 1])[0]  # heads are in the last stage
         if found is None:
             found = torch.empty(self.shape(name), dtype=dtype, device=device)
         return stage.spread(found.contiguous(), owner)
@@ -91,7 +91,7 @@ class SpreadWeights:
         one = next(iter(parameters.values()))
         self._dtype, self._device = one.dtype, one.device
         self._master = torch.promote_types(one.dtype, torch.float32)
-        for part in self._parts():  # as AdamW would at its first step: a checkpoint may be loaded before
+        for part in self._parts():  # AdamW does this at its first step, but a checkpoint may be loaded before
             optimizer.optimizer.state[part] = {
                 "step": torch.tensor(0.0, device=part.device),
                 "exp_avg": torch.zeros_like(part, requires_grad=False),

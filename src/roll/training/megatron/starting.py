@@ -70,7 +70,7 @@ def join(spec: TrainerSpec, device: torch.device) -> None:
             tp,
             pp,
             create_gloo_process_groups=False,
-            get_embedding_ranks=lambda ranks, *unused: ranks[:1],  # tied weights of two stages are added up here
+            get_embedding_ranks=lambda ranks, *unused: ranks[:1],  # `add_up_tied` sums tied weights of two stages
         )
     found_tp = parallel_state.get_tensor_model_parallel_world_size()
     found_pp = parallel_state.get_pipeline_model_parallel_world_size()
@@ -159,6 +159,6 @@ def new_optimizer(
         data_parallel_group_idx=dist.get_rank(parallel_state.get_model_parallel_group()),
         distributed_optimizer_instance_id=0,
     )
-    optimizer.grad_stats_parallel_group = None  # all ranks: each has its part of the gradients
+    optimizer.grad_stats_parallel_group = None  # all ranks, because each has its part of the gradients
     optimizer.tp_group = parallel_state.get_tensor_model_parallel_group()
     return optimizer

@@ -37,7 +37,7 @@ class Unread:
         named: dict[int, str] = {}
         for name, parameter in model.named_parameters(remove_duplicate=False):
             if name in files:
-                named.setdefault(id(parameter), name)  # tied ones are in the files under one of their names
+                named.setdefault(id(parameter), name)  # the files contain tied weights under one of their names
         for path, module in model.named_modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
@@ -91,7 +91,7 @@ class Unread:
                     module._parameters[name] = read[id(parameter)][1]
         for module in network.modules():
             if isinstance(module, FSDPModule) and (group := module._get_fsdp_state()._fsdp_param_group) is not None:
-                for sharded in group.fsdp_params:  # now: optimizers take hold of the memory that it trains
+                for sharded in group.fsdp_params:  # now, because optimizers keep references to the trained memory
                     sharded.reset_sharded_param()
 
     def _lending(self, part: nn.Module) -> list[Any]:

@@ -135,7 +135,7 @@ def _forward(layer: nn.Linear, recipe: Fp8Recipe) -> Callable[[Tensor], Tensor]:
     plain = layer.forward
 
     def forward(x: Tensor) -> Tensor:
-        weight = layer.weight  # found now: ranks put their part of it in its place
+        weight = layer.weight  # looked up at each call, because ranks replace it by their part
         if x.dtype != torch.bfloat16 or weight.dtype != torch.bfloat16 or not x.numel():
             return plain(x)
         result = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, recipe).view(*x.shape[:-1], -1)
@@ -179,7 +179,7 @@ def _scaled(x: Tensor, dtype: torch.dtype, *, by_row: bool = True) -> _Scaled:
     infinite = float("inf")  # the norm is the largest magnitude, in one pass over memory
     largest = torch.linalg.vector_norm(x, infinite, dim=1 if by_row else None, keepdim=True)
     most = torch.finfo(dtype).max / largest.float().clamp(min=_SMALLEST)
-    most = most.nan_to_num_(nan=0.0)  # as of infinity: then all of them are 0 x infinity
+    most = most.nan_to_num_(nan=0.0)  # as for infinity: all numbers then become 0 x infinity
     scale = (most.view(torch.int32) & _EXPONENT).view(torch.float32)
     rows, columns = x.shape
     padded = columns + -columns % MULTIPLE

@@ -45,7 +45,7 @@ def build_network(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None =
     copies = spec.holds_reference and spec.model.lora is None
     reference = _load_model(replace(spec, role="reference"), dtype, unread) if copies else None
     teachers = [_load_teacher(spec, path, dtype, unread) for path in spec.teachers]
-    with nullcontext() if unread is None else unread.lent():  # it is tried out
+    with nullcontext() if unread is None else unread.lent():  # the network runs once for a check
         network = PolicyNetwork(model, reference, teachers, value_head=spec.value_head_learning_rate is not None)
     if spec.role == "policy" and spec.training.router_replay != "none" and network.routing is None:
         raise ModelError(
@@ -122,7 +122,7 @@ def _load_model(spec: TrainerSpec, dtype: torch.dtype, unread: Unread | None) ->
     if spec.role == "reference":
         return model.requires_grad_(False)
     if spec.model.lora is not None:
-        adapted = model.base_model if spec.role == "reward_model" else model  # its head is trained whole
+        adapted = model.base_model if spec.role == "reward_model" else model  # the head is trained in full
         add_adapters(adapted, spec.model.lora, spec.seed)
         if spec.model.lora.base == "nf4":
             quantize_base(adapted)

@@ -196,7 +196,7 @@ class ProjectionGradient:
     def result(self) -> tuple[Tensor | None, Tensor | None]:
         """Return the gradients of the hidden states and of the projection, `None` where not wanted."""
         weight = self._grad_weight
-        if weight is None and self._wants_weight:  # of no prediction: other ranks wait for its gradient all the same
+        if weight is None and self._wants_weight:  # without predictions: other ranks still wait for its gradient
             weight = torch.zeros_like(self._weight)
         return self._grad_hidden, None if weight is None else weight.to(self._weight.dtype)
 

@@ -68,7 +68,7 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
     )
     dtype = next(model.parameters()).dtype
     try:
-        # Within another module peft finds no family whose names it would change to those of experts.
+        # Inside another module peft does not recognize the family, and does not rename the experts' weights.
         inject_adapter_in_model(settings, nn.ModuleDict({"of": model}) if find_experts(model) else model, _NAME)
     except ValueError as error:
         raise ModelError(f"model.lora.target_modules {config.target_modules!r} cannot be used here: {error}") from error
@@ -77,7 +77,7 @@ def add_adapters(model: Any, config: LoRAConfig, seed: int) -> None:
         for name, parameter in module._parameters.items():
             if parameter is None or not parameter.requires_grad:
                 continue
-            if parameter.is_meta:  # as what it adapts, whose weights are still in their files
+            if parameter.is_meta:  # like the adapted weights, which are still in their files
                 module._parameters[name] = parameter = nn.Parameter(torch.zeros_like(parameter, device="cpu"))
             if ".lora_A." in path:
                 nn.init.kaiming_uniform_(parameter, a=math.sqrt(5), generator=generator)

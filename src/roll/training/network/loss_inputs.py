@@ -43,7 +43,7 @@ def loss_inputs(
     firsts = [samples[i] for i in np.unique(numbers, return_index=True)[1]]
     lengths = np.array([len(span.token_index) for span in spans])
     chosen = _in_order_of_tokens(predicted, layout, like.device)
-    expert = np.repeat([s.expert for s in samples], lengths)  # on the host, which knows how many: none waits for it
+    expert = np.repeat([s.expert for s in samples], lengths)  # on the host, to avoid a device sync
     units = np.unique([s.unit for s in firsts], return_inverse=True)[1]
     old = None if chosen.logprobs is None else _old_logprobs(chosen.logprobs.detach(), samples, layout)
     return LossInputs(

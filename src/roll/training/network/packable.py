@@ -59,7 +59,7 @@ def make_packable(model: Any) -> None:
         mixers = find_mixers(model, run, lambda: plan.num_calls)
     except ModelError:
         raise
-    except Exception as error:  # a model's code fails in its own way where it is not made for this
+    except Exception as error:  # unsupported models fail in their own ways
         raise ModelError(
             f"{type(model).__name__} cannot be trained: it does not run with the trainer's packed attention "
             f"({type(error).__name__}: {error})"
@@ -183,7 +183,7 @@ def _difference(model: Any, logits: Logits) -> str:
             own = found[torch.from_numpy(span.prediction_index)].float()
             wanted = expected[len(texts[span.index])][part].float()
             apart = (own - wanted).norm(dim=-1) / wanted.norm(dim=-1)
-            if not float(apart.median()) <= tolerance:  # of a few tokens, rounding may choose another expert
+            if not float(apart.median()) <= tolerance:  # rounding may change the experts of a few tokens
                 return True
         return False
 

@@ -92,7 +92,7 @@ def _given(embeddings: nn.Module, hand: _Hand, stage: Stage, *, is_tied: bool) -
     if is_tied and stage.is_last:
         stand_in.register_parameter("weight", embeddings.weight)  # type: ignore[arg-type]
     else:
-        stand_in.weight = torch.empty(0, device=stage.device)  # some decoders ask it for its device
+        stand_in.weight = torch.empty(0, device=stage.device)  # some decoders read its device
     stand_in.forward = lambda *unused: hand.received.detach()  # type: ignore[union-attr]
     return stand_in
 

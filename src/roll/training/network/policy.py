@@ -112,7 +112,7 @@ class PolicyNetwork(nn.Module):
         if needs.divergence is not None:
             of_teacher, other = needs.divergence.temperature or temperature, self._project_teacher(layout)
             full, teacher = policy.undivided(), other.undivided()
-            rows = min(len(full.weight), len(teacher.weight))  # what one has beyond is padding: tokenizers agree
+            rows = min(len(full.weight), len(teacher.weight))  # the rest is padding: tokenizers agree
             logprobs, distance = divergence_from(
                 full._replace(weight=full.weight[:rows]),
                 teacher._replace(weight=teacher.weight[:rows]),
@@ -126,7 +126,7 @@ class PolicyNetwork(nn.Module):
         if isinstance(top, int):
             ids, top_logprobs = likeliest(policy.undivided(), top, temperature=temperature)
             found = found._replace(top_ids=ids, top_logprobs=top_logprobs)
-        elif top is not None:  # the targets' come from the same logits
+        elif top is not None:  # the targets' log-probs come from the same logits
             full = policy.undivided()
             _check_tokens(top, len(full.weight))
             ids = torch.cat([torch.from_numpy(top[mine]).to(self.device), targets[:, None]], dim=1)

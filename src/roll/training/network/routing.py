@@ -234,13 +234,13 @@ class Routing:
         logits, _ = chosen_experts(router, output)
         probabilities = logits.softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
         share = (self._current.uses.to(probabilities)[:, None] * probabilities).sum(0)
-        place = len(output) - 2  # of what the experts' results are multiplied with
+        place = len(output) - 2  # the weights that the experts' results are multiplied with
         own = _WithLoss.apply(output[place], share @ self._slopes[i].to(share))
         return (*output[:place], own, *output[place + 1 :])
 
     @torch.no_grad()
     def _take(self, i: int, logits: Tensor, chosen: Tensor) -> None:
-        if recomputing() or not self._counts_choices:  # it was counted when it ran first, or is not to be
+        if recomputing() or not self._counts_choices:  # already counted in the first run, or not to be counted
             return
         self._chosen[i] = chosen
         uses = getattr(self._current, "uses", None)
@@ -280,7 +280,7 @@ class _Replay(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         found = func(*args, **kwargs)
-        if func in (torch.masked_fill, torch.Tensor.masked_fill):  # groups that are out now were not, perhaps
+        if func in (torch.masked_fill, torch.Tensor.masked_fill):  # groups masked now may not have been then
             self._unmasked = args[0]
         if func not in (torch.topk, torch.Tensor.topk) or found[1].shape != self._chosen.shape:
             return found

@@ -23,7 +23,7 @@ __all__ = ["ValueNetwork", "new_value_head", "values_of"]
 
 def new_value_head(projection: Tensor) -> nn.Linear:
     """Build a value head, initialized to 0, for the hidden states that a vocabulary projection [V, H] takes."""
-    device = "cpu" if projection.is_meta else projection.device  # its own weights are in no file
+    device = "cpu" if projection.is_meta else projection.device  # its own weights are not in any file
     head = nn.Linear(projection.shape[1], 1, device=device, dtype=projection.dtype)
     nn.init.zeros_(head.weight)
     nn.init.zeros_(head.bias)

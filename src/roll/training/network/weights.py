@@ -17,7 +17,7 @@ from roll.training.parallel.collectives import gathered_by_first, is_by_messages
 
 __all__ = ["TrainerWeights", "adapters_of", "persistent_buffers", "whole"]
 
-# It warns that gathering what is sharded twice takes two collectives.
+# It warns that gathering a tensor that is sharded twice takes two collectives.
 logging.getLogger("torch.distributed.tensor._redistribute").setLevel(logging.ERROR)
 
 
@@ -118,7 +118,7 @@ class TrainerWeights:
         weight, adapter = self._read(parameter), self._adapters.get(name)
         dtype = self._dtype if isinstance(weight, torch.nn.Parameter) else weight.dtype
         if adapter is None:
-            weight = _on_first(weight.to(dtype))  # cast before it is gathered: less to send, and to hold
+            weight = _on_first(weight.to(dtype))  # cast before gathering: less to send and to hold
         else:
             weight = adapter.merged(whole(weight), whole(self._read(adapter.a)), whole(self._read(adapter.b)))
         weight = self._brought(parameter, weight.to(dtype))

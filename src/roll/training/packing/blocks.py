@@ -86,7 +86,7 @@ def within_budget(block: Block, max_tokens: int) -> list[Block]:
 
     parts: list[tuple[int, int]] = []
     pending = [(0, len(block.members))]
-    while pending:  # the largest subtrees that fit, first to last; neighbors join as long as both fit
+    while pending:  # the largest subtrees that fit, first to last; neighbors are joined if both fit
         start, stop = pending.pop()
         if stop - start > 1 and num_tokens(start, stop) > max_tokens:
             lowest = min(block.shared[start + 1 : stop])

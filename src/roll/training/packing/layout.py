@@ -172,7 +172,7 @@ def build_layout(
     rotary: list[NDArray[Any] | None] = []
     start = num_predictions = 0
     for block in blocks:
-        predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # by the entry of a token, its prediction
+        predictions = np.full(block.num_tokens, -1, dtype=np.int64)  # the prediction of each token, by entry
         for member, shared, entries in placed(block, start):
             sample = member.sample
             paths.append(entries)
@@ -300,7 +300,7 @@ def agreed_experts(members: Sequence[Member]) -> list[Member]:
 def _tree(block: Block, start: int) -> Tree:
     """Build the tree of a block: a member's own tokens are one segment, cut where later members branch off."""
     starts, parents, cuts = [], [], []
-    path: list[int] = []  # members whose own tokens the last one's sequence consists of
+    path: list[int] = []  # members whose own tokens form the sequence of the previous member
     for i, (member, shared) in enumerate(zip(block.members, block.shared, strict=True)):
         while path and block.shared[path[-1]] >= shared:
             path.pop()
@@ -313,7 +313,7 @@ def _tree(block: Block, start: int) -> Tree:
                 cuts[path[-1]].add(shared)
             path.append(i)
     segments: list[Segment] = []
-    ends: dict[tuple[int, int], int] = {}  # by member and position, the segment that ends there
+    ends: dict[tuple[int, int], int] = {}  # the segment that ends at a position, by member and position
     for i, own in enumerate(cuts):
         parent = ends[parents[i], block.shared[i]] if parents[i] >= 0 and len(own) > 1 else -1
         for position, end in pairwise(sorted(own)):

@@ -30,7 +30,7 @@ __all__ = [
     "scatter_sum_into",
 ]
 
-# Their names since torch 2.13, and before.
+# The names since torch 2.13, and the earlier ones.
 _GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _SCATTER = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 

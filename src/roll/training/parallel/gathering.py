@@ -59,12 +59,12 @@ def share_weights(
     """
     sharded = fully_shard(module, mesh=mesh, mp_policy=policy, shard_placement_fn=dim)
     sharded.set_gradient_divide_factor(1.0)
-    sharded.set_force_sum_reduction_for_comms(True)  # gloo has no sum that divides
+    sharded.set_force_sum_reduction_for_comms(True)  # gloo does not support a sum that also divides
     has_weights = sharded._get_fsdp_state()._fsdp_param_group is not None
     if has_weights and is_by_messages(mesh.get_group(mesh.ndim - 1), mesh.device_type):
         sharded.set_custom_all_gather(_HostGather())
         sharded.set_custom_reduce_scatter(_HostReduce())
-        sharded.set_modules_to_backward_prefetch([sharded])  # which is there: nothing is gathered ahead of time
+        sharded.set_modules_to_backward_prefetch([sharded])  # itself, which is gathered already: nothing is prefetched
         module.register_forward_pre_hook(_free_buffer)
     return sharded
 
@@ -140,7 +140,7 @@ class _HostReduce(DefaultAllocMixin, ReduceScatter):
         self, output_tensor: Tensor, input_tensor: Tensor, group: ProcessGroup, op: Any, async_op: bool = False
     ) -> None:
         scatter_sum_into(output_tensor, input_tensor, group, overwrite=True)
-        input_tensor.untyped_storage().resize_(0)  # FSDP would keep it until the next bucket's
+        input_tensor.untyped_storage().resize_(0)  # FSDP would keep it until the next bucket
 
 
 def _free_buffer(module: Any, _: object) -> None:
@@ -153,7 +153,7 @@ def _is_bucket(module: Any) -> bool:
 
 
 def _gate(hidden: Tensor) -> Tensor:
-    return hidden.clone()  # FSDP cannot tell a view of what it was given from that
+    return hidden.clone()  # FSDP cannot distinguish a view of its input from the input
 
 
 def _weights(module: Any) -> list[nn.Parameter]:

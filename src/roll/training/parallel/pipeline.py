@@ -136,7 +136,7 @@ class Stage:
                 "would be taken for the next one's: resume the run."
             )
         for in_flight in self._in_flight:
-            in_flight.clear()  # a batch that failed may have left some
+            in_flight.clear()  # a failed batch may have left some
         self._goes_back = backward
         for work in order(num, self.number, self.count, self.num_chunks, backward=backward):
             self.chunk = work.chunk
@@ -178,7 +178,7 @@ class Stage:
             rank, up, down = self._after
             self._under_way = True
             dist.recv(gradient, group=down, group_src=rank)
-            self._forget_sent(up, work)  # the rank has it, or it could not have gone back
+            self._forget_sent(up, work)  # the next rank has received it, or it could not have sent a gradient
             loss = (passed * gradient).sum()
         assert loss is not None
         if loss.requires_grad:  # adapters need not be in every part

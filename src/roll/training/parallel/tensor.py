@@ -72,7 +72,7 @@ def divide(root: nn.Module, decoder: Any, projection: nn.Module | None, mesh: De
         for parameter_name, parameter in module._parameters.items():
             if parameter is not None:
                 placement = Shard(0) if is_vocabulary else _placement(style, name, parameter)
-                if id(parameter) not in made:  # tied ones stay one
+                if id(parameter) not in made:  # tied parameters stay tied
                     made[id(parameter)] = _divided(parameter, placement, mesh)
                 module._parameters[parameter_name] = made[id(parameter)]
         if module is embeddings and not isinstance(module, PassThrough):
@@ -121,7 +121,7 @@ def _check_sizes(decoder: Any, embeddings: Any, size: int, styles: dict[str, str
         "vocabulary": embeddings.weight.shape[0],
     }
     if "colwise" not in {style for name, style in styles.items() if name.endswith(("q_proj", "k_proj"))}:
-        del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is computed whole
+        del sizes["num_attention_heads"], sizes["num_key_value_heads"]  # attention is not divided
     wrong = {name: count for name, count in sizes.items() if count % size}
     if wrong:
         raise ModelError(
@@ -170,7 +170,7 @@ def _with_own_parts(
             parts = {name: own(p) for name, p in module._parameters.items() if p is not None}
             if bias_share != 1.0 and "bias" in parts:
                 parts["bias"] = parts["bias"] * bias_share
-            module.__dict__.update(parts)  # found before the parameters
+            module.__dict__.update(parts)  # attribute lookup finds these before the parameters
         try:
             return plain(*args, **kwargs)
         finally:
@@ -199,7 +199,7 @@ def _words(embeddings: Any, group: ProcessGroup) -> Callable[[Tensor], Tensor]:
         local = ids - first
         here = (local >= 0) & (local < count)
         found = looked_up(local.clamp(0, count - 1)) * here[..., None]
-        return scatter_sum(found[0], group)[None].clone()  # FSDP would lose track of a view
+        return scatter_sum(found[0], group)[None].clone()  # FSDP cannot track a view
 
     return forward
 
@@ -220,7 +220,7 @@ def _connect(decoder: Any, styles: dict[str, str], group: ProcessGroup) -> None:
         module.forward = _with_all_tokens(module.forward, group)
     for module in _whole_mixers(decoder, parents):
         if any(isinstance(p, DTensor) for p in module.parameters()):
-            inner = [m for m in module.modules() if m._parameters]  # whose parameters it may use itself
+            inner = [m for m in module.modules() if m._parameters]  # modules that may use parameters directly
             whole = _with_own_parts(inner, _with_all_tokens(module.forward, group))
             module.forward = _own_tokens(whole, group)
 
