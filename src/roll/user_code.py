@@ -28,6 +28,7 @@ from roll.registry import import_object, looked_from, nearest
 __all__ = [
     "BEGUN_IN",
     "check_call",
+    "check_kind",
     "code_fingerprint",
     "load_function",
     "loaded_modules",
@@ -84,6 +85,24 @@ def check_call(function: Callable[..., Any], what: str, *arguments: str) -> None
         raise ConfigError(
             f"{what} is called with ({', '.join(arguments)}), which {taken} does not take: {error}."
         ) from None
+
+
+def check_kind(factory: Callable[..., Any], what: str, methods: Iterable[str], *arguments: str) -> None:
+    """Check that a user's class, or a function that builds an object of it, may be of the kind that is asked for.
+
+    Args:
+        factory: The class or function.
+        what: Description of the factory, for messages: `inference.engine 'mine.py:Engine'`.
+        methods: Names of the methods that the class must have; what a function builds is not known.
+        arguments: Names of the arguments that the factory is called with, for messages.
+
+    Raises:
+        ConfigError: It does not accept the arguments, or lacks a method.
+    """
+    check_call(factory, what, *arguments)
+    lacking = [name for name in methods if not callable(getattr(factory, name, None))]
+    if isinstance(factory, type) and lacking:
+        raise ConfigError(f"{what} lacks {', '.join(lacking)}: docs/python.md says what such a class must have.")
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 from roll.errors import ConfigError, short
 from roll.extensions import ExtensibleRegistry
 from roll.registry import import_object
-from roll.user_code import check_call
+from roll.user_code import check_kind
 
 if TYPE_CHECKING:
     from roll.protocols import InferenceEngine
@@ -256,14 +256,8 @@ def _check_own(kind: str, key: str) -> None:
     """Check that a user's own engine is built from a spec and, if it is a class, has the methods of an engine."""
     from roll.protocols import InferenceEngine
 
-    factory = ENGINES.get(kind)
-    check_call(factory, f"{key} '{kind}'", "spec")
     methods = [name for name, value in vars(InferenceEngine).items() if not name.startswith("_") and callable(value)]
-    lacking = [name for name in methods if not callable(getattr(factory, name, None))]
-    if isinstance(factory, type) and lacking:
-        raise ConfigError(
-            f"{key} '{kind}' lacks {', '.join(lacking)}: give it the methods of roll.protocols.InferenceEngine."
-        )
+    check_kind(ENGINES.get(kind), f"{key} '{kind}'", methods, "spec")
 
 
 def _lacking(kind: str, able: EngineCapabilities, need: EngineNeed, key: str) -> str:

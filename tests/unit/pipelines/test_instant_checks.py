@@ -151,13 +151,18 @@ def test_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
         ({"algorithm": {"loss": "own_rewards.py:nothing"}}, "loss 'own_rewards.py:nothing' is called with (inputs)"),
         ({"algorithm": {"gate": {"type": "python", "gate": "gone.py:G"}}}, "gate: there is no file 'gone.py'"),
         ({"algorithm": {"advantage": {"function": "gone.py:f"}}}, "advantage function: there is no file 'gone.py'"),
+        ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "train back-end: there is no file 'gone.py'"),
+        (
+            {"training": {"num_steps": 1, "backend": "own_rewards.py:Kind"}},
+            "'own_rewards.py:Kind' lacks train_step, we",
+        ),
         ({"rollout": {"loop": "own_rewards.py:nothing"}}, "rollout loop 'own_rewards.py:nothing' is called with"),
     ],
 )
 def test_own_functions_that_cannot_be_used_are_named_by_a_check(
     own: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
 ) -> None:
-    own.write_text(OWN + "def nothing(): pass\n")
+    own.write_text(OWN + "def nothing(): pass\nclass Kind:\n    def __init__(self, spec): pass\n")
     monkeypatch.chdir(own.parent)
     sections = {"rollout": {}, "training": {"num_steps": 1}, "data": [{"source": "arithmetic", "reward": "math"}]}
     run = {"name": "run", "model": str(tiny_model), **sections, **changes}
