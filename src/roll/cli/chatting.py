@@ -224,7 +224,7 @@ class _Conversation:
             speaker.messages.append(Message(role="user", content=line))
         try:
             self._answer()
-        except UserError as error:  # too long: the conversation stays as it was
+        except UserError as error:  # too long: the conversation is unchanged
             for speaker in self._speakers:
                 while speaker.messages and speaker.messages[-1].role != "user":
                     speaker.messages.pop()
@@ -276,7 +276,7 @@ class _Conversation:
             if text.startswith(shown):
                 said.append(text[len(shown) :])
                 click.echo(printable(said[-1]), nl=False)
-            elif all_of_it:  # a tokenizer that writes earlier words anew
+            elif all_of_it:  # a tokenizer that changes earlier words
                 said[:] = [text]
                 click.echo(f"\n{printable(text)}", nl=False)
 
@@ -289,7 +289,7 @@ class _Conversation:
             say(speaker.renderer.decode((await work).token_ids), all_of_it=True)
         finally:
             work.cancel()
-            await asyncio.gather(work, return_exceptions=True)  # the engine gives its place up
+            await asyncio.gather(work, return_exceptions=True)  # wait until the engine has released its slot
 
 
 def _whole(text: str) -> str:

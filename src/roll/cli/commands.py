@@ -153,8 +153,8 @@ def check(session: Session, file: str, overrides: tuple[str, ...], dry_run: bool
     config = load_config(file, overrides)
     prepare_environment()
     their_code = config.model.trust_remote_code or names_own_code(config.model_dump())
-    if session.own_process and not their_code:  # it takes seconds to load torch, which code of others may need
-        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # Python's way to say: not to be imported
+    if session.own_process and not their_code:  # loading torch takes seconds; only the user's code may need it
+        sys.modules.setdefault("torch", None)  # type: ignore[arg-type]  # an import of it raises ImportError
     report = CHECKS.get(config.pipeline)(config)
     if dry_run:
         from roll.preflight.inspection import look
@@ -181,7 +181,7 @@ def evaluate(file: str, overrides: tuple[str, ...], model: str | None) -> int:
 
     found = measure(file, overrides, model=model)
     click.echo(json.dumps(found, indent=2))
-    if found.get("eval/num_answers") != 0:  # a pipeline of examples may measure those alone
+    if found.get("eval/num_answers") != 0:  # absent if a pipeline measures examples only
         return 0
     click.echo("Error: no answers: nothing was measured.", err=True)
     return 1

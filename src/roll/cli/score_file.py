@@ -170,7 +170,7 @@ async def _score(
             from roll.pipelines.judge import open_scoring
 
             prepare_environment()
-            opening = open_scoring(config, LocalCluster(), pool)  # a judge runs in this process, whatever the cluster
+            opening = open_scoring(config, LocalCluster(), pool)  # a judge always runs in this process
         rewards = await stack.enter_async_context(opening)
 
         async def score(line: AnswerLine) -> Scored:

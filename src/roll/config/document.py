@@ -170,7 +170,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[KeyPath, str]]:
     """
     loader = None
     try:
-        loader = _Loader(text)  # reads ahead, so it may refuse control characters already
+        loader = _Loader(text)  # reads ahead, so it may already raise for control characters
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

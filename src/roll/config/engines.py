@@ -212,7 +212,7 @@ def engines_with(capability: str) -> list[str]:
     for name in ENGINES:
         try:
             found += [name] if getattr(engine_capabilities(name), capability) else []
-        except ConfigError:  # of an installed package that cannot be imported here
+        except ConfigError:  # an installed package that cannot be imported
             continue
     return found
 

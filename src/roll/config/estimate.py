@@ -191,8 +191,8 @@ def kernel_bytes(
     if on_accelerator or element_bytes(model.dtype) != 2:
         return {}
     experts = sizes.num_layers // training.parallel.pp * (sizes.num_experts // training.parallel.ep)
-    matrices = 5 + 2 * experts if experts else 6  # of an attention, of an MLP or a router, and the vocabulary's
-    matrices += 5 if model.lora else 0  # into adapters from two widths, out of them to three
+    matrices = 5 + 2 * experts if experts else 6  # attention, MLP or router, and vocabulary
+    matrices += 5 if model.lora else 0  # adapters: inputs of two widths, outputs of three
     return {_KERNELS: round(KERNEL_BYTES * min(3 * matrices * micro_batches, MOST_KERNELS))}
 
 
@@ -259,7 +259,7 @@ def trained_bytes(
     whole = sizes.num_parameters
     if model.lora is not None and model.lora.base == "nf4":
         in_4_bits = min(num_linear(sizes), whole)
-        parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank has all of them
+        parts["weights in 4 bits"] = round(NF4_BYTES * in_4_bits)  # every rank holds all of them
         whole -= in_4_bits
     parts["weights"] = round(whole * (4 if is_shared else element) * share)
     if offloaded:

@@ -132,7 +132,7 @@ def _have_answers(rows: Rows) -> bool:
     if not (hasattr(rows, "__getitem__") and hasattr(rows, "__len__")) or isinstance(rows, Mapping | str):
         return True
     if not len(rows):  # type: ignore[arg-type]
-        return True  # what is wrong with them is said when they are read
+        return True  # the error is raised when they are read
     first = rows[0]  # type: ignore[index]
     return not isinstance(first, str) and (not isinstance(first, Mapping) or "answer" in first)
 

@@ -126,7 +126,8 @@ def edits(run: Path) -> list[tuple[str, Any, Any]]:
         Dotted keys with both values, `None` for a missing one; empty for a run of an older version.
 
     Raises:
-        ConfigError, RunDirectoryError: one of the files cannot be read.
+        ConfigError: `config.yaml` cannot be read.
+        RunDirectoryError: the record of what ROLL wrote cannot be read.
     """
     origin = read_origin(run)
     return [] if origin is None else list(differences(origin.config, read(run / CONFIG).tree, ""))

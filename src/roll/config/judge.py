@@ -1,4 +1,4 @@
-"""The run's own judge: a role with a model of its own."""
+"""The run's own judge: a role with a separate model."""
 
 from __future__ import annotations
 

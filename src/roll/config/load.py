@@ -187,7 +187,7 @@ def load_run_config(run: str | Path, overrides: Overrides = ()) -> RunConfig:
             )
 
     if not isinstance(overrides, str):
-        # first, and alone: no other key of the run fits another pipeline, and each would be a problem of its own
+        # checked first: with another pipeline, every other key of the run would be reported as a problem, too
         check_kept("pipeline", _pipeline_name(_document(path), overrides)[0])
     after = load_config(path, overrides)
     for key in _KEPT_ON_RESUME:
@@ -200,5 +200,5 @@ def _as_written(path: Path) -> RunConfig:
     origin = read_origin(path.parent)
     try:
         return load_config(path if origin is None else origin.config)
-    except ConfigError:  # of an older version, say: the user may have corrected the file for this one
+    except ConfigError:  # for example of an older version: the user may have corrected config.yaml for this version
         return load_config(path)

@@ -47,7 +47,7 @@ class WeightSyncConfig(Section):
 
 
 class TrackingConfig(Section):
-    """What is recorded besides `metrics.jsonl`."""
+    """Records in addition to `metrics.jsonl`."""
 
     tensorboard: bool = option(True, "Write TensorBoard event files.")
     wandb: str | None = option(None, "Weights & Biases project to log to.")

@@ -51,7 +51,7 @@ def _apply(document: Document, model: type[Section], key: str | None, value: Any
     path: KeyPath = tuple(int(part) if part.isdecimal() and len(part) < 6 else part for part in key.split("."))
     if not key or "" in path:
         raise ConfigError(f"{origin} has no valid key: write key=value, such as training.num_steps=40.")
-    # what it replaces was written elsewhere, and so were the keys inside
+    # the replaced value and the keys inside it have other origins
     for inner in [known for known in document.origins if known[: len(path)] == path]:
         del document.origins[inner]
     document.origins[path] = origin

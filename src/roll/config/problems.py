@@ -81,7 +81,7 @@ def show(value: Any) -> str:
         except (TypeError, ValueError):
             try:
                 text = repr(value)
-            except ValueError:  # Python writes no whole number of more than 4,300 digits
+            except ValueError:  # Python does not format integers of more than 4,300 digits
                 text = "a number that is too long"
     return text if len(text) <= 80 else text[:76] + " ..."
 
@@ -241,7 +241,7 @@ def _meant(name: str, siblings: list[str], model: type[Section]) -> str:
     if (twin := _TWINS.get(name)) in siblings:
         return f" Did you mean '{twin}'?"
     if name in places:
-        depth = min(map(_depth, places[name]))  # the most general place is what most people mean
+        depth = min(map(_depth, places[name]))  # most users mean the most general place
         parents = {place.rpartition(".")[0] for place in places[name] if _depth(place) == depth}
         shown = sorted(f"'{parent}'" if parent else "the top level" for parent in parents)
         return f" '{name}' belongs under {' or '.join(shown)}." if len(shown) <= 3 else ""

@@ -190,7 +190,7 @@ class TrainingConfig(Section):
     @classmethod
     def _warm_up_ends(cls, value: int, info: ValidationInfo) -> int:
         num_steps = info.data.get("num_steps", value)
-        if 0 < num_steps < value:  # without a number of its own, the data decide
+        if 0 < num_steps < value:  # 0: the data determines the number of steps
             raise ValueError(f"{value} exceeds training.num_steps {num_steps}: lower the one or raise the other")
         return value
 

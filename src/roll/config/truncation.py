@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from roll.config.algorithm import AlgorithmConfig
 from roll.config.rollout import RolloutConfig
 
-if TYPE_CHECKING:  # it imports NumPy, which takes longer than to find a misspelled key
+if TYPE_CHECKING:  # imports NumPy, which takes longer than finding a misspelled key
     from roll.config.distillation import DistillationConfig
 
 __all__ = ["distillation_truncation_note", "distillation_truncation_problem", "truncation_note", "truncation_problem"]
@@ -33,7 +33,7 @@ def truncation_problem(algorithm: AlgorithmConfig, rollout: RolloutConfig) -> st
     setting, correction, ratio = _setting(rollout), algorithm.correction, algorithm.ratio
     if not setting or algorithm.loss is not None:
         return ""
-    divides = correction.corrects != "staleness"  # old/behavior has no engine in it
+    divides = correction.corrects != "staleness"  # old/behavior does not involve the engine
     corrects = divides and any(
         bound is not None for bound in (correction.upper, correction.mask_low, correction.mask_high)
     )

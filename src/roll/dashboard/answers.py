@@ -162,13 +162,13 @@ def _time(known: Known) -> Answer:
     links = [link("lanes and phases", "time"), link("curves of it", "overview", runs=known.run, q="time/")]
     total: Counter[str] = Counter()
     held: Counter[str] = Counter()
-    steps = {step.step: step for step in known.steps}.values()  # one that was interrupted was made again
+    steps = {step.step: step for step in known.steps}.values()  # an interrupted step was repeated
     for step in steps:
         total.update({name: seconds or 0.0 for name, seconds in step.phases.items()})
         held.update([step.held_back_by] if step.held_back_by else [])
     if not total:
         return Answer(id="time", question=question, text="There is no trace of steps yet.", links=links)
-    # as the phases are, with the checkpoint: `time/step_s` is without it
+    # includes the checkpoint, like the phases; `time/step_s` does not
     seconds = sum(step.end_s - step.start_s for step in steps) / len(steps)
     name, number = held.most_common(1)[0] if held else (total.most_common(1)[0][0], 0)
     text = (

@@ -57,5 +57,5 @@ async def changes(run: Run, pace: Pace, is_ending: Callable[[], bool] = lambda: 
             before, quiet, told_at = now, 0, time.monotonic()
             step = await asyncio.to_thread(run.step)
             yield f"event: changed\ndata: {json.dumps({'step': step, 'kinds': kinds})}\n\n"
-        elif quiet % 15 == 0:  # so that a reader that is gone is noticed
+        elif quiet % 15 == 0:  # a keep-alive, to notice a closed connection
             yield ": nothing new\n\n"

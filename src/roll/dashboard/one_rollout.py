@@ -64,7 +64,7 @@ class _Row(NamedTuple):
 
 
 def details(found: Mapping[str, Any], vocabulary: Vocabulary | None) -> dict[str, Any]:
-    """Return the response of `/rollouts/{row}`: what the table holds about the rollout besides the index."""
+    """Return the response of `/rollouts/{row}`: the table's data of the rollout that is not in the index."""
     row = read_record(_Row, found)
     ids, rewards = row.token_ids, [read_record(_Turn, turn).reward for turn in row.turns]
     turns: list[dict[str, Any]] = [{"kind": "prompt", "text": row.prompt, "start": None, "end": None}]

@@ -73,7 +73,7 @@ def sorted_positions(
     keys[np.isnan(keys)] = np.inf
     rows = rollouts.column("row")[positions]
     end = start + count
-    if end < len(keys) // 4:  # the others need no order
+    if end < len(keys) // 4:  # the rest need not be sorted
         bound = np.partition(keys, end)[end]
         kept = np.flatnonzero(keys <= bound)
         keys, rows, positions = keys[kept], rows[kept], positions[kept]
@@ -143,7 +143,7 @@ def search(
         end = int(np.searchsorted(todo, (file + 1) * MOST_ROWS))
         try:
             places = _find_texts(inside, file_of(file * MOST_ROWS)[0], wanted)
-        except RunDirectoryError:  # it was replaced meanwhile: the index will say so
+        except RunDirectoryError:  # the file was replaced: the index will report it
             places = np.empty(0, np.int64)
         found = np.intersect1d(todo[at:end], file * MOST_ROWS + places)[: _MOST_HITS - num_hits]
         num_hits += len(found)

@@ -49,7 +49,7 @@ def serve(
         token = secrets.token_urlsafe(24)
     listening = _listen(host, port)
     with contextlib.suppress(OSError):
-        os.nice(10)  # a run on this machine goes first
+        os.nice(10)  # a run on this machine has priority
     port = listening.getsockname()[1]
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{port}/" + (f"?token={token}" if token else "")
@@ -76,12 +76,12 @@ def _open_browser(address: str, say: Callable[[str], None]) -> None:
 
 def _listen(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio switches Nagle's algorithm off, which delays answers by 40 ms, only where the protocol is named
+    # asyncio disables Nagle's algorithm, which delays responses by 40 ms, only if the protocol is explicit
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(2048)  # who is quicker than the server waits
+        listening.listen(2048)  # faster clients wait in the backlog
     except (OSError, OverflowError) as error:
         listening.close()
         reason = getattr(error, "strerror", None) or error

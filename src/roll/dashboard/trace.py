@@ -116,7 +116,7 @@ class Trace:
 
     def _add(self, lines: bytes, offset: int) -> None:
         rows: list[tuple[float, float, int, int, int]] = []
-        for line in lines.decode("latin-1").split("\n"):  # the writer escapes all but ASCII: a character is a byte
+        for line in lines.decode("latin-1").split("\n"):  # pure ASCII: a character is a byte
             event = _event(line)
             if event is not None:
                 self._take(event, offset, rows)

@@ -82,7 +82,7 @@ def make_app(
     _add_page(app)
     for route in app.routes:
         if isinstance(route, APIRoute):
-            route.methods.add("HEAD")  # the server sends the head of what GET would answer
+            route.methods.add("HEAD")  # the server sends the headers of the GET response
     return Access(app, host, token)
 
 

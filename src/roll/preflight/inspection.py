@@ -110,7 +110,7 @@ def _bytes_by_device(report: Report) -> dict[int, int]:
     for role in report.memory:
         sits = report.config.roles[role.role]
         turn = training if sits.kind == "trainer" else answering if role.role == "actor_infer" else always
-        for device in sits.devices:  # several critics share theirs, the devices of an engine share its memory
+        for device in sits.devices:  # critics share devices, an engine's devices share its memory
             turn[device] += role.bytes_total // len(sits.devices)
     if report.hands_over:
         return always + (training | answering)

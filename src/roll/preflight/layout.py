@@ -56,7 +56,7 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
         report.notes.append(f"{said} on every machine of the run.")
     is_adapted_in_part = lora is not None and lora.target_modules != "all-linear"
     can_fail = config.roles["actor_train"].count > 1 or is_adapted_in_part or training.fp8 != "none"
-    is_refused = report.model is None  # or not here yet
+    is_refused = report.model is None  # or not downloaded yet
     if can_fail and not is_refused and _is_here(config) and _can_be_tried(config):
         from roll.models import check_experts, resolve_model
 
@@ -201,7 +201,7 @@ def _try(spec: TrainerSpec, with_step: bool) -> dict[str, Any] | str:
     parallel = training.parallel
     each = (
         parallel.pp + 1 if parallel.vpp == 1 else 2 * parallel.pp
-    )  # so that as many are in flight as in any full rounds
+    )  # enough to reach the in-flight maximum of full rounds
     count = each * spec.world_size // (parallel.pp * parallel.row_ranks)
     samples = tuple(TrainingSample(sample_id=str(i), unit=i, **text) for i in range(count))
     try:

@@ -57,7 +57,7 @@ async def try_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConfig
             except InfraError as error:
                 raise ConfigError(f"the reward of '{prompt.domain}' does not work: {error}") from None
             if not prompt.answer and any(reward.needs_sandbox for reward in entry.reward):
-                continue  # programs have run; there is none that is known to be right
+                continue  # programs ran, but no correct one is known
             trials.append(
                 RewardTrial(
                     domain=prompt.domain, right=right, right_value=values[0], wrong=wrong, wrong_value=values[1]
@@ -94,7 +94,7 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
                     try:
                         await rewards[prompt.domain](answered(prompt, text))
                         break
-                    except UnscorableError:  # of this prompt: the run leaves such ones out
+                    except UnscorableError:  # this prompt cannot be scored: the run drops such prompts
                         break
                     except InfraError as error:
                         failure = error
@@ -104,7 +104,7 @@ async def check_rewards(sandbox: SandboxConfig, prompts: Sequence[tuple[DataConf
 
 def _that_may_fail(entry: DataConfig, prompt: Prompt) -> list[RewardConfig]:
     """Return the rewards of a source that depend on more than this library and can be tried without engines."""
-    if prompt.environment is not None:  # a game's reward comes from playing it
+    if prompt.environment is not None:  # the reward of an environment needs an episode
         return []
     kinds = (PythonReward, JudgeReward)
     return [r for r in entry.reward if (isinstance(r, kinds) or r.needs_sandbox) and not r.asks_own_judge]

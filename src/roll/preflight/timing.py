@@ -121,7 +121,7 @@ def _write_shallow(source: Path, target: Path, num_layers: int, dtype: str) -> N
     with torch.random.fork_rng():
         model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype))
     model.save_pretrained(target)
-    for file in source.iterdir():  # the tokenizer's, above all
+    for file in source.iterdir():  # mainly the tokenizer's files
         if file.suffix in (".json", ".txt", ".model", ".jinja") and not (target / file.name).exists():
             shutil.copyfile(file, target / file.name)
 

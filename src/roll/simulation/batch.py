@@ -89,7 +89,7 @@ class ContinuousBatch:
         self._stretch: Stretch | None = None
         self._held_until = 0.0
 
-    # ---- looking
+    # ---- queries
 
     @property
     def is_running(self) -> bool:
@@ -186,7 +186,7 @@ class ContinuousBatch:
         elif self._num_decoding:
             first = self.costs.decode_s(self._num_decoding) + self._context * self.costs.context_s
             growth = self._num_decoding * self.costs.context_s
-            # after a preemption, nobody could be admitted at this boundary, but somebody may at the next
+            # after a preemption no request could be admitted at this boundary, but one may be at the next
             num_steps = 1 if preempted else self._num_decode_steps()
             self._stretch = Stretch(start, first, growth, num_steps)
         else:
@@ -231,7 +231,7 @@ class ContinuousBatch:
         self._leaving.clear()
         return self._finished()
 
-    # ---- inside
+    # ---- internals
 
     def _finished(self) -> list[SimulatedRequest]:
         finished: list[SimulatedRequest] = []

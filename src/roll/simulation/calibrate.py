@@ -314,7 +314,7 @@ def _workload(
     }
 
 
-# ---- showing
+# ---- rendering
 
 
 def render_calibration(found: Calibration) -> str:

@@ -118,7 +118,7 @@ class VirtualTimeLoop(asyncio.BaseEventLoop):
             future.set_result(func(*args))
         except (SystemExit, KeyboardInterrupt):
             raise
-        except BaseException as error:  # whatever a thread's function raises belongs to whoever awaits it
+        except BaseException as error:  # like a thread, pass any exception to the awaiting task
             future.set_exception(error)
         return future
 

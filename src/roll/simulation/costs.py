@@ -88,7 +88,7 @@ class EngineCosts:
             attention = context_tokens * self.context_s + pairs * self.pair_s
             return max(0.0, interpolate(self.curve, num_decoding + num_prefilling)) + further + attention
         tokens = num_decoding + num_prefilled
-        # Tokens choose experts independently here, so each is read with probability 1 - (1 - share)^tokens.
+        # Tokens are assumed to choose experts independently: each is read with probability 1 - (1 - share)^tokens.
         weights_s = self.weights_s + self.experts_s * (1 - (1 - self.chosen_share) ** tokens)
         linear = max(weights_s, tokens * self.token_s) + tokens * self.communication_s
         host = self.overhead_s + num_decoding * self.request_s

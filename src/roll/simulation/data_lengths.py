@@ -29,7 +29,7 @@ def measure_prompts(config: GeneratingConfig, model: str) -> list[float]:
         data = build_data(config.data, load_tokenizer(resolve_model(model)), config.seed)
         return [float(len(draw.token_ids)) for draw in data.train.draw(NUM_MEASURED)]
     except UserError:
-        return []  # `roll check` says what is wrong with the data; a plan only needs their lengths
+        return []  # `roll check` reports problems of the data; a plan only needs its lengths
 
 
 def measure_examples(config: SupervisedConfig, model: str) -> list[float]:

@@ -102,12 +102,12 @@ class SimulatedEngine:
         self._plan_is_due = False
         self._paused = self._draining = False
         self._unsynced = ""
-        """Why there are no weights to generate with."""
+        """Why the engine has no weights to generate with."""
         self._at_rest: list[asyncio.Future[None]] = []
         self._update_lock = asyncio.Lock()
         self._death = ""
 
-    # ---- life
+    # ---- life cycle
 
     async def start(self) -> None:
         """Load the model."""
@@ -207,7 +207,7 @@ class SimulatedEngine:
             if futures:
                 await asyncio.wait(futures)
             self._check()
-            if not self._draining:  # resumed meanwhile
+            if not self._draining:  # it was resumed in the meantime
                 return
         self._paused = True
         if mode == "abort":
@@ -260,7 +260,7 @@ class SimulatedEngine:
         self._unsynced = "has no weights since it woke up"
         await self.resume()
 
-    # ---- inside
+    # ---- internals
 
     @property
     def _loop(self) -> VirtualTimeLoop:

@@ -211,7 +211,7 @@ def _read_model(name: str, changed_at: int) -> Model:
     if name in known("models.yaml") or Path(name).suffix in {".yaml", ".yml"}:
         return _find(Model, "model", name, "models.yaml")
     if "/" not in name and name not in CATALOGUE and not Path(name).exists():
-        return _find(Model, "model", name, "models.yaml")  # raises, with the names that are known
+        return _find(Model, "model", name, "models.yaml")  # raises with the known names
     if name in CATALOGUE:
         return _of_description(name, describe_model(name), None)
     directory = find_config(name)

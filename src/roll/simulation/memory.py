@@ -54,7 +54,7 @@ def trainer_bytes(
             trainer.model, training, made_of, longest, ranks, micro_batches=1, on_accelerator=accelerator
         )
     parameters, element = made_of.num_parameters, made_of.element_bytes
-    own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the format of the computation
+    own_copy = element if ranks == 1 and element != 4 else 0  # shards are gathered in the dtype of the computation
     parallel = ParallelConfig(ep=ep)
     return {
         "weights": parameters * (4 + own_copy) // ranks,

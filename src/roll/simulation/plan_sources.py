@@ -200,7 +200,7 @@ def _generation_of(config: GeneratingConfig, model_name: str) -> tuple[dict[str,
             "share_prefix": config.training.share_prefix,
         },
     }
-    tree["rollout"]["scheduling"]["async_ratio"] = 0.0  # the plan chooses it
+    tree["rollout"]["scheduling"]["async_ratio"] = 0.0  # chosen by the plan
     tree["engine"]["max_batched_tokens"] = max(8192, 2 * config.inference.max_num_seqs)
     if turns > 1:
         tree["environment"] = {"num_turns": turns, "latency": _fixed(ENVIRONMENT_S)}

@@ -173,7 +173,7 @@ class _Search:
         self._too_big: list[str] = []
         self._too_slow: list[tuple[float, str]] = []
 
-    # ---- what is tried
+    # ---- candidates
 
     def synchronous(self) -> Candidate | None:
         """Return the best synchronous plan, over engine sizes: all devices generate, then all train."""
@@ -210,7 +210,7 @@ class _Search:
                 if before is not None and fastest.step_s > 0.98 * before.step_s:
                     break
                 if fastest.step_s > at_ratio.setdefault(ratio, fastest.step_s):
-                    break  # engines of another width are faster
+                    break  # engines of another tensor-parallel size are faster
                 before = fastest
         return found
 
@@ -227,7 +227,7 @@ class _Search:
                 continue
             candidate = self._split(width, ratio, training)
             if candidate is None:
-                training += unit  # a trainer's rank is too small; a cache that is too small stays so
+                training += unit  # helps if a trainer's rank is too small, but not if the KV cache is
                 continue
             if found and candidate.step_s >= found[-1].step_s:
                 found.append(candidate)
@@ -311,7 +311,7 @@ class _Search:
         """Return the sizes of `ep` for this division of the devices, the best one first."""
         return choose_expert_parallel(config, self.model, self.device, self._trainer)
 
-    # ---- what theory says
+    # ---- theory
 
     def _terms(self, reference: Candidate) -> tuple[float, float, float]:
         """Return the terms N g, K L and N t of P2, in device-seconds, from a synchronous run."""

@@ -115,7 +115,7 @@ class RecordedWorkload(Workload):
         return self._any(self._latencies, _REWARD, rollout.draw_id, rollout.index) if self._latencies else 0.0
 
     def is_right(self, rollout: Rollout) -> bool:
-        """Return the recorded verdict; if there is none, that of another rollout of the prompt."""
+        """Return the recorded verdict, or that of another rollout of the prompt if the rollout was not recorded."""
         recorded = self.work.rewards.get(rollout.rollout_id)
         if recorded is None:
             indices = self._indices.get(rollout.draw_id, [])

@@ -22,7 +22,7 @@ __all__ = ["Interval", "Results", "interval", "render", "study", "write"]
 
 TOLERANCE = 0.15
 """Relative tolerance within which a simulation reproduces a published ratio."""
-# Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table the normal distribution's is near.
+# Two-sided 95 % quantiles of Student's t, by degrees of freedom; beyond the table, the normal quantile is close.
 _STUDENT = (12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
 _STUDENT_MORE = {19: 2.093, 24: 2.064, 29: 2.045}
 _INK, _GRID = "#333333", "#e4e4e4"

@@ -183,7 +183,7 @@ class SimulatedTrainer:
         training, ranks = self._training, self._num_devices
         seconds = train_s(self._model, self._device, ranks, total, mean, passes=training.passes)
         if self._model.num_experts:
-            # Collectives run beside the arithmetic, so the longer of the two decides.
+            # Collectives overlap with the computation, so the longer of the two counts.
             traffic_s = expert_traffic_s(
                 self._model,
                 self._device,

@@ -94,5 +94,5 @@ class PlainConsole(Console):
             self._terminal.file.write(text + "\n")
             self._terminal.file.flush()
         except (OSError, ValueError):
-            # The reader is gone (`| head`): a run does not end because of that.
+            # The reader has closed the pipe (`| head`), which must not end the run.
             self._open = False

@@ -100,7 +100,7 @@ class LiveConsole(Console):
 
     def close(self) -> None:
         """Draw the last frame and restore the cursor; may be called twice."""
-        if os.getpid() != self._process_id:  # a forked worker at its exit
+        if os.getpid() != self._process_id:  # a forked worker that exits
             return
         self._closing.set()
         self._news.set()

@@ -168,7 +168,7 @@ def _logging_to(descriptor: int, level: int) -> Iterator[None]:
         logging.captureWarnings(False)
         root.setLevel(before)
         root.removeHandler(handler)
-        with contextlib.suppress(OSError):  # a full disk; what ended the run says so, and says where
+        with contextlib.suppress(OSError):  # a full disk: the error that ended the run reports it
             handler.close()
             stream.close()
 

@@ -94,5 +94,5 @@ class PeakMemory:
         while not self._stopping.is_set():
             began = time.thread_time()
             self.sample()
-            # At most 1 % of a core, however many processes there are.
+            # Take at most 1 % of a core, for any number of processes.
             self._stopping.wait(max(_INTERVAL_S, 100 * (time.thread_time() - began)))

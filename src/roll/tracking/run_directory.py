@@ -54,7 +54,7 @@ class RunDirectory:
         self.recording_dir = path / "recording"
         """What `roll replay` reads: see `roll.pipelines.recording`."""
         self.tokenizer_path = path / "tokenizer.json"
-        """The model's tokenizer, for whoever shows single tokens."""
+        """The model's tokenizer, for decoding single tokens."""
         self.tensorboard_dir = path / "tensorboard"
         """TensorBoard event files."""
         self.checkpoints_dir = path / "checkpoints"
@@ -173,7 +173,7 @@ class RunDirectory:
         with writing(target):
             target.mkdir(exist_ok=True)
             for name in _OF_STEPS:
-                # of a directory that was moved before, an empty one has taken the place
+                # a directory that was moved before an interruption has been replaced by an empty one
                 if (self.path / name).exists() and not (target / name).exists():
                     (self.path / name).rename(target / name)
             self._make_directories()
@@ -201,7 +201,7 @@ class RunDirectory:
                 "wait until it has ended, stop it, or choose another name for this run."
             ) from None
         except OSError as error:
-            if error.filename is not None:  # it was not opened
+            if error.filename is not None:  # the file could not be opened
                 raise
             logger.warning(
                 "run directory '%s' cannot be locked here (%s): start no second process on it", self.path, error

@@ -123,7 +123,7 @@ def _figures(screen: Screen, width: int) -> Table:
         left.append(_cut_off(last.cut_off))
         right.append(Text())
     table = Table.grid(expand=False, padding=0)
-    if width < _FEWEST_COLUMNS:  # one below the other
+    if width < _FEWEST_COLUMNS:  # stacked
         table.add_column(width=width)
         for cell in (*left, *right):
             table.add_row(cell)

@@ -115,7 +115,7 @@ class Tracker:
             self._metrics = MetricsFile(run.metrics_path)
             last_step = -1 if self._resumed_at is None else self._resumed_at
             self.truncate(last_step)
-            run.summary_path.unlink(missing_ok=True)  # it says how an earlier session ended, which is no longer true
+            run.summary_path.unlink(missing_ok=True)  # it describes the end of an earlier session
             settings = config.model_dump(mode="json")
             terminal = stack.enter_context(logs.redirect_infrastructure_logs(run.log_path(LOG_ROLE)))
             self._sinks = open_sinks(run, config.tracking, settings, last_step)
@@ -139,7 +139,7 @@ class Tracker:
             failures.error("the run failed", exc_info=error)
         self.console.close()
         if error is not None:
-            with contextlib.suppress(OSError):  # the disk may be what ended the run
+            with contextlib.suppress(OSError):  # a full disk may have ended the run
                 self._summarise(Ending.of(error)).write(self.run.summary_path)
         if isinstance(error, Exception) and _logs_say_more(error):
             self._point_to_logs()
@@ -155,7 +155,7 @@ class Tracker:
         self._num_ready += 1
         self._num_failed += rollout.reward is None
         if rollout.reward is not None and rollout.reward.timed_out:
-            if not self._num_timed_out:  # one for a phase: a reward that hangs does so for every answer
+            if not self._num_timed_out:  # one warning per phase: a reward that hangs does so for every answer
                 logger.warning(
                     "verifying an answer to prompt '%s' took longer than the reward's time_limit_s: it gets 0",
                     rollout.prompt.uid,
@@ -320,7 +320,7 @@ class Tracker:
     def _on_phase(self, name: str) -> None:
         if self._phase == "train" and name != "train" and self._setup_s is None:
             self._setup_s = time.time() - self._started_at
-        if not (name and self._phase):  # from one stage of a wait to the next, counts go on
+        if not (name and self._phase):  # counts continue across the stages of a wait
             self._num_ready = self._num_failed = self._num_timed_out = 0
             self._total = self._rollouts_per_step if name == "generate" else None
         self._phase = name
@@ -352,7 +352,7 @@ class _Warnings(logging.Handler):
         self._process_id = os.getpid()
 
     def emit(self, record: logging.LogRecord) -> None:
-        # A forked worker has this handler too, but not the display's thread: its warnings are in the log.
+        # A forked worker inherits this handler but not the display's thread: its warnings go to the log.
         if os.getpid() == self._process_id:
             self._console.warn(record.getMessage())
 
@@ -372,7 +372,8 @@ def _logs_say_more(error: Exception) -> bool:
     """Return whether the logs of libraries and child processes may hold the cause, since the user did not make it."""
     if isinstance(error, ExceptionGroup) and error.subgroup(UserError):
         return False
-    if isinstance(error, EngineDiedError | EngineError | NoEngineError | LossError | CallbackError):  # names its cause
+    # the messages of these errors state the cause
+    if isinstance(error, EngineDiedError | EngineError | NoEngineError | LossError | CallbackError):
         return False
     return not isinstance(error, RollError) or isinstance(error, RuntimeError | ArithmeticError)
 

@@ -45,7 +45,7 @@ class WaitPhases:
         if name.purpose == self.ignored:
             return
         before = self._stage.pop(name, None)
-        repeated = event.after == "queued" and before == "reward"  # its answer is there: only the verdict is due again
+        repeated = event.after == "queued" and before == "reward"  # the answer exists: only its scoring is repeated
         after = "reward" if event.after == "rewarding" or repeated else "model" if event.after in _WAITING else None
         self._counts[before or ""] -= 1
         self._counts[after or ""] += 1

@@ -64,7 +64,7 @@ class Converted:
         return "\n".join([*(f"# {_one_line(line)}" for line in lines), dump(self.tree)])
 
     def report(self) -> str:
-        """Return one line for every key of the file, and for the other library's defaults that matter."""
+        """Return one line for every key of the file, and for the other library's relevant defaults."""
         titles = {
             "became": "Became",
             "default": "ROLL's default anyway",
@@ -157,7 +157,7 @@ def _apply(
             problems += str(error).splitlines()
             continue
         except NO_VALUE as error:
-            if not wrong:  # otherwise it may be a consequence
+            if not wrong:  # otherwise the problem may be a consequence of these
                 problems.append(f"'{rule.key}' is {show(work.values[rule.key])}: {str(error) or type(error).__name__}.")
             continue
         decided[rule.key] = tuple(new)

@@ -71,7 +71,7 @@ def read_script(path: str | Path) -> Script:
             text = file.read(_LARGEST + 1)
         if len(text) > _LARGEST:
             raise ConfigError(f"{path} has more than {_LARGEST:,} bytes: this is no script for TRL.")
-        tree = ast.parse(text)  # which knows how Python declares an encoding
+        tree = ast.parse(text)  # handles encoding declarations
     except ConfigError:
         raise
     except OSError as error:
@@ -266,7 +266,7 @@ class _Reader:
 
     def _read_reward_funcs(self, node: ast.expr) -> None:
         entries = [node]
-        with suppress(NotStatic):  # a function, which is defined or imported
+        with suppress(NotStatic):  # not static if it is a function
             found = self._syntax.resolved(node)
             entries = found.elts if isinstance(found, ast.List | ast.Tuple) else [node]
         if isinstance(node, ast.Name) and entries != [node]:

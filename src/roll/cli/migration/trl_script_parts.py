@@ -122,7 +122,7 @@ def _loaded(syntax: Syntax, call: ast.Call) -> Rows:
     given |= {keyword.arg: syntax.value(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     path, split, files = given.pop("path", None), given.pop("split", None), given.pop("data_files", None)
     name = given.pop("name", None)
-    given.pop("streaming", None)  # the same rows
+    given.pop("streaming", None)  # streaming yields the same rows
     if given:
         raise NotStatic(f"load_dataset's {', '.join(given)} has no counterpart")
     if path in _FILES and isinstance(files, str) and files.endswith((".jsonl", ".parquet")):

@@ -129,7 +129,7 @@ def _substituted(text: str, variables: Mapping[str, str], name: str) -> str:
         )
         try:
             return str(_computed(ast.parse(inner, mode="eval").body)) if len(inner) <= _LONGEST_SUM else found[0]
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last: signs of signs
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):  # the last two: many signs
             return found[0]
 
     return _USE.sub(value, _SUM.sub(number, text))

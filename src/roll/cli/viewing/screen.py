@@ -218,7 +218,7 @@ class RolloutApp(App[None]):
         try:
             same = (other for other in row.file.rows(Filter()) if other.group == row.group)
             attempts = list(itertools.islice(same, MOST_ATTEMPTS))
-        except UserError as error:  # the file is gone, or has changed, since it was listed
+        except UserError as error:  # the file was deleted or changed after it was listed
             self._failed(str(error))
             return
         self.push_screen(_Reading([self._described(attempt) for attempt in sorted_rows(attempts, "index")]))

@@ -128,7 +128,7 @@ def _accelerators(machine: Machine) -> Finding:
 
 
 def _driver() -> str:
-    """Return the version of the NVIDIA driver from its own tool; empty if there is no driver."""
+    """Return the version of the NVIDIA driver from its command-line tool; empty if there is no driver."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return ""

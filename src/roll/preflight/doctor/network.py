@@ -235,5 +235,5 @@ def _tell(connection: socket.socket) -> None:
         connection.sendall(hello.encode())
         for _ in range(PAYLOAD_BYTES // 2**20):
             connection.sendall(bytes(2**20))
-    except OSError:  # it has heard enough
+    except OSError:  # the peer closed the connection
         return

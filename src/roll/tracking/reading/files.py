@@ -40,7 +40,8 @@ def from_json(text: str | bytes) -> Any:
     """Parse JSON, with `?` for lone surrogates, which a response cannot hold.
 
     Raises:
-        ValueError: the text is not JSON. RecursionError: it is nested more than 100 levels deep.
+        ValueError: the text is not JSON.
+        RecursionError: the text is nested more than 100 levels deep.
     """
     value = json.loads(text)
     content = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text

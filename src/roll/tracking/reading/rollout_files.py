@@ -76,7 +76,7 @@ def opened(inside: Inside, name: str) -> Iterator[RolloutTable]:
             yield RolloutTable(name, pq.ParquetFile(file, metadata=metadata, read_dictionary=texts))
         except RunDirectoryError:
             raise
-        except Exception as error:  # whatever pyarrow makes of a file that anybody may have written
+        except Exception as error:  # pyarrow may raise anything for an untrusted file
             first = shortened((str(error).splitlines() or [""])[0], 200)
             raise RunDirectoryError(f"'{name}' holds no rollouts that can be read: {first}") from None
 

@@ -77,7 +77,7 @@ class GuardedSink:
         except ConfigError:
             raise
         except BaseException as error:
-            if not isinstance(error, Exception) and not opened.done():  # Ctrl-C here, not the client's own end
+            if not isinstance(error, Exception) and not opened.done():  # Ctrl-C here, not an exit of the client
                 raise
             late = isinstance(error, TimeoutError) and not opened.done()
             why = f"no answer in {open_limit_s:g} s" if late else _in_a_line(error).rstrip(".")

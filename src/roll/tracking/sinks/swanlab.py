@@ -15,7 +15,7 @@ class SwanLabSink:
 
     def __init__(self, opening: Opening) -> None:
         self._client = load_client("swanlab")
-        quiet = self._client.Settings(interactive=False, terminal={"proxy_type": "none"})  # no question for a key
+        quiet = self._client.Settings(interactive=False, terminal={"proxy_type": "none"})  # never prompt for an API key
         self._run = self._client.init(
             project=opening.project,
             name=opening.run.name,

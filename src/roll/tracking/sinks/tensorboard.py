@@ -35,7 +35,7 @@ class TensorBoardSink:
         self._kept = Kept(path)
         self._protos = _protos()
         self._write(file_version="brain.Event:2")
-        if first_step > 0:  # a running TensorBoard forgets what it has seen from there on
+        if first_step > 0:  # a running TensorBoard then drops the events from that step on
             log = self._protos.SessionLog
             self._write(step=first_step, session_log=log(status=log.START))
         self._text(max(0, opening.resumed_at), "configuration", _indented(dump(opening.settings)))

@@ -21,7 +21,7 @@ class TrackioSink:
             config=dict(opening.settings),
             resume="allow",
             embed=False,
-            auto_log_gpu=False,  # measures of its own, under steps of its own
+            auto_log_gpu=False,  # GPU metrics would have steps of their own
             auto_log_cpu=False,
         )
         self._kept = Kept(self._client.sqlite_storage.SQLiteStorage.get_project_db_path(opening.project))

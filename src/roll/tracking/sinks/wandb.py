@@ -21,7 +21,7 @@ class WandbSink:
     def __init__(self, opening: Opening) -> None:
         self._client = load_client("wandb")
         if self._client.setup().settings.mode == "online" and not self._client.login(prompt=False):
-            raise ConfigError(  # it would ask for a key, where a run shows its display
+            raise ConfigError(  # otherwise W&B would prompt for a key, over the display
                 "tracking.wandb: there is no key. Log in with `wandb login`, set WANDB_API_KEY, keep everything here "
                 "with WANDB_MODE=offline, or go without: `tracking.wandb=null`."
             )
@@ -32,7 +32,7 @@ class WandbSink:
             id=run_id(opening.run),
             resume="allow",
             config=dict(opening.settings),
-            settings=self._client.Settings(console="off"),  # ROLL's logs hold what goes there
+            settings=self._client.Settings(console="off"),  # ROLL's logs hold the output
         )
         self._kept = Kept(Path(self._run.settings.sync_dir))
         self._run.define_metric("step")
