@@ -31,7 +31,7 @@ class Scored:
     result: RewardResult | None
     duration_s: float
     problem: str = ""
-    """Why there is no result."""
+    """Why the line has no result."""
 
     @property
     def surprising(self) -> bool:

@@ -14,7 +14,7 @@ __all__ = ["EXTENSION", "FUNCTION", "NAME", "PATTERN_WORDS", "Section", "expande
 
 _VARIABLE = re.compile(r"\$(?:\w+|\{[^}]*\})")
 LONGEST_NAME = 255
-"""Most bytes of a file name, as in most file systems."""
+"""Maximum bytes of a file name, as in most file systems."""
 
 FUNCTION = r"^(?:\w+(?:\.\w+)*|[^:]+\.py):\w+$"
 """Pattern of a key that names a function: `package.module:function`, or `path/to/file.py:function`."""
@@ -27,7 +27,7 @@ PATTERN_WORDS = {
     EXTENSION: "such as a name, package.module:Name or path/to/file.py:Name",
     NAME: "of letters (A to Z, a to z), digits, '.', '_' and '-', beginning with a letter or a digit",
 }
-"""What a message shows instead of a pattern."""
+"""Descriptions of patterns, for messages."""
 
 
 class Section(BaseModel):

@@ -1,4 +1,4 @@
-"""Where roles run."""
+"""Placement of roles on devices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from roll.config.base import Section, option
 __all__ = ["ClusterConfig", "DeviceMapping", "Devices", "RoleDevices"]
 
 MOST_DEVICES = 100_000
-"""Most devices of a role: more than any cluster has, and few enough to enumerate."""
+"""Maximum number of devices of a role: more than any cluster has, and few enough to enumerate."""
 
 
 def _parse_devices(value: Any) -> list[int]:

@@ -79,7 +79,7 @@ class Taught(RunConfig):
 
     @property
     def teacher_of(self) -> dict[str, int]:
-        """By domain, which teacher scores its answers."""
+        """The teacher that scores the answers of each domain."""
         named = {domain: i for i, teacher in enumerate(self.teacher) for domain in teacher.domains}
         rest = next((i for i, teacher in enumerate(self.teacher) if not teacher.domains), -1)
         return {domain: named.get(domain, rest) for domain in self._domains_of_sources()}
@@ -191,6 +191,6 @@ class OfflineDistillationConfig(Section):
 
     @property
     def method(self) -> str:
-        """What is learned by, in a few words."""
+        """The objective in a few words."""
         over = f" over {self.num_top} kept tokens" if self.place == "kept" else ""
         return f"{self.divergence} divergence{over}"

@@ -26,7 +26,7 @@ _MAX_NODES = 20_000
 """Far more than any configuration has; a few lines of nested aliases could otherwise fill the memory."""
 
 _LARGEST = 16 * 2**20
-"""Most bytes of a file."""
+"""Maximum bytes of a file."""
 _TOO_MANY = f"more than {_MAX_NODES} values: this is not a configuration"
 _INT = re.compile(r"[-+]?[0-9]+(?:_[0-9]+)*|0o[0-7]+|0x[0-9a-fA-F]+")
 _FLOAT = re.compile(

@@ -79,7 +79,7 @@ class EngineCapabilities:
     trickling_options: Mapping[str, Any] = field(default_factory=dict)
     """`EngineSpec.options` with which requests that arrive one by one need not wait for each other."""
     why_not: Mapping[str, str] = field(default_factory=dict)
-    """By capability, why it is missing on this machine; for messages."""
+    """Why a capability is missing on this machine, by capability; for messages."""
 
 
 _ABILITIES: Mapping[str, str] = {

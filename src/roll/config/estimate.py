@@ -211,7 +211,7 @@ def num_in_codes(section: InferenceConfig, sizes: ModelSizes) -> int:
 
 
 def sync_bytes(section: InferenceConfig, sizes: ModelSizes, element: int) -> int:
-    """Return the bytes that a weight sync sends, without scales, which are less than a hundredth of it."""
+    """Return the bytes that a weight sync sends; scales, less than a hundredth of them, are not counted."""
     in_codes = num_in_codes(section, sizes)
     return (sizes.num_parameters - in_codes) * element + in_codes
 

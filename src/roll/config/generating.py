@@ -161,7 +161,7 @@ class GeneratingConfig(RunConfig):
 
     @property
     def max_answer_tokens(self) -> int:
-        """Most tokens that the policy can generate in one rollout, over all its turns."""
+        """Maximum number of tokens that the policy can generate in one rollout, over all its turns."""
         return self.rollout.max_new_tokens * max(entry.turns for entry in self.data)
 
     @property

@@ -1,4 +1,4 @@
-"""Which settings a run trained with, and from which step on.
+"""The settings with which a run trained, and from which step on.
 
     config.yaml            what the run trains with now
     config_history.yaml    a list, oldest first:  from_step: 401
@@ -7,7 +7,7 @@
     .origin.yaml           where the run began, and config.yaml as ROLL wrote it, to tell what a user changes in it
 
 Invariant: undoing the changes of every entry whose `from_step` is after N gives the configuration of step N. A run
-that was never changed has no history.
+without changes has no history.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class JudgeConfig(EngineOptions):
 
     @property
     def engine_needs(self) -> list[EngineNeed]:
-        """What judges need of their engines."""
+        """Capabilities that judges need of their engines."""
         needs = [EngineNeed(capability="restricts_choices", reason="a judge, which answers with one of a few tokens")]
         if self.tensor_parallel > 1:
             reason = f"judge.tensor_parallel {self.tensor_parallel}"

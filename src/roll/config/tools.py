@@ -31,7 +31,7 @@ OWN = "file.py:name"
 class _Tool(Section):
     @property
     def entry(self) -> dict[str, Any]:
-        """For `roll.envs.tools.build_tools`."""
+        """The tool's entry for `roll.envs.tools.build_tools`."""
         return self.model_dump(exclude_none=True)
 
 

@@ -1,4 +1,4 @@
-"""What the files of a run tell about it, for answering questions."""
+"""The known data of a run, from its files, with which questions are answered."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Known:
 
     @property
     def end_kind(self) -> str:
-        """How the run ended according to its summary; for runs of older versions, its steps and alarms; or empty."""
+        """How the run ended according to its summary or, for older versions, its steps and alarms; empty if unknown."""
         if kind := self._ending("kind"):
             return kind
         if self.status == "finished":

@@ -51,7 +51,7 @@ def step_of(row: int) -> int:
 class _File:
     stamp: Stamp
     blocks: list[tuple[int, int]]
-    """Where in the temporary file each block of beginnings lies, and how long it is."""
+    """Offset and length of each block of beginnings in the temporary file."""
 
 
 class Rollouts:

@@ -58,7 +58,7 @@ class EngineCosts:
     communication_s: float = 0.0
     """Per token in the step."""
     request_s: float = 0.0
-    """Of the host (scheduling, sampling, stop checks), per decoding request."""
+    """Host time (scheduling, sampling, stop checks) per decoding request."""
     context_s: float = 0.0
     """Reading keys and values, per context token of a decoding request."""
     pair_s: float = 0.0

@@ -44,12 +44,12 @@ from roll.types import (
 __all__ = ["AnswerTokens", "EngineSettings", "SimulatedEngine"]
 
 AnswerTokens = Callable[[GenerationRequest], int]
-"""How many tokens an engine would generate for a request without interruption: at least 1."""
+"""Returns how many tokens an engine would generate for a request without interruption: at least 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """What all engines of a simulation have in common."""
+    """Settings that all engines of a simulation share."""
 
     costs: EngineCosts
     limits: BatchLimits

@@ -23,7 +23,7 @@ __all__ = ["ExpertParallel", "choose_expert_parallel", "expert_traffic_s"]
 GRADIENT_BYTES = 4
 """Gradients are reduced in float32."""
 ALL_TO_ALLS = 6
-"""To the experts and back, in the forward pass, its recomputation and the backward pass."""
+"""Number of all-to-alls: to the experts and back, in the forward pass, its recomputation and the backward pass."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

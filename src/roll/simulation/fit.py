@@ -52,7 +52,7 @@ class EngineFit:
     error_of_steps: float
     """Mean absolute error of a stretch, as a share of its duration, weighted by duration."""
     by_requests: tuple[tuple[int, int, float, float], ...]
-    """For bands of requests, by their upper end: steps, measured seconds, and the model's relative error over them."""
+    """Steps, measured seconds, and the model's relative error, by the upper end of each band of requests."""
 
 
 def fit_engine(stretches: Sequence[EngineStretch]) -> EngineFit:

@@ -1,4 +1,4 @@
-"""All records of a run, and its display.
+"""The records of a run, and its display.
 
 Importing this package imports nothing else: its names are loaded on first access, and torch, rich, pyarrow, matplotlib
 and tensorboard when first needed.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["TOKEN_COLUMNS", "TokenColumns", "rollout_rows", "rollout_schema", "utf8", "write_rollouts"]
 
 TokenColumns: TypeAlias = "Mapping[str, Mapping[str, FloatArray]]"
-"""By rollout id, then by column: shape [T] each, NaN for tokens that the loss ignores."""
+"""Columns by rollout id and name: shape [T] each, NaN for tokens that the loss ignores."""
 
 TOKEN_COLUMNS = ("trainer_logprobs", "update_logprobs", "ref_logprobs", "token_advantages")
 """The trainer's log-probs before the step's first update, and in the last of several; the reference's; the loss

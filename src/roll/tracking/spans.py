@@ -1,4 +1,4 @@
-"""Where the time of a step goes.
+"""The phases of a step and their durations.
 
     with spans.step(7):
         with spans.phase("generate"): …
@@ -9,9 +9,9 @@
 One event loop or thread uses a `Spans`; phases may overlap when tasks run them concurrently.
 
 Invariants:
-    - the time of a phase is the wall time during which at least one phase of that name was open, so overlapping ones
+    - the time of a phase is the wall time during which at least one phase of that name was open, so overlapping phases
       are not counted twice and no phase exceeds its step;
-    - in the trace, spans that overlap without nesting lie in different lanes.
+    - in the trace, spans that overlap without nesting are in different lanes.
 """
 
 from __future__ import annotations

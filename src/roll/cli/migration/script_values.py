@@ -58,7 +58,7 @@ class Scope:
     bindings: dict[str, list[Binding]] = field(default_factory=dict)
 
     def find(self, name: str) -> list[Binding]:
-        """Return all bindings of a name in the nearest scope that has some; empty where none has."""
+        """Return all bindings of a name in the nearest scope that has any; empty if none has."""
         scope: Scope | None = self
         while scope is not None:
             if name in scope.bindings and (scope is self or not scope.is_class):

@@ -1,6 +1,6 @@
 """One module for each pipeline: the sections of its configuration, and their constraints.
 
-Each module exports its class as `CONFIG`; a new pipeline is a new module and a line here. One of the user's own is a
+Each module exports its class as `CONFIG`; a new pipeline is a new module and a line here. A user's own pipeline is a
 class elsewhere, which `pipeline: path/to/file.py:Class` names.
 """
 
@@ -23,11 +23,12 @@ _CALLED_WITH = {"check": ("config",), "open": ("config", "session"), "facts": ("
 
 
 class PipelineRegistry(ExtensibleRegistry[T]):
-    """One part of every pipeline by its name: each of this package has its parts in modules of their own.
+    """One part of every pipeline, by the pipeline's name. The pipelines of this package have their parts in separate
+    modules.
 
     Args:
-        entries: names to import paths of that part.
-        part: the attribute that it is of a pipeline of the user's own; `None`: the pipeline itself.
+        entries: import paths of that part, by name.
+        part: name of the attribute that holds the part in a user's own pipeline; `None` for the pipeline itself.
     """
 
     def __init__(self, entries: dict[str, str], part: str | None) -> None:
@@ -38,7 +39,7 @@ class PipelineRegistry(ExtensibleRegistry[T]):
         """Import and return this part of a pipeline.
 
         Raises:
-            ConfigError: there is no such pipeline, it cannot be imported or built, or it lacks a part.
+            ConfigError: the pipeline does not exist, cannot be imported or built, or lacks this part.
         """
         if name in self._entries:
             return super().get(name)
@@ -47,7 +48,7 @@ class PipelineRegistry(ExtensibleRegistry[T]):
 
 
 def _own_pipeline(path: str) -> Any:
-    """Build a pipeline of the user's own."""
+    """Build a user's own pipeline."""
     prepare_environment()  # its file imports torch
     factory = load_function(path, "pipeline")
     check_call(factory, f"pipeline '{path}'")

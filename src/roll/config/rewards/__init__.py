@@ -1,4 +1,4 @@
-"""How answers are scored."""
+"""Rewards: how answers are scored."""
 
 from __future__ import annotations
 

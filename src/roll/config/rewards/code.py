@@ -1,4 +1,4 @@
-"""How programs are scored."""
+"""Rewards for programs."""
 
 from __future__ import annotations
 

@@ -17,9 +17,9 @@ SHARED_MEMORY = Path("/dev/shm")
 ENOUGH_SHARED_MEMORY = 2**30
 """A container's default is 64 MiB. Weights need no shared memory; NCCL on one machine and Ray's objects do."""
 ENOUGH_FILES = 4096
-"""For sockets of engines, workers and Ray's actors."""
+"""Open files for sockets of engines, workers and Ray's actors."""
 ENOUGH_PROCESSES = 4096
-"""Includes threads."""
+"""Processes, including threads."""
 _OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
 _MAX_TASKS = Path("/sys/fs/cgroup/pids.max")
 _INFINIBAND = Path("/sys/class/infiniband")

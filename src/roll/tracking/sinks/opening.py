@@ -26,7 +26,7 @@ SINKS: Registry[Callable[[Opening], Sink]] = Registry(
         "trackio": "roll.tracking.sinks.trackio:TrackioSink",
     },
 )
-"""By the key of `tracking` that enables the tracker, which is also the name of its package and of the extra."""
+"""Sinks by the key of `tracking` that enables them, which is also the name of the package and of the extra."""
 
 
 def check_packages(config: TrackingConfig) -> None:
