@@ -51,22 +51,22 @@ class _Source(Share, _Scored):
 
     @property
     def turns(self) -> int:
-        """Answers of one rollout, at most."""
+        """Maximum number of answers in one rollout."""
         return 1
 
     @property
     def environment_call(self) -> tuple[str, dict[str, Any]] | None:
-        """Name and options of what speaks between two answers; `None` where a rollout is one answer."""
+        """Name and options of the environment that responds between two answers; `None` if a rollout is one answer."""
         return None
 
     @property
     def opens_itself(self) -> bool:
-        """Whether an environment says what is asked, once the episode begins."""
+        """Whether the environment provides the prompt when the episode begins."""
         return False
 
     @property
     def has_demonstrations(self) -> bool:
-        """Whether prompts may bring an expert's answer."""
+        """Whether prompts may have an expert's answer."""
         return False
 
 
