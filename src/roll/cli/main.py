@@ -1,10 +1,10 @@
-"""Run a command and turn every way it can end into a message and an exit code.
+"""Runs a command, and converts every way in which it can end to a message and an exit code.
 
 | exit code | meaning |
 |---|---|
 | 0 | done |
 | 1 | the run failed: a message, and the file with the details |
-| 2 | something that the user can mend: one message, nothing was overwritten |
+| 2 | a mistake that the user can correct: one message, nothing was overwritten |
 | 3 | an alarm stopped the run; everything is saved |
 | 129, 130, 143 | interrupted (SIGHUP, Ctrl-C, SIGTERM); a run saves its state first |
 """
