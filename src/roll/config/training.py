@@ -11,12 +11,14 @@ from roll.config.base import EXTENSION, Section, option
 from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
+from roll.errors import ConfigError
 from roll.extensions import ExtensibleRegistry
+from roll.user_code import check_call
 
 if TYPE_CHECKING:
     from roll.protocols import TrainBackend
 
-__all__ = ["TRAINERS", "Fp8Recipe", "TrainingConfig", "closes_heap"]
+__all__ = ["TRAINERS", "Fp8Recipe", "TrainingConfig", "check_back_end", "closes_heap"]
 
 Fp8Recipe: TypeAlias = Literal["none", "rowwise_with_gw_hp", "rowwise"]
 
@@ -32,6 +34,26 @@ TRAINERS: ExtensibleRegistry[Callable[..., TrainBackend]] = ExtensibleRegistry(
 """By name in `training.backend`, the class that builds one rank of a trainer from its `roll.training.TrainerSpec`.
 It is defined here so that an unknown name is rejected when a configuration is loaded.
 """
+
+
+def check_back_end(name: str) -> None:
+    """Check that a train back-end of the user's own can be used, before a run starts.
+
+    Raises:
+        ConfigError: It cannot be imported, does not take a spec, or its class lacks a method.
+    """
+    if name in TRAINERS.built_in:
+        return
+    from roll.protocols import TrainBackend
+
+    factory = TRAINERS.get(name)
+    check_call(factory, f"training.backend '{name}'", "spec")
+    methods = [each for each, value in vars(TrainBackend).items() if not each.startswith("_") and callable(value)]
+    missing = [each for each in methods if isinstance(factory, type) and not hasattr(factory, each)]
+    if missing:
+        raise ConfigError(
+            f"training.backend '{name}' lacks {', '.join(missing)}: give it the methods of roll.protocols.TrainBackend."
+        )
 
 
 class TrainingConfig(Section):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from roll.config.run import RunConfig
+from roll.config.training import TrainingConfig, check_back_end
 from roll.errors import ModelError, RunDirectoryError, UserError
 from roll.preflight.machine import free_disk
 from roll.preflight.report import Report
@@ -36,7 +37,9 @@ def look(report: Report, config: C, *looks: Callable[[Report, C], None]) -> Repo
 
 
 def look_at_places(report: Report, config: RunConfig) -> None:
-    """Add the placement of roles to the report, unless all are in one process."""
+    """Check a train back-end of the user's own; add the placement of roles, unless all are in one process."""
+    if isinstance(training := getattr(config, "training", None), TrainingConfig):
+        check_back_end(training.backend)
     if config.cluster.type == "ray":
         from roll.cluster.devices import place
 

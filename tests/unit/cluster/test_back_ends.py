@@ -5,10 +5,12 @@ from __future__ import annotations
 import inspect
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import roll
 from roll.cluster.local import LocalCluster
 from roll.config.load import load_config
 from roll.config.model import ModelConfig
@@ -76,6 +78,26 @@ async def test_a_back_end_of_the_users_runs_the_trainer(backend: str) -> None:
     assert said == {"values": ["here", ForwardOptions(adapter=False)]}
     with pytest.raises(ConfigError, match=r"'echo' is '.*test_back_ends:Echo': register 'a:B' by another name"):
         TRAINERS.register("echo", "a:B")
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            "class Mine:\n    pass",
+            "training.backend 'mine_as_rank.py:Mine' is called with (spec), which () does not",
+        ),
+        ("class Mine:\n    def __init__(self, spec): ...", "lacks train_step, forward_backward, "),
+        ("", "train back-end: 'mine_as_rank.py' has no 'Mine'"),
+    ],
+)
+def test_a_back_end_of_the_users_that_is_wrong_is_named_before_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine_as_rank.py").write_text(text)
+    found = roll.check(with_backend("mine_as_rank.py:Mine")).problems
+    assert any(words in problem for problem in found), found
 
 
 def test_choosing_by_name_imports_no_torch() -> None:

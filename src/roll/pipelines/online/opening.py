@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 from roll.cluster.base import Cluster, num_accelerators, open_cluster
 from roll.config.generating import GeneratingConfig
 from roll.config.online import OnlineConfig
+from roll.config.training import check_back_end
 from roll.data import Data
 from roll.inference import EngineSpec, resolve_engine_kind
 from roll.pipelines.checkpoint_files import SavedRun
@@ -124,6 +125,7 @@ async def _begin(
 ) -> LearningState:
     """Return the state in which the session begins, after all checks that are possible before a role starts."""
     check_engines(config)
+    check_back_end(config.training.backend)
     data, trainers = prepared.data, [each.spec for each in placed if isinstance(each.spec, TrainerSpec)]
     state = beginning(session.saved, data.train, state_type, fingerprints(config, data.held_out_fingerprints))
     check_disk(config, config.training, prepared.model_path, session, trainers)

@@ -8,6 +8,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from roll.cluster.base import Cluster, open_cluster
 from roll.config.supervised import SupervisedConfig
+from roll.config.training import check_back_end
 from roll.data.examples import ExampleKind
 from roll.pipelines.instant_checks import check_disk
 from roll.pipelines.registry import RunFacts
@@ -48,6 +49,7 @@ async def open_course(
     at = saved.state if saved else RunState()
     prepared = await in_thread(prepare, config, kind, at, score_at_end=score_at_end)
     unchanging = fingerprints(config, prepared.examples.held_out_fingerprints)
+    check_back_end(prepared.training.backend)
     check_disk(config, prepared.training, prepared.model_path, session)
     state = beginning(saved, prepared.examples.train, unchanging=unchanging)
     async with AsyncExitStack() as stack:
