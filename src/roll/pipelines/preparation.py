@@ -1,4 +1,4 @@
-"""The preparation of a run before any role starts: the model's files, the prompts, and the specs they lead to."""
+"""Preparation of a run before any role starts: the model's files, the prompts, and specs of engines."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ NUM_PROBES = 4
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What can be prepared without any device: the model's files, its tokenizer, the prompts."""
+    """The parts of a run that need no device: the model's files, its tokenizer, the prompts."""
 
     model_path: Path
     tokenizer: Any
-    """The model's, of `transformers`."""
+    """The model's `transformers` tokenizer."""
     stop_token_ids: tuple[int, ...]
     data: Data
     max_context: int
-    """Longest context plus the answer to it, in tokens: engines hold as much, and no episode goes beyond."""
+    """Longest context plus answer, in tokens: the context length of engines and the limit of episodes."""
 
 
 def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
     """Resolve the model and read the data.
 
     Args:
-        config: of the run.
-        scores: whether answers will be scored, so that rewards must be there.
+        config: Configuration of the run.
+        scores: Whether answers will be scored, in which case rewards are checked.
 
     Raises:
-        UserError: the model, a source or an environment cannot be used; a prompt is longer than the context.
+        UserError: The model, a source or an environment cannot be used, or a prompt is longer than the context.
     """
     if scores:
         check_reward_functions(config.data)
@@ -83,7 +83,7 @@ def prepare(config: GeneratingConfig, *, scores: bool = True) -> Prepared:
         max_context - config.rollout.max_new_tokens,
         pipeline=config.pipeline,
     )
-    clear = config.rollout.agent is None  # how long an agent's contexts become, no prompt says
+    clear = config.rollout.agent is None  # the context length of an agent does not follow from the prompts
     if clear and config.inference.max_context is None and data.longest_prompt is not None:
         max_context = min(max_context, data.longest_prompt + config.max_rollout_tokens)
     check_rotation(model_path, max_context, "inference.max_context")

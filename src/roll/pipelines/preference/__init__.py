@@ -1,1 +1,1 @@
-"""Learning from preferences: of two answers to the same, or of answers that are wanted or not."""
+"""Training on preferences: pairs of answers to one prompt, or answers labeled desirable or undesirable."""

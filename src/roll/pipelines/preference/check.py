@@ -1,4 +1,4 @@
-"""What `roll check` says of learning from preferences."""
+"""Checks of preference training before it starts, for `roll check`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["inspect"]
 
 
 def inspect(config: PreferenceConfig) -> Report:
-    """Find out all that can be known before a run; the reference is gone before training begins."""
+    """Check a run before it starts; the reference is unloaded before training begins."""
     section = config.preference
     pairs = section.method.compares_pairs
     kept = section.method.uses_reference and section.reference == "kept"

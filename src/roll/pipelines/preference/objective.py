@@ -1,6 +1,6 @@
-"""What a batch of preferences is learnt by: its loss, and what its loss must know before the update.
+"""Objective of preference training: the loss of a batch, and the columns that the loss needs before the update.
 
-samples ─ reference's log-probs ─► batch        (kept, or the policy's without its adapters)
+samples ─ reference's log-probs ─► batch        (stored, or of the policy without its adapters)
 KTO: answers moved on to the next prompt ─ policy, reference ─► z0 ─► loss
 """
 
@@ -25,7 +25,7 @@ __all__ = ["Objective", "kind_of", "loss_like", "with_other_answers"]
 
 LIKE_PAIRS = PreferenceLoss(against_reference=False)
 LIKE_ANSWERS = LikelihoodLoss()
-"""What takes as long as the methods do, on samples of which no reference has said anything."""
+"""Losses that stand in for the methods when a step is timed, since samples have no reference log-probs then."""
 
 
 def loss_like(section: PreferenceSection) -> LossFn:
@@ -45,9 +45,9 @@ class Objective:
     section: PreferenceSection
     policy: TrainerGroup
     kept: Kept
-    """What the reference says, where it is not the policy without its adapters."""
+    """Stored log-probs of the reference, unless it is the policy without its adapters."""
     max_tokens: int | None
-    """Of a sample."""
+    """Token limit of a sample."""
 
     async def completed(self, batch: TrainingBatch) -> TrainingBatch:
         """Return the batch with the reference's log-probs, if the method uses them."""

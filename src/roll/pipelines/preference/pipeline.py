@@ -1,4 +1,4 @@
-"""Learning from preferences as a pipeline: what it opens, says of itself, and measures."""
+"""The pipeline of preference training: its roles, facts and evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = ["PIPELINE"]
 async def _open(config: PreferenceConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     section, kept = config.preference, Kept()
     if section.method.compares_pairs:
-        preference_loss(section)  # what cannot be is refused before anything starts
+        preference_loss(section)  # refuses invalid settings before anything starts
 
     async def first(cluster: Cluster, prepared: Prepared) -> None:
         nonlocal kept

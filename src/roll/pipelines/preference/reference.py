@@ -1,4 +1,4 @@
-"""Which model the reference is, what it is asked, and of what."""
+"""The reference model of preference training, and the batches that it scores."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["all_batches", "asking", "held_out_batches", "reference_spec"]
 Samples: TypeAlias = tuple[TrainingSample, ...]
 
 MOST_ASKED = 2_000_000
-"""Answers to other prompts; all are held in memory until they were asked of."""
+"""Largest number of mismatched answers; all are held in memory until they are scored."""
 
 
 def reference_spec(config: PreferenceConfig, prepared: Prepared) -> TrainerSpec:

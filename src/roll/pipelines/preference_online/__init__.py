@@ -1,1 +1,1 @@
-"""Learning from preferences among fresh rollouts."""
+"""Preference training on pairs of fresh rollouts (online DPO)."""

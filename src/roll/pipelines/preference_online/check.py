@@ -1,4 +1,4 @@
-"""What can be known of a run that learns from preferences among fresh rollouts before it starts."""
+"""Checks of online preference training before it starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["inspect"]
 
 
 def inspect(config: PreferenceOnlineConfig) -> Report:
-    """Find out all that can be known before a run."""
+    """Check a run before it starts."""
     size = config.rollout.group_size
     pairs = 1 if config.pairing.type == "best_worst" else size * (size - 1) // 2
     name = f"online {config.preference.type}"

@@ -1,9 +1,9 @@
-"""Learning from preferences among fresh rollouts (online DPO, arXiv 2402.04792):
+"""Objective of online preference training (online DPO, arXiv 2402.04792):
 
-sample → rewards → a better and a worse answer → what the reference says of them → prefer → sync → evaluate → sample …
+sample → rewards → a better and a worse answer → reference log-probs → update → sync → evaluate → sample …
 
-As everywhere, log-probs are those of the distribution that was sampled, at `rollout.temperature`. The loss compares the
-current log-probs with the reference's: how old the policy is that wrote an answer does not enter it.
+As everywhere, log-probs are those of the sampling distribution, at `rollout.temperature`. The loss compares the current
+log-probs with the reference's; the staleness of an answer does not matter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["objective", "pair_batch"]
 
 
 def objective(online: OnlineRun[PreferenceOnlineConfig, Any]) -> AnswersObjective:
-    """Return what is learned: to prefer the better answer of each pair."""
+    """Build the objective: prefer the better answer of each pair."""
     config, reference, run = online.config, online.learner.reference, online.run
 
     async def build(choice: Choice) -> TrainingBatch:

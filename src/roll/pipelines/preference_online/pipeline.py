@@ -1,4 +1,4 @@
-"""Preferences among fresh rollouts as a pipeline: what it opens, says of itself, and measures."""
+"""The pipeline of online preference training: its roles, facts and evaluation."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: PreferenceOnlineConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    preference_loss(config.preference)  # what cannot be is refused before anything starts
+    preference_loss(config.preference)  # refuses invalid settings before anything starts
     session.tracker.note("reading the model's files and the prompts")
     prepared = await in_thread(prepare, config)
     placed = [Placed("actor_train", policy_spec(config, prepared.model_path))]

@@ -1,10 +1,10 @@
-"""Recording a run, and running it again from what was recorded: without engines, or without a trainer.
+"""Recording of a run, and replay of the recording without engines, or without a trainer.
 
     recording/  index.jsonl    a line for each session of the run and for each step, with sizes and checksums
-                step-000001/   step.json          what became of draws, timings, policy versions
+                step-000001/   step.json          fates of draws, timings, policy versions
                                groups.parquet     a row for each group: its draw and its prompt's tokens
-                               rollouts.parquet   a row for each attempt: everything that training sees of it
-                               moves.parquet      every change of state of every rollout, with its time
+                               rollouts.parquet   a row for each attempt, with all data that training uses
+                               moves.parquet      every state transition of every rollout, with its time
                                requests.parquet   every call of the model: queued, started, ended, tokens
 
 `files`, `tables` and `records` are this format, which docs/replay.md describes by column; `recorder` writes it during a

@@ -1,11 +1,12 @@
-"""Recorded batches in place of the controller, the scheduler and the engines.
+"""Recorded batches, which replace the controller, the scheduler and the engines.
 
     recording ─ step N ─► prompts drawn again from the data, compared ─► Batch ─► train ─► settle: the recorded boundary
 
 Invariants:
-    - a batch's prompts, their tokens and their order are those of the recorded run, or the replay stops and names one;
-    - at every step's boundary the prompt stream, the ledger's draws and what is in flight are as they were recorded; so
-      a replay can be interrupted and resumed like any run.
+    - a batch's prompts, their tokens and their order are those of the recorded run; otherwise the replay stops and
+      reports a prompt;
+    - at every step's boundary the prompt stream, the ledger's draws and the draws in flight are as recorded, so a
+      replay can be interrupted and resumed like any run.
 """
 
 from __future__ import annotations
@@ -30,18 +31,18 @@ __all__ = ["RecordedBatches", "bare_draw", "with_prompts"]
 
 @dataclass(eq=False)
 class RecordedBatches:
-    """Hands out what was recorded; has what a loop asks of `AsyncController`."""
+    """Returns recorded batches; has the methods of `AsyncController` that a loop uses."""
 
     recording: Recording
-    """Where from."""
+    """The recording."""
     data: Data
-    """Prompts, which the recording only names."""
+    """The prompts; the recording has only their UIDs."""
     state: LearningState
-    """Of the run, at a step's boundary."""
+    """State of the run, at a step's boundary."""
     ledger: DataLedger
-    """In which draws are opened as they were."""
+    """Ledger in which draws are opened as recorded."""
     demonstrations: tuple[Rollout, ...] = field(init=False, default=())
-    """What experts answered to prompts of the last batch."""
+    """Expert rollouts of the last batch's prompts."""
     _current: RecordedStep | None = field(init=False, default=None)
 
     async def next_batch(self) -> Batch:
@@ -71,7 +72,7 @@ class RecordedBatches:
         )
 
     async def settle(self, version: int, trained: Collection[RolloutId]) -> None:
-        """Bring the prompt stream to the recorded boundary."""
+        """Restore the prompt stream to the recorded boundary."""
         assert self._current is not None, "a step has a batch"
         self.data.train.restore(dict(self._current.stream))
 
@@ -83,7 +84,7 @@ class RecordedBatches:
     def counts(self) -> dict[str, int]:
         """Return the counts of engines and requests as recorded at the last boundary."""
         assert self._current is not None, "a step has a batch"
-        return {"hung": 0, **self._current.counters}  # which older recordings do not tell from other replacements
+        return {"hung": 0, **self._current.counters}  # older recordings count hung engines only as replaced
 
 
 def bare_draw(draw_id: int, *, uid: str = "", domain: str = "", position: int = 0) -> PromptDraw:

@@ -1,4 +1,4 @@
-"""Checks of a replay: everything that a recording has decided is compared before anything heavy starts."""
+"""Checks of a replay: everything that the recording determines is compared before anything slow starts."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ def open_recording(config: RLVRConfig) -> Recording:
 
 
 def check_steps(recording: Recording, first: int, last: int) -> None:
-    """See that steps `first` to `last` are recorded and their files have their sizes.
+    """Check that steps `first` to `last` are recorded and that their files have the recorded sizes.
 
     Raises:
-        ConfigError: they are not recorded.
-        DataError: a file is missing or cut off.
+        ConfigError: A step is not recorded.
+        DataError: A file is missing or cut off.
     """
     if last > recording.last:
         raise ConfigError(
@@ -72,8 +72,8 @@ def check_prepared(recorded: Session, prepared: Prepared) -> None:
     """Compare model, tokenizer and data with the recorded ones.
 
     Raises:
-        ModelError: another model or tokenizer.
-        DataError: other prompts.
+        ModelError: The model or the tokenizer differs.
+        DataError: The prompts differ.
     """
     path = prepared.model_path
     if model_fingerprint(path) != recorded.model:
@@ -101,10 +101,10 @@ def _model_name(recorded: Session) -> str:
 
 
 def check_training(config: RLVRConfig, recording: Recording, recorded: Session) -> None:
-    """See that the algorithm has what it needs, and warn where it would take recorded answers for its own.
+    """Check that the recording has the algorithm's inputs, and warn if off-policy answers are not corrected.
 
     Raises:
-        ConfigError: it needs answers that were never made.
+        ConfigError: The algorithm needs answers that were not recorded.
     """
     algorithm = config.algorithm
     first = recording.read(recording.first)

@@ -1,4 +1,4 @@
-"""A replay's generation beside the recorded run's: a table, and `replay.json`."""
+"""Comparison of a replay's generation with the recorded run's: a table, and `replay.json`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Comparison"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Work:
-    """Seconds of waiting and of whole steps, as recorded and now, and the tokens that were generated now."""
+    """Seconds of waits and of whole steps, recorded and replayed, and the number of replayed tokens."""
 
     recorded_wait_s: float
     wait_s: float
@@ -28,7 +28,7 @@ class _Work:
 
     @property
     def speed_up(self) -> float:
-        """How many times faster the wait for batches was."""
+        """Speed-up of the wait for batches."""
         return self.recorded_wait_s / self.wait_s if self.wait_s else 0.0
 
     def cells(self) -> tuple[str, str, str]:
@@ -45,7 +45,7 @@ class _Generated(_Work):
 
 @dataclass(slots=True)
 class Comparison:
-    """Collects steps."""
+    """Collects the measurements of replayed steps."""
 
     work: RecordedWork
     """What was recorded."""

@@ -1,4 +1,4 @@
-"""From a recorded run and overrides to the configuration of its replay."""
+"""The configuration of a replay, from a recorded run and overrides."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FIXED = {
     "train": ("data", "rollout", "inference", "evaluation", "sandbox", "judge", "seed"),
     "rollout": ("data", "model.path", "seed"),
 }
-"""What a replay without engines, or without a trainer, takes from the recording."""
+"""Sections and keys that a replay without engines (`train`) or trainer (`rollout`) takes from the recording."""
 
 
 def load_replay_config(
@@ -82,14 +82,14 @@ def _own_keys(algorithm: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_replayable(config: RunConfig, recorded: Mapping[str, Any]) -> None:
-    """Refuse changes that the recording has decided already.
+    """Refuse changes of settings that the recording determines.
 
     Args:
-        config: of the replay.
-        recorded: the resolved configuration of the recorded session.
+        config: Configuration of the replay.
+        recorded: Resolved configuration of the recorded session.
 
     Raises:
-        ConfigError: names each, with both values.
+        ConfigError: A fixed setting was changed; the message lists all with both values.
     """
     replay = config.section("replay", ReplayConfig)
     only = replay.only

@@ -1,4 +1,4 @@
-"""Recordings on the disk: written step by step, cut back when a run is resumed, checked when they are read.
+"""Recordings on disk: written step by step, truncated when a run is resumed, checked when they are read.
 
     tables, facts ──► .step-000007.….tmp/ ──► fsync ──► rename to step-000007/ ──► a line in index.jsonl, fsync
 
@@ -104,14 +104,14 @@ class RecordingWriter:
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A recording, for reading; made by `open`."""
+    """A recording for reading; created by `open`."""
 
     directory: Path
     """`RUN/recording`."""
     sessions: tuple[Session, ...]
-    """In order."""
+    """Sessions, in order."""
     files: Mapping[int, Mapping[str, tuple[int, list[str]]]]
-    """Of each step, sizes and checksums by file name."""
+    """Sizes and checksums of each step's files, by file name."""
 
     @classmethod
     def open(cls, run: Path) -> Recording:
@@ -197,10 +197,10 @@ class Recording:
             ) from error
 
     def check(self, steps: range) -> None:
-        """See that files of these steps are there, with their sizes.
+        """Check that the files of the steps exist and have the recorded sizes.
 
         Raises:
-            DataError: one is not.
+            DataError: A file is missing, or has another size.
         """
         for step in steps:
             for name in self.files.get(step, {}):

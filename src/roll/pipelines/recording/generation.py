@@ -56,10 +56,10 @@ class _World:
 
 @asynccontextmanager
 async def open_answering(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Compare with the recording, start engines and rewards, and end them afterwards; inside, the loop to run.
+    """Check the recording, start engines and rewards, yield the loop to run, and shut everything down afterwards.
 
     Raises:
-        UserError: this cannot be replayed; says why.
+        UserError: The run cannot be replayed; the message has the reason.
     """
     assert config.replay is not None, "this is a replay"
     recording = await in_thread(open_recording, config)
@@ -116,7 +116,7 @@ async def _answer_again(world: _World) -> None:
     """Run every recorded step.
 
     Raises:
-        Interrupted: a signal asked for a stop.
+        Interrupted: A signal requested a stop.
     """
     comparison, tracker = Comparison(work=world.work), world.session.tracker
     try:
@@ -136,7 +136,7 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
     beside = world.config.rollout.scheduling.async_ratio > 0
     with world.generation.wait_phases.waiting("wait" if beside else "generate"):
         batch = await controller.next_batch()
-    if beside:  # with nothing beside it, the time of training changes nothing
+    if beside:  # in a synchronous run, the time of training has no effect
         with spans.phase("train"):
             await asyncio.sleep(work.train_s[step])
         with spans.phase("sync"):
@@ -157,19 +157,19 @@ async def _step(world: _World, step: int, comparison: Comparison) -> None:
 
 @dataclass(frozen=True, eq=False)
 class SameLengths:
-    """A rollout loop that makes answers as long as they were; see `roll.rollout.loops.RolloutLoop`.
+    """A rollout loop that makes answers of the recorded lengths; see `roll.rollout.loops.RolloutLoop`.
 
-    Rollouts of several turns get the recorded turns, with the recorded words of the environment between them: an
-    environment that heard other answers would say something else. A loop of the user's own runs as it is, and each of
-    its requests gets its recorded length.
+    Rollouts of several turns get the recorded turns, with the environment's recorded tokens between them, since an
+    environment would respond differently to other answers. A user-defined loop runs unchanged, and each of its requests
+    gets its recorded length.
     """
 
     work: RecordedWork
-    """What was recorded."""
+    """The recorded lengths."""
     own: RolloutLoop | None = None
-    """The user's own loop."""
+    """The user-defined loop."""
     episodes: EpisodePlan = field(default_factory=EpisodePlan)
-    """How episodes are played that were not recorded."""
+    """How episodes without a recording are played."""
 
     async def __call__(
         self, draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
@@ -218,12 +218,12 @@ class SameLengths:
 
 @dataclass(frozen=True, eq=False)
 class SameRewards:
-    """A reward that takes its time and says what was recorded; see `roll.protocols.Reward`."""
+    """A reward that runs the verifier for its time but returns the recorded result; see `roll.protocols.Reward`."""
 
     inner: Reward
-    """The run's own."""
+    """The run's reward."""
     work: RecordedWork
-    """What was recorded."""
+    """The recorded rewards."""
 
     async def __call__(self, rollout: Rollout) -> RewardResult:
         result = await self.inner(rollout)

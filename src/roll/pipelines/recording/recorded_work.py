@@ -1,4 +1,4 @@
-"""The work of each answer as a recording has it, for schedules that answer the same prompts again."""
+"""The recorded lengths, rewards and latencies of each answer, for replays and simulations of the same prompts."""
 
 from __future__ import annotations
 
@@ -12,40 +12,42 @@ from roll.types import IntArray, RewardResult, Rollout, RolloutId
 __all__ = ["WAITS", "RecordedWork"]
 
 WAITS = ("generate", "wait", "environment", "reward")
-"""Phases that wait for a batch."""
+"""Names of the phases that wait for a batch."""
 
 
 @dataclass(slots=True)
 class RecordedWork:
-    """Lengths, rewards and latencies by name, of a few hundred bytes for each rollout. Made by `of`."""
+    """Lengths, rewards and latencies by id, a few hundred bytes per rollout. Created by `of`."""
 
     tokens: dict[str, int] = field(default_factory=dict)
-    """By request id, tokens that were generated until the answer ended by itself or at its limit."""
+    """Number of generated tokens of answers that stopped or reached their limit, by request id."""
     stopped: dict[str, bool] = field(default_factory=dict)
-    """By request id, whether the answer ended by itself."""
+    """Whether the answer stopped by itself, by request id."""
     environment_s: dict[str, float] = field(default_factory=dict)
-    """By request id of a later turn, seconds between the end of the turn before and it."""
+    """Seconds between the end of the previous turn and a turn, by request id of the turn."""
     answers: dict[RolloutId, int] = field(default_factory=dict)
-    """Tokens of the first answer of every rollout whose first answer ended, also of those that no batch got."""
+    """Tokens of the first answer of every rollout whose first answer ended, including rollouts in no batch."""
     rewards: dict[RolloutId, RewardResult] = field(default_factory=dict)
     between: dict[RolloutId, tuple[IntArray, ...]] = field(default_factory=dict)
-    """What came between a rollout's turns; only of rollouts with several."""
+    """Tokens between the turns of a rollout; only for rollouts with several turns."""
     contexts: dict[RolloutId, dict[int, IntArray]] = field(default_factory=dict)
-    """By number of a turn, the context that took the place of all before it; only of rollouts with branches."""
+    """Rewritten context of a turn, by number of the turn; only for rollouts with branches."""
     turn_rewards: dict[RolloutId, tuple[tuple[float, str], ...]] = field(default_factory=dict)
-    """Reward and state of each turn; only of rollouts with turns."""
+    """Reward and state of each turn; only for rollouts with turns."""
     prompt_tokens: dict[int, int] = field(default_factory=dict)
     """Length of each draw's prompt, by draw id."""
     train_s: dict[int, float] = field(default_factory=dict)
-    """By step, from the batch to the weight sync."""
+    """Seconds from the batch to the weight sync, by step."""
     sync_s: dict[int, float] = field(default_factory=dict)
+    """Seconds of the weight sync, by step."""
     wait_s: dict[int, float] = field(default_factory=dict)
-    """By step, for the batch: in a synchronous run, generation and scoring."""
+    """Seconds of the wait for the batch, by step: in a synchronous run, generation and scoring."""
     step_s: dict[int, float] = field(default_factory=dict)
+    """Seconds of the whole step, by step."""
 
     @classmethod
     def of(cls, steps: Iterable[RecordedStep]) -> RecordedWork:
-        """Collect the work of these steps, read one after the other."""
+        """Collect the work of steps, which are read one at a time."""
         work = cls()
         seen: dict[str, RolloutId] = {}
         times_of: dict[str, tuple[float, float]] = {}

@@ -1,11 +1,11 @@
-"""Recording a run as it goes: what the loop, the life cycle and the proxy tell becomes a step of the recording.
+"""Recorder of a run: events of the loop, the life cycle and the proxy become a step of the recording.
 
     LifeCycle ─ transitions ─► moves ────┐
     RecordingProxy ─ calls ─► requests ──┼─► RecordedStep ─► (a thread) ─► recording/step-N/
     cross_boundary ─ batch, state ───────┘
 
 Invariants:
-    - at every step's boundary all that happened since the last one is written and forgotten: memory holds one step;
+    - at every step's boundary all events since the last one are written and freed: memory holds one step;
     - a step is recorded before its metrics and before any checkpoint that contains it.
 """
 
@@ -38,17 +38,17 @@ class Recorder:
     """Records one session of a run."""
 
     writer: RecordingWriter
-    """Of the run's recording."""
+    """Writer of the run's recording."""
     session: Session
-    """That begins."""
+    """The session that is recorded."""
     origin: float
-    """Time of the running loop from which its times count."""
+    """Time of the running loop that is time 0 of the session."""
     policy_version: int
-    """Of the trainer."""
+    """Policy version of the trainer."""
     tracker: Tracker
-    """Of the run."""
+    """Tracker of the run."""
     ledger: DataLedger
-    """Of the run."""
+    """Ledger of the run."""
     _proxy: LLMProxy | None = field(init=False, default=None)
     _moves: list[Move] = field(init=False, default_factory=list)
     _requests: list[Request] = field(init=False, default_factory=list)
@@ -58,7 +58,7 @@ class Recorder:
         self.writer.begin(self.session)
 
     def listen(self, life: LifeCycle, proxy: LLMProxy) -> None:
-        """Be told of every transition and, by a `RecordingProxy`, of every request."""
+        """Observe every transition and, if the proxy is a `RecordingProxy`, every request."""
         life.listen(self.on_transition)
         self._proxy = proxy
         if isinstance(proxy, RecordingProxy):
@@ -127,9 +127,9 @@ def _pending(state: LearningState) -> tuple[tuple[int, str, int], ...]:
 
 
 class RecordingProxy(LLMProxy):
-    """An `LLMProxy` that tells when every request was queued, started and ended.
+    """An `LLMProxy` that reports when every request was queued, started and ended.
 
-    `on_request` is set once the recorder is there; until then nobody is told.
+    `on_request` does nothing until the recorder sets it.
     """
 
     on_request: Callable[[Request], None] = staticmethod(lambda request: None)
@@ -166,10 +166,10 @@ class RecordingProxy(LLMProxy):
 def open_recorder(
     config: RLVRConfig, prepared: Prepared, state: LearningState, tracker: Tracker, ledger: DataLedger
 ) -> Recorder:
-    """Begin to record; the run's directory was cut back to `state`.
+    """Start recording; the recording must already be truncated to `state`.
 
     Raises:
-        RunDirectoryError: it cannot be written.
+        RunDirectoryError: The recording cannot be written.
     """
     now = asyncio.get_running_loop().time()
     with writing(tracker.run.path):
