@@ -1,7 +1,7 @@
-"""The pipelines by name: how each runs, measures a model, and is looked at before it starts.
+"""Registry of pipelines: how each one runs, evaluates a model, and is checked before it starts.
 
-Their names are those of `roll.config.pipelines`; each has a package here, with a `pipeline` and a `check`. One of the
-user's own is a class with all of this and its `config`, which `pipeline: path/to/file.py:Class` names.
+The names are those of `roll.config.pipelines`; each pipeline has a package here, with a `pipeline` and a `check`. A
+user-defined pipeline is a class with both and its `config`, given as `pipeline: path/to/file.py:Class`.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ __all__ = ["CHECKS", "PIPELINES", "Pipeline", "RunFacts"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFacts:
-    """What is said of a run before its first step."""
+    """Facts that are shown about a run before its first step."""
 
     method: str
-    """What it learns by."""
+    """Name of the method."""
     where: str
-    """Engines, trainer and machine, in a few words."""
+    """Short description of engines, trainer and machine."""
     num_steps: int
     rollouts_per_step: int | None = None
-    """`None` for a run that generates nothing."""
+    """`None` for a run without generation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """One pipeline; each function takes a configuration of its own kind."""
+    """One pipeline; each function takes a configuration of the pipeline's class."""
 
     open: Callable[[Any, Session], AbstractAsyncContextManager[Callable[[], Awaitable[None]]]]
-    """Starts what a run needs, and ends it afterwards; inside, what is to be done."""
+    """Context manager that starts the roles of a run, yields the function to run, and shuts the roles down."""
     facts: Callable[[Any, RunState], RunFacts]
-    """Of a run that stands there."""
+    """Returns the facts of a run in a given state."""
     evaluate: Callable[[Any], Coroutine[Any, Any, dict[str, float]]]
-    """Measures the configuration's model, without training."""
+    """Evaluates the configuration's model, without training."""
     state: type[RunState] = RunState
-    """What its runs remember between steps."""
+    """Class of its runs' state between steps."""
 
 
 PIPELINES: PipelineRegistry[Pipeline] = PipelineRegistry(
@@ -55,4 +55,4 @@ PIPELINES: PipelineRegistry[Pipeline] = PipelineRegistry(
 CHECKS: PipelineRegistry[Callable[[Any], Report]] = PipelineRegistry(
     {name: f"roll.pipelines.{name}.check:inspect" for name in CONFIGURATIONS.built_in}, part="check"
 )
-"""What `roll check` finds out; apart from the others, since it needs no torch."""
+"""Checks of `roll check`; separate from the pipelines, since they do not import torch."""

@@ -1,8 +1,8 @@
-"""One session of a run: where it stands, what is written of it, and the loop of its steps.
+"""One session of a run: its state, its checkpoints, and the loop of its steps.
 
-What was begun since the last boundary (draws, rollouts) is forgotten when a run ends early, and made again by the
-resumed run. What trainers did since then cannot be undone: while `Run.mid_update` says so, nothing true can be saved
-before the next boundary.
+Draws and rollouts since the last boundary are discarded when a run ends early, and repeated by the resumed run. Updates
+since then cannot be undone: while `Run.mid_update` is True, no consistent checkpoint can be saved before the next
+boundary.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ __all__ = ["Run", "Session", "beginning", "take_steps", "whole_run"]
 logger = logging.getLogger(__name__)
 
 LONGEST_LAST_SAVE_S = 1800.0
-"""For the save of a run that failed: a rank that hangs must not keep the error from its user for ever."""
+"""Timeout of the save of a failed run: a rank that hangs must not hide the error from the user forever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """What a process is given to work on a run with."""
+    """The objects with which a process works on a run."""
 
     directory: RunDirectory
-    """Locked by this process."""
+    """Run directory, locked by this process."""
     tracker: Tracker
     stop: StopRequest
-    """Set by a signal."""
+    """Stop request, set by a signal."""
     saved: SavedRun[Any] | None = None
-    """With the pipeline's own kind of state: the checkpoint from which the run goes on; `None` for one that begins."""
+    """Checkpoint from which the run resumes, with the pipeline's class of state; `None` for a new run."""
 
 
 def beginning(
@@ -56,16 +56,16 @@ def beginning(
     kind: type[S] = RunState,
     unchanging: Mapping[str, str] | None = None,
 ) -> S:
-    """Return the state with which a session begins, and set its stream to it.
+    """Return the state with which a session begins, and restore the stream to it.
 
     Args:
-        saved: the checkpoint that the session goes on from.
-        stream: of the training data.
-        kind: of the state.
-        unchanging: see `roll.pipelines.unchanging.fingerprints`; not compared where it is left out.
+        saved: Checkpoint from which the session resumes.
+        stream: Stream of the training data.
+        kind: Class of the state.
+        unchanging: See `roll.pipelines.unchanging.fingerprints`; not compared if omitted.
 
     Raises:
-        CheckpointError: data or code are not those that the checkpoint was saved with.
+        CheckpointError: Data or code have changed since the checkpoint.
     """
     state = saved.state if saved else kind(data=stream.state())
     stream.restore(state.data)
@@ -77,14 +77,14 @@ def beginning(
 
 @dataclass(kw_only=True, slots=True)
 class Run(Generic[S]):
-    """What every pipeline has, whatever it trains, and however."""
+    """The parts of a run that every pipeline has."""
 
     seed: int
     num_steps: int
     checkpoint: CheckpointConfig
     state: S
     stream: WeightedStream[Any, Any]
-    """Where draws come from; at a boundary, `state.data` is its cursor."""
+    """Source of draws; at a boundary, `state.data` is its cursor."""
     ledger: DataLedger
     checkpointer: Checkpointer
     tracker: Tracker
@@ -92,9 +92,10 @@ class Run(Generic[S]):
     began_at: int
     """Step after which this session began."""
     mid_update: bool = False
-    """Whether trainers may have moved on from the last boundary: until the next one, nothing true can be saved."""
+    """Whether trainers may differ from the last boundary, so that no consistent checkpoint can be saved until the next.
+    """
     has_trained: bool = False
-    """Whether a trainer has weights that no model directory has: of a checkpoint, or after an update."""
+    """Whether a trainer's weights differ from the initial model: from a checkpoint, or after an update."""
 
     @classmethod
     def of(
@@ -125,11 +126,11 @@ class Run(Generic[S]):
 
     @property
     def spans(self) -> Spans:
-        """Where time goes."""
+        """Spans of the tracker, which measure time by phase."""
         return self.tracker.spans
 
     async def save(self, *, wait: bool = True) -> Path:
-        """Write a checkpoint of the last boundary; wait until it is whole, also where it is written asynchronously."""
+        """Write a checkpoint of the last boundary; with `wait`, wait until it is complete, even if asynchronous."""
         with self.spans.phase("checkpoint"):
             path = await self.checkpointer.save(self.state, self.ledger)
             if wait:
@@ -137,7 +138,7 @@ class Run(Generic[S]):
             return path
 
     async def save_at_the_end(self) -> None:
-        """Save, unless nothing was trained: the model that the run began with is there already."""
+        """Save a checkpoint, unless nothing was trained."""
         if self.has_trained:
             await self.save()
             return
@@ -145,7 +146,7 @@ class Run(Generic[S]):
         logger.warning("nothing was trained, so no checkpoint is saved")
 
     async def save_boundary(self) -> Path:
-        """Forget draws that were made since the last boundary, which will be made again, and save that."""
+        """Discard the draws since the last boundary, which will be repeated, and save a checkpoint of the boundary."""
         self.stream.restore(self.state.data)
         self.ledger.forget_from(self.state.num_draws)
         return await self.save()
@@ -164,7 +165,7 @@ class Run(Generic[S]):
                     return
                 await close()
                 path = await self.save_boundary()
-        except Exception as failure:  # what broke the run may break this as well
+        except Exception as failure:  # the cause of the first error may break this too
             if str(failure) != str(error):
                 logger.warning("what was learnt since the last checkpoint could not be saved: %s", failure)
         else:
@@ -172,18 +173,17 @@ class Run(Generic[S]):
 
 
 async def take_steps(run: Run[Any], step: Callable[[], Awaitable[list[str]]]) -> None:
-    """Take the remaining steps: the one loop of every pipeline that trains.
+    """Run the remaining steps: the common loop of every pipeline that trains.
 
-    What was there before stays, so that the collector need not look for garbage in it: to go through all that torch
-    imports takes a quarter of a second, in which nobody is answered. Where the caller has frozen objects of its own,
-    that is left as it is.
+    Existing objects are frozen, so that the garbage collector skips them: scanning all objects of torch takes a quarter
+    of a second, during which the event loop is blocked. If the caller has frozen objects, that is not changed.
 
     Args:
-        run: at a step's boundary.
-        step: makes the next one, up to its boundary, where the run may be saved; returns alarms that stop the run.
+        run: Run at a step's boundary.
+        step: Runs the next step up to its boundary, where the run may be saved; returns the alarms that stop the run.
 
     Raises:
-        AlarmError: an alarm stops the run; everything up to this boundary is saved.
+        AlarmError: An alarm stops the run; everything up to this boundary is saved.
     """
     freezes = gc.get_freeze_count() == 0
     if freezes:

@@ -1,10 +1,10 @@
-"""Stale tokens scored under the policy version that sampled them, and what that says of mismatch and staleness.
+"""Log-probs of stale tokens under the policy version that sampled them, and metrics of mismatch and staleness.
 
-    before an update    keep the weights of version V; let go of those that no later batch can need
+    before an update    keep the weights of version V; drop those that no later batch can need
     before learning     tokens of versions below V ─ forward passes of their snapshots ─► behavior_logprobs
 
-A batch at version V has tokens of versions V - ⌈async_ratio⌉ … V. Tokens of V itself need no pass of their own: the
-policy before the update is the one that sampled them.
+A batch at version V has tokens of versions V - ⌈async_ratio⌉ … V. Tokens of version V need no separate pass: the policy
+before the update sampled them.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ Float64Array = NDArray[np.float64]
 
 
 class PolicySnapshots:
-    """The last versions of a policy, kept by its trainer.
+    """Snapshots of the last versions of a policy, held by its trainer.
 
     Args:
-        policy: the trainer.
-        num: versions, besides the current one, that tokens of a batch may have.
+        policy: The trainer.
+        num: Number of versions, apart from the current one, that tokens of a batch may have.
     """
 
     def __init__(self, policy: TrainerGroup, num: int) -> None:
         self._policy = policy
         self._num = num
         self.versions: tuple[int, ...] = ()
-        """Versions that are kept, ascending."""
+        """Versions of the snapshots, ascending."""
 
     async def keep(self, version: int) -> None:
         """Keep the current weights as `version`, which the coming update makes stale."""
@@ -52,8 +52,8 @@ class PolicySnapshots:
         """Return `TrainingSample.behavior_logprobs` of every sample of a batch.
 
         Args:
-            batch: with the policy versions of its tokens.
-            version: of the current weights.
+            batch: Batch with the policy versions of its tokens.
+            version: Version of the current weights.
         """
         found: list[FloatArray | None] = [None] * len(batch.samples)
         stale = [_stale(sample, version) for sample in batch.samples]
@@ -80,16 +80,17 @@ class PolicySnapshots:
 
 
 def train_inference(batch: TrainingBatch, results: Sequence[StepResult], version: int) -> dict[str, float]:
-    """Return how far engine and trainer are apart (mismatch), and the policy from the version that sampled (staleness).
+    """Compute metrics of mismatch (engine against trainer) and staleness (policy against the version that sampled).
 
-    Both are over the policy's trained tokens whose log-prob under that version is known: those that the current version
-    sampled, and with snapshots those of older ones. Staleness is absent where older ones exist and none is known. The
-    divergences are `k3` estimates, of the sampling distribution from the other one, in nats per token.
+    Both are over the policy's trained tokens with a known log-prob under the version that sampled them: tokens of the
+    current version, and with snapshots those of older versions. Staleness is absent if there are tokens of older
+    versions and none of their log-probs is known. Divergences are `k3` estimates, of the sampling distribution from the
+    other one, in nats per token.
 
     Args:
-        batch: as it was trained.
-        results: of the policy's updates, whose log-probs are taken where samples have none from before them.
-        version: of the policy before the update.
+        batch: The batch as it was trained.
+        results: Results of the policy's updates, whose log-probs are used if samples have no `old_logprobs`.
+        version: Policy version before the update.
     """
     given = [s.old_logprobs for s in batch.samples]
     trainer = given if all(x is not None for x in given) else (results[0].logprobs if len(results) == 1 else ())
@@ -125,12 +126,12 @@ def _figures(name: str, log_ratios: Float64Array) -> dict[str, float]:
 
 
 def _versions(sample: TrainingSample) -> NDArray[Any]:
-    """Return the version of every token [L]; -1 where none sampled it."""
+    """Return the policy version of every token, shape [L]; -1 for tokens that were not sampled."""
     return np.full(len(sample), -1, np.int32) if sample.policy_versions is None else sample.policy_versions
 
 
 def _stale(sample: TrainingSample, version: int) -> BoolArray:
-    """Return which tokens [L] an older version than `version` sampled."""
+    """Return a mask [L] of the tokens that an older version than `version` sampled."""
     if sample.expert:
         return np.zeros(len(sample), np.bool_)
     versions = _versions(sample)

@@ -1,4 +1,4 @@
-"""Notes of what a run that starts is still waiting for: starting takes from seconds to minutes."""
+"""Progress notes of a starting run, which takes from seconds to minutes."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ T = TypeVar("T")
 
 
 class StartNotes:
-    """Says what is being started, whenever that changes.
+    """Reports the roles that are still starting, whenever they change.
 
     Args:
-        say: takes the words.
-        clock: seconds that only grow.
+        say: Called with the text.
+        clock: Monotonic clock, in seconds.
     """
 
     def __init__(self, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -26,7 +26,7 @@ class StartNotes:
         self._waiting: list[str] = []
 
     async def of(self, what: str, work: Awaitable[T]) -> T:
-        """Do `work`, which starts `what`."""
+        """Await `work`, which starts `what`, and report the progress."""
         self._waiting.append(what)
         self._say(f"starting {', '.join(self._waiting)}")
         try:

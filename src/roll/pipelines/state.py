@@ -1,7 +1,7 @@
-"""The state that a run keeps between steps, besides weights: the controller's part of a checkpoint.
+"""State of a run between steps, apart from weights: the controller's part of a checkpoint.
 
-`RunState` is what every run has. A pipeline that remembers more adds fields in a class of its own; in the file they lie
-side by side.
+`RunState` is common to all runs. A pipeline with more state adds fields in a subclass; the file has all fields at the
+same level.
 """
 
 from __future__ import annotations
@@ -16,39 +16,39 @@ from roll.version import DISTRIBUTION, __version__
 __all__ = ["RunState"]
 
 FORMAT = 5
-"""Of `state.json`. What a version with a higher number cannot read, docs/operations/upgrading.md says."""
+"""Format version of `state.json`; docs/operations/upgrading.md lists incompatible changes."""
 OLDEST = 4
-"""The oldest format that is read."""
+"""The oldest format that can be read."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunState:
-    """Where the run stands at a step's boundary. Everything here is plain data."""
+    """State of a run at a step's boundary. All fields are plain data."""
 
     step: int = 0
-    """Steps completed."""
+    """Number of completed steps."""
     policy_version: int = 0
-    """Updates that moved the policy's weights, which engines got, where there are any; a step without gradient leaves
-    it."""
+    """Number of updates that changed the policy's weights and were synced to engines, if there are any."""
     data: dict[str, Any] = field(default_factory=dict)
     """Cursor of the prompt stream (`PromptStream.state()`)."""
     num_draws: int = 0
-    """Draws up to the boundary; the ledger's later ones are forgotten when the run resumes."""
+    """Number of draws up to the boundary; later draws in the ledger are discarded when the run resumes."""
     evaluated_at: int = -1
     """Step after which the policy was last evaluated; -1 for never."""
     scores: dict[str, float] = field(default_factory=dict)
-    """Of the evaluations that had answers, `eval/score` by step."""
+    """`eval/score` of evaluations with answers, by step."""
     best_step: int | None = None
-    """Step, after the first update, with the best evaluation score (the earliest of equals)."""
+    """Step after the first update with the best evaluation score; ties go to the earliest step."""
     alarms: dict[str, int] = field(default_factory=dict)
-    """Steps in a row for each alarm."""
+    """Number of steps in a row for each alarm."""
     unchanging: dict[str, str] = field(default_factory=dict)
     """Digests of held-out rows and of the user's code (`roll.pipelines.unchanging`)."""
 
     def note_score(self, step: int, score: float) -> None:
-        """Remember an evaluation's score, of which more is better. The model before training is no candidate for the
-        best: where it is as good as any, the best that training made is kept. What is no number is none either, and
-        no file could hold it.
+        """Store an evaluation's score; higher is better.
+
+        The model before training is not a candidate for the best step, so that the best trained model is kept even if
+        the initial model is better. A score that is not finite is ignored, since JSON cannot store it.
         """
         if not math.isfinite(score):
             return
@@ -63,10 +63,10 @@ class RunState:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Self:
-        """Read what `to_json` wrote, also of a class with more fields.
+        """Build the state from the data that `to_json` returned, also of a class with more fields.
 
         Raises:
-            CheckpointVersionError: another version wrote it, and this one cannot read it.
+            CheckpointVersionError: Another version of ROLL wrote the data, and this version cannot read it.
         """
         found, by = value.get("format"), value.get("roll", "")
         writer = f"ROLL {by}" if by else "another version of ROLL"
@@ -77,7 +77,7 @@ class RunState:
             )
         if found == 4 and "accuracies" in value:
             value = {**value, "scores": value["accuracies"]}
-        value = {"unchanging": {}, **value}  # files of older versions have none
+        value = {"unchanging": {}, **value}  # absent in files of older versions
         lacks = [each.name for each in fields(cls) if each.name not in value]
         if lacks:
             raise CheckpointVersionError(

@@ -1,4 +1,4 @@
-"""Stopping on a signal without losing anything: Ctrl-C, SIGTERM and SIGHUP ask the loop to stop at a boundary."""
+"""Lossless stop on a signal: Ctrl-C, SIGTERM and SIGHUP request the loop to stop at a boundary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Interrupted", "StopRequest", "stop_on_signals"]
 T = TypeVar("T")
 
 ONE_SIGNAL_S = 1.0
-"""In which a signal that comes again is still the first one."""
+"""Time within which a repeated signal counts as the first one."""
 
 
 class Interrupted(RollError):
@@ -31,10 +31,10 @@ class Interrupted(RollError):
 
 
 class StopRequest:
-    """Set by a signal; work that may be thrown away runs `unless` it is set.
+    """A stop request, set by a signal; work that may be discarded runs inside `unless`.
 
     Args:
-        say: told once that the run stops, since what cannot be cut short may take a while.
+        say: Called once with a message that the run stops, since work that cannot be canceled may take a while.
     """
 
     def __init__(self, say: Callable[[str], object] = lambda text: None) -> None:
@@ -45,18 +45,18 @@ class StopRequest:
         return self._event.is_set()
 
     def set(self, signal_name: str) -> None:
-        """Ask for a stop; the first signal's name is kept."""
+        """Request a stop; the first signal's name is kept."""
         self._event.set()
         if not self.signal_name:
             self.signal_name = signal_name
             self._say(f"{signal_name}: the run ends, its last whole step saved; a second signal ends it at once")
 
     async def unless(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work`; when a stop is asked for, cancel it.
+        """Run `work`, and cancel it if a stop is requested.
 
         Raises:
-            Interrupted: a stop was asked for; `work` has ended.
-            InfraError: `work` was cancelled by something else.
+            Interrupted: A stop was requested; `work` has ended.
+            InfraError: `work` was canceled for another reason.
         """
         task = asyncio.create_task(work)
         stop = asyncio.create_task(self._event.wait())
@@ -97,17 +97,16 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Let SIGINT, SIGTERM and SIGHUP (the terminal is gone) set `stop`; a second one ends the process the usual way.
+    """Run the body with SIGINT, SIGTERM and SIGHUP (a closed terminal) setting `stop`; a second one ends the process.
 
-    The same one again within `ONE_SIGNAL_S` is no second one: `timeout`, and Slurm, send it to a process and once more
-    to its group. SIGHUP stays ignored where it is (`nohup`).
+    The same signal within `ONE_SIGNAL_S` does not count as a second one: `timeout`, and Slurm, send it to a process and
+    again to its process group. SIGHUP stays ignored if it is ignored already (`nohup`). Outside the main thread (a
+    notebook cell that runs in a helper thread) signal handlers are not changed, and an interrupt of the thread that
+    waits for the helper thread sets `stop`.
 
     Args:
-        stop: is set.
-        clock: seconds that only grow.
-
-    Outside the main thread (a notebook's cell that runs in a helper thread) signals stay as they are, and an interrupt
-    of who waits for that thread sets `stop`.
+        stop: The stop request to set.
+        clock: Monotonic clock, in seconds.
     """
     if threading.current_thread() is not threading.main_thread():
         with interruptible(lambda: stop.set("SIGINT")):
@@ -130,7 +129,7 @@ def stop_on_signals(stop: StopRequest, clock: Callable[[], float] = time.monoton
 
     for number in watched:
         loop.add_signal_handler(number, stop.set, number.name)
-        signal.signal(number, hear)  # at once: a callback may hold the loop up, and with it `stop.set`
+        signal.signal(number, hear)  # handled at once, since a callback may block the loop and with it `stop.set`
         signal.siginterrupt(number, False)
     try:
         yield

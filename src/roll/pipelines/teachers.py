@@ -1,4 +1,4 @@
-"""Teachers, found and compared with their student before anything is started."""
+"""Resolution of teacher models, and comparison with the student, before anything starts."""
 
 from __future__ import annotations
 

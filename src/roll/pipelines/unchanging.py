@@ -1,4 +1,4 @@
-"""A check that held-out rows and the user's own code are those that the run began with."""
+"""Check that held-out rows and user code have not changed since the run began."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ __all__ = ["check_unchanged", "fingerprints"]
 
 
 def fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict[str, str]:
-    """Return digests by what they are of, in words.
+    """Return digests of held-out rows and user code, by description.
 
     Args:
-        config: of the run.
-        held_out: fingerprints of the held-out rows by domain.
+        config: Configuration of the run.
+        held_out: Fingerprints of the held-out rows by domain.
     """
     found = {f"the held-out rows of '{domain}'": digest for domain, digest in held_out.items()}
     found |= {f"the code of '{path}'": digest for path, digest in code_fingerprint(_functions(config)).items()}
@@ -36,10 +36,10 @@ def fingerprints(config: RunConfig, held_out: Mapping[str, str]) -> dict[str, st
 
 
 def check_unchanged(before: Mapping[str, str], now: Mapping[str, str]) -> None:
-    """Compare what a checkpoint was saved with and what there is now; what only one of them has is not compared.
+    """Compare the digests of a checkpoint with the current ones; entries that only one of them has are ignored.
 
     Raises:
-        CheckpointError: something changed.
+        CheckpointError: A digest differs.
     """
     changed = [name for name, digest in now.items() if before.get(name, digest) != digest]
     if changed:

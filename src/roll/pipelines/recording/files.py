@@ -3,11 +3,11 @@
     tables, facts ──► .step-000007.….tmp/ ──► fsync ──► rename to step-000007/ ──► a line in index.jsonl, fsync
 
 Invariants:
-    - a step is recorded if and only if the index has its line, and then its directory is whole: a crash at any moment
-      leaves at most one torn line at the end, and directories that no line names;
-    - `truncate_recording` leaves exactly the steps up to a checkpoint, before the run goes on from it;
-    - nothing is parsed that is not, byte for byte, what was written: the index has each file's size, and a checksum for
-      each of its blocks (readers of Parquet may crash on damaged bytes).
+    - a step is recorded if and only if the index has its line, and then its directory is complete: a crash leaves at
+      most one torn line at the end, and directories that no line names;
+    - `truncate_recording` leaves exactly the steps up to a checkpoint, before the run resumes from it;
+    - only unchanged bytes are parsed: the index has each file's size, and a checksum for each of its blocks (readers of
+      Parquet may crash on damaged bytes).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ _REPEATED = ["purpose", "domain", "finish_reason", "status", "engine_id", "befor
 
 
 def truncate_recording(directory: Path, step: int) -> None:
-    """Drop what was recorded after `step`, and what a crash left behind; -1 drops everything.
+    """Remove the steps after `step` and the remains of a crash; -1 removes everything.
 
     Raises:
-        DataError: the index is damaged, so that it is not known what is recorded.
+        DataError: The index is damaged, so the recorded steps are unknown.
     """
     if not directory.is_dir():
         return
@@ -64,11 +64,11 @@ def truncate_recording(directory: Path, step: int) -> None:
 
 
 class RecordingWriter:
-    """Appends to the recording in `directory`, which was truncated to where the run goes on.
+    """Appends to the recording in `directory`, which must be truncated to the step from which the run resumes.
 
     Raises:
-        DataError: its index is damaged.
-        OSError: it cannot be written, here or later.
+        DataError: The index is damaged.
+        OSError: The recording cannot be written, here or later.
     """
 
     def __init__(self, directory: Path) -> None:

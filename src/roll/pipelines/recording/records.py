@@ -11,39 +11,39 @@ from roll.types import Group, Rollout, RolloutId
 __all__ = ["FORMAT", "Move", "RecordedDraw", "RecordedStep", "Request", "Session"]
 
 FORMAT = 1
-"""Of the files; a reader refuses any other."""
+"""Version of the file format; a reader refuses any other."""
 
 
 class Move(NamedTuple):
     """One change of state of one rollout; see `roll.rollout.lifecycle`."""
 
     time_s: float
-    """Since the session began."""
+    """Seconds since the session began."""
     rollout_id: RolloutId
     before: str
-    """Empty at its beginning."""
+    """State before the move; empty when the rollout begins."""
     after: str
     detail: str
-    """The engine, or the reason."""
+    """The engine's id, or the reason."""
 
 
 class Request(NamedTuple):
-    """One call of the model, as its caller saw it: resumptions and repetitions are inside."""
+    """One call of the model, as its caller saw it, including continuations and retries."""
 
     request_id: str
-    """As engines saw it: `RolloutId.request_id`, unless a loop of the user's own gave another one."""
+    """Id of the engine request: `RolloutId.request_id`, unless a user-defined loop set another one."""
     engine_id: str
-    """That had it last; empty where none had it."""
+    """Engine that had the request last; empty if no engine had it."""
     queued_s: float
     started_s: float
-    """When an engine first had it; -1 where none had it."""
+    """Time at which an engine first had the request; -1 if no engine had it."""
     ended_s: float
     num_prompt: int
-    """Tokens."""
+    """Number of prompt tokens."""
     num_tokens: int
-    """Generated; -1 where its caller gave it up or its engine failed it."""
+    """Number of generated tokens; -1 if the caller was canceled or the engine failed."""
     finish_reason: str
-    """`stop`, `length`, `abort`; `cancelled` where its caller gave it up, `failed` where no engine could."""
+    """`stop`, `length` or `abort`; `cancelled` if the caller was canceled, `failed` if no engine succeeded."""
 
 
 class RecordedDraw(NamedTuple):
@@ -52,29 +52,29 @@ class RecordedDraw(NamedTuple):
     draw_id: int
     uid: str
     step: int
-    """For which it was drawn."""
+    """Step for which it was drawn."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Session:
-    """From a start, or a resumption, of the run to its end: what its steps have in common."""
+    """One start or resumption of the run, with the data that its steps have in common."""
 
     number: int
-    """From 1."""
+    """Number of the session, from 1."""
     step: int
-    """Steps that were done before."""
+    """Number of steps completed before the session."""
     started: float
-    """Seconds since 1970; all times of its steps count from here."""
+    """Unix time in seconds, from which all times of the session's steps count."""
     version: str
-    """The version of ROLL that wrote it."""
+    """Version of ROLL that wrote the session."""
     config: Mapping[str, Any]
-    """Resolved."""
+    """Resolved configuration."""
     model: str
-    """Fingerprint of the weights that the run began with."""
+    """Fingerprint of the run's initial weights."""
     tokenizer: str
     """Fingerprint of vocabulary and chat template."""
     stream: Mapping[str, Any]
-    """Where the prompt stream stood (`PromptStream.state()`)."""
+    """State of the prompt stream (`PromptStream.state()`)."""
     num_draws: int
     pending: tuple[tuple[int, str, int], ...] = ()
     """Draws in flight, as (draw id, domain, position)."""
@@ -82,45 +82,46 @@ class Session:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedStep:
-    """One step of a run. Prompts are bare: their uid and domain; everything else is in the data."""
+    """One step of a run. Prompts have only UID and domain; everything else is in the data."""
 
     step: int
     session: int
     policy_version: int
-    """Before the step's update: that of the newest tokens that it could train."""
+    """Policy version before the step's update, that of the newest tokens that it could train."""
     next_policy_version: int
-    """After it."""
+    """Policy version after the step's update."""
     groups: tuple[Group, ...]
-    """All of the batch, those that were left out too."""
+    """All groups of the batch, including those that were left out."""
     companions: Mapping[str, tuple[Group, ...]] = field(default_factory=dict)
-    """By purpose, such as greedy answers."""
+    """Companion groups by purpose, such as greedy answers."""
     demonstrations: tuple[Rollout, ...] = ()
     left_out: Mapping[int, str] = field(default_factory=dict)
-    """By draw id, why a group of the batch was replaced by another one."""
+    """By draw id: why a group of the batch was replaced by another one."""
     expired: Mapping[int, str] = field(default_factory=dict)
-    """By draw id, why it will never be trained."""
+    """By draw id: why a draw will never be trained."""
     expired_lengths: tuple[int, ...] = ()
-    """Tokens of finished rollouts that were given up with their groups."""
+    """Lengths in tokens of finished rollouts that were discarded with their groups."""
     num_refills: int = 0
+    """Number of replacement groups."""
     kind: str = ""
-    """Of the round that made the batch: `short`, `long` or `last` with tail batching, otherwise empty."""
+    """Kind of the batch's round: `short`, `long` or `last` with tail batching, otherwise empty."""
     staleness: tuple[int, ...] = ()
-    """Of each trained group, in policy versions."""
+    """Staleness of each trained group, in policy versions."""
     census: Mapping[str, Any] = field(default_factory=dict)
-    """What counts beside what was launched, where the policy chose (the fields of `Census`)."""
+    """Statistics of counted and launched rollouts (the fields of `Census`), if the scheduling chose among rollouts."""
     draws: tuple[RecordedDraw, ...] = ()
-    """Opened since the last step's boundary."""
+    """Draws that were opened since the last step's boundary."""
     stream: Mapping[str, Any] = field(default_factory=dict)
-    """The prompt stream at the step's boundary."""
+    """State of the prompt stream at the step's boundary."""
     num_draws: int = 0
-    """Up to the boundary."""
+    """Number of draws up to the boundary."""
     pending: tuple[tuple[int, str, int], ...] = ()
-    """In flight at the boundary, as (draw id, domain, position)."""
+    """Draws in flight at the boundary, as (draw id, domain, position)."""
     counters: Mapping[str, int] = field(default_factory=dict)
-    """Of engines, over the session: replaced, reissued, continued."""
+    """Counts of engines and requests over the session: replaced, reissued, continued."""
     timings_s: Mapping[str, float] = field(default_factory=dict)
     """Seconds of each phase of the step, and of the `step`."""
     moves: tuple[Move, ...] = ()
-    """Since the last boundary."""
+    """Moves since the last boundary."""
     requests: tuple[Request, ...] = ()
-    """That ended since the last boundary."""
+    """Requests that ended since the last boundary."""

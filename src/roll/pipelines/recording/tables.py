@@ -1,4 +1,4 @@
-"""A recorded step as Arrow tables and plain data, and back: nothing is lost, arrays keep every bit."""
+"""Lossless conversion of a recorded step to Arrow tables and plain data, and back; arrays keep every bit."""
 
 from __future__ import annotations
 

@@ -1,11 +1,10 @@
-"""Training on recorded batches: the loop of all online pipelines, with the recording in place of generation.
+"""Training on recorded batches: the loop of all online pipelines, with the recording instead of generation.
 
     recording ─► batch ─► filter ─► advantages ─► train ─► boundary ─► next batch …
 
-No engine is started, nothing is scored, and nothing is evaluated: there is nobody to answer. With the recorded
-configuration every metric of training, and the weights, are those of the recorded run, bit for bit. With another
-algorithm it is an off-line study: the recorded log-probs and policy versions are those of the policy that answered,
-and ratios and corrections are taken against them.
+No engine is started, and nothing is scored or evaluated. With the recorded configuration, all training metrics and the
+weights are bitwise those of the recorded run. With another algorithm it is an offline study: ratios and corrections use
+the recorded log-probs and policy versions of the policy that answered.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ __all__ = ["open_training"]
 
 @asynccontextmanager
 async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Compare with the recording, start the trainers alone, and end them afterwards; inside, the loop to run.
+    """Check the recording, start only the trainers, yield the loop to run, and shut the trainers down afterwards.
 
     Raises:
-        UserError: this cannot be replayed; says why.
+        UserError: The run cannot be replayed; the message has the reason.
     """
     recording = await in_thread(open_recording, config)
     session = replace(session, saved=session.saved or start_of(config))
@@ -78,12 +77,12 @@ async def open_training(config: RLVRConfig, session: Session) -> AsyncIterator[C
 
 @dataclass(frozen=True, slots=True)
 class RecordedEngines:
-    """In the place of engines, since all that they answered was recorded; implements `RunEngines`."""
+    """Stand-in for engines, whose answers are recorded; implements `RunEngines`."""
 
     run: Run[LearningState]
-    """Whose steps wait for nobody."""
+    """The run of the replay."""
     batches: RecordedBatches
-    """What was recorded."""
+    """The recorded batches."""
 
     def running(self, stall_s: float) -> AbstractAsyncContextManager[None]:
         """See `StepRun.running`."""
@@ -97,26 +96,26 @@ class RecordedEngines:
         return self.run.spans.phase("read")
 
     def learning(self) -> AbstractAsyncContextManager[None]:
-        """Return a context in which nobody else has to know that weights change."""
+        """Return an empty context, since no engine is affected by a change of weights."""
         return nullcontext()
 
     async def push(self) -> dict[str, float]:
-        """Bring the weights to nobody."""
+        """Do nothing, since there are no engines."""
         return {}
 
     async def evaluated(self) -> None:
-        """Wait for nothing: nobody is evaluated."""
+        """Do nothing, since nothing is evaluated."""
 
     def counts(self) -> dict[str, int]:
-        """Return what happened to requests, as it was recorded."""
+        """Return the recorded counts of engines and requests."""
         return self.batches.counts()
 
     def metrics(self) -> dict[str, float]:
-        """Return those of generation that every step has."""
+        """Return the generation metrics that every step has."""
         return {"rollout/retries": 0.0}
 
     def verifiers(self) -> None:
-        """Return nothing: nothing was judged."""
+        """Return `None`, since nothing is judged."""
 
     def trace(self) -> None:
-        """Trace nothing."""
+        """Do nothing, since there are no engines."""

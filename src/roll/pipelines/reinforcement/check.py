@@ -1,4 +1,4 @@
-"""The inspection of a run with an `algorithm` before it starts, beside that of every run that generates."""
+"""Checks of a run with an `algorithm` before it starts, in addition to those of every online run."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ C = TypeVar("C", bound=ReinforcingConfig)
 
 
 def inspect(config: C, *looks: Callable[[Report, C], None]) -> Report:
-    """Find out all that can be known before a run.
+    """Check a run before it starts.
 
     Args:
-        config: of the run.
-        looks: of its pipeline, beside these.
+        config: Configuration of the run.
+        looks: Additional checks of its pipeline.
     """
     looks = (_look_at_own_functions, _look_at_critic, _look_at_truncation, *looks)
     return inspect_run(config, config.algorithm.type, *looks, further=_further)
@@ -34,7 +34,7 @@ def inspect(config: C, *looks: Callable[[Report, C], None]) -> Report:
 def _look_at_own_functions(report: Report, config: ReinforcingConfig) -> None:
     algorithm = config.algorithm
     if algorithm.advantage.function is not None or algorithm.loss is not None or algorithm.gate.type == "python":
-        from roll.pipelines.learning.losses import check_own_functions  # imports torch, as those of users do
+        from roll.pipelines.learning.losses import check_own_functions  # imports torch, as user functions do
 
         check_own_functions(algorithm)
 
@@ -83,7 +83,7 @@ def further_memory(
     element, parallel = element_bytes(config.model.dtype), config.training.parallel
     frozen = frozen_bytes(sizes, parallel, config.num_ranks, element)
     memory = {"reference": frozen} if held else {}
-    if config.num_snapshots and not on_accelerator:  # snapshots are in main memory, with the current weights meanwhile
+    if config.num_snapshots and not on_accelerator:  # in host memory, with the current weights
         share = num_trained(config.model, sizes) * parallel.dp_replicate / config.num_ranks
         memory["snapshots"] = round((config.num_snapshots + 1) * element * share)
     return Further(

@@ -1,9 +1,9 @@
-"""Demonstrations as rollouts: what an expert answered, in the model's own tokens, played and scored like any other.
+"""Demonstrations as rollouts: an expert's answers in the model's tokens, played and scored like any other rollout.
 
     prompt.expert ─ the chat template's tokens ─► the same loop that plays the policy's rollouts ─► reward ─► Rollout
 
-No engine is asked, and nothing is drawn at random: the same draw gives the same rollout. Log-probs are 0, the policy
-version is -1.
+No engine is called, and nothing is random: the same draw gives the same rollout. Log-probs are 0, the policy version
+is -1.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ async def demonstration(config: ReinforcingConfig, live: LivePolicy, draw: Promp
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Script:
-    """In place of an engine: says the expert's answers one after the other, and then nothing more."""
+    """Stand-in for an engine that returns the expert's answers one after the other."""
 
     renderer: ChatRenderer
     answers: Iterator[str]

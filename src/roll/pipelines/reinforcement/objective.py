@@ -1,4 +1,4 @@
-"""Learning by an `algorithm`: from finished groups to what a step learns from, and from that to new weights."""
+"""The RL objective: from finished groups to the selected rollouts of a step, and from them to new weights."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ class Reinforcement(Generic[C]):
     shown: Shown
 
     async def collect(self, batch: Batch) -> Collected[Selection]:
-        """Choose what is learned from; may be cancelled at any moment.
+        """Select the rollouts to train on; may be canceled at any moment.
 
-        With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also holds the groups that
-        were left out and replaced. Every draw in it gets a fate.
+        With `filters.refill` (dynamic sampling, DAPO, arXiv 2503.14476 eq. 11) the batch also has the groups that were
+        left out and replaced. Every draw of the batch gets a fate.
         """
         config, run = self.online.config, self.online.run
         shown = tuple(await self.shown(batch))
@@ -75,12 +75,12 @@ class Reinforcement(Generic[C]):
         )
 
     def note(self, collected: Collected[Selection]) -> None:
-        """Remember the moments of all rewards."""
+        """Store the moments of all rewards in the run's state."""
         self.online.run.state.moments = collected.choice.moments
 
 
 def live_demonstrations(online: OnlineRun[C, LivePolicy]) -> Shown:
-    """Return what plays the demonstrations of a batch's prompts."""
+    """Return a function that plays the demonstrations of a batch's prompts."""
 
     async def play(batch: Batch) -> Sequence[Rollout]:
         if online.config.algorithm.imitation.weight == 0:

@@ -1,4 +1,4 @@
-"""The rollouts that an algorithm asks for: how they are sampled, and which groups pass."""
+"""The rollouts that an algorithm needs: how they are sampled, and which groups pass the filters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from roll.rollout.group_run import Doom
 __all__ = ["GREEDY", "build_controller"]
 
 GREEDY = "greedy"
-"""Purpose of the greedy answers that a baseline compares with."""
+"""Purpose of the greedy answers of the baseline `greedy`."""
 
 
 def build_controller(

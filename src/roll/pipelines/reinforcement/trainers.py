@@ -1,10 +1,10 @@
 """The trainers of a run with an `algorithm`: specs of policy, critics and reference.
 
-policy      trained, sent to engines
-critics     trained on returns, each from its own share of the rollouts; started where `algorithm.critic` is used,
-            unless the policy has a value head of its own
-reference   the policy as it was at first: a frozen model, or the policy without its adapters, which costs nothing;
-            for the divergence over the whole vocabulary the policy's own trainer keeps it
+policy      trained, and synced to engines
+critics     trained on returns, each on its own share of the rollouts; started if `algorithm.critic` is used, unless
+            the policy's network has a value head
+reference   the initial policy: a frozen model, or the policy without its adapters, which needs no memory; for the
+            divergence over the whole vocabulary, the policy's trainer holds it
 """
 
 from __future__ import annotations

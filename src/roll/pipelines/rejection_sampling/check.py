@@ -1,4 +1,4 @@
-"""What can be known of rejection sampling before it starts."""
+"""Checks of rejection sampling before it starts."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ __all__ = ["inspect"]
 
 
 def inspect(config: RejectionSamplingConfig) -> Report:
-    """Find out all that can be known before a run."""
+    """Check a run before it starts."""
     return inspect_run(config, "rejection sampling", trained_per_group=(1, config.rejection.keep))

@@ -1,9 +1,9 @@
 """Rejection sampling (RAFT, arXiv 2304.06767):
 
-sample → verify → keep the best → learn to write them → sync → evaluate → sample …
+sample → verify → keep the best → fine-tune on them → sync → evaluate → sample …
 
-As everywhere, log-probs are those of the distribution that was sampled, at `rollout.temperature`. The loss is the
-likelihood under the current weights: how old the policy is that wrote an answer does not enter it.
+As everywhere, log-probs are those of the sampling distribution, at `rollout.temperature`. The loss is the likelihood
+under the current weights; the staleness of an answer does not matter.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ __all__ = ["objective"]
 
 
 def objective(online: OnlineRun[RejectionSamplingConfig, Any]) -> AnswersObjective:
-    """Return what is learned: to write the best answers."""
+    """Build the objective: maximize the likelihood of the best answers."""
     rejection, rollout = online.config.rejection, online.config.rollout
 
     async def build(choice: Choice) -> TrainingBatch:

@@ -1,4 +1,4 @@
-"""Rejection sampling as a pipeline: what it opens, says of itself, and measures."""
+"""The pipeline of rejection sampling: its roles, facts and evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `roll check` says of training a reward model."""
+"""Checks of reward-model training before it starts, for `roll check`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["inspect"]
 
 
 def inspect(config: RewardModelConfig) -> Report:
-    """Find out all that can be known before a run."""
+    """Check a run before it starts."""
     loss = config.reward_model.loss
     return look(
         config,

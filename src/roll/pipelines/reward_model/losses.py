@@ -1,4 +1,4 @@
-"""What a reward model learns by."""
+"""Losses of a reward model."""
 
 from __future__ import annotations
 

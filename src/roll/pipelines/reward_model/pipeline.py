@@ -1,4 +1,4 @@
-"""Training a reward model as a pipeline: what it opens, says of itself, and measures."""
+"""The pipeline of reward-model training: its roles, facts and evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What can be known of an RLVR run before it starts: what `roll check` prints, and `roll.check` returns."""
+"""Checks of an RLVR run before it starts, for `roll check` and `roll.check`."""
 
 from __future__ import annotations
 

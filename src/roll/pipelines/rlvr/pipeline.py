@@ -1,4 +1,4 @@
-"""From a configuration to the roles that the loop works with, and their end in reverse order."""
+"""The pipeline of RLVR: its roles, for a run or for a replay, facts and evaluation."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ __all__ = ["PIPELINE"]
 
 @asynccontextmanager
 async def _open(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start what a run, or the replay of one, needs, and end it afterwards; inside, what is to be done.
+    """Start the roles of a run or of a replay, yield the loop to run, and shut the roles down afterwards.
 
     Raises:
-        UserError: it cannot be done; says why.
+        UserError: The run cannot start; the message has the reason.
     """
     kinds = {"": _open_run, "train": open_training, "rollout": open_answering}
     async with kinds[config.replay.only if config.replay else ""](config, session) as work:
@@ -43,7 +43,7 @@ async def _open(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[
 
 @asynccontextmanager
 async def _open_run(config: RLVRConfig, session: Session) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error."""
+    """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error."""
     tracker = session.tracker
     tracker.note("reading the model's files and the prompts")
     check_own_functions(config.algorithm)

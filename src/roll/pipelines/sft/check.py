@@ -1,4 +1,4 @@
-"""What `roll check` says of supervised fine-tuning."""
+"""Checks of supervised fine-tuning before it starts, for `roll check`."""
 
 from functools import partial
 

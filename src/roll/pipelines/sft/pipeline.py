@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as a pipeline: what it opens, says of itself, and measures."""
+"""The pipeline of supervised fine-tuning: its roles, facts and evaluation."""
 
 from __future__ import annotations
 

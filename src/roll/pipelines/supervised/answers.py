@@ -1,4 +1,4 @@
-"""Engines beside a supervised run, that answer prompts whenever it is measured."""
+"""Engines of a supervised run that answer prompts in its evaluations."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ async def open_answers(
     """Start engines that get the policy's weights before they answer.
 
     Args:
-        config: of the engines, the prompts and the rewards.
-        session: what this process works with.
-        cluster: where they start.
-        run: of the policy.
-        policy: has started.
-        stack: closes what is opened here.
+        config: Configuration of engines, prompts and rewards.
+        session: Session of this process.
+        cluster: Cluster on which the engines start.
+        run: Run of the policy.
+        policy: The started trainer of the policy.
+        stack: Exit stack that closes everything that is opened.
 
     Raises:
-        UserError: it cannot be done; says why.
+        UserError: The engines cannot start; the message has the reason.
     """
     prepared = await in_thread(prepare, config)
     draws = prepared.data.evaluation(config.evaluation.num_prompts)

@@ -1,8 +1,8 @@
-"""Values that a frozen model computes of all examples of a run, before its first step.
+"""Outputs of a frozen model for all examples of a run, computed before its first step.
 
-remaining draws, held-out examples ─► samples of which nothing is kept ─ the model, frozen ─► kept
+remaining draws, held-out examples ─► samples without stored outputs ─ the model, frozen ─► store
 
-The model is let go before the policy starts, so the two never share memory.
+The model is unloaded before the policy starts, so the two are never in memory together.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from roll.types import TrainingBatch, TrainingSample
 __all__ = ["CHUNK", "Ask", "ask_once", "remaining_steps", "weights_name"]
 
 CHUNK = 256
-"""So many samples, or a few more, are written at once."""
+"""Approximate number of samples that are written at once."""
 Ask = Callable[[TrainerGroup, TrainingBatch], Coroutine[Any, Any, list[Rows]]]
-"""What the model is asked of a batch: the rows of each sample."""
+"""Function that computes a model's outputs for a batch: the rows of each sample."""
 
 
 def weights_name(spec: TrainerSpec) -> str:
@@ -47,16 +47,16 @@ async def ask_once(
     who: str,
     session: Session | None = None,
 ) -> None:
-    """Let a model say what is not kept yet; nothing starts where all is.
+    """Compute and store the outputs that are missing; the model is not started if none is.
 
     Args:
-        cluster: where it is started.
-        spec: of the model.
-        kept: takes in what it says.
-        batches: each is asked of at once, in whole units: as it will be learnt, so that it is packed and rounded alike.
-        ask: what is asked.
-        who: for the user.
-        session: that shows how far this is.
+        cluster: Cluster on which the model is started.
+        spec: Spec of the model.
+        kept: Store of the outputs.
+        batches: Batches, each computed at once in whole units as in training, so that packing and rounding are equal.
+        ask: Function that computes the outputs of a batch.
+        who: Name of the model, for messages.
+        session: Session that shows the progress.
     """
     missing = {id(sample) for sample in kept.missing(chain.from_iterable(batches))}
     if not missing:

@@ -40,21 +40,21 @@ from roll.types import TrainingBatch, TrainingSample
 __all__ = ["Other", "inspect"]
 
 NUM_STEPS_LOOKED_AT = 8
-"""Whose examples say how long a step's are."""
+"""Number of first steps from whose examples the length of a step is estimated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Other:
-    """What models beside the one that learns add to a run."""
+    """Cost of models other than the trained one."""
 
     paths: tuple[str, ...] = ()
-    """Of those that its trainer holds."""
+    """Paths of models that the trainer holds."""
     kept_token_bytes: int = 0
-    """What is kept on disk of each token that is learnt."""
+    """Bytes stored on disk per trained token."""
     passes_before: float = 0.0
-    """Forward passes over every example before the first step; of another model, as multiples of this one's."""
+    """Forward passes over every example before the first step, in units of the trained model's forward pass."""
     passes_per_step: int = 0
-    """Forward passes over a step's batch beside the update."""
+    """Forward passes over a step's batch in addition to the update."""
 
 
 NO_OTHER = Other()
@@ -69,15 +69,15 @@ def inspect(
     other: Other = NO_OTHER,
     role: Role = "policy",
 ) -> Report:
-    """Find out all that can be known before a run.
+    """Check a run before it starts.
 
     Args:
-        config: of the run.
-        kind: of its examples.
-        method: what it learns by.
-        loss: import path of the same as a function.
-        other: models beside the one that learns.
-        role: of this; a reward model scores texts at their ends.
+        config: Configuration of the run.
+        kind: Kind of its examples.
+        method: Name of the method.
+        loss: Import path of the loss.
+        other: Cost of models other than the trained one.
+        role: Role of the trained model; a reward model scores sequences at their ends.
     """
     return look(
         Report(config=config, method=method, machine=inspect_machine()),
@@ -99,7 +99,7 @@ def _look_at_examples(
 ) -> None:
     if report.model is None:
         return
-    if find_model(config.model.path) is None:  # without its tokenizer: a full micro-batch is what needs most
+    if find_model(config.model.path) is None:  # without a tokenizer, assume full micro-batches, the upper bound
         if not other.paths:
             _estimate_memory(report, config, config.training.max_tokens_per_micro_batch, 1, other, role)
         return

@@ -1,8 +1,8 @@
-"""The parts of a step that learns from examples: what is drawn, the update, the step's boundary, measuring.
+"""The parts of a training step on examples: drawing, the update, the step's boundary, evaluation.
 
 stream ─ draw ─► samples ─► batch ─ columns ─► update ─► boundary: every draw has its fate, the run may be saved
 
-Drawing changes nothing that lasts, so a signal can end it; an update runs to the boundary.
+Drawing changes no persistent state, so a signal can interrupt it; an update runs to the boundary.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ logger = logging.getLogger(__name__)
 
 
 LossOf: TypeAlias = Callable[[Sequence[TrainingSample]], Awaitable[LossFn]]
-"""A coroutine function: the loss of a batch, where that depends on the batch and on the current weights."""
+"""Coroutine function that returns the loss of a batch, if it depends on the batch and on the current weights."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drawn:
-    """What a step learns from."""
+    """The draws and samples of a step."""
 
     draws: Sequence[ExampleDraw]
     samples: tuple[TrainingSample, ...]
     left_out: dict[int, str] = field(default_factory=dict)
-    """By draw id, why an example cannot be learnt from."""
+    """By draw id: why an example cannot be trained on."""
 
 
 def next_draws(examples: Examples, training: SupervisedTraining) -> list[ExampleDraw]:
@@ -75,19 +75,19 @@ async def _nothing_added(batch: TrainingBatch) -> TrainingBatch:
 
 @dataclass(kw_only=True, slots=True)
 class Course:
-    """A run on its way through its examples."""
+    """A run that trains on examples."""
 
     config: SupervisedConfig
     training: SupervisedTraining
-    """With the number of steps that the run has."""
+    """Training configuration with the run's number of steps."""
     run: Run
     policy: TrainerGroup
-    """What learns."""
+    """The trained model."""
     examples: Examples
     completed: Callable[[TrainingBatch], Awaitable[TrainingBatch]] = _nothing_added
-    """Adds the columns that the loss needs and no example brings."""
+    """Adds the columns that the loss needs and examples do not have."""
     answers: Evaluator | None = None
-    """What engines answer whenever the held-out loss is measured."""
+    """Evaluator of engines' answers, used whenever the held-out loss is measured."""
     _held_out: TrainingBatch | None = None
 
     async def draw(self) -> Drawn:
@@ -131,7 +131,7 @@ class Course:
         return [alarm.message for alarm in alarms if alarm.stops]
 
     async def evaluate_if_due(self, loss: LossFn | LossOf) -> None:
-        """Measure the loss on the held-out examples, where the configuration asks for it now."""
+        """Evaluate on the held-out examples if it is due."""
         run, every = self.run, self.config.evaluation.every_num_steps
         step = run.state.step
         last = step == run.num_steps
@@ -140,7 +140,7 @@ class Course:
             await self._evaluate(loss)
 
     async def _evaluate(self, loss: LossFn | LossOf) -> None:
-        """Measure the loss on the held-out examples, and what engines answer, if there are any."""
+        """Measure the loss on the held-out examples, and the engines' answers, if there are engines."""
         run, answers, groups = self.run, self.answers, list[Group]()
         with run.spans.phase("evaluate"):
             if answers is not None:

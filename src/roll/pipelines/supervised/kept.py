@@ -1,12 +1,12 @@
-"""A store on disk of what a model computed of the trained tokens, by the digest of the tokens.
+"""On-disk store of a model's outputs for trained tokens, keyed by a digest of the tokens.
 
-An entry is found by the tokens themselves and by which of them count. So nothing that changes the data, the template
-or the lengths can make an entry wrong, only miss.
+The key of an entry depends on the tokens and the loss mask, so a change of data, template or lengths can make an entry
+miss, but never wrong.
 
-    NAME.npy   a row for each token that counts, one sample after the other; mapped into memory, not read into it
-    NAME.npz   keys and lengths of the samples, and the checksum of the rows: written last, so that it vouches for them
+    NAME.npy   a row for each loss token, one sample after the other; memory-mapped, not loaded
+    NAME.npz   keys and lengths of the samples, and the checksum of the rows; written last, so that it implies the rows
 
-Names come from the keys, so several runs may keep what they were told in one directory.
+Names are derived from the keys, so several runs may share one directory.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Kept", "Rows", "rows_of"]
 logger = logging.getLogger(__name__)
 
 Rows: TypeAlias = "np.ndarray[tuple[int], np.dtype[np.void]]"
-"""[N] what was said of a sample's tokens that count, in named columns."""
+"""[N] a model's outputs for a sample's loss tokens, in named columns."""
 
 
 def rows_of(**columns: np.ndarray[Any, Any]) -> Rows:
@@ -43,10 +43,10 @@ def rows_of(**columns: np.ndarray[Any, Any]) -> Rows:
 
 
 class Kept:
-    """What one model said of samples; files are only ever added.
+    """Stored outputs of one model for samples; files are only ever added.
 
     Args:
-        directory: of this model and of what it is asked; `None` keeps everything in memory.
+        directory: Directory for this model and kind of output; `None` keeps everything in memory.
     """
 
     def __init__(self, directory: Path | None = None) -> None:
@@ -65,7 +65,7 @@ class Kept:
         return list(new.values())
 
     def add(self, samples: Sequence[TrainingSample], said: Sequence[Rows]) -> None:
-        """Keep what was said of samples of which nothing is kept yet, and write it."""
+        """Add the outputs of new samples, and write them to disk."""
         new = {_key(sample): rows for sample, rows in zip(samples, said, strict=True)}
         self._found |= new
         if self._directory is None or not new:

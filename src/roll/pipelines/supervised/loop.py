@@ -1,9 +1,9 @@
-"""Learning from examples, in one short loop:
+"""Training loop on examples:
 
-draw examples → what other models say of them → learn → evaluate → draw …
+draw examples → outputs of other models → learn → evaluate → draw …
 
-Pipelines differ in their loss alone: fine-tuning learns to write what the assistant wrote, preferences to write rather
-what was preferred, a reward model to score that higher, a student to come near to its teacher.
+Pipelines differ only in their loss: fine-tuning imitates the assistant's messages, preference training prefers the
+chosen answers, a reward model scores the chosen answers higher, distillation imitates a teacher.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ __all__ = ["train"]
 
 
 async def train(course: Course, loss: LossFn | LossOf) -> None:
-    """Take the remaining steps.
+    """Run the remaining steps.
 
     Args:
-        course: the run, its examples, and who learns from them.
-        loss: of every batch.
+        course: The run, its examples, and the trained model.
+        loss: Loss of every batch.
 
     Raises:
-        AlarmError: an alarm stops the run; everything up to this step's boundary is saved.
-        Interrupted: a signal asked for a stop; everything up to the last step's boundary is saved.
+        AlarmError: An alarm stops the run; everything up to this step's boundary is saved.
+        Interrupted: A signal requested a stop; everything up to the last step's boundary is saved.
     """
 
     async def step() -> list[str]:

@@ -1,4 +1,4 @@
-"""Measuring a model on held-out examples, without training."""
+"""Evaluation of a model on held-out examples, without training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["Measuring", "beside_answers", "held_out_metrics", "measure_answers",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measuring:
-    """What a model is measured with."""
+    """The parts with which a model is evaluated."""
 
     config: SupervisedConfig
     cluster: Cluster
     prepared: Prepared
     batch: TrainingBatch
-    """The held-out examples."""
+    """Batch of the held-out examples."""
     stack: AsyncExitStack
 
     async def start(self, role: Role, *, teachers: tuple[str, ...] = ()) -> TrainerGroup:
@@ -61,11 +61,11 @@ async def open_measuring(
 
 
 def held_out_metrics(measured: ForwardBackwardResult, batch: TrainingBatch) -> dict[str, float]:
-    """Return the loss and the metrics that it reports, under `eval/…` and without the names of their families.
+    """Return the loss and its metrics, under `eval/…` instead of their own prefixes.
 
     Args:
-        measured: what the loss said of the held-out examples.
-        batch: these; an accuracy is of its units, such as pairs.
+        measured: Results on the held-out examples.
+        batch: Batch of the held-out examples; an accuracy is over its units, such as pairs.
     """
     metrics = {name.rpartition("/")[2]: value for name, value in measured.metrics.items()}
     found = {f"eval/{name}": value for name, value in {"loss": measured.loss, **metrics}.items()}

@@ -1,4 +1,4 @@
-"""From a configuration to a course, and the end of its roles in reverse order."""
+"""Opening of a supervised run from its configuration, and shutdown in reverse order."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ async def open_course(
     first: Callable[[Cluster, Prepared], Awaitable[None]] | None = None,
     score_at_end: bool = False,
 ) -> AsyncIterator[Course]:
-    """Start every role, restore what a checkpoint holds, and end every role afterwards, also after an error.
+    """Start every role, restore the checkpoint, and shut every role down afterwards, also after an error.
 
     Args:
-        config: of the run.
-        session: what this process works with.
-        kind: of the examples that are learnt from.
-        spec_of: of the trainer that learns.
-        first: is waited for before it starts.
-        score_at_end: see `build_examples`.
+        config: Configuration of the run.
+        session: Session of this process.
+        kind: Kind of the examples.
+        spec_of: Returns the spec of the trained model.
+        first: Coroutine function that is awaited before the trainer starts.
+        score_at_end: See `build_examples`.
     """
     tracker, saved = session.tracker, session.saved
     tracker.note("reading the model's files and the examples")

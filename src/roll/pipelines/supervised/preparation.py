@@ -1,4 +1,4 @@
-"""The preparation of a supervised run before any role starts: the model's files and the examples."""
+"""Preparation of a supervised run before any role starts: the model's files and the examples."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ __all__ = ["Prepared", "held_out_batch", "planned_steps", "policy_spec", "prepar
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """What can be prepared without any device."""
+    """The parts of a run that need no device."""
 
     model_path: Path
     examples: Examples
     training: SupervisedTraining
-    """With the number of steps that the run has."""
+    """Training configuration with the run's number of steps."""
 
 
 def prepare(
@@ -33,13 +33,13 @@ def prepare(
     """Resolve the model and read the data.
 
     Args:
-        config: of the run.
-        kind: of its examples.
-        at: where it stands; without it at its beginning.
-        score_at_end: see `build_examples`.
+        config: Configuration of the run.
+        kind: Kind of its examples.
+        at: State of the run; by default its beginning.
+        score_at_end: See `build_examples`.
 
     Raises:
-        UserError: the model or a source cannot be used.
+        UserError: The model or a source cannot be used.
     """
     model_path = resolve_model(config.model.path)
     check_experts(model_path, config.training.parallel.ep)
