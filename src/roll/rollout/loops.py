@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 
 from roll.data.expert_choices import experts_by_context
+from roll.errors import CallbackError, RollError, in_one_line, raised_at
 from roll.types import Branch, Generation, GenerationRequest, IntArray, Message, PromptDraw, Rollout, Turn
 from roll.user_code import check_call, load_function
 
@@ -87,7 +88,22 @@ def own_loop(path: str | None) -> RolloutLoop | None:
         return None
     loop = load_function(path, "rollout loop")
     check_call(loop, f"rollout loop '{path}'", "draw", "index", "first", "generate", "renderer")
-    return cast(RolloutLoop, loop)
+
+    async def made(
+        draw: PromptDraw, index: int, first: GenerationRequest, generate: Generate, renderer: Renderer
+    ) -> Rollout:
+        try:
+            rollout = await loop(draw, index, first, generate, renderer)
+        except RollError:
+            raise
+        except (Exception, SystemExit) as error:
+            place, what = raised_at(error), in_one_line(error)
+            raise CallbackError(f"rollout loop '{path}' failed at {place}: {what}") from error
+        if not isinstance(rollout, Rollout):
+            raise CallbackError(f"rollout loop '{path}' returned {type(rollout).__name__}, not a Rollout.")
+        return rollout
+
+    return made
 
 
 async def single_answer(

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from roll.errors import CallbackError
 from roll.rollout.episode import loop_for, play
-from roll.rollout.loops import single_answer
+from roll.rollout.loops import own_loop, single_answer
 from roll.types import (
     EnvironmentSettings,
     Generation,
@@ -152,3 +155,20 @@ def test_a_column_of_data_that_is_called_env_makes_no_game() -> None:
     plain = Prompt(uid="d/1", domain="d", messages=(), metadata={"env": {"name": "guess_number", "options": {}}})
     assert loop_for(plain) is single_answer
     assert loop_for(draw(1).prompt) is play
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("async def {}: return 3", r"returned int, not a Rollout\."),
+        ("def {}: return 3", r"failed at .*: TypeError: object int can't be used in 'await' expression"),
+        ("async def {}: raise KeyError('a')", r"failed at .*own_loop\.py:1: KeyError: 'a'"),
+        ("async def {}: raise SystemExit(3)", r"failed at .*own_loop\.py:1: SystemExit: 3"),
+    ],
+)
+async def test_a_loop_of_ones_own_that_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
+    (tmp_path / "own_loop.py").write_text(text.format("loop(draw, index, first, generate, renderer)"))
+    path = f"{tmp_path}/own_loop.py:loop"
+    loop: Any = own_loop(path)
+    with pytest.raises(CallbackError, match=f"rollout loop '{path}' {words}"):
+        await loop(None, 0, None, None, None)
