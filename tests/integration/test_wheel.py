@@ -44,7 +44,7 @@ def test_the_quickstart_trains_in_a_new_environment_that_has_the_wheels_alone(tm
     assert str(tmp_path) in call(python, "-c", "import roll; print(roll.__file__)")
     assert str(tmp_path) in call(python, "-c", "import roll_sandbox; print(roll_sandbox.__file__)")
     assert "serve" in call(roll, "sandbox", "--help")
-    call(roll, "init")
+    call(roll, "init", "--examples")
     found = {each["name"]: each for each in json.loads(call(roll, "doctor", "--json"))["findings"]}
     assert found["packages"]["verdict"] == found["default model"]["verdict"] == "ok"
     changes = ("training.num_steps=2", "evaluation.num_prompts=4", "rollout.max_new_tokens=16")

@@ -59,7 +59,7 @@ def roll() -> None:
     """Train language models with reinforcement learning.
 
     \b
-    roll init                                                   write the examples to ./examples
+    roll init work                                              start a new run in ./work
     roll check examples/quickstart.yaml                         look before you train
     roll train examples/quickstart.yaml                         train
     roll train examples/quickstart.yaml training.num_steps=20   train with another value

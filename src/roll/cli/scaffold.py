@@ -1,0 +1,280 @@
+"""The files of a new run: a configuration with comments, and rows, a reward or an environment to start from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import dedent
+
+from roll.errors import UserError
+
+__all__ = ["OWN", "PIPELINES", "REWARDS", "SAMPLE", "NewRun", "column_names", "files_of_run"]
+
+OWN = "own"
+"""The choice of a reward or an environment that the user writes: a stub of it is written."""
+SAMPLE = "sample"
+"""The choice of a file of sample rows, which is written."""
+PIPELINES: Mapping[str, str] = {
+    "rlvr": "reinforcement learning from rewards of the model's own answers (GRPO, PPO, …)",
+    "agentic": "reinforcement learning in an environment, over many turns",
+    "sft": "supervised fine-tuning on conversations",
+    "preference": "DPO and related losses on pairs of answers",
+    "reward_model": "a reward model from pairs of answers",
+    "distill": "on-policy distillation from a teacher",
+    "distill_offline": "distillation from a teacher on given conversations",
+    "preference_online": "DPO on pairs of the model's own answers",
+    "rejection_sampling": "fine-tuning on the best of the model's own answers",
+}
+REWARDS: Mapping[str, str] = {
+    "math": "the answer equals the reference as mathematics",
+    "exact": "the answer equals the reference as text",
+    "choice": "the answer is the letter of the reference",
+    "short_answer": "F1 score over the words of the reference",
+    OWN: "a function of your own: reward.py is written",
+}
+_CONVERSATIONS = ("sft", "distill_offline")
+_PAIRS = ("preference", "reward_model")
+_TEACHERS = ("distill", "distill_offline")
+_PROMPT_COLUMNS = ("prompt", "question", "problem", "instruction", "query", "input", "messages")
+_ANSWER_COLUMNS = ("answer", "solution", "target", "label", "output", "response")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewRun:
+    """What the user has chosen.
+
+    Attributes:
+        pipeline: a key of `PIPELINES`.
+        name: name of the run, and of its directory below `runs/`.
+        model: a directory, a hub id, or a name that ROLL knows.
+        data: path of a JSONL or Parquet file, relative to the configuration's directory, or `SAMPLE`.
+        columns: names of the columns of `data`; empty for `SAMPLE`.
+        reward: a key of `REWARDS`.
+        teacher: a directory, a hub id or a run, where the pipeline distills.
+        environment: an environment's id or place, or `OWN`, where the pipeline plays episodes.
+    """
+
+    pipeline: str
+    name: str
+    model: str
+    data: str = SAMPLE
+    columns: Sequence[str] = ()
+    reward: str = "math"
+    teacher: str | None = None
+    environment: str = OWN
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether the pipeline reads rows; episodes come from an environment."""
+        return self.pipeline != "agentic"
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether the model's own answers are scored."""
+        return self.pipeline in ("rlvr", "preference_online", "rejection_sampling")
+
+    @property
+    def needs_teacher(self) -> bool:
+        """Whether the pipeline distills from a teacher."""
+        return self.pipeline in _TEACHERS
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the names of the columns of a JSONL or Parquet file; of a JSONL file those of the first row.
+
+    Raises:
+        UserError: the file cannot be read, has no rows, or has another format.
+    """
+    try:
+        if path.suffix == ".parquet":
+            import pyarrow.parquet
+
+            return list(pyarrow.parquet.read_schema(path).names)
+        if path.suffix not in (".jsonl", ".json"):
+            raise UserError(f"--data '{path}' must be a .jsonl or .parquet file.")
+        with path.open(encoding="utf-8") as lines:
+            first = next((line for line in lines if line.strip()), "")
+        row = json.loads(first) if first else None
+    except (OSError, ValueError) as error:
+        raise UserError(f"--data '{path}' cannot be read: {error}. Give a JSONL or Parquet file.") from None
+    if not isinstance(row, dict):
+        raise UserError(f"--data '{path}' must have one JSON object a line; the first one is {first[:40]!r}.")
+    return list(row)
+
+
+def files_of_run(run: NewRun) -> dict[str, str]:
+    """Return the text of each file to write, by its name.
+
+    Raises:
+        UserError: no column of the data is known to hold the prompts.
+    """
+    files = {"config.yaml": _configuration(run)}
+    if run.needs_data and run.data == SAMPLE:
+        files["data.jsonl"] = "".join(json.dumps(row) + "\n" for row in _sample_rows(run.pipeline))
+    if run.needs_reward and run.reward == OWN:
+        files["reward.py"] = _REWARD
+    if run.pipeline == "agentic" and run.environment == OWN:
+        files["environment.py"] = _ENVIRONMENT
+    return files
+
+
+def _configuration(run: NewRun) -> str:
+    """Return the YAML text, with a comment for each key that a user is likely to change."""
+    lines = [
+        f"# Written by `roll init`: {PIPELINES[run.pipeline]}.",
+        "# `roll check config.yaml` checks it; `roll train config.yaml` trains; `roll config explain KEY` explains it.",
+        f"pipeline: {run.pipeline}",
+        f"name: {_quoted(run.name)}  # the run's directory is runs/{run.name}",
+        f"model: {_quoted(run.model)}  # a directory, a hub id, or a name that ROLL knows",
+    ]
+    if run.teacher:
+        lines.append(f"teacher: {_quoted(run.teacher)}  # a run, a directory or a hub id; it must share the tokenizer")
+    lines += ["", *(_environment_lines(run) if run.pipeline == "agentic" else _data_lines(run)), ""]
+    lines += _method_lines(run.pipeline)
+    return "\n".join(lines) + "\n"
+
+
+def _data_lines(run: NewRun) -> list[str]:
+    path = "data.jsonl" if run.data == SAMPLE else run.data
+    lines = ["data:", "  - source: file", f"    path: {_quoted(path)}  # JSONL or Parquet"]
+    if run.pipeline in _CONVERSATIONS + _PAIRS:
+        return [*lines, "    held_out: 0.1  # share of the rows that is kept for evaluation"]
+    prompt = _column(run, _PROMPT_COLUMNS)
+    if prompt is None:
+        raise UserError(
+            f"--data '{run.data}' has the columns {', '.join(run.columns)}; none of them is known to hold the prompts. "
+            f"Rename that column to 'prompt', or take --data {SAMPLE} and set data.0.path and data.0.prompt_key."
+        )
+    answer = _column(run, _ANSWER_COLUMNS)
+    lines += [
+        f"    prompt_key: {_quoted(prompt)}  # column with the prompt: text, or a list of chat messages",
+        f"    answer_key: {_quoted(answer) if answer else 'null'}  # column with the reference answer; null for none",
+        "    held_out: 0.1  # share of the rows that is kept for evaluation",
+    ]
+    if not run.needs_reward:
+        return [*lines, "    reward: math  # for the evaluation alone: the teacher trains"]
+    if run.reward == OWN:
+        reward = '{type: python, function: "reward.py:score", require_finished: true}'
+        return [*lines, f"    reward: {reward}  # an answer that was cut off scores 0"]
+    return [
+        *lines,
+        f"    reward: {run.reward}  # others: docs/rewards.md, several with weights, or a function of yours",
+    ]
+
+
+def _environment_lines(run: NewRun) -> list[str]:
+    place = "environment.py:Environment" if run.environment == OWN else run.environment
+    return [
+        "environments:",
+        f"  - environment: {_quoted(place)}  # `roll env list` shows the shipped ones",
+        "    num_turns: 4  # turns of an episode at most",
+    ]
+
+
+def _method_lines(pipeline: str) -> list[str]:
+    """Return the lines of the pipeline's own section, the rollouts, the training and the evaluation."""
+    own = {
+        "rlvr": ["algorithm: {type: grpo}  # `roll config explain algorithm.type` lists the others"],
+        "agentic": ["algorithm: {type: grpo}  # `roll config explain algorithm.type` lists the others"],
+        "preference": ["preference: {type: dpo, beta: 0.1}"],
+        "preference_online": ["preference: {type: dpo, beta: 0.1}"],
+        "distill": ["distillation: {divergence: reverse}"],
+        "rejection_sampling": ["rejection: {keep: 2, min_reward: 1.0}  # answers of each prompt that are learned from"],
+    }.get(pipeline, [])
+    if pipeline in _CONVERSATIONS + _PAIRS:
+        return [
+            *own,
+            "training: {num_epochs: 1, examples_per_step: 8, learning_rate: 1.0e-5}",
+            "evaluation: {every_num_steps: 10}",
+        ]
+    return [
+        *own,
+        "rollout:",
+        "  prompts_per_step: 8",
+        "  group_size: 8  # answers to each prompt",
+        "  max_new_tokens: 128  # tokens of an answer at most",
+        "training: {num_steps: 20, learning_rate: 1.0e-5}",
+        "evaluation: {every_num_steps: 10, num_prompts: 32}",
+    ]
+
+
+def _column(run: NewRun, known: Sequence[str]) -> str | None:
+    if not run.columns:
+        return known[0]
+    return next((name for name in known if name in run.columns), None)
+
+
+def _quoted(text: str) -> str:
+    """Return a scalar of YAML; a JSON string is one."""
+    plain = text.replace("-", "").replace("_", "").replace("/", "").replace(".", "")
+    is_plain = plain.isascii() and plain.isalnum() and not plain.isdigit() and text[0].isalpha()
+    return (
+        text
+        if is_plain and text.lower() not in ("true", "false", "null", "yes", "no", "on", "off")
+        else json.dumps(text)
+    )
+
+
+def _sample_rows(pipeline: str) -> list[dict[str, object]]:
+    """Return twenty small rows of the columns that the pipeline reads."""
+    sums = [(a, b) for a in range(2, 6) for b in range(3, 8)]
+    if pipeline in _PAIRS:
+        return [
+            {"prompt": f"What is {a} + {b}?", "chosen": f"{a + b}", "rejected": f"It is {a + b + 1}, I believe."}
+            for a, b in sums
+        ]
+    if pipeline in _CONVERSATIONS:
+        return [
+            {
+                "messages": [
+                    {"role": "user", "content": f"What is {a} + {b}?"},
+                    {"role": "assistant", "content": f"{a} + {b} = {a + b}"},
+                ]
+            }
+            for a, b in sums
+        ]
+    return [{"prompt": f"What is {a} + {b}? Answer with a number.", "answer": str(a + b)} for a, b in sums]
+
+
+_REWARD = dedent('''\
+    """The reward of this run. Test it as any function, without a model: `score("4", "4", {})`."""
+
+    from collections.abc import Mapping
+    from typing import Any
+
+
+    def score(text: str, answer: str, metadata: Mapping[str, Any]) -> float:
+        """Return the reward of an answer.
+
+        Args:
+            text: what the model answered.
+            answer: the reference answer of the row.
+            metadata: the other columns of the row.
+        """
+        return 1.0 if answer and answer in text else 0.0
+    ''')
+_ENVIRONMENT = dedent('''\
+    """The environment of this run: find a number. Try it: `roll env play environment.py:Environment`."""
+
+    from random import Random
+
+
+    class Environment:
+        def reset(self, seed: int | None = None) -> tuple[str, dict[str, str]]:
+            """Return the first observation, which is the prompt; rollouts of a group get the same seed."""
+            random = Random(seed)
+            first = random.randint(1, 50)
+            self.number, self.turns_left = random.randint(first, first + 7), 4
+            return f"Guess a number between {first} and {first + 7}. Answer with the number alone.", {}
+
+        def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, str]]:
+            """Return the next observation, the reward, whether the episode ended, whether it was cut off, and info."""
+            self.turns_left -= 1
+            guess = action.strip().rstrip(".")
+            if guess == str(self.number):
+                return "Right.", 1.0, True, False, {}
+            is_low = guess.isascii() and guess.isdecimal() and float(guess) < self.number
+            return f"Try a {'higher' if is_low else 'lower'} number.", 0.0, self.turns_left == 0, False, {}
+    ''')
