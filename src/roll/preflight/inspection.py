@@ -20,7 +20,7 @@ from roll.preflight.report import Report
 if TYPE_CHECKING:
     from roll.models import ModelDescription
 
-__all__ = ["compare_memory", "described", "look", "look_at_disk", "look_at_places"]
+__all__ = ["compare_memory", "described", "look", "look_at_disk", "look_at_roles"]
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -36,7 +36,7 @@ def look(report: Report, config: C, *looks: Callable[[Report, C], None]) -> Repo
     return report
 
 
-def look_at_places(report: Report, config: RunConfig) -> None:
+def look_at_roles(report: Report, config: RunConfig) -> None:
     """Check a train back-end of the user's own; add the placement of roles, unless all are in one process."""
     if isinstance(training := getattr(config, "training", None), TrainingConfig):
         check_back_end(training.backend)

@@ -28,7 +28,7 @@ from roll.inference import resolve_engine_kind
 from roll.models import describe_model, find_model
 from roll.pipelines.preparation import prepare as prepare_prompts
 from roll.pipelines.supervised.preparation import Prepared, policy_spec, prepare
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_roles
 from roll.preflight.layout import look_at_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
@@ -82,7 +82,7 @@ def inspect(
     return look(
         Report(config=config, method=method, machine=inspect_machine()),
         config,
-        look_at_places,
+        look_at_roles,
         _look_at_model,
         look_at_layout,
         partial(_look_at_examples, kind=kind, loss=loss, other=other, role=role),

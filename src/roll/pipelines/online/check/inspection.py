@@ -23,7 +23,7 @@ from roll.pipelines.online.check.estimate import (
     memory_by_role,
     rollout_bytes,
 )
-from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_places
+from roll.preflight.inspection import compare_memory, described, look, look_at_disk, look_at_roles
 from roll.preflight.layout import look_at_layout
 from roll.preflight.machine import inspect_machine
 from roll.preflight.report import Report
@@ -59,7 +59,7 @@ def inspect_run(
     return look(
         Report(config=config, method=f"{method}, {config.training.num_steps} steps", machine=inspect_machine()),
         config,
-        _look_at_places,
+        _look_at_roles,
         _look_at_model,
         *looks,
         look_at_layout,
@@ -74,13 +74,13 @@ def inspect_run(
     )
 
 
-def _look_at_places(report: Report, config: GeneratingConfig) -> None:
+def _look_at_roles(report: Report, config: GeneratingConfig) -> None:
     from roll.agents.programs import check_agent
     from roll.rollout.loops import own_loop
 
     check_agent(config.rollout.agent)
     own_loop(config.rollout.loop)
-    look_at_places(report, config)
+    look_at_roles(report, config)
     from roll.inference import resolve_engine_kind
 
     report.engine_kind = resolve_engine_kind(config.inference.engine)
