@@ -79,8 +79,8 @@ BUGS = (
     Bug(
         "a place is never given back when an engine dies",
         "engine_link.py",
-        "in this very instant\n            self._ended(call)\n",
-        "in this very instant\n",
+        "just have been canceled\n            self._ended(call)\n",
+        "just have been canceled\n",
     ),
     Bug(
         "off by one in the limit of live groups",
@@ -323,8 +323,8 @@ BUGS = (
     Bug(
         "whoever waits for a lost engine hears nothing",
         "engine_link.py",
-        "                call.answer.set_exception(self._died())\n                call.answer.exception()  # its",
-        "                pass  # its",
+        "                call.answer.set_exception(self._died())\n                call.answer.exception()  # marks",
+        "                pass  # marks",
     ),
     Bug(
         "an engine that was woken serves before it has the current weights",
