@@ -11,9 +11,8 @@ from roll.config.base import EXTENSION, Section, option
 from roll.config.deepspeed import DeepSpeedConfig
 from roll.config.model import ModelConfig
 from roll.config.parallel import ParallelConfig
-from roll.errors import ConfigError
 from roll.extensions import ExtensibleRegistry
-from roll.user_code import check_call
+from roll.user_code import check_kind
 
 if TYPE_CHECKING:
     from roll.protocols import TrainBackend
@@ -46,14 +45,8 @@ def check_back_end(name: str) -> None:
         return
     from roll.protocols import TrainBackend
 
-    factory = TRAINERS.get(name)
-    check_call(factory, f"training.backend '{name}'", "spec")
     methods = [each for each, value in vars(TrainBackend).items() if not each.startswith("_") and callable(value)]
-    missing = [each for each in methods if isinstance(factory, type) and not hasattr(factory, each)]
-    if missing:
-        raise ConfigError(
-            f"training.backend '{name}' lacks {', '.join(missing)}: give it the methods of roll.protocols.TrainBackend."
-        )
+    check_kind(TRAINERS.get(name), f"training.backend '{name}'", methods, "spec")
 
 
 class TrainingConfig(Section):

@@ -18,10 +18,9 @@ from typing import TYPE_CHECKING, Any
 
 from roll.config.parallel import ParallelConfig
 from roll.config.run import RunConfig
-from roll.config.training import TRAINERS, TrainingConfig
+from roll.config.training import TrainingConfig
 from roll.errors import ModelError
 from roll.preflight.report import Report
-from roll.user_code import check_kind
 from roll.version import install_extra
 
 if TYPE_CHECKING:
@@ -46,8 +45,6 @@ def look_at_layout(report: Report, config: RunConfig) -> None:
     """
     training, lora = config.section("training", TrainingConfig), config.model.lora
     backend = training.backend
-    if backend not in TRAINERS.built_in:
-        check_kind(TRAINERS.get(backend), f"training.backend '{backend}'", ("train_step", "weights"), "spec")
     package = _PACKAGES.get(backend)
     if package is not None and find_spec(package) is None:
         said = f"training.backend is '{backend}', which is not installed here: {install_extra(backend)}"

@@ -154,7 +154,7 @@ def test_a_run_that_saves_nothing_needs_no_room_for_checkpoints(
         ({"training": {"num_steps": 1, "backend": "gone.py:B"}}, "train back-end: there is no file 'gone.py'"),
         (
             {"training": {"num_steps": 1, "backend": "own_rewards.py:Kind"}},
-            "'own_rewards.py:Kind' lacks train_step, we",
+            "'own_rewards.py:Kind' lacks train_step, forward_backward, ",
         ),
         ({"rollout": {"loop": "own_rewards.py:nothing"}}, "rollout loop 'own_rewards.py:nothing' is called with"),
     ],
