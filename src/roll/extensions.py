@@ -112,7 +112,7 @@ def _installed(group: str) -> Mapping[str, tuple[str, ...]]:
 
 
 def _import_path(point: metadata.EntryPoint) -> str:
-    """Return the import path of an entry point; what is none is refused where it is imported."""
+    """Return the import path of an entry point; an invalid path raises when it is imported."""
     found = point.pattern.match(point.value)
     return f"{found['module']}:{found['attr']}" if found and found["attr"] else point.value
 

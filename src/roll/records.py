@@ -33,15 +33,15 @@ def read_record(kind: type[T], found: Mapping[str, Any]) -> T:
 
 
 def checked(kind: type[T], found: object, what: str) -> T:
-    """Return data of a file that anybody may have written as the record that it should hold.
+    """Validate untrusted data of a file and return the data as a record.
 
     Args:
-        kind: a `NamedTuple`, dataclass or other type whose fields are annotated.
-        found: plain data, as JSON has them; keys that are no fields are ignored.
-        what: where they were found, for messages.
+        kind: A `NamedTuple`, dataclass or other type with annotated fields.
+        found: Plain data, such as parsed JSON; keys that are not fields are ignored.
+        what: Origin of the data, for messages.
 
     Raises:
-        DataError: a field is missing, or of another type; names the first.
+        DataError: A field is missing, or has another type; the message names the first one.
     """
     try:
         return _adapter(kind).validate_python(found)

@@ -242,7 +242,7 @@ class AsyncController:
         if run.error is not None:
             self._error = self._error or run.error
             return
-        if run.tasks:  # redundant rollouts that were cancelled
+        if run.tasks:  # redundant rollouts that were canceled
             self._end_later([run])
         why = self._reason(run) if self._spec.left_out is not None else ""
         redundant = self._round.speculates and self._has_spare(run.draw.prompt.domain)
@@ -292,7 +292,7 @@ class AsyncController:
             await asyncio.wait(self._stopping)
         if self._config.async_ratio == 0:
             await self._leave([live for live in self.buffer if not live.taken and live not in chosen])
-        taken = [self.buffer.take(live.draw_id) for live in chosen]  # from here on, nothing can be cancelled
+        taken = [self.buffer.take(live.draw_id) for live in chosen]  # from here on, no group may be stopped
         if self._config.async_ratio > 0:
             self._fill()
         pairs = [(live.run, "") for live in taken] + list(self._left_out.values())

@@ -107,7 +107,7 @@ def _stripped(answer: Message) -> Message:
 
 
 def shortened(replies: Iterable[Message], limit: int) -> tuple[Message, ...]:
-    """Shorten messages to about `limit` characters each, with a note in place of the middle of a longer text."""
+    """Shorten messages to about `limit` characters each; a note replaces the middle of a longer text."""
     return tuple(
         replace(reply, content=with_texts(reply.content, lambda text: _middle_out(text, limit))) for reply in replies
     )

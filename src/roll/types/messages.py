@@ -46,7 +46,7 @@ class TextPart:
     """A text between parts of other kinds.
 
     Raises:
-        ValueError: it is no text.
+        ValueError: The text is not a `str`.
     """
 
     text: str

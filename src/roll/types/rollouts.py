@@ -43,7 +43,7 @@ HistoryKind: TypeAlias = Literal["full", "window", "thinking_stripped", "stepwis
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class History:
-    """What the model sees of earlier turns; see `roll.config.episodes`."""
+    """How much of earlier turns the model sees; see `roll.config.episodes`."""
 
     kind: HistoryKind = "full"
     turns: int = 0
@@ -65,7 +65,7 @@ class EnvironmentSettings:
     seed: int | None = None
     """Seed of the episode, passed to `reset`; `None` if the options determine the episode."""
     history: History | None = None
-    """What the model sees of earlier turns; `None` for the run's configuration."""
+    """How much of earlier turns the model sees; `None` for the run's configuration."""
     opening: str = ""
     """Template of the first user message, in which `{prompt}` is the first observation; the prompt then has only the
     messages before it. Empty if the prompt already contains the environment's task."""
@@ -181,7 +181,7 @@ class RolloutStatus(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RewardResult:
-    """A verifier's judgement of one rollout."""
+    """A verifier's judgment of one rollout."""
 
     value: float
     components: Mapping[str, float] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What `roll check` says of offline distillation: its teachers beside what is known of any run on examples."""
+"""Checks of offline distillation before it starts, for `roll check`, including its teachers."""
 
 from __future__ import annotations
 

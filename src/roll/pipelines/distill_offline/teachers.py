@@ -1,6 +1,6 @@
 """Teacher outputs for given answers: teachers score each sample once, and the loss gets the result with the sample.
 
-kept   remaining draws, held-out examples ─ each source's teacher, frozen ─► k likeliest tokens, on disk ─► samples
+kept   remaining draws, held-out examples ─ each source's teacher, frozen ─► top-k tokens, on disk ─► samples
 loss   the number of its teacher ─► samples; the student's trainer holds all teachers
 """
 

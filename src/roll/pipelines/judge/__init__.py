@@ -1,4 +1,4 @@
-"""The run's own judge: a role beside the policy's."""
+"""The run's own judge, a separate role."""
 
 from roll.pipelines.judge.role import JudgeRole, open_scoring, start_judge
 

@@ -1,4 +1,4 @@
-"""The run's own judge as a role: engines beside the policy's, behind one proxy, with weights that never change.
+"""The run's own judge as a role: engines apart from the policy's, behind one proxy, with constant weights.
 
     reward ──► JudgeRole.generate ──► LLMProxy ──► judge-0, judge-1, …
                      └─ an engine does not serve, and is not being replaced: start another one

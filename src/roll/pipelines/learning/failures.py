@@ -150,7 +150,7 @@ def check_failures(
 
 
 def step_alarms(config: AlarmsConfig, state: LearningState, groups: Iterable[Group], *, first: bool) -> list[Alarm]:
-    """Note in `state` what we failed of the step that has just ended, and say it; alarms where that is too much."""
+    """Store a finished step's failure counts in `state`, log them, and return the alarms of too many failures."""
     failures = failures_of(groups)
     state.failures = [*state.failures, failures.counts][-config.patience :]
     alarms = check_failures(config, state.failures, failures, first=first)

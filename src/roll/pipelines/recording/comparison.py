@@ -48,7 +48,7 @@ class Comparison:
     """Collects the measurements of replayed steps."""
 
     work: RecordedWork
-    """What was recorded."""
+    """The recorded lengths and times."""
     steps: list[_Generated] = field(default_factory=list)
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:

@@ -52,7 +52,7 @@ def load_replay_config(
         raise ConfigError(f"'{run}' ran the pipeline {pipeline}, which has no replay.")
     given = {change.partition("=")[0].strip() for change in changes}
     algorithm, tracking = tree.get("algorithm", {}), tree.get("tracking", {})
-    if "algorithm.type" in given and isinstance(algorithm, dict):  # what is no section is refused below
+    if "algorithm.type" in given and isinstance(algorithm, dict):  # a value that is not a section is refused below
         tree["algorithm"] = _own_keys(algorithm)
     tree["replay"] = {"run": str(run), "only": only, "checkpoint": checkpoint}
     tree["name"] = f"{path.name}-{'replay' if only == 'train' else 'rollouts'}"

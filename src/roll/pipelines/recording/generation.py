@@ -2,11 +2,11 @@
 
     recording ─► prompts in the recorded order ─► AsyncController ─► RolloutScheduler ─► engines, rewards ─► batch
                      └─ lengths, turns, rewards ──────────────────────┘                                       │
-                                        the recorded time of training, where generation runs beside it ◄──────┘
+                               the recorded time of training, if generation runs concurrently with it ◄───────┘
 
-Weights stay those that the engines loaded. With `lengths: recorded` every answer that the recorded run finished gets
-as many tokens and turns as it had, and its reward's value; the verifier still runs, for its time. Answers that the
-recorded run never finished (redundant ones that it stopped) are as long as the model makes them.
+Engines keep the weights that they loaded. With `lengths: recorded` every answer that the recorded run finished gets the
+recorded number of tokens and turns, and the recorded reward; the verifier still runs, for its time. Answers that the
+recorded run did not finish (redundant ones that were stopped) have the length that the model gives them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The parts that pipelines share which learn from rollouts by an `algorithm` (`rlvr`, `agentic`).
+"""Shared parts of pipelines that train on rollouts with an `algorithm` (`rlvr`, `agentic`).
 
-`objective` is their objective, `trainers` describes policy, critics and reference, `sampling` the rollouts to draw,
-`demonstrations` imitates experts' answers, and `check` looks at a run beforehand.
+`objective` is their objective, `trainers` has the specs of policy, critics and reference, `sampling` builds the
+controller, `demonstrations` plays experts' answers, and `check` checks a run beforehand.
 """
