@@ -22,7 +22,7 @@ __all__ = ["inspect"]
 
 
 def inspect(config: DistillOfflineConfig) -> Report:
-    """Find out all that can be known before a run; teachers whose words are kept are gone before training begins."""
+    """Check a run before it starts; teachers whose outputs are stored are unloaded before training begins."""
     problems: list[str] = []
     other, loss = Other(), "LIKELIHOOD"
     try:
