@@ -68,7 +68,7 @@ class Row:
         np.copyto(own, chosen, where=own < 0)
 
     def result(self, engine_id: str, aborted: bool = False) -> Generation:
-        """Return the generation as it stands now."""
+        """Return the generation in its current state."""
         made = self.generated
         stopped = made > 0 and int(self.tokens[self.length - 1]) in self.stop
         reason: FinishReason = "abort" if aborted else "stop" if stopped else "length"

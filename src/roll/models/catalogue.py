@@ -1,4 +1,4 @@
-"""Models that ROLL knows by name and can take from an installed Python package, without a model hub.
+"""Models registered by name, which ROLL can load from an installed Python package, without a model hub.
 
 A package contains the model as a quantized GGUF file. It is converted once to a Hugging Face directory (bfloat16
 safetensors, tokenizer, chat template) in the cache, `$ROLL_CACHE/models` or `~/.cache/roll/models`.

@@ -11,7 +11,7 @@ __all__ = ["outgoing"]
 
 
 def outgoing(backend: TrainBackend, spec: TrainerSpec) -> WeightSource:
-    """Return all weights for the engines, with linear weights quantized if the spec asks for it.
+    """Return all weights for the engines, with linear weights quantized if the spec sets a quantization.
 
     Raises:
         ModelError: the model's weights cannot be quantized.

@@ -17,7 +17,7 @@ _EVERYWHERE = {
     # A fork of a process whose OpenMP or CUDA threads run may hang in the child.
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     "VLLM_NO_USAGE_STATS": "1",
-    # The engine asks for one position more than `max_context`, so that `logprobs` can score a sequence of that length.
+    # The engine reserves one position more than `max_context`, so that `logprobs` can score a sequence of that length.
     "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",
 }
 _ON_CPU = {

@@ -1,4 +1,4 @@
-"""Weights that stay in their files until each rank knows its part of them.
+"""Weights that stay in their files until each rank has computed its part of them.
 
     model on the meta device ─ tried out, layer by layer ─ cut, divided, sharded ─► each rank reads its own parts
 
