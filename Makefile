@@ -6,7 +6,10 @@ INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps
 FAST := not slow and not gpu and not chaos and not extras
 LIGHT := $(FAST) and not ray and not vllm
 # Files in order: those with long runs come first, so that no process of tests is left alone with one at the end.
-TWO := -n 2 --dist loadfile --no-loadscope-reorder
+# Three processes of tests for two cores: a third of the time a test waits for a process, a clock or a disk.
+IN_ORDER := --dist loadfile --no-loadscope-reorder
+MANY := -n 3 $(IN_ORDER)
+TWO := -n 2 $(IN_ORDER)
 CODE := src packages tests tools benchmarks
 # Tests fetch nothing and report nothing; their OpenMP threads wait as those of a run do (roll.process_environment).
 OFFLINE := HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 DO_NOT_TRACK=1 RAY_USAGE_STATS_ENABLED=0 OMP_WAIT_POLICY=passive GOMP_SPINCOUNT=10000
@@ -31,7 +34,7 @@ example-reasoning: setup ## train on a reasoning-gym task (up to 30 minutes)
 	@.venv/bin/roll train examples/reasoning.yaml $(ARGS)
 
 test: setup ## the tests, without the slow, GPU and chaos ones and those of vLLM and Ray
-	@$(OFFLINE) $(PY) -m pytest $(TWO) --ignore=tests/extras -m "$(LIGHT)" $(ARGS)
+	@$(OFFLINE) $(PY) -m pytest $(MANY) --ignore=tests/extras -m "$(LIGHT)" $(ARGS)
 
 test-engines: setup ## the tests that start vLLM or Ray, without the slow, GPU and chaos ones
 	@$(OFFLINE) $(PY) -m pytest $(TWO) --ignore=tests/extras -m "(ray or vllm) and $(FAST)" $(ARGS)

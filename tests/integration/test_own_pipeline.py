@@ -61,6 +61,7 @@ def test_own_pipeline_is_run_by_the_commands(
     assert "of each group" in capsys.readouterr().out
 
 
+@pytest.mark.ray
 def test_own_pipeline_with_a_loss_of_its_file_trains_on_the_ranks_of_ray(folder: Path, tiny_model: Path) -> None:
     file = folder / "pipelines" / "longest.py"
     own = "class OwnLoss(LikelihoodLoss):\n    pass\n\n\nclass Longest:"
