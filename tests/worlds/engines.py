@@ -327,6 +327,8 @@ class TickingEngines(EngineGroup):
         """Of members that have not started yet."""
         self.lent = False
         """Whether others have the memory of their devices."""
+        self.away: set[str] = set()
+        """Engines that were put to sleep or suspended alone."""
 
     @property
     def engines(self) -> Sequence[TickingEngine]:
@@ -345,6 +347,8 @@ class TickingEngines(EngineGroup):
             old.violations.append(f"{engine_id} is replaced twice at once")
         if self.lent:
             old.violations.append(f"{engine_id} is started although others have the memory of its device")
+        if engine_id in self.away:
+            old.violations.append(f"{engine_id} is started although it was put to sleep or suspended")
         if not (old.dead or old.hung):
             old.violations.append(f"{engine_id} is replaced although it works")
         fresh = self._starting[engine_id] = type(old)(

@@ -415,11 +415,11 @@ class World:
                     await move.retire(name, leaving)
                 elif kind == "sleep":
                     await move.sleep(name, leaving)
-                    await asyncio.sleep(chance.uniform(0, 20))
+                    await self._leave_alone(name, chance.uniform(0, 20))
                     await move.wake(name)
                 else:
                     await move.suspend(name, chance.choice(["keep", "abort"]))
-                    await asyncio.sleep(chance.uniform(0, 20))
+                    await self._leave_alone(name, chance.uniform(0, 20))
                     await move.resume(name)
         except EngineDiedError:
             return  # one that joined died at once
@@ -427,6 +427,12 @@ class World:
             raise
         except BaseException as error:
             self.violations.append(f"a move failed: {type(error).__name__}: {error}")
+
+    async def _leave_alone(self, engine_id: str, seconds: float) -> None:
+        """Let time pass in which nothing may be started in place of this engine."""
+        self.engines.away.add(engine_id)
+        await asyncio.sleep(seconds)
+        self.engines.away.discard(engine_id)
 
     async def _havoc(self) -> None:
         """Also of engines that start or are being replaced."""
