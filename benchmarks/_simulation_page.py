@@ -1,4 +1,4 @@
-"""What `make simulate-paper` writes: tables from figures, and what is known about them."""
+"""What `make bench NAME=simulate-paper` writes: tables from figures, and what is known about them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from _figure11 import errors
 
 HEAD = """# Published and simulated speed-ups
 
-Written by `make simulate-paper` from the workloads in `examples/simulation/`; each file names what its source
-published, and which constants it does not give. How the simulator works: [Simulation](../simulation.md).
+Written by `make bench NAME=simulate-paper` from the workloads in `examples/simulation/`; each file names what its
+source published, and which constants it does not give. How the simulator works: [Simulation](../simulation.md).
 
 ## Against a synchronous run of the same staleness
 

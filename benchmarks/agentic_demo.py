@@ -1,7 +1,7 @@
 """What agentic runs learn on this machine: three environments, one with a tool, one step by step, with several seeds.
 
-    make agentic-demo                                       everything, three seeds (hours, on two quiet cores)
-    make agentic-demo ARGS="--only calculator --seeds 1"
+    make bench NAME=agentic-demo                                everything, three seeds (hours, on two quiet cores)
+    make bench NAME=agentic-demo ARGS="--only calculator --seeds 1"
 
 Each begins with a model that was shown how an answer is written (`examples/agentic_*_first.yaml`, a minute or two of
 `sft` on a scripted player's episodes); gains are counted from there, on seeds that neither saw. `guess_long` is the

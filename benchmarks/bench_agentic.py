@@ -1,6 +1,6 @@
 """What acting over many turns costs: one function per part, each with its figures.
 
-    make bench-agentic
+    make bench NAME=agentic
 
 Training: 8-turn episodes whose history is rewritten before every turn, thinking stripped from it, so that a rollout is
 one training sample per turn. What the contexts of a group have in common goes through the network once; beside it, the

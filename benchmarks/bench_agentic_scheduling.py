@@ -1,6 +1,6 @@
 """How episodes are scheduled: environments each on their own or stepped together, and what a turn costs the driver.
 
-    make bench-agentic
+    make bench NAME=agentic
 
 1. Turns of Normal(1 s, 1 s): the production loop of episodes over `EnvHosts`, in virtual time, and once in real time
    (three minutes). Stepped together, every turn waits for the slowest environment.

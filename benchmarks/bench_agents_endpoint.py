@@ -9,7 +9,7 @@ processor time, with the simulated engine's, and `agents_cpu_ms_per_request` tha
 come one after the other within `--arrive-s`, and what they ask is counted from when all are there: with 0 they all
 knock in the same moment, and the last of them waits for the 199 before it.
 
-    make bench-agentic
+    make bench NAME=agentic
     python benchmarks/bench_agents_endpoint.py --agents 200 --seconds 10
 """
 

@@ -1,6 +1,6 @@
 """What the algorithm layer costs beside a training step: rewards, filters, advantages, weights, the loss itself.
 
-    make bench-algorithms
+    make bench NAME=algorithms
 
 One quickstart-sized step (8 groups of 8 answers of 16 to 32 tokens) of the default model: `train_step` with its loss,
 and beside it everything that is algorithm: `select` and `weigh` on the controller, and the loss on the tokens of the

@@ -1,7 +1,7 @@
 """Asynchronous training against synchronous: the quickstart with a reward that takes five seconds.
 
-    make bench-async                      # async ratios 0, 1, 2, 8; about 5 minutes each on 2 cores
-    make bench-async ARGS="--steps 10"    # the speed alone
+    make bench NAME=async                      # async ratios 0, 1, 2, 8; about 5 minutes each on 2 cores
+    make bench NAME=async ARGS="--steps 10"    # the speed alone
 
 Every rollout's reward waits five seconds, as a judge or a test suite elsewhere would, and uses no processor here. A
 ratio of 2 and 8 trains with losses for old data. Finished runs are kept in `runs/async/` and not run again.
@@ -89,7 +89,7 @@ def page(found: dict[str, dict[str, Any]], num_steps: int) -> str:
             f"| {ratio} | `{figures['algorithm']}` | {figures['step_s']:.2f} | {speed_up:.2f} | "
             f"{figures['staleness_mean']:.2f} | {figures['staleness_max']:.0f} | {figures['accuracy_after']:.3f} |"
         )
-    return "\n".join([*lines, "", "![Reward by step](asynchronous.png)", "", "Made by `make bench-async`.", ""])
+    return "\n".join([*lines, "", "![Reward by step](asynchronous.png)", "", "Made by `make bench NAME=async`.", ""])
 
 
 def plot(found: dict[str, dict[str, Any]]) -> None:

@@ -1,7 +1,7 @@
 """Does the simulator predict real runs? Its engine is fitted to one run of vLLM on this CPU, and predicts others.
 
-    make bench-calibration                         about 8 minutes on 2 cores
-    make bench-calibration ARGS="--report"         table and plot of what was measured before
+    make bench NAME=calibration                         about 8 minutes on 2 cores
+    make bench NAME=calibration ARGS="--report"         table and plot of what was measured before
 
 SmolLM2-135M in bf16, one engine with the quickstart's settings, natural ends of answers, the production scheduler
 without a trainer. The others differ from the first run in prompts, lengths, temperature, concurrency and policy. Each
@@ -54,7 +54,7 @@ The simulated engine is fitted (`roll.simulation.fit`, as `roll simulate --calib
 CPU cores and predicts the others: SmolLM2-135M in bf16, one engine with the quickstart's settings, answers that end by
 themselves, the production scheduler without a trainer. A simulation gets a run's prompts, settings and recorded
 lengths (an answer that a policy cut short would go on to the longest allowed), and no time of it. The makespan is what
-the steps waited for their batches. All runs were made in one go, in one process. Made by `make bench-calibration`.
+the steps waited for their batches. All runs were made in one go, in one process. Made by `make bench NAME=calibration`.
 """
 
 

@@ -1,6 +1,6 @@
 """`roll dashboard` on a long run, and what watching costs a run.
 
-    make bench-dashboard [ARGS="--steps 100 --watched-steps 0"]
+    make bench NAME=dashboard [ARGS="--steps 100 --watched-steps 0"]
 
 A run of 1,000 steps x 1,024 rollouts x 2,000 tokens is made (see `_long_run.py`), and a server is started on it. First
 view: what the page asks for when it opens (itself, the runs, names of metrics, four curves), of a server that has read

@@ -1,7 +1,7 @@
 """The ceilings of a device, measured, and what the trainer makes of them.
 
-    make bench-device                           a model of a billion random weights; on a CPU a tiny one
-    make bench-device ARGS="--size tiny"        anywhere, in a minute
+    make bench NAME=device                           a model of a billion random weights; on a CPU a tiny one
+    make bench NAME=device ARGS="--size tiny"        anywhere, in a minute
 
     ceilings    products of square bfloat16 matrices, copies within the device's memory and to the host's
     trainer     forward and backward, forward alone, and the update of a Llama; its share of the product rate

@@ -1,6 +1,6 @@
 """Generated tokens per second of vLLM on a CPU: ROLL's settings beside each option of vLLM's changed alone.
 
-    make bench-engine
+    make bench NAME=engine
 
 The load is a step of the quickstart's, 8 prompts x 8 answers of 32 tokens that no end token cuts short. Engines are
 processes of their own and take turns, changed | default | changed, so that a machine that grows slower slows both: a

@@ -1,6 +1,6 @@
 """Peak memory of each rank of a trainer of a billion weights: loading, a step, a weight sync, an export, a checkpoint.
 
-    make bench-memory
+    make bench NAME=memory
 
 The model is random, its files in float32. Everything here is in bfloat16, weights and optimiser states too, so that
 four ranks train it on one small machine; nothing that is compared depends on that. Each phase's peak of a rank's own

@@ -1,6 +1,6 @@
 """The parts of a step, each measured alone, beside the target it is meant to reach.
 
-    make bench-parts
+    make bench NAME=parts
 
     trainer   model-FLOPs utilisation of forward and backward, against matrix products timed in the same minutes
     memory    peak memory of the vocabulary's log-probs, against logits that are materialised

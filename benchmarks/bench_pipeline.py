@@ -1,6 +1,6 @@
 """Time of a step of two stages, each with one part of the layers or several, beside the idle time of their orders.
 
-    make bench-pipeline
+    make bench NAME=pipeline
 
 Two ranks of one thread each train a random model whose layers are nearly all of its work; every micro-batch is one text
 of the same length. The trainers take turns in the same processes, step by step, so that whatever slows the machine

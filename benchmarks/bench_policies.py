@@ -1,7 +1,7 @@
 """Every scheduling policy on real vLLM: its measured speed-up beside the simulated one.
 
-    make bench-policies                         about 15 minutes on 2 cores
-    make bench-policies ARGS="--report"         the table of what was measured before
+    make bench NAME=policies                         about 15 minutes on 2 cores
+    make bench NAME=policies ARGS="--report"         the table of what was measured before
 
 Two engines of SmolLM2-135M (bf16, a core each), natural ends of answers, a reward that takes about a second elsewhere,
 the production scheduler. Every policy gets the same prompts and seeds, and enough steps to end more than 256 rollouts
@@ -79,7 +79,8 @@ filters four) of 8 prompts x 8 rollouts, answers of at most 192 tokens that end 
 second (median, lognormal) that take no processor here. Steps marked as trained pause for {TRAIN_S:g} s in place of an
 update, which other devices would make, and synchronise real weights. The simulated speed-up comes from the same
 scheduler in virtual time; its engine is fitted to the baseline's run, and gets each run's prompts, lengths and
-verdicts. Speed-ups are of the time of all steps, over the baseline that the row names. Made by `make bench-policies`.
+verdicts. Speed-ups are of the time of all steps, over the baseline that the row names.
+Made by `make bench NAME=policies`.
 
 What the figures are not: with rewards that cost nothing and one engine, queue and batch are the same thing. Gains are
 as large as the tail of the lengths, and 192 tokens cut this one short; see

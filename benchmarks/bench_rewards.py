@@ -1,6 +1,6 @@
 """Mathematics: right and wrong answers of published cases, and answers per second.
 
-    make bench-rewards [ARGS="--seconds 5"]
+    make bench NAME=rewards [ARGS="--seconds 5"]
 
 `published` counts the verdicts on the cases of Math-Verify's, NeMo-Skills' and MATH's own tests, as they were published
 and with those that are argued with (each in the table `disagreements`) left out.

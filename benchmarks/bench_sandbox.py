@@ -1,6 +1,6 @@
 """Sandboxes: start to first output cold and from a warm pool, programs per second, many at once; the code reward.
 
-    make bench-sandbox [ARGS="--rounds 200 --concurrent 200"]
+    make bench NAME=sandbox [ARGS="--rounds 200 --concurrent 200"]
 
 First output is measured at the caller, from the call to the first byte in its event loop. Cold: a new sandbox (control
 group, user, namespaces, agent) for one program, with the manager running. As root it is a fork of a zygote, in the slot

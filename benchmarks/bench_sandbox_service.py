@@ -1,6 +1,6 @@
 """Sandboxes through a service, beside those of this process: start to first output, starts per second, many at once.
 
-    make bench-sandbox-service [ARGS="--rounds 200 --concurrent 1000"]
+    make bench NAME=sandbox-service [ARGS="--rounds 200 --concurrent 1000"]
 
 A real `roll sandbox serve` with a SQLite database, one client in this process. Rounds of both sides alternate, so that
 what else the machine does meets both. Cold: `create` and the first byte of a program in it, nothing started in advance.

@@ -1,6 +1,6 @@
 """CPU time of the scheduling itself, per rollout event: all from draw to settled group, engines and rewards free.
 
-    make bench-scheduler
+    make bench NAME=scheduler
 
 Virtual time; an engine that answers in the next turn of the loop, so its own cost and the loop's are in the figure.
 """

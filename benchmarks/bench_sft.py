@@ -1,6 +1,6 @@
 """Supervised fine-tuning and DPO beside TRL's SFTTrainer and DPOTrainer: same model, examples, steps; both in one run.
 
-    make bench-sft
+    make bench NAME=sft
 
 Examples are questions of GSM8K with their solutions (`--data`: the file that `examples/gsm8k.yaml` names). A pair has
 worked examples before the question; its other answer is the next question's. Both sides learn from the same examples,

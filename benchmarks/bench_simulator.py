@@ -1,6 +1,6 @@
 """How fast the simulator is: one step of 65,536 rollouts on 3,072 GPUs, and how its cost grows from 1,024 rollouts on.
 
-    make bench-simulator
+    make bench NAME=simulator
 
 Each size runs in a process of its own, on one core, so that its peak memory is its own; several times, of which the
 fastest counts. Growth is judged by the exponent of `cost / (n log n)` over all sizes (least squares): at most 0.05

@@ -1,6 +1,6 @@
 """Time per GRPO step against TRL's GRPOTrainer: same model, prompts, group size, lengths; both in one run.
 
-    make bench-step
+    make bench NAME=step
 
 Every step draws 8 prompts x 8 rollouts of at most 32 new tokens, scores them, and trains on all 64, equal rewards
 or not. TRL runs in each dtype it offers, without gradient checkpointing (its faster setting here), and its fastest

@@ -1,7 +1,7 @@
 """What models of 72 and 235 billion parameters would ask of every rank, tried without weights or devices.
 
-    make dry-run                            every layout (about an hour, on one core)
-    make dry-run ARGS="--only 72b --layers 4"
+    make bench NAME=dry-run                            every layout (about an hour, on one core)
+    make bench NAME=dry-run ARGS="--only 72b --layers 4"
 
 The code that trains goes through a step on tensors without numbers: see `roll.training.dry_run`. Of ranks that have the
 same part of the model one is tried: one of every stage.
@@ -160,9 +160,9 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
     yield "# Dry runs of large models"
     yield ""
     yield (
-        "What `make dry-run` found: a training step of one rank of each stage, by the code that trains, on tensors "
-        "without numbers\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, four of them "
-        "a step, activation\ncheckpointing, bfloat16 with float32 master weights and AdamW. Memory is that of "
+        "What `make bench NAME=dry-run` found: a training step of one rank of each stage, by the code that trains, on "
+        "tensors without numbers\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, four of "
+        "them a step, activation\ncheckpointing, bfloat16 with float32 master weights and AdamW. Memory is that of "
         "tensors: a device needs some GiB more\nfor kernels, collectives and fragments."
     )
     for name, by_layout in results.items():

@@ -1,6 +1,6 @@
 """Fuzzed answers through every verifier that scores by default.
 
-    make fuzz-rewards [ARGS="--answers 20000 --processes 2"]
+    make bench NAME=fuzz-rewards [ARGS="--answers 20000 --processes 2"]
 
 Answers are mutations of real ones: pieces cut, doubled and shuffled, brackets that do not close, commands without
 arguments, signs of other scripts, one fragment repeated up to 100,000 characters. Two things are shown:

@@ -1,7 +1,7 @@
 """What each post-training pipeline learns on this machine: its example, with several seeds, as a table and curves.
 
-    make gallery-post-training                     every recipe, three seeds (about an hour on two quiet cores)
-    make gallery-post-training ARGS="--only sft --seeds 1"
+    make bench NAME=gallery-post-training          every recipe, three seeds (about an hour on two quiet cores)
+    make bench NAME=gallery-post-training ARGS="--only sft --seeds 1"
 
 A recipe is one or several commands, as a user gives them; the first of `distill` is the quickstart, whose model teaches
 and whose training time is compared with. Runs that are complete in `--directory` are read, not made again, so that a

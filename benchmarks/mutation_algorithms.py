@@ -1,8 +1,8 @@
 """Does a bug in the numbers show? Plants one at a time in a copy of the package, and runs the tests that must fail.
 
-    make mutation-algorithms                 # every planted bug must be caught; says by which test
-    make mutation-algorithms ARGS="3 17"     # only these
-    make mutation-algorithms ARGS=kl         # only those whose description or file has this text
+    make mutation NAME=algorithms                 # every planted bug must be caught; says by which test
+    make mutation NAME=algorithms ARGS="3 17"     # only these
+    make mutation NAME=algorithms ARGS=kl         # only those whose description or file has this text
 
 A row of `BUGS` is a description, a file below `src/roll`, a text that occurs in it once, what replaces it, and the
 tests that are run. A bug counts as caught when one of them fails. Before any bug is planted, all tests of the chosen

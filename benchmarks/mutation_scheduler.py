@@ -1,7 +1,7 @@
 """Does a bug in the scheduler show? Plants one at a time in a copy of `rollout/`, and runs the random schedules on it.
 
-    make mutation-scheduler                 # every planted bug must be caught; says by which seed and how
-    make mutation-scheduler ARGS="3 17"     # only these
+    make mutation NAME=scheduler                 # every planted bug must be caught; says by which seed and how
+    make mutation NAME=scheduler ARGS="3 17"     # only these
 
 A bug counts as caught when some schedule fails: an invariant is broken, or the program waits or runs for ever.
 """

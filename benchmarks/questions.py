@@ -1,7 +1,7 @@
 """Questions to a run, answered by clicking: `docs/questions.md` and its pictures, made in a real Chromium.
 
-    make questions                       trains two small runs (about 5 minutes), asks, writes the page
-    make questions ARGS="--no-pages"     only asks: fails where a question is not answered within its clicks
+    make bench NAME=questions                       trains two small runs (about 5 minutes), asks, writes the page
+    make bench NAME=questions ARGS="--no-pages"     only asks: fails where a question is not answered within its clicks
 
 Every question says where one begins, what is clicked, and what must then be on the page. The page of the
 documentation is written from the same list, so it cannot say what does not work. Runs that are complete in

@@ -1,10 +1,10 @@
 """Published speed-ups against simulated ones, on the workloads of `examples/simulation/`.
 
-    make simulate-paper                      every workload, 20 seeds
-    make simulate-paper ARGS="--only queue-scheduling --seeds 5"
-    make simulate-paper ARGS="--only async-rlvr --parts moves"
-    make simulate-paper ARGS="--parts staleness"      the comparisons that lead the page: minutes
-    make simulate-paper ARGS="--parts figure11"       RollPacker's rollout times, with the search for their constants
+    make bench NAME=simulate-paper                      every workload, 20 seeds
+    make bench NAME=simulate-paper ARGS="--only queue-scheduling --seeds 5"
+    make bench NAME=simulate-paper ARGS="--only async-rlvr --parts moves"
+    make bench NAME=simulate-paper ARGS="--parts staleness"      the comparisons that lead the page: minutes
+    make bench NAME=simulate-paper ARGS="--parts figure11"   RollPacker's rollout times, with the search for constants
 
 For each workload: every variant under every seed (mean step time with a 95 % interval), the published ratio beside the
 simulated one, the best combination of policies against the same baseline and against continuous batching, and whether

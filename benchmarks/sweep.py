@@ -1,7 +1,7 @@
 """Every algorithm on the quickstart task, same seed and settings: a table and a plot of how they learn.
 
-    make sweep                        # 16 presets, one after the other; about 2 minutes each on 2 cores
-    make sweep ARGS="grpo gspo"       # only these
+    make bench NAME=sweep                        # 16 presets, one after the other; about 2 minutes each on 2 cores
+    make bench NAME=sweep ARGS="grpo gspo"       # only these
 
 Finished runs are kept in `runs/sweep/` and not run again; delete a run's directory to repeat it. The table and the plot
 in `docs/benchmarks/` are written anew from all finished runs after each one.
@@ -87,7 +87,7 @@ def page(found: dict[str, dict[str, Any]]) -> str:
             f"| `{preset}` | {figures['accuracy_before']:.3f} | {figures['accuracy_after']:.3f} | "
             f"{figures['reward_last5']:.3f} | {reached} | {figures['peak_gib']:.1f} |"
         )
-    return "\n".join([*lines, "", "![Reward by step](algorithms.png)", "", "Made by `make sweep`.", ""])
+    return "\n".join([*lines, "", "![Reward by step](algorithms.png)", "", "Made by `make bench NAME=sweep`.", ""])
 
 
 def plot(found: dict[str, dict[str, Any]], path: Path, goal: float) -> None:

@@ -1,7 +1,7 @@
 """Every method with turns on the two-turn guessing game, same seed and settings: a table and a plot.
 
-    make sweep-multi-turn                     # 5 runs, one after the other; 4 to 8 minutes each on 2 cores
-    make sweep-multi-turn ARGS="ipa rebn"     # only these
+    make bench NAME=sweep-multi-turn                     # 5 runs, one after the other; 4 to 8 minutes each on 2 cores
+    make bench NAME=sweep-multi-turn ARGS="ipa rebn"     # only these
 
 `ipa-demonstrations` is IPA with an expert's games beside its own (`algorithm.imitation`).
 
@@ -51,7 +51,9 @@ def page(found: dict[str, dict[str, Any]]) -> str:
             f"{figures['reward_last5']:.3f} | {reached} | {figures['seconds_per_step']:.1f} |"
         )
     lines += ["", "One seed of one easy game: this shows that each method learns over turns, not which is best."]
-    return "\n".join([*lines, "", "![Reward by step](multi_turn.png)", "", "Made by `make sweep-multi-turn`.", ""])
+    return "\n".join(
+        [*lines, "", "![Reward by step](multi_turn.png)", "", "Made by `make bench NAME=sweep-multi-turn`.", ""]
+    )
 
 
 def main() -> None:

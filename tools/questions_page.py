@@ -1,6 +1,6 @@
 """`docs/questions.md`, written from the questions below:  python tools/questions_page.py
 
-`benchmarks/questions.py` (`make questions`) asks each of them in a browser, and makes the pictures.
+`benchmarks/questions.py` (`make bench NAME=questions`) asks each of them in a browser, and makes the pictures.
 """
 
 from __future__ import annotations
@@ -171,9 +171,9 @@ What people ask of a run, and the clicks in the [dashboard](dashboard.md) that a
 with. The view **Answers** (key `g a`) says each in a sentence with its figures; its links lead to where the figures
 come from. It reads the run's files alone, so it answers for a run that trains as for one that ended or was killed.
 
-`make questions` trains the two runs that are asked here (both the quickstart: `learns` is asynchronous, `flat` gives
-answers four tokens), performs these clicks in a browser, fails if the answer is not on the page, and takes the
-pictures.
+`make bench NAME=questions` trains the two runs that are asked here (both the quickstart: `learns` is asynchronous,
+`flat` gives answers four tokens), performs these clicks in a browser, fails if the answer is not on the page, and
+takes the pictures.
 """
 _TAIL = """\
 ## How the plan got there

@@ -1,4 +1,4 @@
-"""The page of questions is what the tool writes, and each has its picture; `make questions` asks them in a browser."""
+"""The page of questions is current, and each has its picture; `make bench NAME=questions` asks them in a browser."""
 
 import questions_page
 from docs.pages import ROOT

@@ -15,7 +15,7 @@ from roll.config.presets import PRESET_NAMES
 
 MULTI_TURN = ("star_po", "gi_gpo", "rebn", "ipa")
 TRAINED_HERE = ("attention_credit", "asy_ppo", "dapo", "gspo", "remax", "gi_gpo")
-"""The presets that differ most in what a run does; `make test-matrices` trains with the others."""
+"""The presets that differ most in what a run does; `make test SUITE=matrices` trains with the others."""
 GAME = [{"source": "guess_number", "max_number": 3, "num_turns": 2}]
 
 

@@ -1,4 +1,4 @@
-"""`make mutation-algorithms` can plant each of its bugs: its place in the code is there, once, and so are its tests."""
+"""`make mutation NAME=algorithms` can plant each of its bugs: its place in the code is there, once, and its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`make mutation-scheduler` can plant each of its bugs: its place in the code is there, once."""
+"""`make mutation NAME=scheduler` can plant each of its bugs: its place in the code is there, once."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ FADE_HALF_LIFE_S = 20.0
 HOLD_S = 60.0
 MOST_HOLD_S = 1800.0
 IDLE_BYTES = 2_300_000
-"""Measured: what an idle sandbox adds to the memory in use (`make bench-sandbox-service`)."""
+"""Measured: what an idle sandbox adds to the memory in use (`make bench NAME=sandbox-service`)."""
 MEMORY_SHARE = 0.25
 """Share of free memory that idle sandboxes may take."""
 STARTED_WITHIN_S = 10.0

@@ -23,7 +23,7 @@ SPEC = SandboxSpec(limits=replace(LIMITS, max_processes=40))
 BOMB_S = 0.3
 GONE_S = 1.0
 ROUNDS = int(os.environ.get("ROLL_BOMB_ROUNDS", "1"))
-"""Of the whole sweep: `make bombs-sandbox` sets it."""
+"""Of the whole sweep: `make test SUITE=bombs` sets it."""
 PLACES = ("warm", "kept", "session")
 
 

@@ -1,6 +1,6 @@
 """Send requests made from the OpenAPI of `roll sandbox serve`, and show what answers with 5xx or not as it says.
 
-    make fuzz-sandbox-service ARGS="--requests 20000"
+    make bench NAME=fuzz-sandbox-service ARGS="--requests 20000"
 
 Needs schemathesis (`pip install schemathesis`), which is no requirement of the project.
 """
