@@ -161,8 +161,8 @@ def page(results: Mapping[str, Any]) -> Iterator[str]:
     yield ""
     yield (
         "What `make bench NAME=dry-run` found: a training step of one rank of each stage, by the code that trains, on "
-        "tensors without numbers\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, four of "
-        "them a step, activation\ncheckpointing, bfloat16 with float32 master weights and AdamW. Memory is that of "
+        "tensors without numbers\n(see `roll.training.dry_run`). Texts of 4,096 tokens, micro-batches of 8,192, four "
+        "of them a step, activation\ncheckpointing, bfloat16 with float32 master weights and AdamW. Memory is that of "
         "tensors: a device needs some GiB more\nfor kernels, collectives and fragments."
     )
     for name, by_layout in results.items():
