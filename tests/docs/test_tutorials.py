@@ -1,4 +1,4 @@
-"""Every tutorial does what it says: its files are written, and its commands run, in their order."""
+"""Every tutorial and how-to page works as written: the test writes its files and runs its commands in their order."""
 
 from pathlib import Path
 
@@ -7,9 +7,10 @@ from docs.pages import ROOT, blocks
 
 from roll.cli.main import run
 
+FOLDERS = ("docs/tutorials/", "docs/how-to/")
 BY_PAGE: dict[str, list] = {}
 for _block in blocks():
-    if _block.page.startswith("docs/tutorials/"):
+    if _block.page.startswith(FOLDERS):
         BY_PAGE.setdefault(_block.page, []).append(_block)
 QUICK = ("check", "config", "env", "reward")
 """Commands that train nothing; what needs a run, or tries one dry, is in the slow test."""
@@ -19,7 +20,7 @@ EVERY_GROUP = "algorithm.filters.skip_zero_variance=false"
 
 
 def test_there_are_tutorials():
-    assert len(BY_PAGE) == len(list((ROOT / "docs/tutorials").glob("*.md"))) >= 8
+    assert len(BY_PAGE) == sum(len(list((ROOT / folder).glob("*.md"))) for folder in FOLDERS) >= 10
 
 
 def try_out(page: str, directory: Path, capsys: pytest.CaptureFixture, only: tuple[str, ...] = ()) -> None:
