@@ -17,9 +17,15 @@ def test_pages_are_current():
     assert there == made, "run: python tools/gallery_page.py"
 
 
-def test_every_page_is_in_the_navigation():
-    text = (ROOT / "mkdocs.yml").read_text()
-    assert all(f"gallery/{name}.md" in text for name in (*RECORDS, "index"))
+def test_every_page_is_reached_from_the_navigation():
+    """The navigation has an entry for each index page, and the index page links to the other pages of its folder."""
+    navigation = (ROOT / "mkdocs.yml").read_text()
+    for folder in ("gallery", "benchmarks", "decisions"):
+        index = ROOT / "docs" / folder / "index.md"
+        assert f"{folder}/index.md" in navigation
+        pages = {path.name for path in index.parent.glob("*.md")} - {"index.md"}
+        assert {name for name in pages if f"({name})" not in index.read_text()} == set()
+    assert all((ROOT / "docs/gallery" / f"{name}.md").is_file() for name in RECORDS)
 
 
 @pytest.mark.parametrize("name", RECORDS)
