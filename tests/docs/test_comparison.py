@@ -19,7 +19,7 @@ def rows(heading: str) -> dict[str, list[str]]:
     return {name: rest for name, *rest in cells}
 
 
-CLAIMS, EVIDENCE = rows("What each has"), rows("What shows it")
+CLAIMS, EVIDENCE = rows("What each has"), rows("Evidence")
 
 
 def test_comparison_names_evidence_for_every_row_and_for_no_other():
@@ -38,4 +38,4 @@ def test_comparison_evidence_is_there():
 
 
 def test_comparison_counts_are_those_of_the_code():
-    assert CLAIMS["DPO and its kin"][0] == f"yes, {len(get_args(MethodName))} methods"
+    assert CLAIMS["DPO and variants"][0] == f"yes, {len(get_args(MethodName))} methods"
