@@ -13,7 +13,7 @@ from chaos.harness import tiny_config
 import roll
 from roll.errors import ConfigError
 
-PLAIN = Path(__file__).parents[2] / "examples" / "engines" / "plain_engine.py"
+PLAIN = Path(__file__).parents[2] / "examples/extension/src/roll_example/engine.py"
 ENGINE = "engines/mine.py:PlainEngine"
 
 

@@ -14,8 +14,8 @@ import roll
 from roll.cli.main import run as command
 from roll.errors import CheckpointError, ConfigError
 
-LONGEST = Path(__file__).parents[2] / "examples" / "pipelines" / "longest.py"
-PIPELINE = "pipelines/longest.py:Longest"
+LONGEST = Path(__file__).parents[2] / "examples/extension/src/roll_example/pipeline.py"
+PIPELINE = "pipelines/pipeline.py:Longest"
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_own_pipeline_is_run_by_the_commands(
 
 @pytest.mark.ray
 def test_own_pipeline_with_a_loss_of_its_file_trains_on_the_ranks_of_ray(folder: Path, tiny_model: Path) -> None:
-    file = folder / "pipelines" / "longest.py"
+    file = folder / "pipelines" / "pipeline.py"
     own = "class OwnLoss(LikelihoodLoss):\n    pass\n\n\nclass Longest:"
     file.write_text(file.read_text().replace("class Longest:", own).replace("LikelihoodLoss())", "OwnLoss())"))
     apart = {"type": "ray", "device_mapping": {"actor_train": 0, "actor_infer": [1]}, "devices_per_node": 2}
@@ -73,7 +73,7 @@ def test_own_pipeline_with_a_loss_of_its_file_trains_on_the_ranks_of_ray(folder:
 
 def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_model: Path) -> None:
     roll.train(config(tiny_model, 1))
-    with (folder / "pipelines" / "longest.py").open("a") as file:
+    with (folder / "pipelines" / "pipeline.py").open("a") as file:
         file.write("# changed\n")
     with pytest.raises(CheckpointError, match=f"the code of '{PIPELINE}' changed"):
         roll.resume("runs/run", ["training.num_steps=2"])
@@ -90,15 +90,15 @@ def test_own_pipeline_that_changed_is_no_longer_the_runs(folder: Path, tiny_mode
         ),
         ("def Longest(x): ...", "pipeline 'wrong.py:Longest' is called with (), which (x) does not take"),
         (
-            "from pipelines.longest import LongestConfig as Longest",
+            "from pipelines.pipeline import LongestConfig as Longest",
             "pipeline 'wrong.py:Longest' is called with (), which its signature does not take: missing a required",
         ),
         (
-            "import pipelines.longest as base\nclass Longest(base.Longest):\n    def open(self, config): ...",
+            "import pipelines.pipeline as base\nclass Longest(base.Longest):\n    def open(self, config): ...",
             "pipeline 'wrong.py:Longest': open is called with (config, session), which (config) does not take: ",
         ),
         (
-            "import pipelines.longest as base\nclass Longest(base.Longest):\n    check = 3",
+            "import pipelines.pipeline as base\nclass Longest(base.Longest):\n    check = 3",
             "pipeline 'wrong.py:Longest': check is of type int, not a function or a class.",
         ),
         (

@@ -16,10 +16,11 @@ from roll.envs.games.catalogue import GAMES
 from roll.envs.vector import AsyncVectorEnv, SyncVectorEnv, VectorEnv
 from roll.envs.worlds import WORLDS
 from roll.errors import ConfigError, DataError, UserError
+from roll.extensions import ExtensibleRegistry
 from roll.registry import close_names, import_object, nearest
 from roll.user_code import load_function
 
-__all__ = ["ENVS", "FAMILIES", "EnvSpec", "find", "is_own", "make", "make_vec", "register"]
+__all__ = ["ENVS", "FAMILIES", "INSTALLED_ENVS", "EnvSpec", "find", "is_own", "make", "make_vec", "register"]
 
 EntryPoint = str | Callable[..., Any]
 
@@ -60,6 +61,11 @@ FAMILIES: dict[str, str] = dict(ADAPTERS)
 """Functions that build the environments of other libraries, as `package.module:function`, by the prefix in front of the
 colon. They are called with the name behind the colon and the options."""
 
+INSTALLED_ENVS: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry(
+    "environment", {}, group="roll.environments"
+)
+"""Environments that installed packages register as entry points. They run in processes of their own, as user code."""
+
 
 def register(id: str, entry_point: EntryPoint, **kwargs: Any) -> None:
     """Register an environment under a name.
@@ -81,7 +87,11 @@ def register(id: str, entry_point: EntryPoint, **kwargs: Any) -> None:
 
 
 def find(id: str) -> EnvSpec:
-    """Return the specification for a name: a registered name, `family:name`, `file.py:Class` or `package.module:Class`.
+    """Return the specification for a name.
+
+    Args:
+        id: A registered name, also one that an installed package registers, `family:name`, `file.py:Class`, or
+            `package.module:Class`.
 
     Raises:
         ConfigError: The name is unknown, or its class cannot be imported.
@@ -93,9 +103,11 @@ def find(id: str) -> EnvSpec:
         return EnvSpec(id=id, entry_point=_Member(FAMILIES[family], rest), options={})
     if colon and family not in {known.partition(":")[0] for known in ENVS if ":" in known}:
         return EnvSpec(id=id, entry_point=load_function(id, "environment"), options={})
+    if not colon and id in INSTALLED_ENVS:
+        return EnvSpec(id=id, entry_point=INSTALLED_ENVS.get(id), options={})
     if id.endswith(".py"):
         raise ConfigError(f"environment '{id}' is a file: name the class in it, as in {id}:Maze.")
-    close = close_names(id, ENVS, limit=3, cutoff=0.5)
+    close = close_names(id, [*ENVS, *INSTALLED_ENVS], limit=3, cutoff=0.5)
     meant = f" Did you mean {' or '.join(map(repr, close))}?" if close else ""
     raise ConfigError(f"unknown environment '{id}'.{meant} `roll env list` shows all; your own: file.py:Class.")
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, TypeAlias
+from collections.abc import Callable
+from typing import Annotated, Any, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -20,8 +21,10 @@ from roll.config.rewards.text import (
     RepetitionPenalty,
     ShortAnswerReward,
 )
+from roll.extensions import ExtensibleRegistry
 
 __all__ = [
+    "INSTALLED_REWARDS",
     "ChoiceReward",
     "CodeReward",
     "EnvironmentReward",
@@ -64,11 +67,21 @@ RewardConfig = Annotated[
     Field(discriminator="type"),
 ]
 RewardList: TypeAlias = list[RewardConfig]
+_BUILT_IN = {get_args(each.model_fields["type"].annotation)[0] for each in get_args(get_args(RewardConfig)[0])}
+INSTALLED_REWARDS: ExtensibleRegistry[Callable[..., Any]] = ExtensibleRegistry("reward", {}, group="roll.rewards")
+"""Reward functions that installed packages register; `type: NAME` is short for `type: python` with their function."""
 
 
 def as_reward_list(value: Any) -> Any:
-    """Expand `math` and `{type: math}`, which are short for `[{type: math}]`."""
+    """Expand `math` and `{type: math}`, which are short for `[{type: math}]`, and names of `INSTALLED_REWARDS`."""
     if value == []:
         raise ValueError("the list is empty: name at least one reward, such as `math`")
     entries = value if isinstance(value, list) else [value]
-    return [{"type": entry} if isinstance(entry, str) else entry for entry in entries]
+    return [_with_function({"type": entry} if isinstance(entry, str) else entry) for entry in entries]
+
+
+def _with_function(entry: Any) -> Any:
+    name = entry.get("type") if isinstance(entry, dict) else None
+    if not isinstance(name, str) or ":" in name or name in _BUILT_IN or name not in INSTALLED_REWARDS:
+        return entry
+    return {**entry, "type": "python", "function": INSTALLED_REWARDS.path(name)}

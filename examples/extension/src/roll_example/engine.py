@@ -1,6 +1,6 @@
 """An engine of one's own: `transformers`, token by token, without a cache of keys and values.
 
-    roll train examples/quickstart.yaml inference.engine=examples/engines/plain_engine.py:PlainEngine
+    roll train examples/quickstart.yaml inference.engine=examples/extension/src/roll_example/engine.py:PlainEngine
 
 It is slow, and all that a run needs of an engine: see `roll.protocols.InferenceEngine`.
 """

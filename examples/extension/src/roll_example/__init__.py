@@ -1,0 +1,1 @@
+"""An engine, a reward, an environment, a loss and a pipeline for ROLL."""
