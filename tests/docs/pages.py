@@ -10,6 +10,9 @@ ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
+    ROOT / "AGENTS.md",
+    ROOT / "SECURITY.md",
+    *sorted((ROOT / "skills").rglob("SKILL.md")),
     *sorted(page for page in (ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "examples").rglob("README.md")),
 ]
