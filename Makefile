@@ -1,5 +1,5 @@
 # `make` lists the targets. Set-up is part of every target that needs it and is skipped when it is done.
-# TORCH=..., ENGINE=..., DEEPSPEED=..., MEGATRON=..., PYTHON=... choose what set-up installs (see README.md); ARGS=... goes to the command.
+# TORCH=..., ENGINE=..., DEEPSPEED=..., MEGATRON=..., PYTHON=... choose what set-up installs (docs/operations/install.md); ARGS=... goes to the command.
 
 PY := .venv/bin/python
 INSTALL := $(PY) -m pip --disable-pip-version-check install --quiet --no-deps

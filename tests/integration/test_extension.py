@@ -34,7 +34,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (EXTENSION / "run.yaml", UNSCORED),
         (EXTENSION / "episodes.yaml", UNSCORED),
-        (ROOT / "examples" / "own_pipeline.yaml", ["pipeline=longest", "data.0.reward=sum_distance"]),
+        (EXTENSION / "longest.yaml", []),
     ],
     ids=lambda value: value.stem if isinstance(value, Path) else None,
 )
