@@ -104,7 +104,7 @@ except RuntimeError:
     ),
     _python(
         "zombies",
-        "processes that nobody waits for count too",
+        "processes that no process waits for count too",
         """
 try:
     for _ in range(5000):
@@ -162,7 +162,7 @@ print("BREACH")
     ),
     _python(
         "huge integer",
-        "a number that cannot be computed costs its limit, no more",
+        "a number that cannot be computed takes its time limit, not more",
         "10 ** 10 ** 10",
         cpu_s=0.5,
         outcomes=frozenset({Outcome.CPU_TIME, Outcome.MEMORY}),
@@ -191,7 +191,7 @@ while True: pass
     _python("sleep", "wall time is bounded", "time.sleep(1000)", wall_s=0.3, **_ends(Outcome.WALL_TIME)),
     _python(
         "sleep deaf to signals",
-        "the end cannot be declined",
+        "a program cannot prevent its end",
         """
 for number in range(1, 65):
     try: signal.signal(number, signal.SIG_IGN)
@@ -263,7 +263,7 @@ print("BREACH")
     ),
     _python(
         "the limit on files behind a pointer",
-        "a pointer whose lower half is zero does not pass for none",
+        "a pointer whose lower half is zero does not count as null",
         """
 libc.mmap.restype = ctypes.c_void_p
 libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -314,7 +314,7 @@ except OSError: print("refused")
     ),
     _python(
         "ending the agent for want of memory",
-        "whoever the kernel ends, the memory was the program's",
+        "whichever process the kernel kills, the memory counts as the program's",
         """
 with open("/proc/self/oom_score_adj", "w") as file: file.write("0")
 for n in range(12):
@@ -328,7 +328,7 @@ while True:
     ),
     _python(
         "file locks",
-        "locks are kernel memory that no control group counts: who takes thousands is ended",
+        "locks use kernel memory that no cgroup counts: a program with thousands of them is killed",
         """
 import fcntl, struct
 try:
@@ -353,7 +353,7 @@ refused(fcntl.fcntl, os.memfd_create("x"), 37, struct.pack("hhlli", fcntl.F_WRLC
     ),
     _python(
         "queues of input and output",
-        "the host's number of asynchronous queues is not theirs to take",
+        "a program cannot use up the host's asynchronous queues",
         """
 place = ctypes.create_string_buffer(8)
 refused(call, 206, 65536, place)
@@ -361,8 +361,8 @@ refused(call, 206, 65536, place)
         says=b"refused 1\n",
     ),
     _python(
-        "CPU time of children that nobody waits for",
-        "the kernel's count has them: to ignore their end does not hide them",
+        "CPU time of children that no process waits for",
+        "the kernel counts them, so ignoring their end does not hide them",
         """
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 while True:
@@ -416,7 +416,7 @@ refused(s.connect, ("1.1.1.1", 53))
     ),
     _refused(
         "a server on the host",
-        "the host's loopback is another",
+        "the host's loopback is separate",
         """
 s = socket.socket(); s.settimeout(2)
 refused(s.connect, ("127.0.0.1", HOST_PORT))
@@ -439,7 +439,7 @@ refused(s.connect, ("127.0.0.1", HOST_PORT))
     _refused("raw packets", "packet sockets are closed", "refused(socket.socket, 17, socket.SOCK_RAW)"),
     _python(
         "rare protocols",
-        "none but TCP and UDP, so that no module of the kernel's is loaded for a program",
+        "only TCP and UDP, so no kernel module is loaded for a program",
         """
 for kind in ((1, 132), (5, 0), (5, 132), (6, 0), (6, 33), (2, 136), (1, 262), (2, 1), (3, 255)):
     try: socket.socket(2, *kind); print("BREACH", kind)
@@ -450,7 +450,7 @@ for kind in ((1, 132), (5, 0), (5, 132), (6, 0), (6, 33), (2, 136), (1, 262), (2
     ),
     _python(
         "pairs of other families",
-        "a pair is of local sockets: no other family is even asked",
+        "socket pairs are local: no other family is allowed",
         """
 for family in (2, 10, 16, 17, 38, 40, 45):
     for kind, protocol in ((1, 0), (2, 0), (3, 0), (1, 262), (2, 136)):
@@ -506,7 +506,7 @@ print("BREACH" if re.search("CANARY" + "-[0-9a-f]{32}", "".join(texts)) else "re
     ),
     _python(
         "a core file",
-        "no crash has the host's handler of core files run",
+        "a crash does not start the host's handler of core files",
         """
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 print("refused" if resource.getrlimit(resource.RLIMIT_CORE) == (1, 1) else "BREACH")
@@ -543,7 +543,7 @@ for path in ("/dev/mem", "/dev/kmsg", "/proc/kcore", "/dev/vda", "/dev/sda", "/p
     ),
     _python(
         "control groups",
-        "its own bounds are out of reach",
+        "a program cannot change its own limits",
         """
 for directory, _, names in os.walk("/sys/fs/cgroup"):
     for name in names:
@@ -624,7 +624,7 @@ print("BREACH" if "CapBnd:\\t0000000000000000" not in status or "Seccomp:\\t2" n
     ),
     Hostile(
         name="set-user-id programs",
-        proves="they give nobody another identity",
+        proves="they give no other identity",
         program=Command(
             argv=(
                 "bash",
@@ -722,7 +722,7 @@ print("alive")
     ),
     _python(
         "holding up the first process",
-        "who watches the time gets its turn",
+        "the process that watches the time still runs",
         """
 refused(os.setpriority, os.PRIO_PROCESS, 1, 19)
 refused(os.setpriority, os.PRIO_PGRP, 1, 19)
@@ -743,7 +743,7 @@ os.sched_setaffinity(0, os.sched_getaffinity(0))
     ),
     _python(
         "killing processes of the host",
-        "their numbers mean nothing here",
+        "the host's process ids have no meaning here",
         """
 for pid in (HOST_PID, HOST_PID + 1, 2**21, 400):
     refused(os.kill, pid, 9)
@@ -752,7 +752,7 @@ for pid in (HOST_PID, HOST_PID + 1, 2**21, 400):
     ),
     _python(
         "seeing processes of the host",
-        "it sees its own alone",
+        "it sees only its own",
         """
 print("BREACH" if len([n for n in os.listdir("/proc") if n.isdigit()]) > 2 else "refused")
 """,

@@ -162,7 +162,7 @@ async def test_without_control_groups_limits_hold_too(monkeypatch: pytest.Monkey
         processes = await sandboxes.execute(PythonCode(source=bomb, wall_s=1.0))
         assert processes.outcome in (Outcome.WALL_TIME, Outcome.MEMORY)
         assert Limit.PROCESSES in processes.limits_hit
-        for name in ("CPU time of children that nobody waits for", "CPU time without a timer", "file locks"):
+        for name in ("CPU time of children that no process waits for", "CPU time without a timer", "file locks"):
             hostile = next(each for each in HOSTILE if each.name == name)
             assert (await sandboxes.execute(hostile.program)).outcome in hostile.outcomes, name
         assert (await sandboxes.execute(HELLO)).ok

@@ -28,7 +28,7 @@ NAMES = (
     "file locks",
     "file locks of processes that ended",
     "queues of input and output",
-    "CPU time of children that nobody waits for",
+    "CPU time of children that no process waits for",
     "CPU time without a timer",
     "pairs of other families",
     "what of a file is in memory",
